@@ -1,0 +1,71 @@
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+COOKBOOK := .venv-cookbook/bin/python
+COOKBOOK_READY := .venv-cookbook/.ready
+
+# One thread a process: two that wait for each other on a busy machine are slower than one.
+export OMP_NUM_THREADS ?= 1
+export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
+export DO_NOT_TRACK ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup hello arithmetic test check format constraints server worker deploy bench cookbook clean
+
+help: ## show this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[agents,tracking,dev]'
+	touch $@
+
+setup: $(READY) ## make .venv from the pinned versions (the only step that needs a network)
+
+hello: $(READY) ## train the hello agent end to end on this machine
+	$(BIN)/ratchet train hello
+
+arithmetic: $(READY) ## train the arithmetic agent
+	$(BIN)/ratchet train arithmetic
+
+test: $(READY) ## run every test
+	$(BIN)/python -m pytest
+
+check: $(READY) ## lint, format and types, as pre-commit and CI run them
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(READY) ## mend what the linter can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+constraints: ## pin every dependency anew (needs uv)
+	uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 \
+		--upgrade --no-annotate --no-header --output-file constraints.txt
+
+server: $(READY) ## start a Prefect server with its UI on http://127.0.0.1:4200
+	$(BIN)/prefect server start --host 127.0.0.1 --port 4200
+
+deploy: $(READY) ## create the work pool and the deployments of prefect.yaml on the server
+	PREFECT_API_URL=$${PREFECT_API_URL:-http://127.0.0.1:4200/api} $(BIN)/prefect work-pool create ratchet --type process --overwrite
+	PREFECT_API_URL=$${PREFECT_API_URL:-http://127.0.0.1:4200/api} $(BIN)/prefect --no-prompt deploy --all
+
+worker: $(READY) ## start a worker that runs what the server schedules
+	PREFECT_API_URL=$${PREFECT_API_URL:-http://127.0.0.1:4200/api} $(BIN)/prefect worker start --pool ratchet
+
+bench: $(READY) ## measure the engine and a training run beside their peers
+	$(BIN)/python -m benchmarks.engine_speed
+	$(BIN)/python -m benchmarks.run_speed
+
+# Apart, because it wants an older transformers. torch is pinned so that pip takes the build at hand.
+$(COOKBOOK_READY): Makefile
+	test -x $(COOKBOOK) || $(PYTHON) -m venv .venv-cookbook
+	$(COOKBOOK) -m pip install --quiet tinker-cookbook==0.5.8 tinker==0.38.0 torch==2.13.0
+	touch $@
+
+cookbook: $(READY) $(COOKBOOK_READY) ## train with the Tinker cookbook, unmodified, against the engine
+	COOKBOOK_PYTHON=$(CURDIR)/$(COOKBOOK) $(BIN)/python -m pytest tests/test_cookbook.py
+
+clean: ## remove the environments and every cache, not the runs
+	rm -rf .venv .venv-cookbook .pytest_cache .ruff_cache

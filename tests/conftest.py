@@ -1,0 +1,32 @@
+"""Fixtures that several test files share."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+# Read when the packages are imported: nothing leaves this machine, and ids are found in the cache.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TINKER_TELEMETRY", "0")
+os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
+
+pytest_plugins = ["tests.engine_server"]
+
+
+@pytest.fixture(scope="session")
+def prefect_server() -> Iterator[None]:
+    """A Prefect server of its own, with an empty database, for every flow and task of the tests."""
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
+
+
+@pytest.fixture(scope="session")
+def no_tinker() -> Iterator[None]:
+    """Whatever the developer has set, no Tinker service is named."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD"):
+            patch.delenv(name, raising=False)
+        yield
