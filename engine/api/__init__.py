@@ -1,0 +1,1 @@
+"""The routes of the Tinker API, one subject a file."""

@@ -1,0 +1,129 @@
+"""Fixtures: a random tiny model, and an engine that serves it from a thread of this process."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import tinker
+
+# Everything heavy is imported where it is used: a test that needs no engine loads this file too.
+
+KEY = "tml-of-the-tests"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an engine under test is, and the one model it serves."""
+
+    url: str
+    key: str
+    base_model: str
+    state: Path
+
+
+def make_tiny_model(folder: Path) -> Path:
+    """Two random layers, 264 tokens: one for each byte, and three special ones."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bytewise = Tokenizer(models.BPE(vocab={one: i for i, one in enumerate(alphabet)}, merges=[]))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = decoders.ByteLevel()
+    bytewise.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bytewise, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=264,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=256,
+        eos_token_id=bytewise.token_to_id("<|im_end|>"),
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@contextmanager
+def serving(folder: Path, state: Path) -> Iterator[Address]:
+    from engine import base_models
+    from engine.__main__ import listening
+    from engine.running import run
+
+    base = base_models.find(str(folder))
+    ready, stopped = threading.Event(), threading.Event()
+    listener = listening("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+
+    def serve() -> None:
+        try:
+            run(base, listener, state, 1, "cpu", KEY, stopped, lambda *_: ready.set())
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        assert ready.wait(30)
+        assert thread.is_alive(), "the engine did not start"
+        yield Address(f"http://127.0.0.1:{port}", KEY, base.name, state)
+    finally:
+        stopped.set()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@contextmanager
+def connected(address: Address) -> "Iterator[tinker.ServiceClient]":
+    import tinker
+
+    client = tinker.ServiceClient(base_url=address.url, api_key=address.key)
+    try:
+        yield client
+    finally:
+        client.close("success").result(10)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def address(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
+    with serving(tiny_model, tmp_path_factory.mktemp("state")) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def service(address: Address) -> "Iterator[tinker.ServiceClient]":
+    with connected(address) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def rest(address: Address) -> "tinker.RestClient":
+    import tinker
+
+    return tinker.RestClient(base_url=address.url, api_key=address.key)
+
+
+@pytest.fixture
+def restartable(tiny_model: Path, tmp_path: Path) -> Callable[[], AbstractContextManager[Address]]:
+    """Each call serves the same state folder anew."""
+    return lambda: serving(tiny_model, tmp_path / "state")

@@ -1,0 +1,134 @@
+"""Requests that are submitted once, answered as often as asked, and forgotten in the end."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from engine.errors import Gone, UserError
+from engine.futures import Answer, Futures, document
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def answering(content: dict[str, object]) -> Callable[[], Awaitable[Answer]]:
+    async def work() -> Answer:
+        return document(content)
+
+    return work
+
+
+def failing(error: Exception) -> Callable[[], Awaitable[Answer]]:
+    async def work() -> Answer:
+        raise error
+
+    return work
+
+
+async def content(futures: Futures, request_id: str) -> dict[str, object]:
+    answer = await futures.answer(request_id, seconds=5)
+    assert answer is not None
+    return json.loads(answer.body)
+
+
+async def test_an_answer_can_be_fetched_more_than_once() -> None:
+    futures = Futures()
+    request_id = futures.submit(answering({"n": 1}))
+    assert await content(futures, request_id) == {"n": 1}
+    assert await content(futures, request_id) == {"n": 1}
+
+
+async def test_the_same_key_is_the_same_request_and_its_work_begins_once() -> None:
+    futures, begun = Futures(), []
+
+    async def work() -> Answer:
+        begun.append(1)
+        return document({})
+
+    first = futures.submit(work, key=("model", 1))
+    again = futures.submit(work, key=("model", 1))
+    other = futures.submit(work, key=("model", 2))
+    await content(futures, first)
+    await content(futures, other)
+    assert first == again != other
+    assert len(begun) == 2
+
+
+async def test_a_poll_ends_without_an_answer_when_its_time_is_up() -> None:
+    futures = Futures()
+    never = asyncio.Event()
+
+    async def work() -> Answer:
+        await never.wait()
+        return document({})
+
+    request_id = futures.submit(work)
+    assert await futures.answer(request_id, seconds=0.01) is None
+    never.set()
+    assert await content(futures, request_id) == {}
+
+
+async def test_a_mistake_of_the_user_and_a_fault_of_the_server_are_told_apart(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    futures = Futures()
+    mistake = futures.submit(failing(UserError("rank must be 1 or more")))
+    fault = futures.submit(failing(RuntimeError("out of memory")))
+    assert await content(futures, mistake) == {
+        "error": "rank must be 1 or more",
+        "category": "user",
+    }
+    assert await content(futures, fault) == {
+        "error": "RuntimeError: out of memory",
+        "category": "server",
+    }
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+async def test_an_unknown_request_is_gone() -> None:
+    with pytest.raises(Gone, match="submit it again"):
+        await Futures().answer("nothing")
+
+
+async def test_finished_requests_are_forgotten_after_a_while_and_their_keys_with_them() -> None:
+    now = [0.0]
+    futures = Futures(keep_seconds=600, clock=lambda: now[0])
+    old = futures.submit(answering({}), key="old")
+    await content(futures, old)
+    now[0] = 599.0
+    young = futures.submit(answering({}), key="young")
+    await content(futures, young)
+    assert len(futures) == 2
+    now[0] = 601.0
+    futures.submit(answering({}))
+    assert futures.known("old") is None
+    assert futures.known("young") == young
+    with pytest.raises(Gone):
+        await futures.answer(old)
+
+
+async def test_the_oldest_answers_leave_when_all_together_are_too_large() -> None:
+    futures = Futures(keep_bytes=100)
+    ids = [futures.submit(answering({"text": "x" * 30})) for _ in range(5)]
+    await asyncio.sleep(0.01)
+    assert len(futures) == 2  # 43 bytes each
+    assert await content(futures, ids[-1]) == {"text": "x" * 30}
+
+
+async def test_closing_ends_every_poll() -> None:
+    futures = Futures()
+
+    async def work() -> Answer:
+        await asyncio.Event().wait()
+        return document({})
+
+    poll = asyncio.create_task(futures.answer(futures.submit(work), seconds=60))
+    await asyncio.sleep(0)
+    futures.close()
+    assert await asyncio.wait_for(poll, 1) is None

@@ -1,0 +1,121 @@
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from engine.attention import SequenceAttention
+from engine.errors import UserError
+from engine.lora import Lora, LoraConfig
+from engine.model import LanguageModel
+from engine.passes import TrainingPass
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=48,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+    )
+    return LanguageModel(Qwen3ForCausalLM(config), "tiny")
+
+
+def logits(model: LanguageModel, lora: Lora | None) -> torch.Tensor:
+    tokens = torch.arange(10)
+    current = TrainingPass(lora, SequenceAttention([10], model.device))
+    with torch.no_grad():
+        return model.logits(tokens, tokens, current)
+
+
+def test_a_new_lora_is_the_base_model(model: LanguageModel) -> None:
+    lora = Lora.initial(model, LoraConfig(rank=4, seed=1))
+    assert torch.equal(logits(model, lora), logits(model, None))
+
+
+def test_a_seed_decides_the_weights(model: LanguageModel) -> None:
+    first, again, other = (
+        Lora.initial(model, LoraConfig(rank=4, seed=seed)).tensors for seed in (1, 1, 2)
+    )
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(
+        first["model.layers.0.mlp.up_proj.lora_A"], other["model.layers.0.mlp.up_proj.lora_A"]
+    )
+    unseeded = [Lora.initial(model, LoraConfig(rank=4)).tensors["lm_head.lora_A"] for _ in "ab"]
+    assert not torch.equal(*unseeded)
+
+
+def test_a_begins_uniform_by_its_inputs_and_b_at_zero(model: LanguageModel) -> None:
+    tensors = Lora.initial(model, LoraConfig(rank=64, seed=1)).tensors
+    a = tensors["model.layers.0.mlp.down_proj.lora_A"]
+    assert a.shape == (64, 48)
+    bound = 48**-0.5
+    assert 0.95 * bound < a.abs().max() <= bound
+    assert a.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
+    assert not tensors["model.layers.0.mlp.down_proj.lora_B"].any()
+
+
+@pytest.mark.parametrize(
+    ("switches", "layers"),
+    [
+        ({"train_mlp": False, "train_unembed": False}, {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        ({"train_attn": False, "train_unembed": False}, {"gate_proj", "up_proj", "down_proj"}),
+        ({"train_attn": False, "train_mlp": False}, {"lm_head"}),
+    ],
+)
+def test_switches_choose_the_layers(
+    model: LanguageModel, switches: dict[str, bool], layers: set[str]
+) -> None:
+    lora = Lora.initial(model, LoraConfig(rank=2, seed=1, **switches))
+    assert {name.split(".")[-2] for name in lora.tensors} == layers
+
+
+def test_the_update_is_scaled_by_32_over_rank(model: LanguageModel) -> None:
+    lora = Lora.initial(model, LoraConfig(rank=8, seed=1, train_attn=False, train_mlp=False))
+    lora.tensors["lm_head.lora_B"].normal_(generator=torch.Generator().manual_seed(1))
+    a, b = lora.pairs["lm_head"]
+    head = model.linears["lm_head"]
+    merged = head.weight + 4.0 * (b @ a)
+    hidden = torch.linalg.lstsq(head.weight, logits(model, None).T).solution.T
+    torch.testing.assert_close(logits(model, lora), hidden @ merged.T, atol=2e-3, rtol=1e-3)
+
+
+def test_the_head_is_trained_beside_the_tied_embedding(model: LanguageModel) -> None:
+    embedding = model.network.get_input_embeddings().weight
+    assert isinstance(embedding, torch.Tensor)
+    assert model.linears["lm_head"].weight is embedding
+    before = embedding.clone()
+    lora = Lora.initial(model, LoraConfig(rank=2, seed=1, train_attn=False, train_mlp=False))
+    lora.tensors["lm_head.lora_B"].fill_(0.5)
+    assert not torch.equal(logits(model, lora), logits(model, None))
+    assert torch.equal(embedding, before)
+
+
+def test_a_frozen_copy_does_not_follow_training(model: LanguageModel) -> None:
+    lora = Lora.initial(model, LoraConfig(rank=2, seed=1))
+    frozen = lora.frozen()
+    lora.tensors["lm_head.lora_B"].fill_(1.0)
+    assert not frozen.tensors["lm_head.lora_B"].any()
+
+
+def test_weights_of_another_shape_are_refused_by_name(model: LanguageModel) -> None:
+    tensors = dict(Lora.initial(model, LoraConfig(rank=4, seed=1)).tensors)
+    with pytest.raises(UserError, match=r"q_proj.lora_A has the shape \(4, 32\), expected \(8, 32"):
+        Lora.from_tensors(model, LoraConfig(rank=8), tensors)
+    with pytest.raises(UserError, match="unexpected tensor lm_head"):
+        Lora.from_tensors(model, LoraConfig(rank=4, train_unembed=False), tensors)
+    del tensors["lm_head.lora_B"]
+    with pytest.raises(UserError, match=r"lm_head\.lora_B is missing"):
+        Lora.from_tensors(model, LoraConfig(rank=4), tensors)
+
+
+def test_a_lora_that_trains_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="rank 0"):
+        LoraConfig(rank=0)
+    with pytest.raises(UserError, match="trains nothing"):
+        LoraConfig(rank=1, train_attn=False, train_mlp=False, train_unembed=False)

@@ -1,0 +1,125 @@
+import math
+
+import pytest
+import torch
+
+from engine.errors import UserError
+from engine.losses import LOSSES, find_loss
+
+HALF = math.log(0.5)
+
+
+def computed(
+    name: str, logprobs: list[float], inputs: dict[str, list[float]], **config: float
+) -> tuple[float, list[float]]:
+    """The loss, and its gradient with respect to each log-probability."""
+    leaf = torch.tensor(logprobs, requires_grad=True)
+    loss, settings = find_loss(name, config)
+    value = loss(leaf, {key: torch.tensor(values) for key, values in inputs.items()}, settings)
+    value.backward()
+    assert leaf.grad is not None
+    return value.item(), leaf.grad.tolist()
+
+
+def test_cross_entropy_sums_weighted_negative_logprobs() -> None:
+    value, gradient = computed("cross_entropy", [-1.0, -2.0, -3.0], {"weights": [1.0, 0.5, 0.0]})
+    assert value == pytest.approx(1.0 + 1.0)
+    assert gradient == pytest.approx([-1.0, -0.5, 0.0])
+
+
+def test_cross_entropy_without_weights_counts_every_target_once() -> None:
+    assert computed("cross_entropy", [-1.0, -2.0], {})[0] == pytest.approx(3.0)
+
+
+def test_importance_sampling_weighs_advantages_by_the_ratio() -> None:
+    # Ratios 2 and 1/2: -(2 · 3 + 0.5 · (-1)) = -5.5, and each term is its own gradient.
+    inputs = {"logprobs": [HALF, 0.0], "advantages": [3.0, -1.0]}
+    value, gradient = computed("importance_sampling", [0.0, HALF], inputs)
+    assert value == pytest.approx(-5.5)
+    assert gradient == pytest.approx([-6.0, 0.5])
+
+
+def test_ppo_stops_rewarding_a_ratio_beyond_its_clip() -> None:
+    # Ratio 2 with A = 1 is clipped to 1.2 and has no gradient; with A = -1 it is not clipped.
+    inputs = {"logprobs": [HALF, HALF], "advantages": [1.0, -1.0]}
+    value, gradient = computed("ppo", [0.0, 0.0], inputs)
+    assert value == pytest.approx(-1.2 + 2.0)
+    assert gradient == pytest.approx([0.0, 2.0])
+
+
+def test_ppo_clips_from_below_only_where_the_advantage_is_negative() -> None:
+    inputs = {"logprobs": [0.0, 0.0], "advantages": [1.0, -1.0]}
+    value, gradient = computed("ppo", [HALF, HALF], inputs)
+    assert value == pytest.approx(-0.5 + 0.8)
+    assert gradient == pytest.approx([-0.5, 0.0])
+
+
+def test_clip_thresholds_come_from_the_config_or_win_as_a_datums_own() -> None:
+    inputs = {"logprobs": [HALF, HALF], "advantages": [1.0, 1.0]}
+    assert computed("ppo", [0.0, 0.0], inputs, clip_high_threshold=1.5)[0] == pytest.approx(-3.0)
+    own = {**inputs, "clip_high_threshold": [1.1, 3.0]}
+    assert computed("ppo", [0.0, 0.0], own, clip_high_threshold=1.5)[0] == pytest.approx(-1.1 - 2.0)
+
+
+def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
+    # Ratio 8 is clipped to 4 and weighs log p = 0 and its gradient.
+    inputs = {"logprobs": [math.log(0.125)], "advantages": [2.0]}
+    value, gradient = computed("cispo", [0.0], inputs)
+    assert value == pytest.approx(0.0)
+    assert gradient == pytest.approx([-8.0])
+    value, gradient = computed("cispo", [HALF], {"logprobs": [HALF], "advantages": [2.0]})
+    assert value == pytest.approx(-2.0 * HALF)
+    assert gradient == pytest.approx([-2.0])
+
+
+def test_dro_holds_the_policy_near_the_sampler() -> None:
+    # -(-1 · 2 - ½ · 0.5 · (-1 + 3)²) = 2 + 1; gradient -2 + 0.5 · 2.
+    inputs = {"logprobs": [-3.0], "advantages": [2.0]}
+    value, gradient = computed("dro", [-1.0], inputs, beta=0.5)
+    assert value == pytest.approx(3.0)
+    assert gradient == pytest.approx([-1.0])
+
+
+def test_gspo_gives_every_token_the_ratio_of_the_marked_sequence() -> None:
+    # Log ratios 0.2 and 0.4 are marked, their mean is 0.3; the third, unmarked, shares it.
+    inputs = {
+        "logprobs": [-1.2, -1.4, -9.0],
+        "advantages": [1.0, 1.0, 2.0],
+        "sequence_ratio_mask": [1.0, 1.0, 0.0],
+    }
+    wide = {"clip_low_threshold": 0.1, "clip_high_threshold": 10.0}
+    value, gradient = computed("gspo", [-1.0, -1.0, -1.0], inputs, **wide)
+    ratio = math.exp(0.3)
+    assert value == pytest.approx(-4 * ratio)
+    assert gradient == pytest.approx([-ratio, -ratio, -2 * ratio])
+    clipped, gradient = computed("gspo", [-1.0, -1.0, -1.0], inputs)
+    assert clipped == pytest.approx(-4 * 1.0004)
+    assert gradient == pytest.approx([0.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "gspo"])
+def test_at_the_sampling_policy_every_ratio_loss_has_the_policy_gradient(name: str) -> None:
+    inputs = {
+        "logprobs": [-1.0, -2.0],
+        "advantages": [1.5, -0.5],
+        "sequence_ratio_mask": [1.0, 1.0],
+    }
+    assert computed(name, [-1.0, -2.0], inputs)[1] == pytest.approx([-1.5, 0.5])
+
+
+def test_the_losses_are_tinkers() -> None:
+    names = {"cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo"}
+    assert set(LOSSES) == names
+
+
+def test_unknown_losses_and_config_are_refused_with_what_there_is() -> None:
+    with pytest.raises(UserError, match=r"no loss 'grpo'.*cispo, cross_entropy"):
+        find_loss("grpo", {})
+    with pytest.raises(UserError, match=r"no config 'clip'.*clip_high_threshold"):
+        find_loss("ppo", {"clip": 0.2})
+    with pytest.raises(UserError, match="no config at all"):
+        find_loss("cross_entropy", {"beta": 0.1})
+    with pytest.raises(UserError, match="not a number"):
+        find_loss("dro", {"beta": "large"})
+    with pytest.raises(UserError, match="not a number"):
+        find_loss("dro", {"beta": math.nan})

@@ -1,0 +1,145 @@
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from engine.errors import UserError
+from engine.lora import Lora, LoraConfig
+from engine.model import LanguageModel
+from engine.sampling import SampleRequest
+from engine.scheduler import Scheduler
+from engine.training import AdamParams, Trainer, TrainingDatum
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=48,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=4096,
+    )
+    return LanguageModel(Qwen3ForCausalLM(config), "tiny")
+
+
+@pytest.fixture
+def scheduler(model: LanguageModel) -> Iterator[Scheduler]:
+    scheduler = Scheduler(model, max_rows=8)
+    yield scheduler
+    scheduler.close()
+
+
+def request(max_tokens: int, seed: int = 1) -> SampleRequest:
+    return SampleRequest([1, 2, 3], max_tokens=max_tokens, seed=seed, stop=[])
+
+
+def test_training_work_runs_in_order_of_arrival_on_one_thread(scheduler: Scheduler) -> None:
+    ran: list[tuple[int, int]] = []
+
+    def work(number: int) -> None:
+        ran.append((number, threading.get_ident()))
+
+    for future in [scheduler.run(lambda number=number: work(number)) for number in range(20)]:
+        future.result(timeout=10)
+    assert [number for number, _ in ran] == list(range(20))
+    assert len({thread for _, thread in ran}) == 1
+
+
+def test_more_requests_than_rows_are_all_answered(scheduler: Scheduler) -> None:
+    futures = [scheduler.sample(request(10, seed), None) for seed in range(30)]
+    futures.append(scheduler.sample(SampleRequest([4], num_samples=20, max_tokens=3), None))
+    results = [future.result(timeout=30) for future in futures]
+    assert [len(result.sequences) for result in results] == [1] * 30 + [20]
+    again = scheduler.sample(request(10, 7), None).result(timeout=10)
+    assert again == results[7]
+
+
+def test_sampling_goes_on_between_the_microbatches_of_training(
+    model: LanguageModel, scheduler: Scheduler
+) -> None:
+    trainer = Trainer(model, Lora.initial(model, LoraConfig(rank=2)))
+    tokens = [1] * 1500
+    data = [TrainingDatum(tokens, {"target_tokens": np.array(tokens)})] * 8
+    finished: list[str] = []
+
+    def noted(future: Future, name: str) -> None:
+        future.add_done_callback(lambda _: finished.append(name))
+
+    training = scheduler.run(lambda: trainer.forward_backward(data, "cross_entropy"))
+    sampling = scheduler.sample(request(20), None)
+    noted(training, "training")
+    noted(sampling, "sampling")
+    sampling.result(timeout=60)
+    training.result(timeout=60)
+    assert finished == ["sampling", "training"]
+
+
+def test_training_does_not_wait_for_long_samples(scheduler: Scheduler) -> None:
+    sampling = scheduler.sample(request(3000), None)
+    for _ in range(5):
+        scheduler.run(lambda: None).result(timeout=10)
+    assert not sampling.done()
+
+
+def test_interleaving_changes_neither_samples_nor_training(
+    model: LanguageModel, scheduler: Scheduler
+) -> None:
+    data = [TrainingDatum([1, 2, 3], {"target_tokens": np.array([2, 3, 4])})]
+
+    def trained(crowded: bool) -> dict[str, torch.Tensor]:
+        trainer = Trainer(model, Lora.initial(model, LoraConfig(rank=2, seed=1)))
+        samples = [scheduler.sample(request(40, seed), None) for seed in range(4 * crowded)]
+        for _ in range(5):
+            scheduler.run(lambda: trainer.forward_backward(data, "cross_entropy")).result(10)
+            scheduler.run(lambda: trainer.optim_step(AdamParams(learning_rate=0.1))).result(10)
+        for seed, sample in enumerate(samples):
+            alone = scheduler.sample(request(40, seed), None).result(timeout=10)
+            assert sample.result(timeout=10) == alone
+        return trainer.lora.tensors
+
+    alone, crowded = trained(False), trained(True)
+    assert all(torch.equal(alone[name], crowded[name]) for name in alone)
+
+
+def test_a_mistake_fails_its_own_future_only(scheduler: Scheduler) -> None:
+    good = scheduler.sample(request(50), None)
+    too_long = scheduler.sample(SampleRequest([1] * 5000), None)
+    broken = scheduler.run(lambda: 1 // 0)
+    with pytest.raises(UserError, match="5000 tokens"):
+        too_long.result(timeout=10)
+    with pytest.raises(ZeroDivisionError):
+        broken.result(timeout=10)
+    assert len(good.result(timeout=10).sequences[0].tokens) == 50
+    assert scheduler.run(lambda: "alive").result(timeout=10) == "alive"
+
+
+def test_a_waiting_request_can_be_cancelled(scheduler: Scheduler) -> None:
+    gate = threading.Event()
+    scheduler.run(gate.wait)
+    waiting, training = scheduler.sample(request(5), None), scheduler.run(lambda: None)
+    assert waiting.cancel()
+    assert training.cancel()
+    gate.set()
+    assert scheduler.sample(request(5), None).result(timeout=10)
+
+
+def test_closing_ends_the_thread_and_fails_what_is_left(model: LanguageModel) -> None:
+    scheduler = Scheduler(model)
+    endless = scheduler.sample(request(4000), None)
+    time.sleep(0.05)
+    scheduler.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        endless.result(timeout=1)
+    with pytest.raises(RuntimeError, match="closed"):
+        scheduler.run(lambda: None)
+    assert not [thread for thread in threading.enumerate() if thread.name == "engine"]

@@ -1,0 +1,264 @@
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from engine.errors import UserError
+from engine.lora import Lora, LoraConfig
+from engine.model import LanguageModel
+from engine.training import AdamParams, Trainer, TrainingDatum
+
+
+def network() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=48,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    return LanguageModel(network(), "tiny")
+
+
+def trainer(model: LanguageModel, seed: int = 1) -> Trainer:
+    return Trainer(model, Lora.initial(model, LoraConfig(rank=4, seed=seed)))
+
+
+def datum(tokens: list[int], targets: list[int] | None = None, **inputs: list) -> TrainingDatum:
+    targets = targets or [*tokens[1:], 0]
+    arrays = {name: np.array(values, dtype=np.float32) for name, values in inputs.items()}
+    return TrainingDatum(tokens, {"target_tokens": np.array(targets), **arrays})
+
+
+def gradients(of: Trainer) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.clone()
+        for name, tensor in of.lora.tensors.items()
+    }
+
+
+SHORT, LONG = [1, 2, 3, 4], [5, 6, 7, 8, 9] * 20
+
+
+def test_logprobs_are_those_of_plain_transformers(model: LanguageModel) -> None:
+    plain = network()
+    outputs, metrics = trainer(model).forward_backward(
+        [datum(SHORT), datum(LONG), datum([7])], "cross_entropy", backward=False
+    )
+    total = 0.0
+    for tokens, output in zip((SHORT, LONG, [7]), outputs, strict=True):
+        with torch.no_grad():
+            known = plain(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        expected = known.gather(1, torch.tensor([*tokens[1:], 0])[:, None])[:, 0]
+        np.testing.assert_allclose(output["logprobs"], expected, atol=1e-5)
+        assert output["logprobs"].dtype == np.float32
+        total -= float(expected.sum())
+    assert metrics["loss:sum"] == pytest.approx(total, rel=1e-5)
+
+
+def test_several_targets_a_position_give_logprobs_of_their_shape(model: LanguageModel) -> None:
+    targets = [[2, 9], [3, 8], [4, 7], [5, 6]]
+    soft = TrainingDatum(
+        SHORT,
+        {"target_tokens": np.array(targets), "weights": np.full((4, 2), 0.5, dtype=np.float32)},
+    )
+    outputs, metrics = trainer(model).forward_backward([soft], "cross_entropy")
+    first, second = (
+        trainer(model).forward_backward(
+            [datum(SHORT, [row[k] for row in targets])], "cross_entropy"
+        )[0][0]["logprobs"]
+        for k in range(2)
+    )
+    np.testing.assert_array_equal(outputs[0]["logprobs"], np.stack([first, second], 1))
+    assert metrics["loss:sum"] == pytest.approx(-0.5 * float(first.sum() + second.sum()), rel=1e-5)
+
+
+def test_a_forward_pass_leaves_no_gradient(model: LanguageModel) -> None:
+    one = trainer(model)
+    one.forward_backward([datum(SHORT)], "cross_entropy", backward=False)
+    assert all(tensor.grad is None for tensor in one.lora.tensors.values())
+
+
+def test_gradients_add_up_over_calls_until_the_step(model: LanguageModel) -> None:
+    together, apart = trainer(model), trainer(model)
+    together.forward_backward([datum(SHORT), datum(LONG)], "cross_entropy")
+    apart.forward_backward([datum(SHORT)], "cross_entropy")
+    apart.forward_backward([datum(LONG)], "cross_entropy")
+    for name, gradient in gradients(together).items():
+        torch.testing.assert_close(gradient, gradients(apart)[name], atol=1e-4, rtol=1e-4)
+    together.optim_step(AdamParams())
+    assert not any(gradient.any() for gradient in gradients(together).values())
+
+
+def test_microbatches_do_not_change_the_result(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = [datum(list(range(1, length))) for length in (5, 40, 3, 17, 30)]
+    whole, cut = trainer(model), trainer(model)
+    outputs, metrics = whole.forward_backward(data, "cross_entropy")
+    monkeypatch.setattr("engine.training.MICROBATCH_TOKENS", 20)
+    cut_outputs, cut_metrics = cut.forward_backward(data, "cross_entropy")
+    for one, other in zip(outputs, cut_outputs, strict=True):
+        np.testing.assert_allclose(one["logprobs"], other["logprobs"], atol=1e-5)
+    assert metrics["loss:sum"] == pytest.approx(cut_metrics["loss:sum"], rel=1e-5)
+    for name, gradient in gradients(whole).items():
+        torch.testing.assert_close(gradient, gradients(cut)[name], atol=1e-4, rtol=1e-4)
+
+
+def test_equal_calls_in_equal_states_give_equal_bits(model: LanguageModel) -> None:
+    first, second = trainer(model), trainer(model)
+    for _ in range(3):
+        (outputs, metrics), (again, metrics_again) = (
+            one.forward_backward([datum(LONG), datum(SHORT)], "cross_entropy")
+            for one in (first, second)
+        )
+        assert metrics == metrics_again
+        np.testing.assert_array_equal(outputs[0]["logprobs"], again[0]["logprobs"])
+        first.optim_step(AdamParams(learning_rate=0.01))
+        second.optim_step(AdamParams(learning_rate=0.01))
+    for name, tensor in first.lora.tensors.items():
+        assert torch.equal(tensor, second.lora.tensors[name])
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        AdamParams(learning_rate=0.01),
+        AdamParams(learning_rate=0.01, beta1=0.5, beta2=0.7, eps=1e-3, weight_decay=0.3),
+        AdamParams(learning_rate=0.01, grad_clip_norm=0.5),
+    ],
+    ids=["defaults", "all_params", "clipped"],
+)
+def test_a_step_is_that_of_torchs_adamw(model: LanguageModel, params: AdamParams) -> None:
+    ours = trainer(model)
+    copies = {name: tensor.detach().clone() for name, tensor in ours.lora.tensors.items()}
+    reference = torch.optim.AdamW(
+        list(copies.values()),
+        lr=params.learning_rate,
+        betas=(params.beta1, params.beta2),
+        eps=params.eps,
+        weight_decay=params.weight_decay,
+        foreach=False,
+    )
+    for _ in range(3):
+        ours.forward_backward([datum(SHORT), datum(LONG)], "cross_entropy")
+        for name, gradient in gradients(ours).items():
+            copies[name].grad = gradient
+        if params.grad_clip_norm:
+            torch.nn.utils.clip_grad_norm_(copies.values(), params.grad_clip_norm)
+        reference.step()
+        ours.optim_step(params)
+    for name, tensor in ours.lora.tensors.items():
+        torch.testing.assert_close(tensor.detach(), copies[name], atol=1e-6, rtol=1e-5)
+
+
+def test_the_step_reports_the_norm_before_clipping(model: LanguageModel) -> None:
+    one = trainer(model)
+    one.forward_backward([datum(LONG)], "cross_entropy")
+    expected = torch.cat([gradient.flatten() for gradient in gradients(one).values()]).norm()
+    metrics = one.optim_step(AdamParams(grad_clip_norm=1e-3))
+    assert metrics["unclipped_grad_l2:mean"] == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_training_lowers_the_loss(model: LanguageModel) -> None:
+    one = trainer(model)
+    losses = []
+    for _ in range(15):
+        _, metrics = one.forward_backward([datum(LONG)], "cross_entropy")
+        losses.append(metrics["loss:sum"])
+        one.optim_step(AdamParams(learning_rate=0.01))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_step_without_gradients_only_decays(model: LanguageModel) -> None:
+    one = trainer(model)
+    before = {name: tensor.detach().clone() for name, tensor in one.lora.tensors.items()}
+    metrics = one.optim_step(AdamParams(learning_rate=0.1, weight_decay=0.5))
+    assert metrics["unclipped_grad_l2:mean"] == 0.0
+    for name, tensor in one.lora.tensors.items():
+        torch.testing.assert_close(tensor.detach(), before[name] * 0.95)
+
+
+def test_an_optimizer_resumes_where_it_was(model: LanguageModel) -> None:
+    first = trainer(model)
+    first.forward_backward([datum(SHORT)], "cross_entropy")
+    first.optim_step(AdamParams(learning_rate=0.01))
+    second = Trainer(model, first.lora.frozen())
+    second.load_optimizer(first.optimizer_tensors())
+    for one in (first, second):
+        one.forward_backward([datum(LONG)], "cross_entropy")
+        one.optim_step(AdamParams(learning_rate=0.01))
+    assert second.step == 2
+    for name, tensor in first.lora.tensors.items():
+        assert torch.equal(tensor, second.lora.tensors[name])
+
+
+def test_an_optimizer_of_another_rank_is_refused(model: LanguageModel) -> None:
+    other = Trainer(model, Lora.initial(model, LoraConfig(rank=2)))
+    with pytest.raises(UserError, match=r"optimizer state: .*shape \(2, 32\), expected \(4, 32\)"):
+        trainer(model).load_optimizer(other.optimizer_tensors())
+
+
+def test_a_gradient_that_is_not_finite_takes_no_step(model: LanguageModel) -> None:
+    one = trainer(model)
+    before = {name: tensor.detach().clone() for name, tensor in one.lora.tensors.items()}
+    far = datum(SHORT, logprobs=[-200.0] * 4, advantages=[1.0] * 4)
+    one.forward_backward([far], "importance_sampling")
+    with pytest.raises(UserError, match="no step was taken"):
+        one.optim_step(AdamParams())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in one.lora.tensors.items())
+    assert one.optim_step(AdamParams())["unclipped_grad_l2:mean"] == 0.0
+
+
+def refused(model: LanguageModel, data: list[TrainingDatum], loss: str = "ppo") -> str:
+    with pytest.raises(UserError) as caught:
+        trainer(model).forward_backward(data, loss)
+    return str(caught.value)
+
+
+def test_mistakes_in_datums_are_told_with_their_place(model: LanguageModel) -> None:
+    good = datum(SHORT, logprobs=[-1.0] * 4, advantages=[1.0] * 4)
+    assert "no datums" in refused(model, [])
+    assert "datum 0 has no tokens" in refused(model, [datum([], [1])])
+    assert "datum 1 has no advantages" in refused(model, [good, datum(SHORT, logprobs=[0.0] * 4)])
+    assert "found: target_tokens" in refused(model, [datum(SHORT)])
+    short = datum(SHORT, logprobs=[-1.0] * 3, advantages=[1.0] * 4)
+    assert "logprobs has the shape [3], but target_tokens has [4]" in refused(model, [short])
+    assert "expected [4] or [4, K]" in refused(model, [datum(SHORT, [1, 2])], "cross_entropy")
+    assert "token 48, but tiny has the tokens 0 to 47" in refused(model, [datum([1, 48])])
+    assert "token -1" in refused(model, [datum(SHORT, [1, 2, -1, 3])], "cross_entropy")
+    assert "context of tiny ends at 512" in refused(model, [datum([1] * 513)])
+    wild = datum(SHORT, logprobs=[-1.0, float("nan"), 0.0, 0.0], advantages=[1.0] * 4)
+    assert "logprobs is nan at position 1" in refused(model, [good, wild])
+    assert "'advantage', which no loss reads" in refused(
+        model, [datum(SHORT, logprobs=[0.0] * 4, advantages=[0.0] * 4, advantage=[0.0] * 4)]
+    )
+    floats = TrainingDatum(SHORT, {"target_tokens": np.ones(4, dtype=np.float32)})
+    assert "float32, not integers" in refused(model, [floats], "cross_entropy")
+    unmarked = datum(SHORT, logprobs=[0.0] * 4, advantages=[0.0] * 4, sequence_ratio_mask=[0.0] * 4)
+    assert "marks no token" in refused(model, [unmarked], "gspo")
+
+
+def test_a_refused_call_leaves_the_gradients_as_they_were(model: LanguageModel) -> None:
+    one = trainer(model)
+    one.forward_backward([datum(SHORT)], "cross_entropy")
+    before = gradients(one)
+    with pytest.raises(UserError):
+        one.forward_backward([datum(SHORT), datum([99])], "cross_entropy")
+    assert all(torch.equal(gradient, before[name]) for name, gradient in gradients(one).items())
+
+
+@pytest.mark.parametrize("wrong", [{"learning_rate": -1.0}, {"beta1": 1.0}, {"eps": float("nan")}])
+def test_impossible_adam_params_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        AdamParams(**wrong)
