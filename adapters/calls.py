@@ -1,0 +1,127 @@
+"""One model call: what is asked, what is answered, and why it is refused; in no dialect."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from tinker import APIFuture, ModelInput, SampleResponse, SamplingParams
+
+Message = dict[str, Any]
+"""role and content (always text); also tool_calls, tool_call_id, name, reasoning_content."""
+
+POLICY = "policy"
+"""The role of the model that is trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the recipe samples. `top_k` of -1 and `top_p` of 1 leave the distribution whole."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+
+
+class Sampler(Protocol):
+    """What the door needs of a `tinker.SamplingClient`."""
+
+    def sample(
+        self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams
+    ) -> APIFuture[SampleResponse]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Weights that can be sampled from, and the name under which every span records them."""
+
+    sampler: Sampler
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Whose call it is: the `call`-th (from 0) of a role of a rollout attempt."""
+
+    rollout_id: str
+    attempt: int
+    role: str
+    call: int
+
+    def seed(self, run_seed: int) -> int:
+        """63 bits, without the attempt: a rollout that is started anew samples the same tokens."""
+        return int(self._hash(str(run_seed))[:16], 16) >> 1
+
+    def name(self, kind: str) -> str:
+        """An id that is the same whenever this call is made again."""
+        return self._hash(kind)[:24]
+
+    def _hash(self, salt: str) -> str:
+        text = f"{salt}/{self.rollout_id}/{self.role}/{self.call}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A call as it was asked, in whichever dialect.
+
+    `tools` are the ones the model may use now. `fields` is everything else the client sent, as it
+    sent it; it is recorded and, but for `max_tokens` and `stop`, does not change the answer.
+    """
+
+    model: str
+    messages: Sequence[Message]
+    tools: Sequence[dict[str, Any]]
+    max_tokens: int | None
+    stop: Sequence[str]
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Everything known of one answered call.
+
+    `sampled_tokens` and `logprobs` are aligned, and exactly what was sampled, the end-of-turn token
+    included. The first `prefix_len` tokens of the prompt are, whole and unchanged, the prompt and
+    the sampled tokens of this role's call `prefix_call`; `prefix_how` says how that was found, or
+    why there is none.
+    """
+
+    place: Place
+    response_id: str
+    request: Request
+    sampling: Sampling
+    seed: int
+    prompt_tokens: Sequence[int]
+    prefix_len: int
+    prefix_call: int | None
+    prefix_how: str
+    sampled_tokens: Sequence[int]
+    logprobs: Sequence[float]
+    finish_reason: str
+    message: Message
+    policy_version: str
+    renderer: str
+    tokenizer_sha: str
+    started: datetime
+    ended: datetime
+
+
+class Refused(Exception):
+    """A call that gets no answer: `status` as in HTTP, and a sentence that helps its maker."""
+
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+
+    @property
+    def again(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self.status == 503

@@ -1,0 +1,58 @@
+"""An agent by its name, and what is said where there is none."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from adapters.agents import AgentError, Endpoint, RewardError, load_agent
+
+ENDPOINT = Endpoint("http://127.0.0.1:1/v1", "key", "policy")
+
+
+def write_agent(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def test_a_plain_function_gets_the_example_and_where_its_model_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        "def f(example, *, base_url, api_key, model):\n    return len(base_url + api_key + model)"
+    )
+    write_agent(tmp_path, monkeypatch, "plain_agent", text)
+    reward = asyncio.run(load_agent("plain_agent:f")({}, ENDPOINT))
+    assert reward == len("http://127.0.0.1:1/v1keypolicy")
+
+
+def test_a_boolean_is_a_reward_and_a_word_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_agent(
+        tmp_path, monkeypatch, "echo_agent", "async def f(example, **_): return example['r']"
+    )
+    play = load_agent("echo_agent:f")
+    assert asyncio.run(play({"r": True}, ENDPOINT)) == 1.0
+    with pytest.raises(
+        RewardError, match="returned 'good' as its reward; a finite number is needed"
+    ):
+        asyncio.run(play({"r": "good"}, ENDPOINT))
+
+
+def test_an_unknown_agent_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(AgentError, match="no agent 'helo'; there are: arithmetic, hello"):
+        load_agent("helo")
+
+
+def test_a_module_without_the_function_is_refused() -> None:
+    with pytest.raises(AgentError, match=r"agents\.hello has no function 'run'"):
+        load_agent("agents.hello:run")
+
+
+def test_an_import_that_an_agent_lacks_is_not_mistaken_for_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_agent(tmp_path, monkeypatch, "lacking_agent", "import no_such_library\ndef play(): ...")
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        load_agent("lacking_agent:play")

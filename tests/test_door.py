@@ -1,0 +1,455 @@
+"""OpenAI's own clients, against the door, over a sampler that says what a test tells it to."""
+
+import asyncio
+import json
+import random
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import tinker
+from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
+from transformers import AutoTokenizer
+
+from adapters.calls import Completion, Policy, Sampling
+from adapters.chat import Chat
+from adapters.door import Door
+from adapters.loopback import PortTaken
+
+TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
+CHAT = Chat(AutoTokenizer.from_pretrained(TINY), context=400)
+TOKEN = "a-token-of-this-run"
+ROLLOUTS = count()
+ASK: Any = [{"role": "user", "content": "hello"}]
+TOOLS: Any = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call><|im_end|>'
+
+
+class Scripted:
+    """A sampler. It says `text` in single characters, or random tokens; `hold` makes it wait."""
+
+    def __init__(self, text: str | None = None) -> None:
+        self.text = text
+        self.hold: Callable[[], Awaitable[object]] | None = None
+        self.error: Exception | None = None
+        self.asked: list[SamplingParams] = []
+
+    async def sample(
+        self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams
+    ) -> SampleResponse:
+        self.asked.append(sampling_params)
+        if self.hold is not None:
+            await self.hold()
+        if self.error is not None:
+            raise self.error
+        tokens = self._tokens(sampling_params)
+        ended = tokens[-1] in CHAT.stop_tokens
+        logprobs = -np.arange(1, len(tokens) + 1, dtype=np.float32) / 8
+        sequence = SampledSequence(
+            "stop" if ended else "length", "", np.array(tokens, np.int32), logprobs
+        )
+        return SampleResponse([sequence])
+
+    def _tokens(self, params: SamplingParams) -> list[int]:
+        chosen = random.Random(params.seed)
+        if self.text is None:
+            return [*chosen.choices(range(20, 200), k=5), CHAT.stop_tokens[0]]
+        pieces = self.text.replace("<", "\0<").replace(">", ">\0").split("\0")
+        letters = [[p] if p.startswith("<") and p.endswith(">") else [*p] for p in pieces]
+        return [t for piece in letters for letter in piece for t in CHAT.encode(letter)]
+
+
+class Opened:
+    """A door with one rollout admitted, its sampler, and what it recorded."""
+
+    def __init__(self, door: Door, sampler: Scripted, spans: list[Completion]) -> None:
+        self.door, self.sampler, self.spans = door, sampler, spans
+        door.policy = Policy(sampler, "v0")  # pyright: ignore[reportArgumentType]
+        self.rollout = f"train-00000-0000-{next(ROLLOUTS):02d}"
+        door.admit(self.rollout, 0)
+        self.url = door.url(self.rollout, 0)
+        self.client = openai.OpenAI(base_url=self.url, api_key=TOKEN, max_retries=0)
+
+    def say(self, text: str) -> None:
+        self.sampler.text = text
+
+    def ask(self, **fields: Any) -> Any:
+        fields = {"model": "any", "messages": ASK, **fields}
+        return self.client.chat.completions.create(**fields)
+
+    def at(self, url: str) -> openai.OpenAI:
+        return self.client.with_options(base_url=url)
+
+    def post(self, content: bytes, **headers: str) -> httpx.Response:
+        headers = {"authorization": f"Bearer {TOKEN}", **headers}
+        return httpx.post(f"{self.url}/chat/completions", content=content, headers=headers)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tuple[Door, list[Completion]]]:
+    spans: list[Completion] = []
+
+    async def record(completion: Completion) -> None:
+        spans.append(completion)
+
+    with Door(CHAT, TOKEN, record, Sampling(200, 1.0, 1.0, -1), run_seed=7) as door:
+        yield door, spans
+
+
+@pytest.fixture
+def opened(shared: tuple[Door, list[Completion]]) -> Iterator[Opened]:
+    door, spans = shared
+    spans.clear()
+    opened = Opened(door, Scripted(), spans)
+    with opened.client:
+        yield opened
+    door.dismiss(opened.rollout, 0).result(5)
+
+
+def refusal(opened: Opened, **fields: Any) -> tuple[int, str | None]:
+    with pytest.raises(openai.APIStatusError) as error:
+        opened.ask(**fields)
+    return error.value.status_code, error.value.code
+
+
+def test_an_answer_has_usage_logprobs_and_token_ids(opened: Opened) -> None:
+    opened.say("Hé!<|im_end|>")
+    answer = opened.ask(logprobs=True)
+    (span,), (choice,) = opened.spans, answer.choices
+    assert (choice.message.content, choice.finish_reason) == ("Hé!", "stop")
+    assert choice.message.role == "assistant"
+    assert choice.token_ids == list(span.sampled_tokens)
+    assert answer.prompt_token_ids == list(span.prompt_tokens) == CHAT.render(ASK, [])
+    assert answer.usage.prompt_tokens == len(span.prompt_tokens)
+    assert answer.usage.completion_tokens == len(span.sampled_tokens) == len(span.logprobs)
+    content = choice.logprobs.content
+    assert [entry.logprob for entry in content[:3]] == [-0.125, -0.25, -0.375]
+    assert b"".join(bytes(entry.bytes) for entry in content) == "Hé!<|im_end|>".encode()
+    assert all(entry.top_logprobs == [] for entry in content)
+    assert answer.id == span.response_id
+
+
+def test_logprobs_are_given_only_if_asked_for(opened: Opened) -> None:
+    assert opened.ask().choices[0].logprobs is None
+
+
+def test_a_conversation_keeps_the_tokens_of_its_turns(opened: Opened) -> None:
+    messages = [*ASK]
+    for _ in range(4):
+        answer = opened.ask(messages=messages)
+        content = answer.choices[0].message.content
+        messages += [{"role": "assistant", "content": content}, *ASK]
+    assert [span.place.call for span in opened.spans] == [0, 1, 2, 3]
+    for earlier, later in pairwise(opened.spans):
+        said = [*earlier.prompt_tokens, *earlier.sampled_tokens]
+        assert later.prompt_tokens[: len(said)] == said
+        assert (later.prefix_len, later.prefix_call) == (len(said), earlier.place.call)
+
+
+def test_the_async_client_asks_for_many_at_once(opened: Opened) -> None:
+    async def ask_all() -> list[str | None]:
+        async with openai.AsyncOpenAI(base_url=opened.url, api_key=TOKEN) as client:
+            asked = [client.chat.completions.create(model="m", messages=ASK) for _ in range(16)]
+            return [answer.choices[0].message.content for answer in await asyncio.gather(*asked)]
+
+    answers = asyncio.run(ask_all())
+    assert len(opened.spans) == 16
+    assert len(set(answers)) > 8, "equal first tries are calls of their own, with their own seeds"
+    assert sorted(span.place.call for span in opened.spans) == list(range(16))
+
+
+def test_a_tool_is_called_and_its_result_goes_on(opened: Opened) -> None:
+    opened.say(f"Let me see.{CALL}")
+    answer = opened.ask(tools=TOOLS).choices[0]
+    (call,) = answer.message.tool_calls
+    assert answer.finish_reason == "tool_calls"
+    assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"at": "x"})
+    result = {"role": "tool", "tool_call_id": call.id, "content": "a cat"}
+    opened.say("A cat.<|im_end|>")
+    opened.ask(tools=TOOLS, messages=[*ASK, answer.message.model_dump(), result])
+    first, second = opened.spans
+    assert second.prefix_len == len(first.prompt_tokens) + len(first.sampled_tokens)
+    assert "a cat" in CHAT.text(second.prompt_tokens[second.prefix_len :])
+    assert '"name": "look"' in CHAT.text(first.prompt_tokens)
+
+
+def test_a_tool_call_alone_has_no_content(opened: Opened) -> None:
+    opened.say(CALL)
+    assert opened.ask(tools=TOOLS).choices[0].message.content is None
+
+
+def test_a_stream_is_the_same_answer_in_pieces(opened: Opened) -> None:
+    opened.say(f"Let me see.{CALL}")
+    options = {"include_usage": True}
+    chunks = list(opened.ask(stream=True, stream_options=options, tools=TOOLS, logprobs=True))
+    (span,) = opened.spans
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert deltas[0].role == "assistant"
+    assert "".join(delta.content or "" for delta in deltas) == "Let me see."
+    (call,) = [call for delta in deltas for call in delta.tool_calls or ()]
+    assert (call.index, call.function.name) == (0, "look")
+    last = chunks[-2].choices[0]
+    assert (last.finish_reason, last.token_ids) == ("tool_calls", list(span.sampled_tokens))
+    assert len(last.logprobs.content) == len(span.logprobs)
+    assert chunks[0].prompt_token_ids == list(span.prompt_tokens)
+    assert chunks[-1].usage.completion_tokens == len(span.sampled_tokens)
+
+
+def test_the_stream_helper_of_the_client_puts_it_together(opened: Opened) -> None:
+    opened.say(CALL)
+    with opened.client.chat.completions.stream(model="m", messages=ASK, tools=TOOLS) as stream:
+        message = stream.get_final_completion().choices[0].message
+    assert message.tool_calls is not None
+    assert message.tool_calls[0].function.arguments == '{"at": "x"}'
+
+
+def test_an_empty_answer_is_not_given_as_nothing(opened: Opened) -> None:
+    opened.say("<|im_end|>")
+    assert opened.ask().choices[0].message.content == " ?"
+    assert CHAT.text(opened.spans[0].sampled_tokens) == "<|im_end|>"
+    messages = [*ASK, {"role": "assistant", "content": " ?"}, *ASK]
+    opened.ask(messages=messages)
+    assert opened.spans[1].prefix_how == "messages"
+
+
+def test_the_recipe_says_how_to_sample_and_the_client_is_recorded(opened: Opened) -> None:
+    opened.ask(temperature=0.2, top_p=0.5, seed=1, max_tokens=3, user="me")
+    (span,), (params,) = opened.spans, opened.sampler.asked
+    assert (params.temperature, params.top_p, params.top_k) == (1.0, 1.0, -1)
+    assert (params.max_tokens, params.stop) == (3, CHAT.stop_tokens)
+    assert params.seed == span.seed == span.place.seed(7) != 1
+    assert span.request.fields == {
+        "temperature": 0.2,
+        "top_p": 0.5,
+        "seed": 1,
+        "max_tokens": 3,
+        "user": "me",
+    }
+    opened.ask(max_tokens=10_000)
+    assert opened.sampler.asked[1].max_tokens == 200
+
+
+def test_a_client_s_stop_cuts_the_text_and_the_tokens_after_it(opened: Opened) -> None:
+    opened.say("one two three<|im_end|>")
+    choice = opened.ask(stop=["two", "three"]).choices[0]
+    assert (choice.message.content, choice.finish_reason) == ("one", "stop")
+    assert CHAT.text(opened.spans[0].sampled_tokens) == "one two"
+    assert len(opened.spans[0].logprobs) == len("one two")
+    assert opened.sampler.asked[0].stop == ["two", "three", "<|im_end|>", "<|endoftext|>"]
+
+
+def test_what_a_sampler_adds_after_the_end_is_cut(opened: Opened) -> None:
+    opened.say("yes<|im_end|>no")
+    choice = opened.ask(stop="never").choices[0]
+    assert (choice.message.content, choice.finish_reason) == ("yes", "stop")
+    assert CHAT.text(opened.spans[0].sampled_tokens) == "yes<|im_end|>"
+
+
+def test_an_answer_without_an_end_was_cut_by_length(opened: Opened) -> None:
+    opened.say("one")
+    assert opened.ask().choices[0].finish_reason == "length"
+
+
+def test_a_prompt_that_fills_the_context_is_refused(opened: Opened) -> None:
+    opened.ask(messages=[{"role": "user", "content": "a cat " * 60}])
+    room = 400 - len(opened.spans[0].prompt_tokens)
+    assert opened.sampler.asked[0].max_tokens == min(room, 200)
+    long = [{"role": "user", "content": "a cat " * 400}]
+    assert refusal(opened, messages=long) == (400, "context_length_exceeded")
+    assert len(opened.spans) == 1
+
+
+def test_only_the_run_s_token_opens_the_door(opened: Opened) -> None:
+    for key in ("wrong", TOKEN[:-1], TOKEN + "x"):
+        response = opened.post(b"{}", authorization=f"Bearer {key}")
+        assert response.status_code == 401
+        assert response.json()["error"]["code"] == "invalid_api_key"
+    bare = httpx.get(opened.url.replace("/role/policy/v1", "/nowhere"))
+    assert bare.status_code == 401
+
+
+def test_models_are_listed_and_all_else_is_not_there(opened: Opened) -> None:
+    assert [model.id for model in opened.client.models.list()] == ["policy"]
+    for method, path in [("POST", "/completions"), ("GET", "/chat/completions"), ("GET", "/x")]:
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        response = httpx.request(method, opened.url + path, headers=headers)
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "unknown_url")
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"{not json", "invalid_json"),
+        (b'{"model": "m", "temperature": NaN}', "invalid_json"),
+        (b'{"model": "\\ud800"}', "invalid_json"),
+        (b"\xff\xfe\xfa", "invalid_json"),
+        (b"[" * 100_000, "invalid_json"),
+        (b" " * (16 * 1024 * 1024 + 1), "body_too_large"),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_refused(opened: Opened, content: bytes, code: str) -> None:
+    response = opened.post(content)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, code)
+
+
+def test_more_than_one_answer_a_call_is_refused(opened: Opened) -> None:
+    assert refusal(opened, n=2) == (400, None)
+    assert opened.spans == []
+
+
+def test_only_admitted_rollouts_are_answered(opened: Opened) -> None:
+    for url in (opened.door.url("train-00009-0000-00", 0), opened.door.url(opened.rollout, 1)):
+        with pytest.raises(openai.NotFoundError, match="not being played"):
+            opened.at(url).chat.completions.create(model="m", messages=ASK)
+    judge = opened.at(opened.door.url(opened.rollout, 0, "judge"))
+    with pytest.raises(openai.NotFoundError, match="role 'judge'"):
+        judge.chat.completions.create(model="m", messages=ASK)
+    opened.door.dismiss(opened.rollout, 0).result(5)
+    assert refusal(opened) == (410, "over")
+    assert opened.spans == []
+
+
+def test_weights_are_swapped_between_calls_and_not_within_one(opened: Opened) -> None:
+    async def swap() -> None:
+        opened.door.policy = Policy(opened.sampler, "v1")  # pyright: ignore[reportArgumentType]
+
+    opened.sampler.hold = swap
+    opened.ask()
+    opened.ask()
+    assert [span.policy_version for span in opened.spans] == ["v0", "v1"]
+
+
+def test_before_there_is_a_policy_the_door_says_so(opened: Opened) -> None:
+    opened.door.policy = None
+    assert refusal(opened) == (503, "no_policy")
+
+
+def failed(category: str) -> Exception:
+    kind = tinker.types.RequestErrorCategory(category)
+    return tinker.RequestFailedError("the seed is odd", "r", kind)
+
+
+def bad_request() -> Exception:
+    response = httpx.Response(400, request=httpx.Request("POST", "http://x"))
+    return tinker.BadRequestError("odd", response=response, body={"detail": "the seed is odd"})
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (failed("user"), (400, "sampler_refused")),
+        (bad_request(), (400, "sampler_refused")),
+        (failed("server"), (503, "sampler_unavailable")),
+        (tinker.APIConnectionError(request=httpx.Request("POST", "http://x")), (503, None)),
+    ],
+)
+def test_a_sampler_s_failure_is_told_apart(
+    opened: Opened, error: Exception, expected: tuple[int, str | None]
+) -> None:
+    opened.sampler.error = error
+    status, code = refusal(opened)
+    assert (status, code) == (expected[0], expected[1] or "sampler_unavailable")
+    assert opened.spans == []
+
+
+def test_a_failure_nobody_foresaw_is_not_asked_for_again(opened: Opened) -> None:
+    opened.sampler.error = KeyError("oops")
+    with pytest.raises(openai.InternalServerError) as error:
+        opened.client.with_options(max_retries=2).chat.completions.create(model="m", messages=ASK)
+    assert error.value.code == "internal_error"
+    assert len(opened.sampler.asked) == 1
+
+
+def test_a_failure_that_passes_is_asked_again_with_the_same_seed(opened: Opened) -> None:
+    opened.sampler.error = failed("server")
+
+    async def recover() -> None:
+        if len(opened.sampler.asked) == 2:
+            opened.sampler.error = None
+
+    opened.sampler.hold = recover
+    opened.client.with_options(max_retries=2).chat.completions.create(model="m", messages=ASK)
+    assert [params.seed for params in opened.sampler.asked] == [opened.spans[0].seed] * 2
+    assert [span.place.call for span in opened.spans] == [0]
+
+
+def test_a_lost_answer_is_given_again(opened: Opened) -> None:
+    body = json.dumps({"model": "m", "messages": ASK}).encode()
+    tries = [opened.post(body, **{"x-stainless-retry-count": str(count)}) for count in (0, 1, 2)]
+    assert len({response.text for response in tries}) == 1
+    assert len(opened.spans) == 1
+    fresh = opened.post(body, **{"x-stainless-retry-count": "0"})
+    assert fresh.json()["id"] != tries[0].json()["id"]
+
+
+def test_equal_requests_under_way_are_one_where_nobody_counts_tries(opened: Opened) -> None:
+    async def slow() -> None:
+        await asyncio.sleep(0.2)
+
+    async def ask_twice() -> list[httpx.Response]:
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        async with httpx.AsyncClient(headers=headers) as client:
+            body = {"model": "m", "messages": ASK}
+            asked = [client.post(f"{opened.url}/chat/completions", json=body) for _ in range(2)]
+            return list(await asyncio.gather(*asked))
+
+    opened.sampler.hold = slow
+    first, second = asyncio.run(ask_twice())
+    assert first.text == second.text
+    assert len(opened.spans) == 1
+
+
+def test_a_client_that_gives_up_is_recorded_and_served_when_it_comes_back(opened: Opened) -> None:
+    async def slow() -> None:
+        await asyncio.sleep(0.3)
+
+    opened.sampler.hold = slow
+    with pytest.raises(openai.APITimeoutError):
+        opened.client.with_options(timeout=0.1).chat.completions.create(model="any", messages=ASK)
+    answer = opened.ask()
+    assert len(opened.spans) == 1
+    assert answer.id == opened.spans[0].response_id
+
+
+def test_dismissing_waits_for_what_is_under_way(opened: Opened) -> None:
+    async def slow() -> None:
+        await asyncio.sleep(0.3)
+
+    opened.sampler.hold = slow
+    with pytest.raises(openai.APITimeoutError):
+        opened.client.with_options(timeout=0.1).chat.completions.create(model="any", messages=ASK)
+    assert opened.spans == []
+    opened.door.dismiss(opened.rollout, 0).result(5)
+    assert len(opened.spans) == 1
+
+
+def test_an_answer_that_cannot_be_recorded_is_withheld() -> None:
+    sampler, tries = Scripted("secret<|im_end|>"), []
+
+    async def full(completion: Completion) -> None:
+        tries.append(completion)
+        raise OSError(28, "No space left on device")
+
+    with Door(CHAT, TOKEN, full, Sampling(9, 1.0, 1.0, -1), run_seed=7) as door:
+        client = Opened(door, sampler, []).client.with_options(max_retries=2)
+        with client, pytest.raises(openai.InternalServerError, match="No space left") as error:
+            client.chat.completions.create(model="m", messages=ASK)
+    assert "secret" not in error.value.response.text
+    assert len(tries) == 1, "it is in vain to ask again"
+
+
+def test_a_taken_port_is_named() -> None:
+    async def record(_: Completion) -> None: ...
+
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(PortTaken, match=f"port {port} on 127.0.0.1 is taken"):
+            Door(CHAT, TOKEN, record, Sampling(9, 1.0, 1.0, -1), run_seed=7, port=port)

@@ -1,0 +1,109 @@
+from typing import Any
+
+import pytest
+
+from adapters.calls import Refused
+from adapters.openai_chat import error, read
+
+HELLO = {"role": "user", "content": "hello"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [HELLO], **fields}
+
+
+def test_what_is_not_understood_is_recorded() -> None:
+    request = read(body(temperature=0.3, seed=7, response_format={"type": "json_schema"}, odd=[1]))
+    assert request.messages == [HELLO]
+    assert request.fields == {
+        "temperature": 0.3,
+        "seed": 7,
+        "response_format": {"type": "json_schema"},
+        "odd": [1],
+    }
+
+
+def test_content_becomes_text_and_a_developer_a_system() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [
+        {"role": "developer", "content": parts},
+        {"role": "assistant", "content": None, "tool_calls": [CALL], "odd": 1},
+        {"role": "tool", "content": "r", "tool_call_id": "c"},
+    ]
+    assert read(body(messages=messages)).messages == [
+        {"role": "system", "content": "ab"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "r", "tool_call_id": "c"},
+    ]
+
+
+def test_tools_that_may_not_be_called_are_not_shown() -> None:
+    assert read(body(tools=[TOOL])).tools == [TOOL]
+    assert read(body(tools=[TOOL], tool_choice="none")).tools == []
+
+
+def test_the_newer_name_of_the_token_limit_wins() -> None:
+    assert read(body(max_tokens=5)).max_tokens == 5
+    assert read(body(max_tokens=5, max_completion_tokens=6)).max_tokens == 6
+    assert read(body(max_tokens=None)).max_tokens is None
+
+
+def test_one_stop_is_a_list_of_one() -> None:
+    assert read(body(stop="x")).stop == ["x"]
+    assert read(body(stop=["x", "y"])).stop == ["x", "y"]
+    assert read(body(stop=None)).stop == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "param"),
+    [
+        ([], None),
+        ("text", None),
+        ({"messages": [HELLO]}, "model"),
+        (body(model=3), "model"),
+        (body(messages=[]), "messages"),
+        (body(messages=None), "messages"),
+        (body(messages={"role": "user"}), "messages"),
+        (body(messages=["hello"]), "messages[0]"),
+        (body(messages=[HELLO, {"content": "x"}]), "messages[1].role"),
+        (body(messages=[{"role": ["user"], "content": "x"}]), "messages[0].role"),
+        (body(messages=[{"role": "function", "content": "x"}]), "messages[0].role"),
+        (body(messages=[{"role": "user", "content": None}]), "messages[0].content"),
+        (body(messages=[{"role": "user", "content": 3}]), "messages[0].content"),
+        (
+            body(messages=[{"role": "user", "content": [{"type": "image_url"}]}]),
+            "messages[0].content[0]",
+        ),
+        (
+            body(messages=[{"role": "assistant", "content": "", "tool_calls": [{"id": "c"}]}]),
+            "messages[0].tool_calls[0]",
+        ),
+        (body(messages=[{"role": "assistant", "tool_calls": "c"}]), "tool_calls"),
+        (body(tools=[{"name": "f"}]), "tools[0]"),
+        (body(tools={}), "tools"),
+        (body(functions=[{"name": "f"}]), "functions"),
+        (body(n=2), "n"),
+        (body(n=0), "n"),
+        (body(n=True), "n"),
+        (body(stream="yes"), "stream"),
+        (body(stream_options=1), "stream_options"),
+        (body(temperature="hot"), "temperature"),
+        (body(temperature=3), "temperature"),
+        (body(top_p=-0.1), "top_p"),
+        (body(max_tokens=0), "max_tokens"),
+        (body(max_tokens=1.5), "max_tokens"),
+        (body(stop=""), "stop"),
+        (body(stop=[3]), "stop"),
+        (body(stop=["x"] * 17), "stop"),
+    ],
+)
+def test_a_bad_request_is_told_which_field_is_wrong(bad: object, param: str | None) -> None:
+    with pytest.raises(Refused) as refused:
+        read(bad)
+    assert refused.value.status == 400
+    shown = error(refused.value)["error"]
+    assert shown["param"] == param
+    assert shown["type"] == "invalid_request_error"
+    assert shown["message"].endswith(".")

@@ -1,0 +1,195 @@
+import asyncio
+import json
+import random
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
+from transformers import AutoTokenizer
+
+from adapters.answers import answered
+from adapters.asked import Delivery, RoleCalls
+from adapters.calls import Completion, Message, Policy, Request, Sampling
+from adapters.chat import Chat
+from adapters.prefixes import Prefixes
+
+TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
+CHAT = Chat(AutoTokenizer.from_pretrained(TINY))
+END = CHAT.stop_tokens[0]
+SAMPLING = Sampling(max_tokens=24, temperature=1.0, top_p=1.0, top_k=-1)
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+ASK = [{"role": "user", "content": "hello"}]
+STYLES = ("verbatim", "stripped", "tool call")
+
+
+def letters(text: str) -> list[int]:
+    """The tokens of each character by itself: as good an answer, but not how it is encoded."""
+    return [token for character in text for token in CHAT.encode(character)]
+
+
+class RandomPolicy:
+    """Samples anything at all, so almost never what its text would be encoded to."""
+
+    def __init__(self, seed: int, styles: list[str]) -> None:
+        self.random = random.Random(seed)
+        self.styles = iter(styles)
+
+    async def sample(
+        self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams
+    ) -> SampleResponse:
+        tokens = self.called() if next(self.styles) == "tool call" else self.anything()
+        logprobs = np.full(len(tokens), -1, np.float32)
+        reason = "stop" if tokens[-1] == END else "length"
+        sequence = SampledSequence(reason, "", np.array(tokens, np.int32), logprobs)
+        return SampleResponse([sequence])
+
+    def anything(self) -> list[int]:
+        vocabulary = range(len(CHAT._tokenizer.get_vocab()))  # pyright: ignore
+        tokens = self.random.choices(vocabulary, k=self.random.randint(1, 12))
+        if self.random.random() < 0.2:
+            tokens.insert(0, CHAT.encode("<think>")[0])
+        ends = self.random.random() < 0.7
+        return [token for token in tokens if token not in CHAT.stop_tokens] + [END] * ends or [END]
+
+    def called(self) -> list[int]:
+        space = " " * self.random.randint(0, 3)
+        arguments = f'{{"b":{space}[1, 2],"a":{space}"x"}}'
+        opening, closing = CHAT.encode("<tool_call></tool_call>")
+        said = letters(f'\n{{"name": "look", "arguments": {arguments}}}\n')
+        return [opening, *said, closing, END]
+
+
+def as_the_client_repeats_it(message: Message, style: str) -> list[Message]:
+    """The history after an answer: text stripped, or arguments and ids written anew."""
+    if style == "tool call":
+        function = message["tool_calls"][0]["function"]
+        arguments = json.dumps(json.loads(function["arguments"]), sort_keys=True, indent=1)
+        call = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+        said = {"role": "assistant", "content": "", "tool_calls": [{"id": "mine", **call}]}
+        return [said, {"role": "tool", "content": "a cat", "tool_call_id": "mine"}]
+    content = message["content"].strip() if style == "stripped" else message["content"]
+    return [{"role": "assistant", "content": content}, {"role": "user", "content": "go on"}]
+
+
+async def conversation(seed: int, styles: list[str]) -> list[Completion]:
+    completions: list[Completion] = []
+
+    async def record(completion: Completion) -> None:
+        completions.append(completion)
+
+    async def here() -> bool:
+        return False
+
+    policy = Policy(RandomPolicy(seed, styles), "v0")  # pyright: ignore[reportArgumentType]
+    answer = partial(answered, chat=CHAT, policy=policy, sampling=SAMPLING, run_seed=0)
+    calls = RoleCalls("r", 0, "policy", chat=CHAT, record=record)
+    messages: list[Message] = [*ASK]
+    for turn, style in enumerate(styles):
+        request = Request("m", [*messages], TOOLS, 100, [], {})
+        completion = await calls.answer(request, Delivery(bytes([turn]), 0, here), answer)
+        messages += as_the_client_repeats_it(completion.message, style)
+    return completions
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32), st.lists(st.sampled_from(STYLES), min_size=2, max_size=5))
+def test_a_prompt_begins_with_all_that_was_said_whatever_was_sampled(
+    seed: int, styles: list[str]
+) -> None:
+    completions = asyncio.run(conversation(seed, styles))
+    assert len(completions) == len(styles)
+    for earlier, later in pairwise(completions):
+        said = [*earlier.prompt_tokens, *earlier.sampled_tokens]
+        assert later.prompt_tokens[: len(said)] == said
+        assert later.prefix_len == len(said)
+        assert (later.prefix_call, later.prefix_how) == (earlier.place.call, "messages")
+
+
+def known(said: list[int], reply: Message, tools: Any = ()) -> tuple[Prefixes, list[int]]:
+    """A store that knows one answer to ASK, and that call's tokens."""
+    prefixes = Prefixes(CHAT)
+    prompt = prefixes.prompt(ASK, tools).tokens
+    prefixes.remember(ASK, tools, reply, 0, (prompt, said))
+    return prefixes, prompt + said
+
+
+def assistant(content: str) -> Message:
+    return {"role": "assistant", "content": content}
+
+
+def test_a_react_client_writes_on_into_the_answer() -> None:
+    thought = "I look.\nObservation:"
+    prefixes, tokens = known(letters(thought), assistant("I look."))
+    messages = [*ASK, assistant(f"{thought} a cat"), {"role": "user", "content": "go on"}]
+    prompt = prefixes.prompt(messages, ())
+    assert (prompt.how, prompt.prefix_call, prompt.prefix_len) == ("text", 0, len(tokens))
+    assert prompt.tokens[: len(tokens)] == tokens
+    rest = " a cat<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
+    assert CHAT.text(prompt.tokens[len(tokens) :]) == rest
+
+
+def test_an_answer_that_the_model_ended_is_not_written_on() -> None:
+    prefixes, _ = known([*letters("I look."), END], assistant("I look."))
+    prompt = prefixes.prompt([*ASK, assistant("I look.\nObservation: a cat"), *ASK], ())
+    assert (prompt.how, prompt.prefix_len, prompt.prefix_call) == ("ended", 0, None)
+
+
+def test_an_earlier_answer_is_kept_where_the_last_was_ended_and_written_on() -> None:
+    prefixes, tokens = known([*letters("Hi"), END], assistant("Hi"))
+    second = [*ASK, assistant("Hi"), *ASK]
+    prompt = prefixes.prompt(second, ()).tokens
+    prefixes.remember(second, (), assistant("I look."), 1, (prompt, [*letters("I look."), END]))
+    third = prefixes.prompt([*second, assistant("I look.\nObservation: a cat"), *ASK], ())
+    assert (third.how, third.prefix_call, third.prefix_len) == ("text", 0, len(tokens))
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "how"),
+    [
+        ([{"role": "user", "content": "another"}], (), "new"),
+        ([*ASK, assistant("I never said so"), *ASK], (), "unknown"),
+        ([{"role": "user", "content": "changed"}, assistant("Hi"), *ASK], (), "unknown"),
+        ([*ASK, assistant("Hi"), *ASK], TOOLS, "tools"),
+    ],
+)
+def test_a_prompt_without_a_prefix_says_why(messages: list[Message], tools: Any, how: str) -> None:
+    prefixes, _ = known([*letters("Hi"), END], assistant("Hi"))
+    prompt = prefixes.prompt(messages, tools)
+    assert (prompt.how, prompt.prefix_len, prompt.prefix_call) == (how, 0, None)
+    assert prompt.tokens == CHAT.render(messages, tools)
+
+
+def test_an_answer_keeps_its_tokens_when_a_later_one_was_edited() -> None:
+    prefixes, tokens = known([*letters("Hi"), END], assistant("Hi"))
+    prompt = prefixes.prompt([*ASK, assistant("Hi"), *ASK, assistant("edited"), *ASK], ())
+    assert (prompt.how, prompt.prefix_len) == ("text", len(tokens))
+    assert CHAT.text(prompt.tokens).count("<|im_end|>") == 5
+
+
+def test_the_longest_known_history_wins() -> None:
+    prefixes, tokens = known([*letters("Hi"), END], assistant("Hi"))
+    second = [*ASK, assistant("Hi"), *ASK]
+    longer = [*prefixes.prompt(second, ()).tokens, *letters("Yes"), END]
+    prefixes.remember(second, (), assistant("Yes"), 1, (longer[:-4], longer[-4:]))
+    prompt = prefixes.prompt([*second, assistant("Yes"), *ASK], ())
+    assert (prompt.prefix_call, prompt.prefix_len) == (1, len(longer))
+    assert prompt.tokens[: len(tokens)] == tokens
+
+
+def test_tool_arguments_match_by_value_and_ids_do_not_matter() -> None:
+    def calling(arguments: str, name: str) -> Message:
+        function = {"name": "look", "arguments": arguments}
+        return {**assistant(""), "tool_calls": [{"id": name, "function": function}]}
+
+    result = {"role": "tool", "content": "a cat", "tool_call_id": "b"}
+    prefixes, tokens = known([*letters("x"), END], calling('{"a":1,"b":2}', "a"), TOOLS)
+    same = prefixes.prompt([*ASK, calling('{"b": 2, "a": 1}', "b"), result], TOOLS)
+    assert same.prefix_len == len(tokens)
+    other = prefixes.prompt([*ASK, calling('{"b": 2, "a": 3}', "b"), result], TOOLS)
+    assert other.how == "unknown"
