@@ -1,0 +1,132 @@
+"""rollouts of a held-out split → scores, with what is not known of them."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from math import comb, sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from tasks.files import write_text
+from tasks.tables import select
+
+QUERY = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
+
+
+class Outcome(NamedTuple):
+    """How a rollout ended; a failed one has no reward."""
+
+    group_id: str
+    reward: float | None
+    category: str | None = None
+
+
+class Estimate(BaseModel):
+    """Over examples, each counting once, however many rollouts it has.
+
+    `standard_error` is that of the examples' means, for rollouts of one example are not
+    independent (Miller 2024); None below two examples. `pass_at[k]` is the chance that the best of
+    k rollouts reaches the threshold; a k that some example has too few rollouts for is left out.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    examples: int
+    mean: float | None
+    standard_error: float | None
+    pass_at: dict[int, float]
+
+
+class Score(BaseModel):
+    """What a batch of rollouts is worth, stated with its failed rollouts left out and as zeros."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rollouts: int
+    failed: int
+    threshold: float
+    finished: Estimate
+    failed_as_zero: Estimate
+    categories: dict[str, "Score"] = {}
+
+    def metrics(self, prefix: str = "test") -> dict[str, float]:
+        """The headline, flat: `test/reward/mean` is over finished rollouts."""
+        values = {
+            "reward/mean": self.finished.mean,
+            "reward/standard_error": self.finished.standard_error,
+            "reward/mean_failed_as_zero": self.failed_as_zero.mean,
+            "rollouts/failed": self.failed,
+            **{f"pass@{k}": value for k, value in self.failed_as_zero.pass_at.items()},
+        }
+        return {f"{prefix}/{name}": value for name, value in values.items() if value is not None}
+
+
+def score_spans(spans: Path, shard: Path, threshold: float = 1.0) -> Score:
+    """The score of a sealed batch; by category where its examples have a column of that name.
+
+    A rollout passes if its reward is at least `threshold`.
+    """
+    rows = select(QUERY, spans=spans, shard=shard).to_pylist()
+    return score([Outcome(r["group_id"], r["reward"], r["category"]) for r in rows], threshold)
+
+
+def score(outcomes: Sequence[Outcome], threshold: float = 1.0) -> Score:
+    """The score of some rollouts."""
+    categories: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.category is not None:
+            categories[outcome.category].append(outcome._replace(category=None))
+    finished = [outcome for outcome in outcomes if outcome.reward is not None]
+    return Score(
+        rollouts=len(outcomes),
+        failed=len(outcomes) - len(finished),
+        threshold=threshold,
+        finished=_estimate(finished, threshold),
+        failed_as_zero=_estimate(outcomes, threshold),
+        categories={name: score(categories[name], threshold) for name in sorted(categories)},
+    )
+
+
+def pass_at(k: int, rollouts: int, passed: int) -> float:
+    """The unbiased estimate of Chen et al. (2021): 1 - C(n - c, k) / C(n, k), for k <= n."""
+    if not 1 <= k <= rollouts:
+        raise ValueError(f"pass@{k} needs k of 1 to {rollouts}, the number of rollouts")
+    return (comb(rollouts, k) - comb(rollouts - passed, k)) / comb(rollouts, k)
+
+
+def write_evaluation(path: Path, scores: Mapping[str, Score]) -> Path:
+    """`path`, holding the scores by how they were sampled, such as `greedy` and `sampled`."""
+    return write_text(path, SCORES.dump_json(dict(scores), indent=2).decode() + "\n")
+
+
+def read_evaluation(path: Path) -> dict[str, Score]:
+    """What `write_evaluation` wrote."""
+    return SCORES.validate_json(path.read_bytes())
+
+
+def _estimate(outcomes: Iterable[Outcome], threshold: float) -> Estimate:
+    examples: dict[str, list[float | None]] = defaultdict(list)
+    for outcome in outcomes:
+        examples[outcome.group_id].append(outcome.reward)
+    means = [fmean(reward or 0.0 for reward in rewards) for rewards in examples.values()]
+    counts = [
+        (len(rewards), sum(reward is not None and reward >= threshold for reward in rewards))
+        for rewards in examples.values()
+    ]
+    fewest = min((rollouts for rollouts, _ in counts), default=0)
+    return Estimate(
+        examples=len(examples),
+        mean=fmean(means) if means else None,
+        standard_error=stdev(means) / sqrt(len(means)) if len(means) > 1 else None,
+        pass_at={k: fmean(pass_at(k, *count) for count in counts) for k in _doublings(fewest)},
+    )
+
+
+def _doublings(most: int) -> list[int]:
+    """1, 2, 4 … and `most` itself."""
+    return sorted({1 << power for power in range(most.bit_length())} | ({most} if most else set()))
+
+
+SCORES = TypeAdapter(dict[str, Score])

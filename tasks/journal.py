@@ -1,0 +1,195 @@
+"""span → journal → Parquet. A span is on disk before anyone hears of it: a line with its CRC-32."""
+
+import asyncio
+import fcntl
+import json
+import os
+import queue
+import zlib
+from collections import Counter
+from concurrent.futures import Future
+from datetime import datetime
+from pathlib import Path
+from threading import Lock, Thread
+from typing import BinaryIO, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from adapters.errors import UserError
+from tasks.spans import SCHEMA, TIMES, Span, check, identity, table
+from tasks.tables import write
+
+OPENING = b'{"crc32": "%08x", "span": '
+CLOSING = b"}\n"
+
+
+class JournalError(UserError):
+    """A journal cannot be trusted, or cannot be written to."""
+
+
+class Journal:
+    """Appends spans durably: each is synced to disk when its `append` returns.
+
+    Appends that wait at the same time share one write and one sync. A journal is one process's at a
+    time. Opened again after a crash, it goes on after its last whole line. Once a write has failed
+    it takes no more: what the disk then holds is not known.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = _opened(path)
+        self._known = {identity(span) for span in read_journal(path)}
+        self._waiting: queue.SimpleQueue[tuple[bytes, Future[None]] | None] = queue.SimpleQueue()
+        self._broken: OSError | None = None
+        self._closed = False
+        self._adding = Lock()
+        self._writer = Thread(target=self._write, name=f"journal {path.name}", daemon=True)
+        self._writer.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def append(self, span: Span) -> None:
+        """Durably add a span, from any event loop; one that breaks an invariant is refused."""
+        await asyncio.wrap_future(self._submit(span))
+
+    def append_now(self, span: Span) -> None:
+        """`append` for code that may block."""
+        self._submit(span).result()
+
+    def close(self) -> None:
+        """Write what waits, and let the file go."""
+        with self._adding:
+            if self._closed:
+                return
+            self._closed = True
+            self._waiting.put(None)
+        self._writer.join()
+        self._file.close()
+
+    def _submit(self, span: Span) -> Future[None]:
+        check(span)
+        line, key = _line(span), identity(span)
+        written: Future[None] = Future()
+        written.set_running_or_notify_cancel()  # a span that has been handed over stays
+        with self._adding:
+            if self._closed:
+                raise JournalError(f"{self.path} is closed; open it again to append to it")
+            if key in self._known:
+                raise ValueError(f"{self.path} already has the span {key}; it is recorded once")
+            self._known.add(key)
+            self._waiting.put((line, written))
+        return written
+
+    def _write(self) -> None:
+        """The writer's thread: everything that has gathered, in one write and one sync."""
+        ends = False
+        while not ends:
+            gathered = [self._waiting.get()]
+            while not self._waiting.empty():
+                gathered.append(self._waiting.get())
+            ends = None in gathered
+            self._commit([entry for entry in gathered if entry is not None])
+
+    def _commit(self, entries: list[tuple[bytes, Future[None]]]) -> None:
+        try:
+            if self._broken is not None:
+                raise self._broken
+            if entries:
+                self._file.write(b"".join(line for line, _ in entries))
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            self._broken = error
+            for _, written in entries:
+                written.set_exception(JournalError(f"{self.path} cannot be written: {error}"))
+            return
+        for _, written in entries:
+            written.set_result(None)
+
+
+def read_journal(path: Path) -> list[Span]:
+    """The spans of a journal, in the order of their writing. A torn last line never counted."""
+    spans = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                break
+            if not _intact(line):
+                raise JournalError(
+                    f"{path}, line {number}, is damaged: its checksum does not fit. Restore the "
+                    "file from a copy, or remove the line and lose what was sampled there"
+                )
+            spans.append(_span(line))
+    return spans
+
+
+def seal(journal: Path, parquet: Path) -> Path:
+    """`parquet`, holding the journal's spans, sorted; made once. The journal stays."""
+    if not parquet.exists():
+        spans = read_journal(journal)
+        repeated = [key for key, count in Counter(map(identity, spans)).items() if count > 1]
+        if repeated:
+            raise JournalError(f"{journal} has the span {repeated[0]} twice; a span is made once")
+        write(table(spans), parquet)
+    return parquet
+
+
+def read_spans(path: Path) -> pa.Table:
+    """The spans of a journal or of its Parquet, the same table from either."""
+    if path.suffix == ".jsonl":
+        return table(read_journal(path))
+    return pq.read_table(path, schema=SCHEMA)
+
+
+def _opened(path: Path) -> BinaryIO:
+    """The file, locked, its torn tail cut, and its name on disk."""
+    file = path.open("ab+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise JournalError(f"{path} is being written by another process; wait for it") from error
+    file.truncate(_end_of_last_line(file))
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return file
+
+
+def _end_of_last_line(file: BinaryIO) -> int:
+    """The length of the file without what follows its last newline."""
+    file.seek(0)
+    end = 0
+    for line in file:
+        end += len(line) if line.endswith(b"\n") else 0
+    return end
+
+
+def _line(span: Span) -> bytes:
+    """The checksum is over the span's own bytes, exactly as they stand in the line."""
+    text = json.dumps(span, default=datetime.isoformat, separators=(",", ":"), allow_nan=False)
+    data = text.encode()
+    return OPENING % zlib.crc32(data) + data + CLOSING
+
+
+def _intact(line: bytes) -> bool:
+    data = _data(line)
+    return line == OPENING % zlib.crc32(data) + data + CLOSING
+
+
+def _data(line: bytes) -> bytes:
+    return line[len(OPENING % 0) : -len(CLOSING)]
+
+
+def _span(line: bytes) -> Span:
+    span: Span = json.loads(_data(line))
+    times = {name: datetime.fromisoformat(span[name]) for name in TIMES if span.get(name)}
+    return span | times

@@ -1,0 +1,144 @@
+"""A run → what a person wants to read of it: tables, and transcripts of its rollouts."""
+
+import fcntl
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.metrics import read_metrics
+from tasks.runs import recipe_of
+from tasks.tables import select
+
+QUERY = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
+
+METRICS = (
+    "reward/mean",
+    "reward/std",
+    "groups/uniform_fraction",
+    "entropy",
+    "kl_sample_train_v1",
+    "tokens/sampled",
+    "tokens/trained",
+    "rollouts/failed",
+    "prefix/broken",
+    "seconds/sampling",
+    "seconds/training",
+)
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run at a glance. `reward` is the mean reward of its last step; None before the first.
+
+    `state` is running (a process has it open), finished, or stopped: it can be continued.
+    """
+
+    name: str
+    agent: str
+    done: int
+    steps: int
+    reward: float | None
+    state: str
+
+
+def list_runs(root: Path) -> list[RunSummary]:
+    """The runs in a folder, by name."""
+    return [_summary(manifest.parent) for manifest in sorted(root.glob("*/manifest.json"))]
+
+
+def runs_table(root: Path) -> str:
+    """The runs in a folder, for a terminal."""
+    runs = [list(astuple(run)) for run in list_runs(root)]
+    if not runs:
+        return f"{root} holds no runs yet; `ratchet train` makes one"
+    names = ["run", "agent", "steps", "of", "reward", "state"]
+    rows = [names, *([_number(cell) for cell in run] for run in runs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(names))]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join(lines)
+
+
+def metrics_table(metrics: Path, names: Sequence[str] = METRICS) -> str:
+    """metrics.jsonl as Markdown, a line a step; names that no step has are left out."""
+    rows = read_metrics(metrics)
+    shown = ["step", *(name for name in names if any(name in row for row in rows))]
+    return _markdown(shown, ([_number(row.get(name)) for name in shown] for row in rows))
+
+
+def transcripts(spans: Path) -> str:
+    """The best, the middle and the worst rollout of a batch as Markdown, with their rewards.
+
+    Where none has a reward, three that failed, with their errors.
+    """
+    rollouts = select(QUERY, spans=spans).to_pylist()
+    ended = sorted(
+        (rollout for rollout in rollouts if rollout["reward"] is not None),
+        key=lambda rollout: (-rollout["reward"], rollout["rollout_id"]),
+    )
+    if not ended:
+        return "\n".join(_transcript("failed", rollout) for rollout in rollouts[:3])
+    chosen = {len(ended) // 2: "middle"} | {len(ended) - 1: "worst"} | {0: "best"}
+    return "\n".join(_transcript(chosen[place], ended[place]) for place in sorted(chosen))
+
+
+def _summary(folder: Path) -> RunSummary:
+    recipe, rows = recipe_of(folder), read_metrics(folder / "metrics.jsonl")
+    steps, done = recipe["steps"], len(rows)
+    state = "running" if _is_open(folder) else "finished" if done >= steps else "stopped"
+    reward = rows[-1].get("reward/mean") if rows else None
+    return RunSummary(folder.name, recipe["agent"], done, steps, reward, state)
+
+
+def _is_open(folder: Path) -> bool:
+    """Whether a process holds the run's lock, which the kernel drops when that process ends."""
+    lock = folder / "lock"
+    if not lock.exists():
+        return False
+    with lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _transcript(title: str, rollout: dict[str, Any]) -> str:
+    ended = f"reward {_number(rollout['reward'])}"
+    if rollout["reward"] is None:
+        ended = f"{rollout['error_type']}: {rollout['error_message']}"
+    parts = [f"## {title}: {rollout['rollout_id']}\n\n{ended}\n"]
+    for conversation in rollout["conversations"]:
+        messages = [*json.loads(conversation["messages"]), json.loads(conversation["reply"])]
+        if conversation["role"] != "policy":
+            parts.append(f"*asked of the {conversation['role']}*\n")
+        parts += [f"**{message['role']}**\n\n{_fenced(_text(message))}\n" for message in messages]
+    return "\n".join(parts)
+
+
+def _text(message: dict[str, Any]) -> str:
+    """The words of a message, and the tools it calls."""
+    words = [message.get("reasoning_content"), message.get("content")]
+    calls = [call["function"] for call in message.get("tool_calls") or []]
+    lines = [word for word in words if word]
+    return "\n".join([*lines, *(f"{call['name']}({call['arguments']})" for call in calls)])
+
+
+def _fenced(text: str) -> str:
+    """A code block that nothing in the text can end."""
+    longest = max((len(ticks) for ticks in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def _markdown(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [names, ["---"] * len(names), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _number(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

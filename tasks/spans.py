@@ -1,0 +1,244 @@
+"""model call → span: the one schema of everything that happened in a run.
+
+The `gen_ai_` columns are OpenTelemetry's attributes of that name; the tokens are our own.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from adapters.calls import Completion
+
+Span = dict[str, Any]
+"""A row of SCHEMA; columns it lacks are null. JSON columns hold plain values, times `datetime`s."""
+
+LLM, REWARD, ERROR = "llm", "reward", "error"
+
+_time = pa.timestamp("us", "UTC")
+_tokens = pa.list_(pa.field("element", pa.int32(), nullable=False))
+_numbers = pa.list_(pa.field("element", pa.float32(), nullable=False))
+
+SCHEMA = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("batch", pa.string()),
+        ("step", pa.int32()),
+        ("group_id", pa.string()),
+        ("rollout_id", pa.string()),
+        ("attempt", pa.int32()),
+        ("role", pa.string()),
+        ("call", pa.int32()),
+        ("span_id", pa.string()),
+        ("kind", pa.string()),
+        ("started", _time),
+        ("ended", _time),
+        ("status", pa.string()),
+        ("error_type", pa.string()),
+        ("error_message", pa.string()),
+        ("gen_ai_operation_name", pa.string()),
+        ("gen_ai_provider_name", pa.string()),
+        ("gen_ai_request_model", pa.string()),
+        ("gen_ai_request_temperature", pa.float64()),
+        ("gen_ai_request_top_p", pa.float64()),
+        ("gen_ai_request_top_k", pa.int32()),
+        ("gen_ai_request_max_tokens", pa.int32()),
+        ("gen_ai_request_seed", pa.int64()),
+        ("gen_ai_response_id", pa.string()),
+        ("gen_ai_response_finish_reasons", pa.list_(pa.string())),
+        ("gen_ai_usage_input_tokens", pa.int32()),
+        ("gen_ai_usage_output_tokens", pa.int32()),
+        ("messages", pa.json_()),
+        ("reply", pa.json_()),
+        ("tools", pa.json_()),
+        ("attributes", pa.json_()),
+        ("policy_version", pa.string()),
+        ("renderer", pa.string()),
+        ("tokenizer_sha", pa.string()),
+        ("prompt_token_ids", _tokens),
+        ("response_token_ids", _tokens),
+        ("logprobs", _numbers),
+        ("prefix_len", pa.int32()),
+        ("prefix_call", pa.int32()),
+        ("prefix_span_id", pa.string()),
+        ("prefix_how", pa.string()),
+        ("reward_name", pa.string()),
+        ("reward", pa.float64()),
+    ]
+)
+JSON = ("messages", "reply", "tools", "attributes")
+TIMES = ("started", "ended")
+
+SECRET = re.compile(r"api[-_]?key|secret|password|authorization|credential|access[-_]token", re.I)
+NAME = re.compile(r"(?P<group>(?P<batch>.+-(?P<step>\d{5,}))-\d{4,})-\d{2,}")
+
+
+def call_span(completion: Completion, run_id: str | None = None) -> Span:
+    """The record of one model call."""
+    place, request, sampling = completion.place, completion.request, completion.sampling
+    reused = completion.prefix_call
+    return {
+        **_of_rollout(place.rollout_id, place.attempt, run_id),
+        "role": place.role,
+        "call": place.call,
+        "span_id": _call_id(place.rollout_id, place.attempt, place.role, place.call),
+        "kind": LLM,
+        "started": completion.started,
+        "ended": completion.ended,
+        "status": "ok",
+        "gen_ai_operation_name": "chat",
+        "gen_ai_provider_name": "ratchet",
+        "gen_ai_request_model": request.model,
+        "gen_ai_request_temperature": sampling.temperature,
+        "gen_ai_request_top_p": sampling.top_p,
+        "gen_ai_request_top_k": sampling.top_k,
+        "gen_ai_request_max_tokens": sampling.max_tokens,
+        "gen_ai_request_seed": completion.seed,
+        "gen_ai_response_id": completion.response_id,
+        "gen_ai_response_finish_reasons": [completion.finish_reason],
+        "gen_ai_usage_input_tokens": len(completion.prompt_tokens),
+        "gen_ai_usage_output_tokens": len(completion.sampled_tokens),
+        "messages": list(request.messages),
+        "reply": completion.message,
+        "tools": list(request.tools),
+        "attributes": without_secrets({"request": dict(request.fields)}),
+        "policy_version": completion.policy_version,
+        "renderer": completion.renderer,
+        "tokenizer_sha": completion.tokenizer_sha,
+        "prompt_token_ids": list(completion.prompt_tokens),
+        "response_token_ids": list(completion.sampled_tokens),
+        "logprobs": list(completion.logprobs),
+        "prefix_len": completion.prefix_len,
+        "prefix_call": reused,
+        "prefix_span_id": None
+        if reused is None
+        else _call_id(place.rollout_id, place.attempt, place.role, reused),
+        "prefix_how": completion.prefix_how,
+    }
+
+
+def reward_span(
+    rollout_id: str,
+    attempt: int,
+    reward: float,
+    started: datetime,
+    ended: datetime,
+    *,
+    name: str = "reward",
+    run_id: str | None = None,
+) -> Span:
+    """The record of a finished rollout: what it earned, and when it began and ended."""
+    return {
+        **_of_rollout(rollout_id, attempt, run_id),
+        "span_id": f"{rollout_id}.{attempt}.{name}",
+        "kind": REWARD,
+        "started": started,
+        "ended": ended,
+        "status": "ok",
+        "reward_name": name,
+        "reward": reward,
+    }
+
+
+def error_span(
+    rollout_id: str,
+    attempt: int,
+    error: BaseException,
+    started: datetime,
+    ended: datetime,
+    *,
+    run_id: str | None = None,
+) -> Span:
+    """The record of a failed rollout. It has no reward, which is not the same as a reward of 0."""
+    return {
+        **_of_rollout(rollout_id, attempt, run_id),
+        "span_id": f"{rollout_id}.{attempt}.error",
+        "kind": ERROR,
+        "started": started,
+        "ended": ended,
+        "status": "error",
+        "error_type": type(error).__name__,
+        "error_message": str(error),
+    }
+
+
+def identity(span: Span) -> tuple[Any, ...]:
+    """What no two spans share."""
+    names = ("rollout_id", "attempt", "kind", "role", "call", "reward_name")
+    return tuple(span.get(name) for name in names)
+
+
+def check(span: Span) -> None:
+    """Refuse a span that assembly would misread."""
+    unknown = span.keys() - set(SCHEMA.names)
+    if unknown:
+        raise ValueError(f"a span has no column {', '.join(sorted(unknown))}; see tasks/spans.py")
+    if span.get("kind") not in (LLM, REWARD, ERROR):
+        raise ValueError(f"a span's kind is {LLM}, {REWARD} or {ERROR}, not {span.get('kind')!r}")
+    if span["kind"] == LLM:
+        _check_tokens(span)
+    if span["kind"] == REWARD and not math.isfinite(span["reward"]):
+        raise ValueError(f"{span['span_id']} has the reward {span['reward']}; it must be finite")
+
+
+def table(spans: Iterable[Span]) -> pa.Table:
+    """The spans as Arrow, sorted so that what one rollout's prompts share lies together."""
+    rows = sorted(spans, key=_order)
+    return pa.Table.from_pylist([_json_as_text(span) for span in rows], schema=SCHEMA)
+
+
+def without_secrets(value: Any) -> Any:
+    """The same value with `***` where a name says that a secret stands."""
+    if isinstance(value, list):
+        return [without_secrets(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {k: "***" if SECRET.search(k) else without_secrets(v) for k, v in value.items()}
+
+
+def _check_tokens(span: Span) -> None:
+    who = span["span_id"]
+    sampled, logprobs = span["response_token_ids"], span["logprobs"]
+    if len(logprobs) != len(sampled):
+        raise ValueError(f"{who} has {len(sampled)} tokens and {len(logprobs)} log-probabilities")
+    if not all(map(math.isfinite, logprobs)):
+        raise ValueError(f"{who} has a log-probability that is not a finite number")
+    if not 0 <= span["prefix_len"] <= len(span["prompt_token_ids"]):
+        length = len(span["prompt_token_ids"])
+        raise ValueError(f"{who} keeps {span['prefix_len']} tokens of a prompt of {length}")
+
+
+def _of_rollout(rollout_id: str, attempt: int, run_id: str | None) -> Span:
+    named = NAME.fullmatch(rollout_id)
+    if named is None:
+        raise ValueError(
+            f"{rollout_id!r} does not name a rollout; <split>-<step>-<example>-<k> does, "
+            "such as train-00003-0012-01"
+        )
+    return {
+        "run_id": run_id,
+        "batch": named["batch"],
+        "step": int(named["step"]),
+        "group_id": named["group"],
+        "rollout_id": rollout_id,
+        "attempt": attempt,
+    }
+
+
+def _call_id(rollout_id: str, attempt: int, role: str, call: int) -> str:
+    return f"{rollout_id}.{attempt}.{role}.{call}"
+
+
+def _order(span: Span) -> tuple[Any, ...]:
+    """By rollout, attempt, role and call; what is of no role comes last in its attempt."""
+    role, call = span.get("role"), span.get("call")
+    return span["rollout_id"], span["attempt"], role is None, role or "", call or 0, span["kind"]
+
+
+def _json_as_text(span: Span) -> Span:
+    texts = {k: json.dumps(span[k], ensure_ascii=False) for k in JSON if span.get(k) is not None}
+    return span | texts

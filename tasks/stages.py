@@ -1,0 +1,104 @@
+"""The arrows of the path as Prefect tasks: called with a run's folder, each returns its file."""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from adapters.calls import Sampling
+from tasks.checkpoints import Checkpoint
+from tasks.datums import Normalise, write_datums
+from tasks.durability import durable
+from tasks.evaluations import score_spans, write_evaluation
+from tasks.files import write_text
+from tasks.journal import seal
+from tasks.metrics import Metrics, divergence, measure, record_metrics
+from tasks.rollouts import Runner, plan
+from tasks.shards import Source, choose, read_shard, write_shard
+from tasks.trajectories import write_trajectories
+from tasks.updates import Learner
+
+
+@durable("shards/{batch}.jsonl", "shard {batch}")
+def draw_shard(path: Path, batch: str, source: Source, seed: int, step: int, size: int) -> None:
+    """dataset → shard."""
+    write_shard(choose(source.examples(), seed, step, size), path)
+
+
+@durable("spans/{batch}.parquet", "rollouts {batch}")
+def collect_rollouts(
+    path: Path,
+    batch: str,
+    runner: Runner,
+    shard: Path,
+    checkpoint: Checkpoint,
+    group_size: int,
+    sampling: Sampling,
+) -> None:
+    """shard → rollouts → spans."""
+    journal = path.parents[1] / "journal" / f"{batch}.jsonl"
+    rollouts = plan(batch, read_shard(shard), group_size, journal)
+    runner.collect(rollouts, journal, checkpoint, sampling)
+    seal(journal, path)
+
+
+@durable("trajectories/{step:05d}.parquet", "trajectories {step:05d}")
+def assemble_trajectories(path: Path, step: int, spans: Path) -> None:
+    """spans → trajectories."""
+    write_trajectories(spans, path)
+
+
+@durable("datums/{step:05d}.parquet", "datums {step:05d}")
+def build_datums(
+    path: Path, step: int, trajectories: Path, advantage: str, normalise: Normalise
+) -> None:
+    """trajectories × advantages → datums."""
+    write_datums(trajectories, path, advantage, normalise)
+
+
+@durable("updates/{step:05d}.json", "update {step:05d}")
+def update_policy(
+    path: Path,
+    step: int,
+    learner: Learner,
+    checkpoint: Checkpoint,
+    datums: Path,
+    with_state: bool,
+) -> None:
+    """checkpoint × datums → checkpoint. The file holds what the update measured."""
+    started = time.monotonic()
+    logprobs = learner.update(checkpoint, datums, with_state=with_state)
+    measured = {**divergence(datums, logprobs), "seconds/training": time.monotonic() - started}
+    write_text(path, json.dumps(measured))
+
+
+@durable("evaluations/{name}.json", "score {name}")
+def score_rollouts(path: Path, name: str, batches: Mapping[str, Path], threshold: float) -> None:
+    """rollouts of held-out examples → scores, by how they were sampled."""
+    shards = path.parents[1] / "shards"
+    scores = {
+        how: score_spans(spans, shards / f"{spans.stem}.jsonl", threshold)
+        for how, spans in batches.items()
+    }
+    write_evaluation(path, scores)
+
+
+def record_step(
+    folder: Path, step: int, spans: Path, trajectories: Path, datums: Path, update: Path
+) -> Metrics:
+    """Everything measured of a step, added to metrics.jsonl: with that the step is done."""
+    metrics = {
+        **measure(spans, trajectories, datums),
+        "seconds/sampling": _seconds(spans),
+        **json.loads(update.read_text()),
+    }
+    record_metrics(folder / "metrics.jsonl", step, metrics)
+    return metrics
+
+
+def _seconds(spans: Path) -> float:
+    """From the first call's start to the last rollout's end."""
+    times = pq.read_table(spans, columns=["started", "ended"])
+    return (max(times["ended"].to_pylist()) - min(times["started"].to_pylist())).total_seconds()

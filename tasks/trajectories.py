@@ -1,0 +1,58 @@
+"""spans → trajectories: calls whose tokens only grew, with their reward."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from tasks.tables import arrays, select, write
+
+QUERY = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
+TRAINED_ROLES = ("policy",)
+LISTS = ("tokens", "logprobs", "mask")
+
+
+def assemble(spans: Path, trained_roles: Sequence[str] = TRAINED_ROLES) -> pa.Table:
+    """The trajectories of a batch, sorted by rollout, role and first call.
+
+    `tokens`, `logprobs` and `mask` are aligned: the mask is 1 exactly where a token was sampled by
+    one of `trained_roles`, and the log-probability of a token nobody sampled is 0. Rollouts without
+    a reward and superseded attempts do not appear.
+
+    `begins` says why a trajectory does not continue an earlier call: it is `new` (a conversation
+    without history), or a prefix broke. Then it is the door's reason (`adapters.prefixes.Prompt`),
+    a `branch` (another call has already grown from the same one), or a `mismatch`: the door says
+    the tokens were kept, and they are not the same.
+    """
+    table = select(QUERY, spans=spans, trained=list(trained_roles))
+    _check_aligned(table)
+    return table
+
+
+def write_trajectories(
+    spans: Path, path: Path, trained_roles: Sequence[str] = TRAINED_ROLES
+) -> Path:
+    """`path`, holding the trajectories of `spans`."""
+    return write(assemble(spans, trained_roles), path)
+
+
+def rewards_by_group(trajectories: pa.Table) -> dict[str, dict[str, float]]:
+    """Group → rollout → reward, of the rollouts in which something is trained."""
+    groups: dict[str, dict[str, float]] = defaultdict(dict)
+    scalars = trajectories.select(["group_id", "rollout_id", "reward"]).to_pylist()
+    for row, mask in zip(scalars, arrays(trajectories["mask"]), strict=True):
+        if mask.any():
+            groups[row["group_id"]][row["rollout_id"]] = row["reward"]
+    return dict(groups)
+
+
+def _check_aligned(table: pa.Table) -> None:
+    """A call recorded without its token ids or log-probabilities must not train in silence."""
+    lengths = (table[name].combine_chunks().value_lengths().to_pylist() for name in LISTS)
+    for rollout, *counts in zip(table["rollout_id"].to_pylist(), *lengths, strict=True):
+        if len(set(counts)) > 1:
+            raise ValueError(
+                f"{rollout} has a call with as many token ids, log-probabilities and mask bits as "
+                f"{counts}: its span is damaged, or was not written by the door"
+            )

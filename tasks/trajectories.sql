@@ -1,0 +1,144 @@
+-- One row per trajectory: the calls of one role whose tokens only grew, in the attempt that earned
+-- the rollout's reward. Every call of that attempt is in exactly one trajectory.
+with recursive
+
+spans as (
+
+    select * from read_parquet($spans)
+
+),
+
+rewards as (
+
+    -- The last attempt with a reward: without one, a rollout is not here, and not below.
+    select
+        rollout_id,
+        max(attempt) as attempt,
+        arg_max(reward, attempt) as reward
+
+    from spans
+    where reward_name = 'reward'
+    group by rollout_id
+
+),
+
+calls as (
+
+    select
+        spans.rollout_id,
+        group_id,
+        attempt,
+        role,
+        call,
+        prompt_token_ids as prompt,
+        response_token_ids as response,
+        logprobs,
+        policy_version,
+        prefix_how,
+        rewards.reward,
+        -- The call it should have grown from: the one the door names, or else the one before it.
+        coalesce(
+            prefix_call, lag(call) over (partition by spans.rollout_id, role order by call)
+        ) as earlier_call
+
+    from spans
+    join rewards using (rollout_id, attempt)
+    where kind = 'llm' and error_type is null
+
+),
+
+comparisons as (
+
+    select
+        calls.*,
+        len(earlier.prompt) + len(earlier.response) as earlier_length,
+        coalesce(
+            calls.prompt[:len(earlier.prompt)] = earlier.prompt
+            and calls.prompt[len(earlier.prompt) + 1:earlier_length] = earlier.response,
+            false
+        ) as grew
+
+    from calls
+    left join calls as earlier
+        on calls.rollout_id = earlier.rollout_id
+        and calls.role = earlier.role
+        and calls.earlier_call = earlier.call
+
+),
+
+turns as (
+
+    select
+        * exclude (prompt),
+        -- Of several calls that grew from the same one, the first goes on with its trajectory.
+        grew and 1 = row_number() over (
+            partition by rollout_id, role, earlier_call, grew order by call
+        ) as continues,
+        prompt[if(continues, earlier_length, 0) + 1:] as observed,
+        case
+            when continues then null
+            when grew then 'branch'
+            when prefix_how in ('messages', 'text') then 'mismatch'
+            else prefix_how
+        end as begins
+
+    from comparisons
+
+),
+
+memberships (rollout_id, role, call, first_call) as (
+
+    select rollout_id, role, call, call
+    from turns
+    where not continues
+
+    union all
+
+    select turns.rollout_id, turns.role, turns.call, memberships.first_call
+    from turns
+    join memberships
+        on turns.rollout_id = memberships.rollout_id
+        and turns.role = memberships.role
+        and turns.earlier_call = memberships.call
+    where turns.continues
+
+),
+
+trajectories as (
+
+    select
+        rollout_id,
+        any_value(group_id) as group_id,
+        attempt,
+        role,
+        first_call,
+        count(*)::integer as calls,
+        max(begins) as begins,
+        arg_min(policy_version, call) as policy_version,
+        any_value(reward) as reward,
+        list(
+            {'observed': observed, 'response': response, 'logprobs': logprobs} order by call
+        ) as turns
+
+    from turns
+    join memberships using (rollout_id, role, call)
+    group by rollout_id, attempt, role, first_call
+
+)
+
+select
+    * exclude (turns),
+    flatten([turn.observed || turn.response for turn in turns]) as tokens,
+    flatten([
+        list_resize([]::float[], len(turn.observed), 0) || turn.logprobs for turn in turns
+    ]) as logprobs,
+    flatten([
+        list_resize([]::tinyint[], len(turn.observed), 0)
+        || list_resize(
+            []::tinyint[], len(turn.response), list_contains($trained, role)::tinyint
+        )
+        for turn in turns
+    ]) as mask
+
+from trajectories
+order by rollout_id, role, first_call

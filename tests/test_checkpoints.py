@@ -1,0 +1,47 @@
+"""The ledger: what is written is read back, and a torn line never counted."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    ledger = Ledger(tmp_path / "checkpoints.jsonl")
+    ledger.add(Checkpoint(0, "tinker://r/s/0", "tinker://r/w/0"))
+    ledger.add(Checkpoint(1, "tinker://r/s/1"))
+    ledger.add(Checkpoint(2, "tinker://r/s/2", "tinker://r/w/2"))
+    ledger.add(Checkpoint(3, "tinker://r/s/3"))
+    return ledger
+
+
+def test_resuming_reads_the_last_line(ledger: Ledger) -> None:
+    assert ledger.last_step() == 3
+    assert ledger.at(3).sampler == "tinker://r/s/3"
+    assert ledger.at(3).version == "00003"
+
+
+@pytest.mark.parametrize(("step", "saved"), [(0, 0), (1, 0), (2, 2), (3, 2)])
+def test_training_goes_on_from_the_last_saved_state(ledger: Ledger, step: int, saved: int) -> None:
+    assert ledger.saved(step).step == saved
+
+
+def test_a_step_that_was_made_again_counts_as_it_was_made_last(ledger: Ledger) -> None:
+    ledger.add(Checkpoint(3, "tinker://other/s/3"))
+    assert ledger.at(3).sampler == "tinker://other/s/3"
+
+
+def test_a_checkpoint_that_is_not_there_is_said_to_be_missing(ledger: Ledger) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint 4; it has 0 to 3"):
+        ledger.at(4)
+
+
+def test_a_torn_line_is_cut_and_written_over(ledger: Ledger, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints.jsonl"
+    path.write_bytes(path.read_bytes()[:-10])
+    assert ledger.last_step() == 2
+
+    ledger.add(Checkpoint(3, "tinker://again/s/3"))
+    assert [checkpoint.step for checkpoint in ledger.checkpoints()] == [0, 1, 2, 3]

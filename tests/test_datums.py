@@ -1,0 +1,175 @@
+"""trajectory × advantage → tinker.Datum."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tinker
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.datums import LOSS_INPUTS, build, check_loss, read_datums, write_datums
+from tasks.tables import write
+
+SCHEMA = pa.schema(
+    [
+        ("rollout_id", pa.string()),
+        ("group_id", pa.string()),
+        ("role", pa.string()),
+        ("first_call", pa.int32()),
+        ("policy_version", pa.string()),
+        ("reward", pa.float64()),
+        ("tokens", pa.list_(pa.int32())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("mask", pa.list_(pa.int8())),
+    ]
+)
+
+
+def trajectory(rollout: int, reward: float, mask: list[int], first_call: int = 0) -> dict:
+    """Tokens 10, 11, 12 …; the log-probability of a sampled token is its place, negative."""
+    return {
+        "rollout_id": f"train-00000-0000-{rollout:02d}",
+        "group_id": "train-00000-0000",
+        "role": "policy",
+        "first_call": first_call,
+        "policy_version": "00000",
+        "reward": reward,
+        "tokens": [10 + place for place in range(len(mask))],
+        "logprobs": [-float(place * bit) for place, bit in enumerate(mask)],
+        "mask": mask,
+    }
+
+
+def table(*rows: dict) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), schema=SCHEMA)
+
+
+def written(folder: Path, *rows: dict) -> Path:
+    trajectories = write(table(*rows), folder / "trajectories.parquet")
+    return write_datums(trajectories, folder / "datums.parquet", "centred")
+
+
+def test_everything_but_the_inputs_moves_one_place_and_the_last_token_is_a_target() -> None:
+    good, bad = build(
+        table(trajectory(0, 1.0, [0, 0, 1, 0, 1]), trajectory(1, 0.0, [0, 1])), "centred"
+    ).to_pylist()
+    assert good["tokens"] == [10, 11, 12, 13]
+    assert good["targets"] == [11, 12, 13, 14]
+    assert good["mask"] == [0, 1, 0, 1]
+    assert good["logprobs"] == [0, -2, 0, -4]
+    assert good["advantages"] == [0, 0.5, 0, 0.5]
+    assert (bad["tokens"], bad["targets"], bad["advantages"]) == ([10], [11], [-0.5])
+
+
+def test_all_trajectories_of_a_rollout_share_its_advantage() -> None:
+    rows = [
+        trajectory(0, 1.0, [0, 1]),
+        trajectory(0, 1.0, [0, 1, 1], first_call=1),
+        trajectory(1, 0.0, [0, 1]),
+    ]
+    assert build(table(*rows), "centred")["advantages"].to_pylist() == [[0.5], [0.5, 0.5], [-0.5]]
+
+
+def test_what_teaches_nothing_is_left_out() -> None:
+    rows = [
+        trajectory(0, 2.0, [0, 1]),
+        trajectory(1, 1.0, [0, 1]),  # exactly the mean
+        trajectory(2, 0.0, [0, 1]),
+        trajectory(2, 0.0, [0, 0, 0], first_call=1),  # a judge's
+    ]
+    rollouts = build(table(*rows), "centred")["rollout_id"].to_pylist()
+    assert rollouts == ["train-00000-0000-00", "train-00000-0000-02"]
+
+
+def test_a_uniform_group_leaves_an_empty_batch_that_can_be_read(tmp_path: Path) -> None:
+    path = written(tmp_path, trajectory(0, 1.0, [0, 1]), trajectory(1, 1.0, [0, 1]))
+    assert read_datums(path, "ppo") == []
+
+
+def test_normalising_divides_by_what_the_step_trained() -> None:
+    rows = table(trajectory(0, 1.0, [0, 1, 1, 1]), trajectory(1, 0.0, [0, 1]))
+
+    def advantages(normalise) -> list[list[float]]:
+        return build(rows, "centred", normalise)["advantages"].to_pylist()
+
+    assert advantages("none") == [[0.5, 0.5, 0.5], [-0.5]]
+    # Four trained tokens in the step.
+    assert advantages("tokens") == [[0.125, 0.125, 0.125], [-0.125]]
+    # Two rollouts; the first has three tokens, the second one.
+    assert advantages("rollouts") == [pytest.approx([1 / 12] * 3), [-0.25]]
+
+
+def test_normalising_counts_rollouts_that_teach_nothing() -> None:
+    rows = table(*(trajectory(place, place, [0, 1]) for place in range(3)))
+    assert build(rows, "centred", "rollouts")["advantages"].to_pylist() == [
+        pytest.approx([-1 / 3]),
+        pytest.approx([1 / 3]),
+    ]
+
+
+@pytest.mark.parametrize("loss", LOSS_INPUTS)
+def test_each_loss_gets_exactly_the_inputs_that_tinker_reads(tmp_path: Path, loss: str) -> None:
+    path = written(tmp_path, trajectory(0, 1.0, [0, 0, 1]), trajectory(1, 0.0, [0, 1]))
+    datum = read_datums(path, loss)[0]
+    inputs = {name: tensor.tolist() for name, tensor in datum.loss_fn_inputs.items()}
+    policy_gradient = {"target_tokens": [11, 12], "logprobs": [0, -2], "advantages": [0, 0.5]}
+    expected = {
+        "cross_entropy": {"target_tokens": [11, 12], "weights": [0, 0.5]},
+        "gspo": {**policy_gradient, "sequence_ratio_mask": [0, 1]},
+    }
+    assert inputs == expected.get(loss, policy_gradient)
+    dtypes = {name: tensor.dtype for name, tensor in datum.loss_fn_inputs.items()}
+    assert dtypes.pop("target_tokens") == "int64"
+    assert set(dtypes.values()) == {"float32"}
+    assert datum.model_input.to_ints() == [10, 11]
+
+
+def test_a_loss_without_datums_and_a_scale_that_would_do_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="no datums for the loss 'stable_reinforce'"):
+        check_loss("stable_reinforce")
+    with pytest.raises(ValueError, match="quadratic term of dro"):
+        check_loss("dro", "tokens")
+    check_loss("dro", "none")
+
+
+def test_a_token_sampled_from_nothing_cannot_be_trained() -> None:
+    with pytest.raises(ValueError, match="rollout train-00000-0000-00 sampled its first token"):
+        build(table(trajectory(0, 1.0, [1, 1]), trajectory(1, 0.0, [0, 1])), "centred")
+
+
+float32 = st.floats(-30, 0, width=32)
+sequence = st.lists(st.tuples(st.integers(0, 2**31 - 1), float32, st.integers(0, 1)), min_size=1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(sequences=st.lists(sequence, min_size=2, max_size=5), rewards=st.data())
+def test_datums_come_back_from_the_file_bit_by_bit(tmp_path_factory, sequences, rewards) -> None:
+    folder = tmp_path_factory.mktemp("datums")
+    rows = []
+    for place, steps in enumerate(sequences):
+        tokens, logprobs, mask = ([7], [0.0], [0])
+        for token, logprob, bit in steps:
+            tokens, logprobs, mask = [*tokens, token], [*logprobs, logprob], [*mask, bit]
+        reward = rewards.draw(st.floats(-3, 3, width=32))
+        rows.append(trajectory(place, reward, mask) | {"tokens": tokens, "logprobs": logprobs})
+    built = build(table(*rows), "standardized")
+    read = read_datums(written_table(folder, rows), "importance_sampling")
+    assert len(read) == built.num_rows
+    for datum, row in zip(read, built.to_pylist(), strict=True):
+        whole = next(r for r in rows if r["rollout_id"] == row["rollout_id"])
+        assert datum.model_input.to_ints() == whole["tokens"][:-1]
+        assert bits(datum, "target_tokens") == np.array(whole["tokens"][1:], np.int64).tobytes()
+        assert bits(datum, "logprobs") == np.array(whole["logprobs"][1:], np.float32).tobytes()
+        expected = np.array([row["advantage"] if bit else 0 for bit in whole["mask"][1:]])
+        assert bits(datum, "advantages") == expected.astype(np.float32).tobytes()
+
+
+def written_table(folder: Path, rows: list[dict]) -> Path:
+    trajectories = write(table(*rows), folder / "trajectories.parquet")
+    return write_datums(trajectories, folder / "datums.parquet", "standardized")
+
+
+def bits(datum: tinker.Datum, name: str) -> bytes:
+    return datum.loss_fn_inputs[name].to_numpy().tobytes()

@@ -1,0 +1,117 @@
+"""rollouts of a held-out split → scores."""
+
+import json
+from collections.abc import Sequence
+from math import sqrt
+from pathlib import Path
+
+import pytest
+
+from tasks.evaluations import (
+    Outcome,
+    pass_at,
+    read_evaluation,
+    score,
+    score_spans,
+    write_evaluation,
+)
+from tasks.shards import write_shard
+from tasks.spans import table
+from tasks.tables import write
+
+EARNED = {"kind": "reward", "reward_name": "reward", "reward": 1.0}
+
+
+def outcomes(**groups: Sequence[float | None]) -> list[Outcome]:
+    return [Outcome(group, reward) for group, rewards in groups.items() for reward in rewards]
+
+
+def test_the_mean_is_over_examples_and_so_is_its_error() -> None:
+    result = score(outcomes(a=[1.0, 1.0, 1.0, 0.0], b=[0.25], c=[0.5]))
+    # Means .75, .25 and .5: their deviation is .25.
+    assert result.finished.mean == 0.5
+    assert result.finished.standard_error == pytest.approx(0.25 / sqrt(3))
+    assert result.finished.examples == 3
+
+
+def test_a_failed_rollout_is_counted_and_stated_both_ways() -> None:
+    result = score(outcomes(a=[1.0, None], b=[0.0, 1.0], c=[None, None]))
+    assert (result.rollouts, result.failed) == (6, 3)
+    assert (result.finished.examples, result.finished.mean) == (2, 0.75)
+    assert (result.failed_as_zero.examples, result.failed_as_zero.mean) == (3, pytest.approx(1 / 3))
+    assert result.finished.pass_at == {1: 0.75}
+    assert result.failed_as_zero.pass_at == {1: pytest.approx(1 / 3), 2: pytest.approx(2 / 3)}
+
+
+def test_pass_at_k_is_the_unbiased_estimate() -> None:
+    # Of 4 rollouts 1 passed: a pair holds it in 3 of the 6 pairs.
+    assert pass_at(2, rollouts=4, passed=1) == 0.5
+    assert [pass_at(k, 4, 1) for k in (1, 3, 4)] == [0.25, 0.75, 1.0]
+    assert pass_at(1, 4, 0) == 0.0
+    assert pass_at(3, 4, 2) == 1.0
+    with pytest.raises(ValueError, match="pass@5 needs k of 1 to 4"):
+        pass_at(5, 4, 1)
+
+
+def test_pass_at_is_told_for_doublings_of_k() -> None:
+    result = score(outcomes(a=[1.0, 0.0, 0.0, 0.0, 0.0, 0.0], b=[0.0] * 6))
+    assert result.finished.pass_at == pytest.approx({1: 1 / 12, 2: 2 / 12, 4: 4 / 12, 6: 0.5})
+
+
+def test_a_rollout_passes_at_its_threshold() -> None:
+    assert score(outcomes(a=[0.5, 0.4]), threshold=0.5).finished.pass_at[1] == 0.5
+
+
+def test_nothing_has_no_mean() -> None:
+    result = score([])
+    assert (result.rollouts, result.finished.mean, result.finished.pass_at) == (0, None, {})
+    assert score(outcomes(a=[1.0])).finished.standard_error is None
+
+
+def test_headline_numbers_are_flat() -> None:
+    assert score(outcomes(a=[1.0], b=[None])).metrics("test") == {
+        "test/reward/mean": 1.0,
+        "test/reward/mean_failed_as_zero": 0.5,
+        "test/rollouts/failed": 1,
+        "test/pass@1": 0.5,
+    }
+
+
+def test_a_batch_is_scored_from_its_spans_and_by_category(tmp_path: Path) -> None:
+    categories = ["animal", "animal", "flower"]
+    shard = write_shard(
+        [
+            {"example_id": 7 + place, "example": {"category": category}}
+            for place, category in enumerate(categories)
+        ],
+        tmp_path / "shard.jsonl",
+    )
+
+    def ended(place: int, reward: float | None, attempt: int = 0) -> dict:
+        group = f"test-00010-{place:04d}"
+        row = {"rollout_id": f"{group}-00", "group_id": group, "attempt": attempt}
+        if reward is None:
+            return row | {"kind": "error", "error_type": "TimeoutError"}
+        return row | EARNED | {"reward": reward}
+
+    rows = [ended(0, 1.0), ended(1, None), ended(1, 0.5, attempt=1), ended(2, None)]
+    spans = write(table(rows), tmp_path / "spans.parquet")
+    result = score_spans(spans, shard)
+    assert (result.rollouts, result.failed, result.finished.mean) == (3, 1, 0.75)
+    assert result.categories["animal"].finished.mean == 0.75
+    assert result.categories["flower"].failed == 1
+    assert result.categories["flower"].finished.mean is None
+
+
+def test_examples_without_a_category_have_none(tmp_path: Path) -> None:
+    shard = write_shard([{"example_id": 0, "example": {"question": "?"}}], tmp_path / "s.jsonl")
+    row = {"rollout_id": "test-00000-0000-00", "group_id": "test-00000-0000", "attempt": 0}
+    spans = write(table([row | EARNED]), tmp_path / "spans.parquet")
+    assert score_spans(spans, shard).categories == {}
+
+
+def test_an_evaluation_is_a_file_that_reads_back(tmp_path: Path) -> None:
+    scores = {"greedy": score(outcomes(a=[1.0])), "sampled": score(outcomes(a=[1.0, None]))}
+    path = write_evaluation(tmp_path / "evaluations" / "00010.json", scores)
+    assert read_evaluation(path) == scores
+    assert json.loads(path.read_text())["sampled"]["failed"] == 1

@@ -1,0 +1,182 @@
+"""A step → one flat row of numbers."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasks.datums import read_datums, write_datums
+from tasks.metrics import divergence, measure, read_metrics, record_metrics
+from tasks.spans import table
+from tasks.tables import write
+from tasks.trajectories import write_trajectories
+
+
+def rollout(group: int, index: int, *rows: dict, attempt: int = 0) -> list[dict]:
+    """The spans of one attempt; each is a row whose missing columns are filled in."""
+    name = f"train-00000-{group:04d}"
+    place = {"rollout_id": f"{name}-{index:02d}", "group_id": name, "attempt": attempt}
+    call = {"kind": "llm", "role": "policy", "prefix_how": "new", "policy_version": "00000"}
+    return [
+        place
+        | (call | {"call": number, "prefix_len": 0} if "prompt_token_ids" in row else {})
+        | row
+        for number, row in enumerate(rows)
+    ]
+
+
+def said(prompt: list[int], response: list[int], logprob: float = -1.0, **columns: object) -> dict:
+    tokens = {"prompt_token_ids": prompt, "response_token_ids": response}
+    return tokens | {"logprobs": [logprob] * len(response)} | columns
+
+
+def ended(reward: float) -> dict:
+    return {"kind": "reward", "reward_name": "reward", "reward": reward}
+
+
+FAILED = {"kind": "error", "error_type": "TimeoutError"}
+
+
+def files(folder: Path, *rollouts: list[dict]) -> tuple[Path, Path, Path]:
+    rows = [row for spans in rollouts for row in spans]
+    spans = write(table(rows), folder / "spans.parquet")
+    trajectories = write_trajectories(spans, folder / "trajectories.parquet")
+    return spans, trajectories, write_datums(trajectories, folder / "datums.parquet", "centred")
+
+
+def test_a_step_in_numbers(tmp_path: Path) -> None:
+    kept = {"prefix_len": 3, "prefix_call": 0, "prefix_how": "messages"}
+    spans, trajectories, datums = files(
+        tmp_path,
+        rollout(0, 0, said([1, 2], [3]), said([1, 2, 3, 4], [5, 6], -2.0, **kept), ended(1.0)),
+        rollout(0, 1, said([1, 2], [3]), said([1, 7], [8], prefix_how="unknown"), ended(0.0)),
+        rollout(0, 2, said([1, 2], [3, 3, 3]), FAILED),
+        rollout(1, 0, FAILED),
+        rollout(1, 0, said([1], [2]), said([1], [9], role="judge"), ended(0.5), attempt=1),
+    )
+    assert measure(spans, trajectories, datums) == {
+        "rollouts/ok": 3,
+        "rollouts/failed": 1,
+        "rollouts/retried": 1,
+        "calls": 6,
+        "calls/other_roles": 1,
+        "tokens/prompt": 2 + 4 + 2 + 2 + 2 + 1,
+        "tokens/sampled": 1 + 2 + 1 + 1 + 3 + 1,
+        "prefix/reused_fraction": 3 / 13,
+        "reward/mean": 0.5,
+        "reward/std": pytest.approx(np.sqrt(0.5 / 3)),
+        "groups": 2,
+        "groups/uniform_fraction": 0.5,
+        "trajectories": 4,
+        "prefix/broken": 1,
+        "prefix/broken/unknown": 1,
+        # Sampled where there is a reward: -1, -2, -2 · -1, -1 · -1.
+        "entropy": 8 / 6,
+        "datums": 3,
+        "datums/dropped": 1,
+        "tokens/trained": 5,
+    }
+
+
+def test_a_step_in_which_everything_failed_has_counts_and_no_means(tmp_path: Path) -> None:
+    metrics = measure(*files(tmp_path, rollout(0, 0, FAILED)))
+    assert metrics["rollouts/failed"] == 1
+    assert metrics["groups"] == metrics["datums"] == metrics["tokens/sampled"] == 0
+    assert metrics.keys().isdisjoint({"reward/mean", "entropy", "groups/uniform_fraction"})
+
+
+def test_a_rollout_that_never_called_the_policy_has_a_reward_all_the_same(tmp_path: Path) -> None:
+    metrics = measure(*files(tmp_path, rollout(0, 0, ended(1.0)), rollout(0, 1, ended(0.0))))
+    assert (metrics["reward/mean"], metrics["groups"]) == (0.5, 0)
+
+
+def test_divergence_is_over_sampled_tokens_only(tmp_path: Path) -> None:
+    _, _, datums = files(
+        tmp_path,
+        rollout(0, 0, said([1, 2], [3, 4], -1.0), ended(1.0)),
+        rollout(0, 1, said([1], [2], -1.0), ended(0.0)),
+    )
+    # Differences log q - log p: .5, -.5 and 1.
+    returned = [np.array([-9.0, -1.5, -0.5]), np.array([-2.0])]
+    assert divergence(datums, returned) == {
+        "kl_sample_train_v1": pytest.approx(1 / 3),
+        "kl_sample_train_v2": pytest.approx((0.25 + 0.25 + 1) / 3 / 2),
+    }
+
+
+def test_log_probabilities_of_other_tokens_than_were_sampled_are_refused(tmp_path: Path) -> None:
+    _, _, datums = files(
+        tmp_path,
+        rollout(0, 0, said([1], [2, 3]), ended(1.0)),
+        rollout(0, 1, said([1], [2]), ended(0.0)),
+    )
+    with pytest.raises(ValueError, match=r"a datum of train-00000-0000-00 has 2 targets, but 1"):
+        divergence(datums, [np.zeros(1), np.zeros(1)])
+    with pytest.raises(ValueError, match="has 2 datums, but 1 came back"):
+        divergence(datums, [np.zeros(2)])
+
+
+def test_an_empty_batch_diverges_from_nothing(tmp_path: Path) -> None:
+    _, _, datums = files(tmp_path, rollout(0, 0, said([1], [2]), ended(1.0)))
+    assert divergence(datums, []) == {}
+
+
+def bigram_rollouts(logits: np.ndarray, count: int, length: int) -> list[list[dict]]:
+    """Rollouts sampled from a bigram model: row `a` of `logits` is what follows token `a`."""
+    rng = np.random.default_rng(0)
+    rollouts = []
+    for index in range(count):
+        tokens, logprobs = [0], []
+        for _ in range(length):
+            follows = logits[tokens[-1]]
+            tokens.append(int(rng.choice(len(follows), p=np.exp(follows))))
+            logprobs.append(float(follows[tokens[-1]]))
+        call = said(tokens[:1], tokens[1:]) | {"logprobs": logprobs}
+        rollouts.append(rollout(0, index, call, ended(float(index % 2))))
+    return rollouts
+
+
+def test_a_batch_without_its_final_targets_shows_in_the_divergence(tmp_path: Path) -> None:
+    """The classic mistake: inputs cut at the front too, so that each target is one too late."""
+    logits = np.random.default_rng(1).normal(scale=1.0, size=(16, 16))
+    logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    _, _, path = files(tmp_path, *bigram_rollouts(logits, count=16, length=16))
+    right, wrong = [], []
+    for datum in read_datums(path, "importance_sampling"):
+        inputs = np.array(datum.model_input.to_ints())
+        targets = datum.loss_fn_inputs["target_tokens"].to_numpy()
+        right.append(logits[inputs, targets])
+        # The final target is missing: the rest stands one place off, with a zero in the gap.
+        wrong.append(np.append(logits[inputs[1:], targets[1:]], 0.0))
+    healthy, broken = divergence(path, right), divergence(path, wrong)
+    assert abs(healthy["kl_sample_train_v1"]) < 1e-6
+    assert healthy["kl_sample_train_v2"] < 1e-6
+    assert broken["kl_sample_train_v2"] > 0.3
+
+
+def test_a_step_is_recorded_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert read_metrics(path) == []
+    assert record_metrics(path, 0, {"reward/mean": 0.5})
+    assert record_metrics(path, 1, {"reward/mean": 0.75})
+    assert not record_metrics(path, 1, {"reward/mean": 9.0})
+    assert read_metrics(path) == [
+        {"step": 0, "reward/mean": 0.5},
+        {"step": 1, "reward/mean": 0.75},
+    ]
+
+
+def test_a_line_that_was_cut_off_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    record_metrics(path, 0, {"reward/mean": 0.5})
+    with path.open("a") as file:
+        file.write('{"step": 1, "rew')
+    assert [row["step"] for row in read_metrics(path)] == [0]
+    assert record_metrics(path, 1, {"reward/mean": 0.75})
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 1]
+
+
+def test_a_number_that_json_cannot_hold_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        record_metrics(tmp_path / "metrics.jsonl", 0, {"entropy": float("nan")})

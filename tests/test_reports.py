@@ -1,0 +1,183 @@
+"""A run → what a person wants to read of it."""
+
+import fcntl
+import json
+import re
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from tasks.datums import write_datums
+from tasks.metrics import record_metrics
+from tasks.reports import list_runs, metrics_table, runs_table, transcripts
+from tasks.spans import Span, table
+from tasks.tables import write
+from tasks.trajectories import write_trajectories
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "sql.md"
+STATEMENTS = re.findall(r"```sql\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.S)
+
+
+def said(question: str, answer: str, **columns: object) -> dict:
+    """A call of three prompt tokens and as many sampled ones as the answer has words."""
+    count = len(answer.split())
+    return {
+        "kind": "llm",
+        "role": "policy",
+        "call": 0,
+        "messages": [{"role": "user", "content": question}],
+        "reply": {"role": "assistant", "content": answer},
+        "prompt_token_ids": [1, 2, 3],
+        "response_token_ids": list(range(count)),
+        "logprobs": [-1.0] * count,
+        "prefix_len": 0,
+        "prefix_how": "new",
+    } | columns
+
+
+def ended(reward: float | None) -> dict:
+    if reward is None:
+        return {"kind": "error", "error_type": "TimeoutError", "error_message": "too late"}
+    return {"kind": "reward", "reward_name": "reward", "reward": reward}
+
+
+def rollout(index: int, *rows: dict, step: int = 0, attempt: int = 0) -> list[Span]:
+    group = f"train-{step:05d}-0000"
+    place = {"rollout_id": f"{group}-{index:02d}", "group_id": group, "attempt": attempt}
+    return [place | {"step": step} | row for row in rows]
+
+
+def sealed(path: Path, *rollouts: list[Span]) -> Path:
+    return write(table([span for spans in rollouts for span in spans]), path)
+
+
+def test_transcripts_show_the_best_the_middle_and_the_worst(tmp_path: Path) -> None:
+    rewards = {0: 0.5, 1: None, 2: 1.0, 3: -1.0, 4: 0.0}
+    spans = sealed(
+        tmp_path / "spans.parquet",
+        *(rollout(k, said("Who are you?", f"I am {k}"), ended(r)) for k, r in rewards.items()),
+    )
+    text = transcripts(spans)
+    titles = re.findall(r"^## (.*)\n\n(.*)$", text, re.M)
+    assert titles == [
+        ("best: train-00000-0000-02", "reward 1"),
+        ("middle: train-00000-0000-04", "reward 0"),
+        ("worst: train-00000-0000-03", "reward -1"),
+    ]
+    assert "**user**\n\n```text\nWho are you?\n```" in text
+    assert "**assistant**\n\n```text\nI am 2\n```" in text
+    assert "I am 1" not in text
+
+
+@pytest.mark.parametrize(("count", "titles"), [(1, ["best"]), (2, ["best", "worst"])])
+def test_few_rollouts_are_each_shown_once(tmp_path: Path, count: int, titles: list[str]) -> None:
+    rollouts = [rollout(k, said("?", "!"), ended(float(k))) for k in range(count)]
+    text = transcripts(sealed(tmp_path / "spans.parquet", *rollouts))
+    assert re.findall(r"^## (\w+):", text, re.M) == titles
+
+
+def test_a_conversation_is_told_once_by_its_last_call(tmp_path: Path) -> None:
+    history = [
+        {"role": "user", "content": "one?"},
+        {"role": "assistant", "content": "first"},
+        {"role": "user", "content": "two?"},
+    ]
+    calls = [
+        said("one?", "first"),
+        said("", "second", call=1, messages=history, prefix_call=0, prefix_how="messages"),
+        said("elsewhere?", "third", call=2),
+    ]
+    spans = sealed(tmp_path / "spans.parquet", rollout(0, *calls, ended(1.0)))
+    text = transcripts(spans)
+    assert [text.count(word) for word in ("first", "second", "third")] == [1, 1, 1]
+
+
+def test_tool_calls_are_part_of_what_was_said_and_no_text_ends_its_block(tmp_path: Path) -> None:
+    call = {"function": {"name": "search", "arguments": '{"q": "x"}'}}
+    reply = {"role": "assistant", "content": "```\nlook", "tool_calls": [call]}
+    spans = sealed(tmp_path / "s.parquet", rollout(0, said("?", "", reply=reply), ended(1.0)))
+    assert '````text\n```\nlook\nsearch({"q": "x"})\n````' in transcripts(spans)
+
+
+def test_where_everything_failed_the_errors_are_shown(tmp_path: Path) -> None:
+    spans = sealed(tmp_path / "s.parquet", rollout(0, ended(None)))
+    text = transcripts(spans)
+    assert "## failed: train-00000-0000-00\n\nTimeoutError: too late" in text
+
+
+def test_the_metrics_table_has_a_line_a_step(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    record_metrics(path, 0, {"reward/mean": 0.123456, "tokens/trained": 40})
+    record_metrics(path, 1, {"tokens/trained": 0})
+    assert metrics_table(path) == (
+        "| step | reward/mean | tokens/trained |\n"
+        "| --- | --- | --- |\n"
+        "| 0 | 0.1235 | 40 |\n"
+        "| 1 | - | 0 |\n"
+    )
+
+
+def run_of(root: Path, name: str, steps: int, done: int) -> Path:
+    folder = root / name
+    folder.mkdir(parents=True)
+    manifest = {"recipe": {"agent": "hello", "steps": steps}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    for step in range(done):
+        record_metrics(folder / "metrics.jsonl", step, {"reward/mean": step / 4})
+    return folder
+
+
+def test_runs_are_listed_with_their_state(tmp_path: Path) -> None:
+    run_of(tmp_path, "a", steps=2, done=2)
+    run_of(tmp_path, "b", steps=4, done=2)
+    running = run_of(tmp_path, "c", steps=4, done=0)
+    with (running / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        runs = list_runs(tmp_path)
+    assert [(run.name, run.done, run.steps, run.reward, run.state) for run in runs] == [
+        ("a", 2, 2, 0.25, "finished"),
+        ("b", 2, 4, 0.25, "stopped"),
+        ("c", 0, 4, None, "running"),
+    ]
+
+
+def test_the_terminal_gets_a_table_in_columns(tmp_path: Path) -> None:
+    assert "holds no runs yet" in runs_table(tmp_path)
+    run_of(tmp_path, "hello-1", steps=4, done=1)
+    assert runs_table(tmp_path).splitlines() == [
+        "run      agent  steps  of  reward  state",
+        "hello-1  hello  1      4   0       stopped",
+    ]
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two steps of a run: rewards 1, 0 and a failure; then 1 and 1."""
+    folder = tmp_path / "runs" / "hello"
+    steps = [
+        [
+            rollout(0, said("Be 7.", "I am 7"), ended(1.0)),
+            rollout(1, said("Be 7.", "I am not sure"), ended(0.0)),
+            rollout(2, said("Be 7.", "I"), ended(None)),
+        ],
+        [rollout(k, said("Be 8.", "I am 8"), ended(1.0), step=1) for k in range(2)],
+    ]
+    for step, rollouts in enumerate(steps):
+        spans = sealed(folder / "spans" / f"train-{step:05d}.parquet", *rollouts)
+        file = f"{step:05d}.parquet"
+        trajectories = write_trajectories(spans, folder / "trajectories" / file)
+        write_datums(trajectories, folder / "datums" / file, "centred")
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+@pytest.mark.usefixtures("run_folder")
+def test_the_documented_statements_answer_over_a_run_s_folder() -> None:
+    with duckdb.connect() as connection:
+        rewards, worst, tokens = (connection.sql(query).fetchall() for query in STATEMENTS)
+    assert rewards == [(0, 0.5, 2), (1, 1.0, 2)]
+    assert worst[0] == ("train-00000-0000-01", 0.0, "Be 7.", "I am not sure")
+    assert [row[1] for row in worst] == [0.0, 1.0, 1.0, 1.0]
+    # 3 + 4 + 1 + 3 + 3 sampled; the uniform group and the failure are not trained.
+    assert tokens == [(14, 7, 0.5)]
