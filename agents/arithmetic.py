@@ -1,0 +1,32 @@
+"""A word problem, answered in one call; the number after "####" is what counts."""
+
+import re
+import ssl
+from typing import Any
+
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+TLS = ssl.create_default_context()
+"""Reading the certificates takes 20 ms: once a process, not once a rollout."""
+
+
+async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
+    """Ask once; `example` has the columns `question` and `answer`, a whole number."""
+    http = DefaultAsyncHttpxClient(verify=TLS)
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http) as client:
+        completion = await client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": question(example["question"])}],
+            max_tokens=48,
+        )
+    return reward(completion.choices[0].message.content or "", int(example["answer"]))
+
+
+def question(text: str) -> str:
+    return f"{text} End with #### and the number."
+
+
+def reward(answer: str, wanted: int) -> float:
+    """1 if the first number after "####" is the wanted one, else 0."""
+    found = re.search(r"####\s*(-?\d+)", answer)
+    return float(found is not None and int(found[1]) == wanted)

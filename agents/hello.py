@@ -1,0 +1,33 @@
+"""The smallest agent: told who it is, it is paid for saying so."""
+
+import ssl
+from typing import Any
+
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+TLS = ssl.create_default_context()
+"""Reading the certificates takes 20 ms: once a process, not once a rollout."""
+
+
+async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
+    """Ask once; `example` has the column `identity`, such as "a quiet otter"."""
+    http = DefaultAsyncHttpxClient(verify=TLS)
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http) as client:
+        completion = await client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": question(example["identity"])}],
+            max_tokens=24,
+        )
+    return reward(completion.choices[0].message.content or "", example["identity"])
+
+
+def question(identity: str) -> str:
+    return f"You are {identity}. Who are you?"
+
+
+def reward(answer: str, identity: str) -> float:
+    """1 for claiming the identity, -1 for denying it, 0 for anything else."""
+    said, claimed = answer.lower(), identity.lower()
+    if f"i am {claimed}" in said or f"i'm {claimed}" in said:
+        return 1.0
+    return -1.0 if f"not {claimed}" in said else 0.0

@@ -1,0 +1,101 @@
+"""prefect.yaml → recipes: the one place where a recipe's values are written."""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
+
+from adapters.errors import UserError
+from flows.recipe import Recipe
+
+PROJECT_FILE = Path("prefect.yaml")
+TRAIN = "flows/train.py:train"
+
+
+class RecipeError(UserError):
+    """The recipe is not one."""
+
+
+def named_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of the training deployment `name`, with each `section.key=value` put over it."""
+    deployments = _training_deployments()
+    if name not in deployments:
+        raise RecipeError(
+            f"{PROJECT_FILE} has no training deployment {name!r}; there are: "
+            f"{', '.join(sorted(deployments))}"
+        )
+    values = _merged(deployments[name]["parameters"]["recipe"], _parsed(overrides))
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        raise RecipeError(_explain(error)) from error
+
+
+def recipe_options() -> str:
+    """Every key of a recipe, with its type and explanation, as `--set` takes it."""
+    source = CliSettingsSource(_settings(), cli_prog_name="--set", cli_exit_on_error=False)
+    return source.root_parser.format_help()
+
+
+def _training_deployments() -> dict[str, Any]:
+    if not PROJECT_FILE.exists():
+        raise RecipeError(
+            f"there is no {PROJECT_FILE} in {Path.cwd()}; run this in the project's folder"
+        )
+    declared = yaml.safe_load(PROJECT_FILE.read_text(encoding="utf-8"))["deployments"]
+    return {entry["name"]: entry for entry in declared if entry["entrypoint"] == TRAIN}
+
+
+def _settings() -> type[BaseSettings]:
+    """The recipe as settings, which is what pydantic's command-line source reads."""
+    return type("RecipeSettings", (BaseSettings, Recipe), {"model_config": Recipe.model_config})
+
+
+def _parsed(overrides: Sequence[str]) -> dict[str, Any]:
+    known = list(_keys(Recipe))
+    for override in overrides:
+        key, equals, _ = override.partition("=")
+        if not equals:
+            raise RecipeError(f"--set {override}: write it as section.key=value")
+        if key not in known:
+            raise RecipeError(f"a recipe has no key {key!r}{_suggestion(key, known)}")
+    arguments = [f"--{override}" for override in overrides]
+    try:
+        source = CliSettingsSource(_settings(), cli_parse_args=arguments, cli_exit_on_error=False)
+    except SettingsError as error:
+        raise RecipeError(f"--set: {error}") from error
+    return source()
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _keys(field.annotation, f"{prefix}{name}.")
+
+
+def _suggestion(key: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    listing = "`ratchet keys` lists them"
+    return f"; did you mean {close[0]!r}? {listing}" if close else f"; {listing}"
+
+
+def _merged(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(values)
+    for key, override in overrides.items():
+        nested = isinstance(override, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], override) if nested else override
+    return merged
+
+
+def _explain(error: ValidationError) -> str:
+    lines = [
+        f"recipe.{'.'.join(str(part) for part in mistake['loc'])}: {mistake['msg']}"
+        f" (got {mistake['input']!r})"
+        for mistake in error.errors()
+    ]
+    return "; ".join(lines)

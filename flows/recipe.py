@@ -1,0 +1,201 @@
+"""Recipe: everything that a run depends on. The values are written in prefect.yaml."""
+
+import hashlib
+import json
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tasks.datums import check_loss
+
+LossName = Literal["importance_sampling", "ppo", "cispo", "dro", "gspo"]
+LOSS_SETTINGS: dict[str, set[str]] = {
+    "importance_sampling": set(),
+    "ppo": {"clip_low_threshold", "clip_high_threshold"},
+    "cispo": {"clip_low_threshold", "clip_high_threshold"},
+    "dro": {"beta"},
+    "gspo": {"clip_low_threshold", "clip_high_threshold"},
+}
+
+
+class Section(BaseModel):
+    """A part of the recipe: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Dataset(Section):
+    """What is asked."""
+
+    path: str
+    """A CSV, JSON-lines or Parquet file; its `split` column says train or test."""
+
+    columns: tuple[str, ...] = ()
+    """The columns the agent reads; a file without one of them is refused before anything runs."""
+
+
+class Model(Section):
+    """The policy: a base model and the LoRA that is trained on it."""
+
+    base: str = "local/tiny-chat"
+    """A model of the Tinker service, or, on the engine, a shipped id, a hub name or a directory."""
+
+    renderer: str = "qwen3"
+    """How messages become tokens: a name of the `renderers` package."""
+
+    lora_rank: int = Field(default=16, ge=1, le=256)
+    """Rank of the LoRA weights."""
+
+    train_attention: bool = True
+    """Whether the attention's linear layers get a LoRA."""
+
+    train_mlp: bool = True
+    """Whether the feed-forward layers get a LoRA."""
+
+    train_unembedding: bool = True
+    """Whether the output layer gets a LoRA."""
+
+
+class Rollouts(Section):
+    """How a step's rollouts are run and sampled."""
+
+    groups: int = Field(default=16, ge=1)
+    """Examples a step; each becomes one group."""
+
+    group_size: int = Field(default=8, ge=2)
+    """Rollouts of each example, whose rewards are compared with each other."""
+
+    concurrency: int = Field(default=128, ge=1)
+    """Rollouts that run at the same time."""
+
+    timeout_seconds: float = Field(default=120, gt=0)
+    """A rollout that takes longer has failed."""
+
+    max_tokens: int = Field(default=64, ge=1)
+    """The most tokens one call may sample."""
+
+    temperature: float = Field(default=1.0, gt=0, le=2)
+    """Sampling temperature of the policy; losses assume 1."""
+
+
+class Algorithm(Section):
+    """From rewards to a loss."""
+
+    advantage: Literal["centred", "standardized", "leave_one_out"] = "standardized"
+    """Rewards less their group's mean, or less the mean of the group's others (RLOO);
+    `standardized` divides by the group's deviation as well (GRPO)."""
+
+    loss: LossName = "importance_sampling"
+    """Tinker's name of the loss."""
+
+    loss_settings: dict[str, float] = {}
+    """The loss's own numbers, such as ppo's clip_low_threshold; one it does not read is refused."""
+
+    normalise: Literal["none", "tokens", "rollouts"] = "none"
+    """Tinker sums a loss over tokens; divide it by the step's tokens, or by its rollouts."""
+
+    @model_validator(mode="after")
+    def _settings_belong_to_the_loss(self) -> Self:
+        ignored = sorted(self.loss_settings.keys() - LOSS_SETTINGS[self.loss])
+        if ignored:
+            known = ", ".join(sorted(LOSS_SETTINGS[self.loss])) or "none"
+            raise ValueError(
+                f"the loss {self.loss} would ignore {', '.join(ignored)} (it reads: {known}); "
+                "remove them or choose another loss"
+            )
+        check_loss(self.loss, self.normalise)
+        return self
+
+
+class Optimizer(Section):
+    """AdamW, as Tinker runs it."""
+
+    learning_rate: float = Field(gt=0)
+    """Step size; LoRA wants about ten times that of full training."""
+
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the mean of gradients."""
+
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    """Decay of the mean of squared gradients."""
+
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment."""
+
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled decay of the LoRA weights."""
+
+    grad_clip_norm: float = Field(default=0.0, ge=0)
+    """Gradients with a larger norm are scaled down to it; 0 leaves them."""
+
+
+class Evaluation(Section):
+    """How held-out examples are scored."""
+
+    every: int = Field(default=0, ge=0)
+    """Score after every so many steps; 0 scores only before the first and after the last."""
+
+    examples: int = Field(default=128, ge=1)
+    """Held-out examples, the first of the test split in a seeded order; all if it has fewer."""
+
+    rollouts: int = Field(default=1, ge=1)
+    """Sampled rollouts of each example; with k of them pass@1 to pass@k are reported."""
+
+    threshold: float = 1.0
+    """A rollout passes, for pass@k, if its reward is at least this."""
+
+    greedy: bool = True
+    """Also run each example once at temperature 0."""
+
+    def due(self, step: int, steps: int) -> bool:
+        """Whether checkpoint `step` of `steps` is scored."""
+        return step in (0, steps) or (self.every > 0 and step % self.every == 0)
+
+
+class Checkpoints(Section):
+    """What is kept of the weights."""
+
+    every: int = Field(default=5, ge=1)
+    """Save weights and optimizer after every so many steps; the last is always saved."""
+
+    ttl_seconds: int | None = Field(default=None, ge=3600)
+    """How long the service keeps what a run saves; empty keeps it until it is deleted."""
+
+    def due(self, step: int, steps: int) -> bool:
+        """Whether checkpoint `step` of `steps` saves the training state."""
+        return step == steps or step % self.every == 0
+
+
+class Tracking(Section):
+    """Weights & Biases, beside the run's own metrics."""
+
+    project: str | None = None
+    """The project to log to; empty logs nowhere. Without WANDB_API_KEY the run is kept offline."""
+
+
+class Recipe(Section):
+    """Everything a run depends on."""
+
+    agent: str
+    """Whom to train: a module of `agents/`, or `package.module:function`."""
+
+    steps: int = Field(ge=1)
+    """Optimizer steps."""
+
+    seed: int = Field(default=0, ge=0)
+    """The one seed; all others derive from it."""
+
+    # What each section is for, its own docstring says.
+    dataset: Dataset
+    model: Model = Model()
+    rollouts: Rollouts = Rollouts()
+    algorithm: Algorithm = Algorithm()
+    optimizer: Optimizer
+    evaluation: Evaluation = Evaluation()
+    checkpoints: Checkpoints = Checkpoints()
+    tracking: Tracking = Tracking()
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the recipe's canonical JSON: a run is bound to it."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,0 +1,53 @@
+"""train: the whole path. One optimizer step a shard, each from the checkpoint the last one left."""
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from flows.opening import opened, sampled, train_split
+from flows.outcome import Outcome, outcome_of
+from flows.recipe import Recipe
+from flows.scoring import score
+from tasks.artifacts import Progress, publish
+from tasks.stages import (
+    assemble_trajectories,
+    build_datums,
+    collect_rollouts,
+    draw_shard,
+    record_step,
+    update_policy,
+)
+
+
+@flow(name="train")
+def train(recipe: Recipe, run: str | None = None) -> Outcome:
+    """Train the model behind an agent.
+
+    Args:
+        recipe: Everything the run depends on.
+        run: Its name, a folder under runs/; a run that exists continues where it stopped.
+    """
+    source, sampling, steps = train_split(recipe), sampled(recipe), recipe.steps
+    rollouts, algorithm = recipe.rollouts, recipe.algorithm
+    with opened(recipe, run or f"{recipe.agent}-{flow_run.id[:8]}") as parts:
+        folder, runner, learner, ledger = parts.folder, parts.runner, parts.learner, parts.ledger
+        progress = Progress(folder, steps)
+        for step in range(parts.steps_done(), steps):
+            checkpoint = ledger.at(step)
+            if recipe.evaluation.due(step, steps):
+                score(recipe, parts, checkpoint)
+            batch, saves = f"train-{step:05d}", recipe.checkpoints.due(step + 1, steps)
+            shard = draw_shard(folder, batch, source, recipe.seed, step, rollouts.groups)
+            spans = collect_rollouts(
+                folder, batch, runner, shard, checkpoint, rollouts.group_size, sampling
+            )
+            trajectories = assemble_trajectories(folder, step, spans)
+            datums = build_datums(
+                folder, step, trajectories, algorithm.advantage, algorithm.normalise
+            )
+            update = update_policy(folder, step, learner, checkpoint, datums, saves)
+            metrics = record_step(folder, step, spans, trajectories, datums, update)
+            parts.tracker.log(metrics, step)
+            progress.show(step, metrics)
+        score(recipe, parts, ledger.at(steps))
+        publish(folder)
+    return outcome_of(folder)

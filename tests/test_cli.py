@@ -1,0 +1,81 @@
+"""The command line: what it reads from prefect.yaml, and what it says to a mistaken user."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.deployments import RecipeError, named_recipe, recipe_options
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def ratchet(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "flows.cli", *arguments]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **variables}
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize("name", ["hello", "arithmetic"])
+def test_every_training_deployment_has_a_recipe_whose_dataset_is_there(name: str) -> None:
+    recipe = named_recipe(name)
+    assert recipe.agent == name
+    assert (ROOT / recipe.dataset.path).exists()
+
+
+def test_values_are_put_over_the_deployments() -> None:
+    recipe = named_recipe("hello", ["rollouts.groups=3", "steps=2", "algorithm.loss=ppo"])
+    assert (recipe.rollouts.groups, recipe.steps, recipe.algorithm.loss) == (3, 2, "ppo")
+    assert recipe.rollouts.group_size == named_recipe("hello").rollouts.group_size
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("optimiser.learning_rate=1", "no key 'optimiser.learning_rate'; did you mean 'optimizer."),
+        ("rollouts.groups=many", "recipe.rollouts.groups: Input should be a valid integer"),
+        ("rollouts.groups=0", "greater than or equal to 1 (got '0')"),
+        ("algorithm.loss=grpo", "'importance_sampling', 'ppo', 'cispo', 'dro' or 'gspo'"),
+        ("steps", "write it as section.key=value"),
+    ],
+)
+def test_a_mistaken_value_is_answered_clearly(override: str, said: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        named_recipe("hello", [override])
+    assert said in str(raised.value)
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(RecipeError, match=r"no training deployment 'helo'.*arithmetic, hello"):
+        named_recipe("helo")
+
+
+def test_the_listed_keys_carry_their_explanations() -> None:
+    assert "--optimizer.learning_rate" in recipe_options()
+    assert "Step size" in recipe_options()
+
+
+def test_errors_are_one_line_without_a_stack_trace() -> None:
+    said = ratchet("train", "hello", "--set", "seeds=1")
+    assert said.returncode == 2
+    assert said.stderr.startswith("ratchet: a recipe has no key 'seeds'; did you mean 'seed'?")
+    assert said.stderr.count("\n") == 1
+
+
+def test_runs_are_listed(tmp_path: Path) -> None:
+    said = ratchet("runs", RATCHET_RUNS=str(tmp_path))
+    assert (said.returncode, said.stderr) == (0, "")
+    assert "holds no runs yet" in said.stdout
+
+
+def test_help_names_every_command() -> None:
+    said = ratchet("--help").stdout
+    assert all(name in said for name in ("train", "evaluate", "runs", "keys", "engine", "pretrain"))

@@ -1,0 +1,58 @@
+"""The recipe: unknown keys, and knobs that would do nothing, are refused."""
+
+import pytest
+from pydantic import ValidationError
+
+from flows.recipe import LOSS_SETTINGS, Recipe
+from tests.small_recipe import small_recipe
+
+
+def test_a_misspelt_key_is_refused_by_name() -> None:
+    with pytest.raises(ValidationError, match=r"rollouts\.groupsize\n  Extra inputs are not"):
+        small_recipe(rollouts={"groupsize": 4})
+
+
+def test_a_setting_that_the_loss_would_ignore_is_refused() -> None:
+    algorithm = {"loss": "importance_sampling", "loss_settings": {"clip_low_threshold": 0.9}}
+    with pytest.raises(
+        ValidationError, match="importance_sampling would ignore clip_low_threshold"
+    ):
+        small_recipe(algorithm=algorithm)
+
+
+def test_a_scale_that_the_loss_would_not_honour_is_refused() -> None:
+    with pytest.raises(ValidationError, match="quadratic term of dro"):
+        small_recipe(algorithm={"loss": "dro", "normalise": "tokens"})
+
+
+@pytest.mark.parametrize("loss", sorted(LOSS_SETTINGS))
+def test_every_loss_takes_the_settings_that_it_reads(loss: str) -> None:
+    settings = dict.fromkeys(LOSS_SETTINGS[loss], 0.5)
+    recipe = small_recipe(algorithm={"loss": loss, "loss_settings": settings})
+    assert recipe.algorithm.loss_settings == settings
+
+
+def test_the_fingerprint_changes_with_any_value_and_with_nothing_else() -> None:
+    assert small_recipe().fingerprint() == small_recipe().fingerprint()
+    assert small_recipe(seed=1).fingerprint() != small_recipe().fingerprint()
+
+
+def test_a_recipe_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        small_recipe().steps = 3  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_every_key_is_explained_where_prefects_form_reads_it() -> None:
+    schema = Recipe.model_json_schema()
+    sections = [schema, *schema["$defs"].values()]
+    assert all(section["description"] for section in sections)
+    fields = [field for section in sections for field in section["properties"].values()]
+    values = [field for field in fields if "$ref" not in field]
+    assert len(values) > 30
+    assert all(field.get("description") for field in values)
+
+
+def test_the_first_and_the_last_checkpoint_are_always_scored_and_the_last_saved() -> None:
+    recipe = small_recipe(evaluation={"every": 4}, checkpoints={"every": 5})
+    assert [step for step in range(11) if recipe.evaluation.due(step, 10)] == [0, 4, 8, 10]
+    assert [step for step in range(1, 12) if recipe.checkpoints.due(step, 11)] == [5, 10, 11]
