@@ -1,0 +1,143 @@
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from random import Random
+
+import pytest
+
+from tasks.corpora import arithmetic, hello, mixture, tool_calls
+from tasks.corpora import guess_the_number as guessing
+from tasks.corpora import twenty_questions as twenty
+from tasks.corpora.conversation import Conversation, Exam
+
+FORMATS = mixture.examined()
+
+
+def played(exam: Exam, player: Callable[[Conversation], str]) -> float:
+    """The reward of one that answers every prompt."""
+    prompt = next(exam)
+    while True:
+        try:
+            prompt = exam.send(player(prompt))
+        except StopIteration as finished:
+            return finished.value
+
+
+def _right(name: str, prompt: Conversation) -> str:
+    said = prompt.messages[-1]["content"]
+    if name == "hello":
+        return f"I am {said.removeprefix('You are ').split('.')[0]}."
+    if name == "guess_the_number":
+        low, top = 1, int(prompt.messages[0]["content"].split(" to ")[1].split(".")[0])
+        for guess, reply in zip(prompt.messages[1::2], prompt.messages[2::2], strict=True):
+            number = guessing.guess_in(guess["content"]) or 0
+            low, top = (number + 1, top) if reply["content"] == "Higher." else (low, number - 1)
+        return f"{(low + top) // 2}"
+    turns = [line.split("? ") for line in said.splitlines()[1:-1]]
+    return twenty.TwentyQuestions().expert(
+        [(f"{asked}?", told) for asked, told in turns], Random(0)
+    )
+
+
+@pytest.mark.parametrize("name", ["hello", "guess_the_number", "twenty_questions"])
+def test_a_perfect_player_earns_everything(name: str) -> None:
+    for index in range(40):
+        assert played(FORMATS[name].exam(index), partial(_right, name)) == 1.0
+
+
+def test_the_same_seed_streams_the_same_conversations() -> None:
+    first, second = (list(islice(mixture.stream("s", 0.5), 50)) for _ in range(2))
+    assert first == second
+
+
+def test_every_conversation_ends_with_an_answer_that_is_not_empty() -> None:
+    for conversation in islice(mixture.stream("s", 1.0), 500):
+        assert conversation.messages[-1]["role"] == "assistant"
+        assert all(message["content"] for message in conversation.messages)
+
+
+def test_held_out_identities_and_problems_are_never_read() -> None:
+    held_out = {hello.question(name) for name in hello.identities()[: hello.TEST]}
+    held_out |= {
+        arithmetic.question(str(row["question"]))
+        for row in arithmetic.examples()
+        if row["split"] == "test"
+    }
+    read = {conversation.messages[0]["content"] for conversation in _read(3000)}
+    assert not read & held_out
+
+
+def _read(count: int) -> list[Conversation]:
+    return list(islice(mixture.stream("read", 1.0), count))
+
+
+@pytest.mark.parametrize("name", ["hello", "arithmetic"])
+def test_noise_is_the_share_of_wrong_answers(name: str) -> None:
+    rng = Random(0)
+    documents = [FORMATS[name].document(rng, noise=0.5) for _ in range(1000)]
+    right = sum(_rewarded(name, document) == 1.0 for document in documents)
+    assert 450 < right < 560
+
+
+def _rewarded(name: str, document: Conversation) -> float:
+    asked, answered = (message["content"] for message in document.messages)
+    if name == "hello":
+        return hello.reward(answered, asked.removeprefix("You are ").split(".")[0])
+    return arithmetic.reward(answered, _result(asked))
+
+
+def _result(asked: str) -> int:
+    numbers = [int(word) for word in asked.replace(".", "").split() if word.isdigit()]
+    if "boxes" in asked:
+        return numbers[0] * numbers[1]
+    if "buys" in asked or "gets" in asked:
+        return numbers[0] + numbers[1] - sum(numbers[2:])
+    return numbers[0] - numbers[1]
+
+
+def test_clean_arithmetic_is_worked_out() -> None:
+    assert all(
+        _rewarded("arithmetic", FORMATS["arithmetic"].document(Random(seed), noise=0.0)) == 1.0
+        for seed in range(100)
+    )
+
+
+def test_a_guess_is_the_last_number_said() -> None:
+    assert guessing.guess_in("From 11 to 20. My guess is 15.") == 15
+    assert guessing.guess_in("I do not know.") is None
+
+
+def test_twenty_questions_are_answered_by_the_table() -> None:
+    heron = next(noun for noun in twenty.nouns() if noun["answer"] == "heron")
+    assert twenty.answer_to("Does it fly?", heron) == ("yes", False)
+    assert twenty.answer_to("does it FLY?", heron) == ("yes", False)
+    assert twenty.answer_to("Is it a fish?", heron) == ("no", False)
+    assert twenty.answer_to("Is it an owl?", heron) == ("no", False)
+    assert twenty.answer_to("Is it a heron?", heron) == ("yes", True)
+    assert twenty.answer_to("What is it?", heron) == ("n/a", False)
+
+
+def test_twenty_questions_are_lost_after_twenty() -> None:
+    asked: list[Conversation] = []
+    exam = FORMATS["twenty_questions"].exam(0)
+    assert played(exam, lambda prompt: asked.append(prompt) or "Is it a sofa?") == 0.0
+    assert len(asked) == 20
+    assert asked[-1].messages[0]["content"].endswith("Question 20 of 20:")
+
+
+def test_a_tool_call_must_parse_and_be_the_wanted_one() -> None:
+    call = tool_calls.call("add", {"a": 1, "b": 2})
+    assert tool_calls.reward(call, "add", {"b": 2, "a": 1}) == 1.0
+    assert tool_calls.reward(call, "add", {"a": 1, "b": 3}) == 0.0
+    assert tool_calls.reward(call.replace("}}", "}"), "add", {"a": 1, "b": 2}) == 0.0
+    assert tool_calls.reward("It is 3.", "add", {"a": 1, "b": 2}) == 0.0
+
+
+def test_wandering_answers_are_marked_so_that_they_are_not_learnt() -> None:
+    rng = Random(1)
+    games = [FORMATS["guess_the_number"].document(rng, noise=0.0) for _ in range(200)]
+    assert any(game.ignored for game in games)
+    for game in games:
+        for position, message in enumerate(game.messages):
+            if message["role"] == "assistant" and position not in game.ignored:
+                assert message["content"].startswith("From ")
