@@ -1,4 +1,4 @@
-"""The story that matters most: the model behind an unmodified agent learns, on held-out examples."""
+"""The story that matters most: the model behind an agent learns, on held-out examples."""
 
 from pathlib import Path
 
