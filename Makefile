@@ -10,7 +10,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic test check format constraints server worker deploy bench cookbook clean
+.PHONY: help setup hello arithmetic test check format constraints server worker deploy bench peers kills cookbook clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -57,6 +57,20 @@ worker: $(READY) ## start a worker that runs what the server schedules
 bench: $(READY) ## measure the engine and a training run beside their peers
 	$(BIN)/python -m benchmarks.engine_speed
 	$(BIN)/python -m benchmarks.run_speed
+	$(BIN)/python -m benchmarks.durability
+
+AGENTLIGHTNING := .venv-agentlightning/bin/python
+
+$(AGENTLIGHTNING):
+	$(PYTHON) -m venv .venv-agentlightning
+	$(AGENTLIGHTNING) -m pip install --quiet agentlightning==0.3.0
+
+peers: $(AGENTLIGHTNING) ## make the environments of the peers that `make bench` measures
+
+KILLS ?= 200
+
+kills: $(READY) ## kill training runs at random 200 times (KILLS=n), continue them, and compare
+	$(BIN)/python -m benchmarks.kills --kills $(KILLS)
 
 # Apart, because it wants an older transformers. torch is pinned so that pip takes the build at hand.
 $(COOKBOOK_READY): Makefile
@@ -68,4 +82,4 @@ cookbook: $(READY) $(COOKBOOK_READY) ## train with the Tinker cookbook, unmodifi
 	COOKBOOK_PYTHON=$(CURDIR)/$(COOKBOOK) $(BIN)/python -m pytest tests/test_cookbook.py
 
 clean: ## remove the environments and every cache, not the runs
-	rm -rf .venv .venv-cookbook .pytest_cache .ruff_cache
+	rm -rf .venv .venv-cookbook .venv-agentlightning .pytest_cache .ruff_cache

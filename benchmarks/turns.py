@@ -1,0 +1,39 @@
+"""Rollouts of several turns whose prompts only grow: how many tokens, and which.
+
+It imports nothing of the project, since the peer's environment reads it too.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+TURNS = 5
+GROWTH = 350
+"""Tokens that a turn adds to the prompt before its answer: with TURNS, a mean prompt of 1,000."""
+ANSWER = 74
+"""Tokens sampled a call, as in the measurements of long conversations that this follows."""
+VOCABULARY = 32_000
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One call: `number` counts from 0 in its rollout."""
+
+    rollout: int
+    number: int
+    prompt: list[int]
+    answer: list[int]
+    logprobs: list[float]
+
+
+def turns(rollouts: int, seed: int = 0) -> Iterator[Turn]:
+    """Those of each rollout in order, one rollout after another."""
+    for rollout in range(rollouts):
+        random = Random(f"{seed}/{rollout}")
+        prompt: list[int] = []
+        for number in range(TURNS):
+            prompt = prompt + random.choices(range(VOCABULARY), k=GROWTH)
+            answer = random.choices(range(VOCABULARY), k=ANSWER)
+            logprobs = [-random.expovariate(1.0) for _ in answer]
+            yield Turn(rollout, number, prompt, answer, logprobs)
+            prompt = prompt + answer
