@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 import tinker
 from tinker import ModelInput, SamplingParams
 
-from adapters.calls import Completion, Message, Place, Policy, Refused, Request, Sampling
+from adapters.calls import Begun, Completion, Message, Place, Policy, Refused, Request, Sampling
 from adapters.chat import Chat
-from adapters.prefixes import Prefixes, Prompt
+from adapters.prefixes import Prompt
+from adapters.recorded import Memory, request_sha
 
 NOT_NOTHING = " ?"
 """What a client gets for an empty answer: several crash on none, and ask again without end."""
@@ -30,16 +31,19 @@ class Sampled:
 async def answered(
     request: Request,
     place: Place,
-    prefixes: Prefixes,
+    memory: Memory,
     *,
     chat: Chat,
     policy: Policy,
     sampling: Sampling,
     run_seed: int,
 ) -> Completion:
-    """The policy's answer to a call. It is not yet recorded, nor known to `prefixes`."""
-    started = datetime.now(UTC)
-    prompt = prefixes.prompt(request.messages, request.tools)
+    """The policy's answer to a call. It is not yet recorded, nor known to the memory's prefixes."""
+    started, sha = datetime.now(UTC), request_sha(request, sampling)
+    again = memory.recorded.answer(place, request, sha, policy.version)
+    if again is not None:
+        return again
+    prompt = memory.prefixes.prompt(request.messages, request.tools)
     most = _most_tokens(request, sampling, chat, len(prompt.tokens))
     seed = place.seed(run_seed)
     params = SamplingParams(
@@ -50,6 +54,7 @@ async def answered(
         top_p=sampling.top_p,
         top_k=sampling.top_k,
     )
+    memory.begin(Begun(place, sha, policy.version, seed, started))
     sampled = _kept(await _sample(policy, prompt, params), request.stop, chat)
     message = _message(sampled, request, place, chat)
     return Completion(
@@ -71,6 +76,7 @@ async def answered(
         tokenizer_sha=chat.tokenizer_sha,
         started=started,
         ended=datetime.now(UTC),
+        request_sha=sha,
     )
 
 

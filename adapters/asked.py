@@ -2,19 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from adapters.calls import Completion, Place, Refused, Request
+from adapters.calls import Begun, Completion, Place, Refused, Request
 from adapters.chat import Chat
 from adapters.errors import UserError
 from adapters.prefixes import Prefixes
+from adapters.recorded import Begin, Memory, Recorded
 
 KEPT_ANSWERS = 16
 """Finished answers that can be given again to a client that lost them."""
 
-Answer = Callable[[Request, Place, Prefixes], Awaitable[Completion]]
+Answer = Callable[[Request, Place, Memory], Awaitable[Completion]]
 Record = Callable[[Completion], Awaitable[None]]
+UNRECORDED = (OSError, ValueError, RuntimeError, UserError)
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +52,27 @@ class RoleCalls:
     """All calls of one role of one rollout attempt. Lives on the door's event loop."""
 
     def __init__(
-        self, rollout_id: str, attempt: int, role: str, *, chat: Chat, record: Record
+        self,
+        rollout_id: str,
+        attempt: int,
+        role: str,
+        *,
+        chat: Chat,
+        record: Record,
+        begin: Begin | None = None,
+        recorded: Iterable[Completion] = (),
+        failures: int = 0,
+        max_calls: int | None = None,
     ) -> None:
+        self.refused = 0
+        """Calls beyond `max_calls`."""
         self._whose = (rollout_id, attempt, role)
+        self._failures = failures
+        self._max_calls = max_calls
         self._record = record
-        self._prefixes = Prefixes(chat)
+        self._report = begin
+        self._begun: set[int] = set()
+        self._memory = Memory(Prefixes(chat), Recorded(recorded), self._has_begun)
         self._asked: dict[bytes, Asked] = {}
         self._running: set[asyncio.Task[Completion]] = set()
         self._calls = 0
@@ -86,12 +104,23 @@ class RoleCalls:
         if before is not None and before.failed:
             call = before.call
         else:
+            self._check_flood()
             call, self._calls = self._calls, self._calls + 1
-        task = asyncio.create_task(self._answer(request, Place(*self._whose, call), answer))
+        place = Place(*self._whose, call, self._failures)
+        task = asyncio.create_task(self._answer(request, place, answer))
         self._running.add(task)
         task.add_done_callback(self._end)
         asked = self._asked[delivery.digest] = Asked(call, task, delivery)
         return asked
+
+    def _check_flood(self) -> None:
+        if self._max_calls is not None and self._calls >= self._max_calls:
+            self.refused += 1
+            text = (
+                f"The rollout has made {self._calls} calls, which is all that it may make; "
+                "the recipe's rollouts.max_calls says how many."
+            )
+            raise Refused(400, text, code="too_many_calls")
 
     def _end(self, task: asyncio.Task[Completion]) -> None:
         self._running.discard(task)
@@ -101,15 +130,23 @@ class RoleCalls:
         for digest in finished[:-KEPT_ANSWERS]:
             del self._asked[digest]
 
+    def _has_begun(self, begun: Begun) -> None:
+        """Report it once, however often it is tried."""
+        if self._report is None or begun.place.call in self._begun:
+            return
+        self._begun.add(begun.place.call)
+        try:
+            self._report(begun)
+        except UNRECORDED as error:
+            raise _withheld(begun.place, error) from error
+
     async def _answer(self, request: Request, place: Place, answer: Answer) -> Completion:
-        completion = await answer(request, place, self._prefixes)
+        completion = await answer(request, place, self._memory)
         try:
             await self._record(completion)
-        except (OSError, ValueError, RuntimeError, UserError) as error:
-            log.exception("the answer to %s could not be recorded", place)
-            text = f"The answer could not be recorded, so it is withheld ({error})."
-            raise Refused(500, text, code="not_recorded") from error
-        self._prefixes.remember(
+        except UNRECORDED as error:
+            raise _withheld(place, error) from error
+        self._memory.prefixes.remember(
             request.messages,
             request.tools,
             completion.message,
@@ -117,6 +154,12 @@ class RoleCalls:
             (completion.prompt_tokens, completion.sampled_tokens),
         )
         return completion
+
+
+def _withheld(place: Place, error: Exception) -> Refused:
+    log.error("the answer to %s could not be recorded", place, exc_info=error)
+    text = f"The answer could not be recorded, so it is withheld ({error})."
+    return Refused(500, text, code="not_recorded")
 
 
 async def _again(asked: Asked, delivery: Delivery) -> bool:

@@ -1,12 +1,12 @@
 """One model call: what is asked, what is answered, and why it is refused; in no dialect."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from tinker import APIFuture, ModelInput, SampleResponse, SamplingParams
+from tinker import ModelInput, SampleResponse, SamplingParams
 
 Message = dict[str, Any]
 """role and content (always text); also tool_calls, tool_call_id, name, reasoning_content."""
@@ -30,7 +30,7 @@ class Sampler(Protocol):
 
     def sample(
         self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams
-    ) -> APIFuture[SampleResponse]: ...
+    ) -> Awaitable[SampleResponse]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,8 @@ class Place:
     attempt: int
     role: str
     call: int
+    failures: int = 0
+    """How often the rollout has failed before: one that is played again must not fail alike."""
 
     def seed(self, run_seed: int) -> int:
         """63 bits, without the attempt: a rollout that is started anew samples the same tokens."""
@@ -60,6 +62,7 @@ class Place:
 
     def _hash(self, salt: str) -> str:
         text = f"{salt}/{self.rollout_id}/{self.role}/{self.call}"
+        text += f"/{self.failures}" if self.failures else ""
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -107,6 +110,21 @@ class Completion:
     tokenizer_sha: str
     started: datetime
     ended: datetime
+    request_sha: str = ""
+    """Of all that can change the answer (`adapters.recorded.request_sha`)."""
+    replayed: bool = False
+    """Whether it was sampled in an earlier attempt, and only given again in this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A call that is about to be sampled; one that never becomes a completion was lost."""
+
+    place: Place
+    request_sha: str
+    policy_version: str
+    seed: int
+    started: datetime
 
 
 class Refused(Exception):

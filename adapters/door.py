@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from hashlib import sha256
@@ -16,9 +16,10 @@ from starlette.requests import ClientDisconnect
 from adapters import openai_chat
 from adapters.answers import answered
 from adapters.asked import Answer, Delivery, Record, RoleCalls
-from adapters.calls import POLICY, Policy, Refused, Sampling
+from adapters.calls import POLICY, Completion, Policy, Refused, Sampling
 from adapters.chat import Chat
 from adapters.loopback import LoopbackServer
+from adapters.recorded import Begin
 
 LARGEST_BODY = 16 * 1024 * 1024
 PREFIX = "/rollout/{rollout_id}/attempt/{attempt}/role/{role}/v1"
@@ -29,7 +30,8 @@ class Door:
 
     `policy` and `sampling` may be set at any time, from any thread; a call is answered by those
     that were set when it arrived. `record` is awaited on the door's own event loop, and no answer
-    leaves before it returns. Only rollout attempts that are admitted are answered.
+    leaves before it returns; `begin` is told of every call that is about to be sampled, and must
+    not block. Only rollout attempts that are admitted are answered.
     """
 
     def __init__(
@@ -40,15 +42,21 @@ class Door:
         defaults: Sampling,
         run_seed: int,
         port: int = 0,
+        begin: Begin | None = None,
+        max_calls: int | None = None,
     ) -> None:
         self.policy: Policy | None = None
         self.sampling = defaults
         self._chat = chat
         self._token = token.encode()
         self._record = record
+        self._begin = begin
         self._run_seed = run_seed
+        self._max_calls = max_calls
         self._answerers: dict[str, Callable[[], Answer]] = {POLICY: self._by_policy}
         self._open: dict[tuple[str, int], dict[str, RoleCalls]] = {}
+        self._recorded: dict[tuple[str, int], Sequence[Completion]] = {}
+        self._failures: dict[tuple[str, int], int] = {}
         self._dismissed: set[tuple[str, int]] = set()
         self._server = LoopbackServer(self._app(), port)
 
@@ -64,20 +72,34 @@ class Door:
         path = PREFIX.format(rollout_id=rollout_id, attempt=attempt, role=role)
         return f"http://127.0.0.1:{self._server.port}{path}"
 
-    def admit(self, rollout_id: str, attempt: int) -> None:
-        """Answer this attempt from now on."""
+    def admit(
+        self,
+        rollout_id: str,
+        attempt: int,
+        recorded: Sequence[Completion] = (),
+        failures: int = 0,
+    ) -> None:
+        """Answer this attempt from now on, as `recorded` for as long as the requests are those."""
         self._dismissed.discard((rollout_id, attempt))
+        self._recorded[rollout_id, attempt] = recorded
+        self._failures[rollout_id, attempt] = failures
         self._open.setdefault((rollout_id, attempt), {})
 
-    def dismiss(self, rollout_id: str, attempt: int) -> Future[None]:
-        """Answer it no more. Done when the calls that were under way have been recorded."""
+    def dismiss(self, rollout_id: str, attempt: int) -> Future[int]:
+        """Answer it no more. Done when the calls that were under way have been recorded.
+
+        Its result is how many calls were refused because the attempt had made all it may make.
+        """
         key = (rollout_id, attempt)
         self._dismissed.add(key)
         return asyncio.run_coroutine_threadsafe(self._close(key), self._server.loop)
 
-    async def _close(self, key: tuple[str, int]) -> None:
+    async def _close(self, key: tuple[str, int]) -> int:
         roles = self._open.pop(key, {})
+        self._recorded.pop(key, None)
+        self._failures.pop(key, None)
         await asyncio.gather(*(calls.finish() for calls in roles.values()))
+        return sum(calls.refused for calls in roles.values())
 
     def _by_policy(self) -> Answer:
         if self.policy is None:
@@ -144,8 +166,22 @@ class Door:
             raise Refused(404, text, code="not_admitted")
         calls = roles.get(role)
         if calls is None:
-            calls = roles[role] = RoleCalls(*key, role, chat=self._chat, record=self._record)
+            calls = roles[role] = self._calls_of(*key, role)
         return calls, self._answerers[role]()
+
+    def _calls_of(self, rollout_id: str, attempt: int, role: str) -> RoleCalls:
+        recorded = self._recorded.get((rollout_id, attempt), ())
+        return RoleCalls(
+            rollout_id,
+            attempt,
+            role,
+            chat=self._chat,
+            record=self._record,
+            begin=self._begin,
+            recorded=[completion for completion in recorded if completion.place.role == role],
+            failures=self._failures.get((rollout_id, attempt), 0),
+            max_calls=self._max_calls,
+        )
 
     def _check_token(self, request: Request) -> None:
         given = request.headers.get("authorization", "").encode()

@@ -1,56 +1,46 @@
 """A Tinker service by URL: the hosted one, this machine's engine, or any server of the API."""
 
 import asyncio
+import logging
 import os
 import secrets
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 from typing import Any, ParamSpec, TypeVar, cast
 
 import tinker
 from renderers.base import Tokenizer
-from tinker.types import RequestErrorCategory
 
-from adapters.errors import UserError
+from adapters.children import keep_from_children
+from adapters.faults import SDK_ERRORS, EngineDied, ServiceError, ServiceRefused, TimedOut, told
+from adapters.waiting import Wait
 
 LOCAL = "local/"
 CLOSING_SECONDS = 5
 WATCH_SECONDS = 0.5
+PATIENCE_SECONDS = 600.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-
-class ServiceError(UserError):
-    """The Tinker service cannot be used, for a reason its user can mend."""
-
-
-class EngineDied(ServiceError):
-    """The engine's process ended while it was needed."""
-
-
-PASSING = (tinker.APIConnectionError, tinker.InternalServerError, tinker.RateLimitError)
-
-
-def is_passing(error: BaseException) -> bool:
-    """Whether the same request may succeed later: the fault is the network's or the service's."""
-    if isinstance(error, tinker.RequestFailedError):
-        return error.category is not RequestErrorCategory.User
-    return isinstance(error, PASSING)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Service:
     """A Tinker service and, if it is the engine of this run, the news of its death.
 
-    The SDK keeps asking a dead address for five minutes. Whatever waits on the service
-    waits here, and learns of a dead engine at once.
+    The SDK keeps asking a dead address for five minutes, and a silent one for ever. Whatever
+    waits on the service waits here: it learns of a dead engine at once, says what it waits for,
+    and after `patience` seconds raises TimedOut. All that the service answers wrongly is raised as
+    a ServiceError, which says in a sentence what was asked.
     """
 
     client: tinker.ServiceClient
@@ -59,23 +49,35 @@ class Service:
     calls: ThreadPoolExecutor
     engine: int | None
     """The process of our own engine."""
+    patience: float = PATIENCE_SECONDS
+    sampling: dict[object, float] = field(default_factory=dict)
+    """When each sampling call that is under way was begun."""
 
-    def result(self, future: tinker.APIFuture[T]) -> T:
-        """The result of a submitted operation."""
-        return self._first(future.future())
+    def result(self, future: tinker.APIFuture[T], what: str) -> T:
+        """The result of a submitted operation; `what` names it to who reads of a wait or fault."""
+        return self._first(future.future(), what)
 
-    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self, what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of a function that blocks on the service."""
-        return self._first(self.calls.submit(function, *args, **kwargs))
+        return self._first(self.calls.submit(function, *args, **kwargs), what)
 
-    def tokenizer(self, model_path: str) -> Tokenizer:
-        """The tokenizer of the model behind saved sampler weights."""
-        client = self.result(self.client.create_sampling_client(model_path=model_path))
-        return cast(Tokenizer, self.call(client.get_tokenizer))
+    def sampler(self, model_path: str) -> "PatientSampler":
+        """Samples from saved weights. Raises ServiceRefused where they are no more."""
+        client = self.client.create_sampling_client(model_path=model_path)
+        return PatientSampler(self.result(client, f"a sampler of {model_path}"), self)
+
+    def tokenizer(self, model_path: str, base_model: str) -> Tokenizer:
+        """The tokenizer of the model behind sampler weights or, if they are gone, of its base."""
+        try:
+            client = self.sampler(model_path).client
+        except ServiceRefused:
+            asked = self.client.create_sampling_client(base_model=base_model)
+            client = self.result(asked, f"a sampler of {base_model}")
+        return cast(Tokenizer, self.call("the tokenizer", client.get_tokenizer))
 
     def context(self, base_model: str) -> int | None:
         """The most tokens a prompt and its answer may have, where the service says it."""
-        capabilities = self.result(self.rest.get_server_capabilities())
+        capabilities = self.result(self.rest.get_server_capabilities(), "the models it has")
         named = (m for m in capabilities.supported_models if m.model_name == base_model)
         return next((model.max_context_length for model in named), None)
 
@@ -84,28 +86,76 @@ class Service:
         if self.died.done():
             self.died.result()
 
-    async def while_alive(self, work: Awaitable[T]) -> T:
+    async def while_alive(self, work: Awaitable[T], what: str) -> T:
         """What `work` comes to; if the engine dies first, EngineDied, and `work` is cancelled."""
-        task = asyncio.ensure_future(work)
+        task, waiting = asyncio.ensure_future(work), Wait(what, None)
         try:
             while not task.done():
                 self.check()
+                waiting.speak(self._unanswered())
                 await asyncio.wait([task], timeout=WATCH_SECONDS)
         finally:
             task.cancel()
         return task.result()
 
-    def _first(self, future: Future[T]) -> T:
+    def _unanswered(self) -> str:
+        begun = list(self.sampling.values())
+        if not begun:
+            return ", and no sampling call is under way"
+        return f", with {len(begun)} sampling calls, the first for {_since(min(begun)):.0f} s"
+
+    def _first(self, future: Future[T], what: str) -> T:
         either: list[Future[Any]] = [future, self.died]
-        wait(either, return_when=FIRST_COMPLETED)
-        if not future.done():
+        waiting = Wait(what, self.patience)
+        while not future.done():
+            wait(either, waiting.until_next(), return_when=FIRST_COMPLETED)
+            if future.done():
+                break
             self.check()
-        return future.result()
+            if waiting.over:
+                future.cancel()
+                raise TimedOut(
+                    f"the Tinker service did not answer within {self.patience:.0f} s "
+                    f"(waited for {what}); look at the service, or give a larger "
+                    "service.timeout_seconds"
+                )
+            waiting.speak()
+        try:
+            return future.result()
+        except SDK_ERRORS as error:
+            raise told(error, what) from error
+
+
+class PatientSampler:
+    """A sampling client whose calls end: a TimeoutError after the service's patience."""
+
+    def __init__(self, client: tinker.SamplingClient, service: Service) -> None:
+        self.client = client
+        self._service = service
+
+    async def sample(
+        self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams
+    ) -> tinker.SampleResponse:
+        """As the client's, which waits for ever."""
+        begun, key = self._service.sampling, object()
+        begun[key] = time.monotonic()
+        try:
+            async with asyncio.timeout(self._service.patience):
+                return await self.client.sample(prompt, num_samples, sampling_params)
+        except TimeoutError as error:
+            text = f"no answer within {self._service.patience:.0f} s"
+            raise TimeoutError(text) from error
+        finally:
+            begun.pop(key, None)
+
+
+def _since(moment: float) -> float:
+    return time.monotonic() - moment
 
 
 @contextmanager
-def connect(base_model: str, state: Path) -> Iterator[Service]:
-    """A service that has `base_model`.
+def connect(base_model: str, state: Path, patience: float = PATIENCE_SECONDS) -> Iterator[Service]:
+    """A service that has `base_model`, each of whose answers is waited for `patience` seconds.
 
     TINKER_BASE_URL names a server. Without it a Tinker key means the hosted service, and no key,
     or a model only the engine has, means an engine of our own that keeps its state in `state`
@@ -116,10 +166,10 @@ def connect(base_model: str, state: Path) -> Iterator[Service]:
     url = os.environ.get("TINKER_BASE_URL")
     hosted = key or os.environ.get("TINKER_CREDENTIAL_CMD")
     if url or (hosted and not base_model.startswith(LOCAL)):
-        with _opened(url, key, Future(), None) as service:
+        with _opened(url, key, Future(), None, patience) as service:
             yield service
         return
-    with _engine(base_model, state) as engine, _opened(*engine) as service:
+    with _engine(base_model, state) as engine, _opened(*engine, patience) as service:
         yield service
 
 
@@ -134,15 +184,26 @@ def check_key(key: str | None) -> None:
 
 @contextmanager
 def _opened(
-    url: str | None, key: str | None, died: Future[None], engine: int | None
+    url: str | None, key: str | None, died: Future[None], engine: int | None, patience: float
 ) -> Iterator[Service]:
     client = tinker.ServiceClient(base_url=url, api_key=key)
     rest = tinker.RestClient(base_url=url, api_key=key)
-    with ThreadPoolExecutor(max_workers=4, thread_name_prefix="tinker") as calls:
-        service = Service(client, rest, died, calls, engine)
+    calls = ThreadPoolExecutor(max_workers=4, thread_name_prefix="tinker")
+    try:
+        service = Service(client, rest, died, calls, engine, patience)
         yield service
         if not died.done():
-            service.call(client.close("success").result, CLOSING_SECONDS)
+            _close(service)
+    finally:
+        calls.shutdown(wait=False, cancel_futures=True)  # one may wait on a silent service
+
+
+def _close(service: Service) -> None:
+    """The work is done: a service that is gone by now does not undo it."""
+    try:
+        service.call("the session's end", service.client.close("success").result, CLOSING_SECONDS)
+    except (ServiceError, TimeoutError) as error:
+        log.warning("the session with the Tinker service could not be closed: %s", error)
 
 
 @contextmanager
@@ -166,6 +227,8 @@ def _engine(base_model: str, state: Path) -> Iterator[tuple[str, str, Future[Non
             start_new_session=True,  # a Ctrl-C is ours to handle: we may still need to save
         ) as process,
     ):
+        assert process.stdin is not None
+        keep_from_children(process.stdin)
         died: Future[None] = Future()
         Thread(target=_watch, args=(process, log, died), daemon=True).start()
         try:

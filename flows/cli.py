@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from adapters.errors import UserError
+from flows.asking import IfExists, settle
 
 if TYPE_CHECKING:
     from flows.outcome import Outcome
+    from flows.recipe import Recipe
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,6 +28,8 @@ app = typer.Typer(
 
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
+Run = Annotated[str, typer.Argument(help="A run's name; `ratchet runs` lists them.")]
+Verbose = Annotated[bool, typer.Option(help="Show Prefect's own log.")]
 Name = Annotated[str, typer.Argument(help="A training deployment of prefect.yaml, such as hello.")]
 Overrides = Annotated[
     list[str] | None,
@@ -39,25 +43,67 @@ def train(
     set_: Overrides = None,
     steps: Annotated[int | None, typer.Option(help="Short for --set steps=N.")] = None,
     run: Annotated[
-        str | None, typer.Option(help="The run's name; an existing one is continued.")
+        str | None, typer.Option(help="The run's name; that of the agent and the time if empty.")
     ] = None,
-    verbose: Annotated[bool, typer.Option(help="Show Prefect's own log.")] = False,
+    if_exists: Annotated[
+        IfExists, typer.Option(help="What to do where the run exists; only a terminal is asked.")
+    ] = IfExists.ASK,
+    verbose: Verbose = False,
 ) -> None:
-    """Train an agent's model; a run that exists continues where it stopped."""
+    """Train an agent's model."""
     from flows.deployments import named_recipe
 
     overrides = [*(set_ or []), *([f"steps={steps}"] if steps else [])]
     recipe = named_recipe(name, overrides)
     run = run or f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    quiet_prefect(verbose)
-    from flows.progress import showing_progress
-    from flows.train import train as flow
-    from tasks.runs import runs_root
+    settle(run, if_exists)
+    trained(run, recipe, verbose)
 
-    started = time.monotonic()
-    with showing_progress(runs_root() / run, recipe.steps):
-        outcome = flow(recipe=recipe, run=run)
-    print(closing_line(outcome, runs_root() / run, time.monotonic() - started))
+
+@app.command()
+def resume(run: Run, verbose: Verbose = False) -> None:
+    """Go on with a run where it stopped, by the recipe it was started with."""
+    from flows.deployments import changed_recipe
+    from tasks.runs import folder_of, recipe_of
+
+    trained(run, changed_recipe(recipe_of(folder_of(run))), verbose)
+
+
+@app.command()
+def fork(
+    run: Run,
+    at: Annotated[int, typer.Option(help="How many of its steps the fork shares.")],
+    as_: Annotated[str | None, typer.Option("--as", help="The fork's name.")] = None,
+    set_: Overrides = None,
+    verbose: Verbose = False,
+) -> None:
+    """Go on with a copy of a run from any of its steps; what lies before is shared, not copied."""
+    from flows.deployments import changed_recipe
+    from tasks.forks import fork_run
+    from tasks.runs import folder_of, recipe_of
+
+    parent, name = folder_of(run), as_ or f"{run}-at-{at}"
+    recipe = changed_recipe(recipe_of(parent), set_ or [])
+    fork_run(parent, name, at, recipe.model_dump(mode="json"), recipe.fingerprint())
+    trained(name, recipe, verbose)
+
+
+@app.command()
+def replay(
+    run: Run,
+    set_: Overrides = None,
+    as_: Annotated[str | None, typer.Option("--as", help="The new run's name.")] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Train anew from a run's recorded rollouts, say with another algorithm; nothing is sampled."""
+    from flows.deployments import changed_recipe
+    from tasks.forks import replay_run
+    from tasks.runs import folder_of, recipe_of
+
+    parent, name = folder_of(run), as_ or f"{run}-replay-{datetime.now():%Y%m%d-%H%M%S}"
+    recipe = changed_recipe(recipe_of(parent), set_ or [])
+    replay_run(parent, name, recipe.model_dump(mode="json"), recipe.fingerprint())
+    trained(name, recipe, verbose)
 
 
 @app.command()
@@ -128,6 +174,29 @@ def pretrain(
 
     built = flow(folder=folder, seed=seed)
     print(f"{built} is ready: `ratchet engine --base-model {built.resolve()}` serves it")
+
+
+def trained(run: str, recipe: "Recipe", verbose: bool) -> None:
+    """Run the flow that a run is of, with a bar, and say what came of it."""
+    quiet_prefect(verbose)
+    from flows.progress import showing_progress
+    from tasks.forks import REPLAY, parent_of
+    from tasks.runs import exists, folder_of
+
+    folder, started = folder_of(run), time.monotonic()
+    parent = parent_of(folder) if exists(folder) else None
+    with showing_progress(folder, recipe.steps):
+        if parent and parent["how"] == REPLAY:
+            from flows.replay import replay as replaying
+
+            outcome = replaying(recipe=recipe, parent=parent["run"], run=run)
+        else:
+            from flows.train import train as training
+
+            outcome = training(recipe=recipe, run=run)
+    if outcome.drift:
+        print(f"drift (kl_sample_train_v2) by step: {' '.join(f'{d:.2g}' for d in outcome.drift)}")
+    print(closing_line(outcome, folder, time.monotonic() - started))
 
 
 def closing_line(outcome: "Outcome", folder: Path, seconds: float) -> str:

@@ -28,9 +28,13 @@ def named_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
             f"{PROJECT_FILE} has no training deployment {name!r}; there are: "
             f"{', '.join(sorted(deployments))}"
         )
-    values = _merged(deployments[name]["parameters"]["recipe"], _parsed(overrides))
+    return changed_recipe(deployments[name]["parameters"]["recipe"], overrides)
+
+
+def changed_recipe(values: dict[str, Any], overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of these values, with each `section.key=value` put over it."""
     try:
-        return Recipe.model_validate(values)
+        return Recipe.model_validate(_merged(values, _parsed(overrides)))
     except ValidationError as error:
         raise RecipeError(_explain(error)) from error
 

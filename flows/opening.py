@@ -15,8 +15,9 @@ from adapters.tracking import Tracker
 from flows.recipe import Recipe
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics
+from tasks.remaking import datums_of
 from tasks.rollouts import Runner
-from tasks.runs import opened_run
+from tasks.runs import opened_run, recipe_at
 from tasks.shards import Source
 from tasks.updates import Learner, Lora, Method
 
@@ -37,29 +38,37 @@ class Parts:
 
 
 @contextmanager
-def opened(recipe: Recipe, run: str) -> Iterator[Parts]:
-    """The parts of a run. What its user can mend is refused before anything is started."""
+def opened(recipe: Recipe, run: str, *, on_policy: bool = True) -> Iterator[Parts]:
+    """The parts of a run. What its user can mend is refused before anything is started.
+
+    Rebuilt weights must give the recorded log-probabilities only where they sampled them.
+    """
     play = load_agent(recipe.agent)
     for source in (train_split(recipe), test_split(recipe)):
         source.examples()
     values = recipe.model_dump(mode="json")
     with (
         opened_run(run, values, recipe.fingerprint()) as folder,
-        connect(recipe.model.base, folder / "engine") as service,
+        connect(recipe.model.base, folder / "engine", recipe.service.timeout_seconds) as service,
     ):
         ledger = Ledger(folder / "checkpoints.jsonl")
         learner = _learner(recipe, folder, ledger, service)
-        tokenizer = service.tokenizer(learner.initial().sampler)
+        if not on_policy:
+            learner.probe_tolerance = None
+        tokenizer = service.tokenizer(learner.initial().sampler, recipe.model.base)
         chat = Chat(tokenizer, recipe.model.renderer, service.context(recipe.model.base))
         with (
             Runner(
                 service,
+                learner.sampler,
                 play,
                 chat,
                 run=run,
                 run_seed=recipe.seed,
                 concurrency=recipe.rollouts.concurrency,
                 timeout_seconds=recipe.rollouts.timeout_seconds,
+                replay=recipe.rollouts.replay,
+                max_calls=recipe.rollouts.max_calls,
             ) as runner,
             Tracker(recipe.tracking.project, run, values, folder / "wandb") as tracker,
         ):
@@ -92,7 +101,7 @@ def _learner(recipe: Recipe, folder: Path, ledger: Ledger, service: Service) -> 
     return Learner(
         service,
         ledger,
-        datums=lambda step: folder / "datums" / f"{step:05d}.parquet",
+        datums=lambda step: _datums(Recipe.model_validate(recipe_at(folder, step)), folder, step),
         lora=Lora(
             model.base,
             model.lora_rank,
@@ -101,10 +110,17 @@ def _learner(recipe: Recipe, folder: Path, ledger: Ledger, service: Service) -> 
             train_mlp=model.train_mlp,
             train_unembed=model.train_unembedding,
         ),
-        method=Method(
-            recipe.algorithm.loss,
-            recipe.algorithm.loss_settings,
-            AdamParams(**recipe.optimizer.model_dump()),
-        ),
+        method=lambda step: _method(Recipe.model_validate(recipe_at(folder, step))),
         ttl_seconds=recipe.checkpoints.ttl_seconds,
+        probe_tolerance=recipe.checkpoints.probe_tolerance,
     )
+
+
+def _datums(recipe: Recipe, folder: Path, step: int) -> Path:
+    algorithm, smallest = recipe.algorithm, recipe.rollouts.smallest_group()
+    return datums_of(folder, step, algorithm.advantage, algorithm.normalise, smallest)
+
+
+def _method(recipe: Recipe) -> Method:
+    algorithm, optimizer = recipe.algorithm, recipe.optimizer
+    return Method(algorithm.loss, algorithm.loss_settings, AdamParams(**optimizer.model_dump()))

@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from tasks.evaluations import read_evaluation
+from tasks.forks import REPLAY, parent_of
 from tasks.metrics import read_metrics
 
 
@@ -19,17 +20,24 @@ class Outcome(BaseModel):
     after: float | None
     seconds: float
     """Of sampling and training, without start-up and evaluation."""
+    drift: tuple[float, ...] = ()
+    """Of a replay: how far each step's weights were from those that sampled its rollouts."""
 
 
 def outcome_of(folder: Path) -> Outcome:
     """Read off a run's folder."""
     metrics = read_metrics(folder / "metrics.jsonl")
+    parent = parent_of(folder)
+    replayed = parent is not None and parent["how"] == REPLAY
     return Outcome(
         run=folder.name,
         steps=len(metrics),
         before=_reward(folder, 0),
         after=_reward(folder, len(metrics)),
         seconds=sum(row["seconds/sampling"] + row["seconds/training"] for row in metrics),
+        drift=tuple(row["kl_sample_train_v2"] for row in metrics if "kl_sample_train_v2" in row)
+        if replayed
+        else (),
     )
 
 

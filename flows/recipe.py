@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -16,6 +16,8 @@ LOSS_SETTINGS: dict[str, set[str]] = {
     "dro": {"beta"},
     "gspo": {"clip_low_threshold", "clip_high_threshold"},
 }
+
+CHANGES_NO_RESULT: Any = {"service": True, "checkpoints": {"probe_tolerance"}}
 
 
 class Section(BaseModel):
@@ -76,6 +78,47 @@ class Rollouts(Section):
 
     temperature: float = Field(default=1.0, gt=0, le=2)
     """Sampling temperature of the policy; losses assume 1."""
+
+    replay: bool = True
+    """Whether a rollout that is started anew gets the answers it already had, for as long as it
+    asks the same; otherwise they are sampled again."""
+
+    max_calls: int = Field(default=100, ge=1)
+    """The most calls one rollout may make; any further one is refused, and counted."""
+
+    partial_groups: Literal["wait", "drop_group", "use_rest"] = "use_rest"
+    """A group some of whose rollouts failed is trained as far as it goes (`use_rest`) or not at all
+    (`drop_group`); `wait` first plays what failed again, and then uses the rest."""
+
+    attempts: int = Field(default=1, ge=1)
+    """How often a rollout is played in all until it does not fail; for `wait`, 2 or more."""
+
+    minimum_group: int = Field(default=2, ge=2)
+    """A group with fewer rollouts than that is not trained; of `drop_group` it is the whole."""
+
+    @model_validator(mode="after")
+    def _groups_are_treated_as_asked(self) -> Self:
+        waits = self.partial_groups == "wait"
+        if waits != (self.attempts > 1):
+            raise ValueError(
+                f"partial_groups {self.partial_groups} with attempts {self.attempts}: one without "
+                "the other does nothing; to play failed rollouts again give wait, and 2 or more"
+            )
+        if self.partial_groups == "drop_group" and self.minimum_group != 2:
+            raise ValueError(
+                f"minimum_group {self.minimum_group} would be ignored by drop_group, which trains "
+                "whole groups only; leave it out, or use_rest"
+            )
+        if self.minimum_group > self.group_size:
+            raise ValueError(
+                f"minimum_group {self.minimum_group} is more than group_size {self.group_size}, "
+                "so no group would be trained"
+            )
+        return self
+
+    def smallest_group(self) -> int:
+        """A group that has fewer rollouts to train on is left out."""
+        return self.group_size if self.partial_groups == "drop_group" else self.minimum_group
 
 
 class Algorithm(Section):
@@ -161,9 +204,20 @@ class Checkpoints(Section):
     ttl_seconds: int | None = Field(default=None, ge=3600)
     """How long the service keeps what a run saves; empty keeps it until it is deleted."""
 
+    probe_tolerance: float | None = Field(default=1e-4, ge=0)
+    """After weights were rebuilt, the most by which recorded log-probabilities may be off; empty
+    only reports it. A service that samples in another precision than it trains needs more."""
+
     def due(self, step: int, steps: int) -> bool:
         """Whether checkpoint `step` of `steps` saves the training state."""
         return step == steps or step % self.every == 0
+
+
+class Patience(Section):
+    """How the Tinker service is waited for."""
+
+    timeout_seconds: float = Field(default=600, gt=0)
+    """The longest wait for one answer; then the task fails, and is retried on a new client."""
 
 
 class Tracking(Section):
@@ -193,9 +247,14 @@ class Recipe(Section):
     optimizer: Optimizer
     evaluation: Evaluation = Evaluation()
     checkpoints: Checkpoints = Checkpoints()
+    service: Patience = Patience()
     tracking: Tracking = Tracking()
 
     def fingerprint(self) -> str:
-        """SHA-256 of the recipe's canonical JSON: a run is bound to it."""
-        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        """SHA-256 of the recipe's canonical JSON: a run is bound to it.
+
+        What changes no result is left out, so that it may be changed when a run goes on.
+        """
+        values = self.model_dump(mode="json", exclude=CHANGES_NO_RESULT)
+        canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()

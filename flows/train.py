@@ -28,6 +28,7 @@ def train(recipe: Recipe, run: str | None = None) -> Outcome:
     """
     source, sampling, steps = train_split(recipe), sampled(recipe), recipe.steps
     rollouts, algorithm = recipe.rollouts, recipe.algorithm
+    smallest = rollouts.smallest_group()
     with opened(recipe, run or f"{recipe.agent}-{flow_run.id[:8]}") as parts:
         folder, runner, learner, ledger = parts.folder, parts.runner, parts.learner, parts.ledger
         progress = Progress(folder, steps)
@@ -38,14 +39,21 @@ def train(recipe: Recipe, run: str | None = None) -> Outcome:
             batch, saves = f"train-{step:05d}", recipe.checkpoints.due(step + 1, steps)
             shard = draw_shard(folder, batch, source, recipe.seed, step, rollouts.groups)
             spans = collect_rollouts(
-                folder, batch, runner, shard, checkpoint, rollouts.group_size, sampling
+                folder,
+                batch,
+                runner,
+                shard,
+                checkpoint,
+                rollouts.group_size,
+                sampling,
+                rollouts.attempts,
             )
             trajectories = assemble_trajectories(folder, step, spans)
             datums = build_datums(
-                folder, step, trajectories, algorithm.advantage, algorithm.normalise
+                folder, step, trajectories, algorithm.advantage, algorithm.normalise, smallest
             )
             update = update_policy(folder, step, learner, checkpoint, datums, saves)
-            metrics = record_step(folder, step, spans, trajectories, datums, update)
+            metrics = record_step(folder, step, spans, trajectories, datums, update, smallest)
             parts.tracker.log(metrics, step)
             progress.show(step, metrics)
         score(recipe, parts, ledger.at(steps))

@@ -7,11 +7,10 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import tinker
 
 from tasks.advantages import advantages_of
-from tasks.tables import arrays, write
+from tasks.tables import arrays, read, write
 from tasks.trajectories import LISTS, rewards_by_group
 
 Normalise = Literal["none", "tokens", "rollouts"]
@@ -59,19 +58,26 @@ def check_loss(loss: str, normalise: Normalise = "none") -> None:
         )
 
 
-def build(trajectories: pa.Table, estimator: str, normalise: Normalise = "none") -> pa.Table:
+def build(
+    trajectories: pa.Table, estimator: str, normalise: Normalise = "none", smallest_group: int = 1
+) -> pa.Table:
     """The training batch: one row per trajectory that teaches something, in SCHEMA.
 
     A trajectory whose advantage is zero, or of which nothing is trained, moves no weight: it is
-    left out, and `trajectories.num_rows - build(…).num_rows` counts it.
+    left out, and `trajectories.num_rows - build(…).num_rows` counts it. So are the trajectories of
+    a group with fewer than `smallest_group` rollouts to train on, as if it was never played.
 
     Tinker sums its losses over tokens and datums, so `normalise` scales the advantages instead:
     by nothing; by 1 / (the step's trained tokens), a mean over tokens; or by 1 / (the rollout's
     trained tokens × the step's rollouts), a mean over rollouts of means over tokens. The divisors
     count rollouts of zero advantage too, so that they do not depend on luck.
     """
+    played = rewards_by_group(trajectories)
+    groups = {name: rewards for name, rewards in played.items() if len(rewards) >= smallest_group}
+    in_group = [name in groups for name in trajectories["group_id"].to_pylist()]
+    trajectories = trajectories.filter(pa.array(in_group, pa.bool_()))
     tokens, logprobs, masks = (arrays(trajectories[name]) for name in LISTS)
-    advantages = advantages_of(rewards_by_group(trajectories), estimator)
+    advantages = advantages_of(groups, estimator)
     scales = _scales(trajectories["rollout_id"].to_pylist(), masks, normalise)
     rows = []
     for place, row in enumerate(trajectories.drop_columns(list(LISTS)).to_pylist()):
@@ -92,16 +98,20 @@ def build(trajectories: pa.Table, estimator: str, normalise: Normalise = "none")
 
 
 def write_datums(
-    trajectories: Path, path: Path, estimator: str, normalise: Normalise = "none"
+    trajectories: Path,
+    path: Path,
+    estimator: str,
+    normalise: Normalise = "none",
+    smallest_group: int = 1,
 ) -> Path:
     """`path`, holding the training batch made of the file `trajectories`; it may have no rows."""
-    return write(build(pq.read_table(trajectories), estimator, normalise), path)
+    return write(build(read(trajectories), estimator, normalise, smallest_group), path)
 
 
 def read_datums(path: Path, loss: str) -> list[tinker.Datum]:
     """The batch in `path` as `loss` wants it: exactly its inputs, as Tinker refuses others."""
     check_loss(loss)
-    table = pq.read_table(path)
+    table = read(path)
     columns = {"tokens", *LOSS_INPUTS[loss].values()}
     lists = {name: arrays(table[name]) for name in columns}
     return [

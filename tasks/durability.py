@@ -16,7 +16,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 
-from adapters.tinker import is_passing
+from adapters.faults import is_passing
+from tasks.files import is_full
 
 RETRY_DELAYS = [2.0, 10.0, 30.0]
 
@@ -70,4 +71,4 @@ def durable(place: str, name: str) -> Callable[[Stage[P]], Call[P]]:
 def _may_pass(_task: Task[..., Any], _run: TaskRun, state: State) -> bool:
     """Retry what may succeed later; a mistake, or a dead engine, is the same the next time."""
     error = state.result(raise_on_failure=False)
-    return isinstance(error, BaseException) and is_passing(error)
+    return isinstance(error, BaseException) and (is_passing(error) or is_full(error))

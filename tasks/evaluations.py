@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from tasks.checksums import verified
 from tasks.files import write_text
 from tasks.tables import select
 
@@ -68,7 +69,7 @@ def score_spans(spans: Path, shard: Path, threshold: float = 1.0) -> Score:
 
     A rollout passes if its reward is at least `threshold`.
     """
-    rows = select(QUERY, spans=spans, shard=shard).to_pylist()
+    rows = select(QUERY, spans=verified(spans), shard=shard).to_pylist()
     return score([Outcome(r["group_id"], r["reward"], r["category"]) for r in rows], threshold)
 
 

@@ -3,25 +3,33 @@
 import asyncio
 import fcntl
 import json
+import logging
 import os
 import queue
 import zlib
 from collections import Counter
 from concurrent.futures import Future
 from datetime import datetime
+from io import FileIO
 from pathlib import Path
-from threading import Lock, Thread
-from typing import BinaryIO, Self
+from threading import Event, Lock, Thread
+from typing import Self
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from adapters.children import keep_from_children
 from adapters.errors import UserError
-from tasks.spans import SCHEMA, TIMES, Span, check, identity, table
-from tasks.tables import write
+from tasks.files import is_full
+from tasks.spans import SCHEMA, TIMES, Span, check, identity, table, without_answered
+from tasks.tables import read, write
 
 OPENING = b'{"crc32": "%08x", "span": '
 CLOSING = b"}\n"
+
+FULL_SECONDS = 1.0
+"""How often a full disk is tried again."""
+
+log = logging.getLogger(__name__)
 
 
 class JournalError(UserError):
@@ -32,18 +40,22 @@ class Journal:
     """Appends spans durably: each is synced to disk when its `append` returns.
 
     Appends that wait at the same time share one write and one sync. A journal is one process's at a
-    time. Opened again after a crash, it goes on after its last whole line. Once a write has failed
-    it takes no more: what the disk then holds is not known.
+    time. Opened again after a crash, it goes on after its last whole line. While the disk is full
+    appends wait. Once a write has failed otherwise it takes no more: what the disk then holds is
+    not known.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = _opened(path)
-        self._known = {identity(span) for span in read_journal(path)}
+        self._file, spans = _opened(path)
+        self._end = self._file.tell()
+        self._known = {identity(span) for span in spans}
         self._waiting: queue.SimpleQueue[tuple[bytes, Future[None]] | None] = queue.SimpleQueue()
         self._broken: OSError | None = None
         self._closed = False
+        self._leaving = Event()
+        self._full = Event()
         self._adding = Lock()
         self._writer = Thread(target=self._write, name=f"journal {path.name}", daemon=True)
         self._writer.start()
@@ -62,13 +74,23 @@ class Journal:
         """`append` for code that may block."""
         self._submit(span).result()
 
+    @property
+    def full(self) -> bool:
+        """Whether appends wait for space on the disk."""
+        return self._full.is_set()
+
+    def append_soon(self, span: Span) -> None:
+        """Add a span without waiting: it is on disk no later than any that is added after it."""
+        self._submit(span)
+
     def close(self) -> None:
-        """Write what waits, and let the file go."""
+        """Write what waits, unless the disk is full, and let the file go."""
         with self._adding:
             if self._closed:
                 return
             self._closed = True
             self._waiting.put(None)
+        self._leaving.set()
         self._writer.join()
         self._file.close()
 
@@ -101,9 +123,7 @@ class Journal:
             if self._broken is not None:
                 raise self._broken
             if entries:
-                self._file.write(b"".join(line for line, _ in entries))
-                self._file.flush()
-                os.fsync(self._file.fileno())
+                self._write_whole(b"".join(line for line, _ in entries))
         except OSError as error:
             self._broken = error
             for _, written in entries:
@@ -112,65 +132,91 @@ class Journal:
         for _, written in entries:
             written.set_result(None)
 
+    def _write_whole(self, data: bytes) -> None:
+        """Write and sync, when there is space. A part that was written is cut off first."""
+        while True:
+            try:
+                self._write_once(data)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                self._file.truncate(self._end)
+                if not self.full:
+                    text = "the disk of %s is full; writing goes on when there is space"
+                    log.warning(text, self.path)
+                self._full.set()
+                if self._leaving.wait(FULL_SECONDS):
+                    raise
+            else:
+                self._end += len(data)
+                self._full.clear()
+                return
+
+    def _write_once(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._file.fileno(), rest) :]
+        os.fsync(self._file.fileno())
+
 
 def read_journal(path: Path) -> list[Span]:
     """The spans of a journal, in the order of their writing. A torn last line never counted."""
     spans = []
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
-            if not line.endswith(b"\n"):
-                break
-            if not _intact(line):
+            torn = not line.endswith(b"\n")
+            if (torn and _held_a_span(line)) or not (torn or _intact(line)):
                 raise JournalError(
                     f"{path}, line {number}, is damaged: its checksum does not fit. Restore the "
                     "file from a copy, or remove the line and lose what was sampled there"
                 )
-            spans.append(_span(line))
+            if not torn:
+                spans.append(_span(line))
     return spans
 
 
 def seal(journal: Path, parquet: Path) -> Path:
-    """`parquet`, holding the journal's spans, sorted; made once. The journal stays."""
+    """`parquet`, holding the journal's spans, sorted; made once. The journal stays.
+
+    Of the calls that were begun only the lost ones are kept.
+    """
     if not parquet.exists():
         spans = read_journal(journal)
         repeated = [key for key, count in Counter(map(identity, spans)).items() if count > 1]
         if repeated:
             raise JournalError(f"{journal} has the span {repeated[0]} twice; a span is made once")
-        write(table(spans), parquet)
+        write(table(without_answered(spans)), parquet)
     return parquet
 
 
 def read_spans(path: Path) -> pa.Table:
     """The spans of a journal or of its Parquet, the same table from either."""
     if path.suffix == ".jsonl":
-        return table(read_journal(path))
-    return pq.read_table(path, schema=SCHEMA)
+        return table(without_answered(read_journal(path)))
+    return read(path, schema=SCHEMA)
 
 
-def _opened(path: Path) -> BinaryIO:
-    """The file, locked, its torn tail cut, and its name on disk."""
-    file = path.open("ab+")
+def _opened(path: Path) -> tuple[FileIO, list[Span]]:
+    """The file, locked, at its end, its torn tail cut, and its name on disk; and what it holds."""
+    file = path.open("ab+", buffering=0)
+    keep_from_children(file)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        spans = read_journal(path)
     except BlockingIOError as error:
         file.close()
         raise JournalError(f"{path} is being written by another process; wait for it") from error
-    file.truncate(_end_of_last_line(file))
+    except JournalError:
+        file.close()
+        raise
+    file.truncate(path.read_bytes().rfind(b"\n") + 1)
+    file.seek(0, os.SEEK_END)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
-    return file
-
-
-def _end_of_last_line(file: BinaryIO) -> int:
-    """The length of the file without what follows its last newline."""
-    file.seek(0)
-    end = 0
-    for line in file:
-        end += len(line) if line.endswith(b"\n") else 0
-    return end
+    return file, spans
 
 
 def _line(span: Span) -> bytes:
@@ -183,6 +229,17 @@ def _line(span: Span) -> bytes:
 def _intact(line: bytes) -> bool:
     data = _data(line)
     return line == OPENING % zlib.crc32(data) + data + CLOSING
+
+
+def _held_a_span(tail: bytes) -> bool:
+    """Whether a tail without a newline is a whole line and more: then it was not torn."""
+    text = tail[len(OPENING % 0) :].decode("ascii", "replace")
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except ValueError:
+        return False
+    whole = len(OPENING % 0) + end + len(CLOSING)
+    return len(tail) >= whole and _intact(tail[: whole - 1] + b"\n")
 
 
 def _data(line: bytes) -> bytes:

@@ -8,11 +8,11 @@ from statistics import fmean, pstdev
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tasks.advantages import is_uniform
+from tasks.checksums import verified
 from tasks.files import append_line, read_lines
-from tasks.tables import arrays, select
+from tasks.tables import arrays, read, select
 from tasks.trajectories import TRAINED_ROLES, rewards_by_group
 
 QUERY = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
@@ -21,7 +21,11 @@ Metrics = dict[str, float]
 
 
 def measure(
-    spans: Path, trajectories: Path, datums: Path, trained_roles: Sequence[str] = TRAINED_ROLES
+    spans: Path,
+    trajectories: Path,
+    datums: Path,
+    smallest_group: int = 1,
+    trained_roles: Sequence[str] = TRAINED_ROLES,
 ) -> Metrics:
     """What is known of a step before its update. A number there is no value for is left out.
 
@@ -29,15 +33,16 @@ def measure(
     policy was called; `entropy` is the mean of -log q over their sampled tokens, q being the policy
     that sampled them.
     """
-    counts = select(QUERY, spans=spans, trained=list(trained_roles)).to_pylist()[0]
+    counts = select(QUERY, spans=verified(spans), trained=list(trained_roles)).to_pylist()[0]
     rewards = counts.pop("rewards") or []
-    made, batch = pq.read_table(trajectories), pq.read_table(datums)
+    sizes = {group["group_id"]: group["size"] for group in counts.pop("group_sizes") or []}
+    made, batch = read(trajectories), read(datums)
     trained = [mask.any() for mask in arrays(made["mask"])]
     measures = {
         **counts,
         "reward/mean": fmean(rewards) if rewards else None,
         "reward/std": pstdev(rewards) if rewards else None,
-        **_uniform(rewards_by_group(made)),
+        **_groups(rewards_by_group(made), sizes, smallest_group),
         **_prefixes(made.filter(pa.array(trained, pa.bool_()))),
         "entropy": _mean(-_masked(made["logprobs"], made["mask"])),
         "datums": batch.num_rows,
@@ -54,7 +59,7 @@ def divergence(datums: Path, logprobs: Sequence[np.ndarray]) -> Metrics:
     v1 = mean(log q - log p) and v2 = mean((log q - log p)²) / 2. On-policy both are near 0.001
     (an engine in one precision: near 0); a batch whose tokens are shifted shows 0.3 and more.
     """
-    batch = pq.read_table(datums, columns=["rollout_id", "logprobs", "mask"])
+    batch = read(datums, columns=["rollout_id", "logprobs", "mask"])
     sampled = arrays(batch["logprobs"])
     if len(sampled) != len(logprobs):
         raise ValueError(f"{datums} has {len(sampled)} datums, but {len(logprobs)} came back")
@@ -91,11 +96,20 @@ def read_metrics(path: Path) -> list[Metrics]:
     return [json.loads(line) for line in read_lines(path)]
 
 
-def _uniform(groups: Mapping[str, Mapping[str, float]]) -> Metrics:
+def _groups(
+    groups: Mapping[str, Mapping[str, float]], played: Mapping[str, int], smallest: int
+) -> Metrics:
+    """`played` is the rollouts of each group, also of those that failed or called nothing."""
+    left = {name: len(groups.get(name, {})) for name in played}
+    counts: Metrics = {
+        "groups": len(groups),
+        "groups/partial": sum(left[name] < size for name, size in played.items()),
+        "groups/dropped": sum(count < smallest for count in left.values()),
+    }
     if not groups:
-        return {"groups": 0}
+        return counts
     uniform = fmean(is_uniform(list(group.values())) for group in groups.values())
-    return {"groups": len(groups), "groups/uniform_fraction": uniform}
+    return {**counts, "groups/uniform_fraction": uniform}
 
 
 def _prefixes(trajectories: pa.Table) -> Metrics:

@@ -1,5 +1,6 @@
 -- One row: what a batch of rollouts came to, and what it cost. Calls and tokens are those of the
 -- trained roles in every attempt, also where the rollout failed: they were sampled, and paid for.
+-- What an attempt was given again from an earlier one was paid for there.
 with
 
 spans as (
@@ -17,7 +18,11 @@ rollouts as (
     select
         rollout_id,
         arg_max(reward, attempt) filter (where reward_name = 'reward') as reward,
-        max(attempt) > 0 as retried
+        max(attempt) > 0 as retried,
+        any_value(group_id) as group_id,
+        count(*) filter (where kind = 'llm') = 0 as silent,
+        -- What its agent asked beyond the recipe's limit; the door noted how often.
+        sum((attributes ->> '$.calls_refused')::bigint) as refused
 
     from spans
     group by rollout_id
@@ -30,9 +35,18 @@ outcomes as (
         count(reward) as "rollouts/ok",
         count(*) - count(reward) as "rollouts/failed",
         count(*) filter (where retried) as "rollouts/retried",
+        count(*) filter (where silent and reward is not null) as "rollouts/without_calls",
+        coalesce(sum(refused), 0)::bigint as "calls/refused",
         list(reward order by rollout_id) filter (where reward is not null) as rewards
 
     from rollouts
+
+),
+
+groups as (
+
+    select list(size) as group_sizes
+    from (select {'group_id': group_id, 'size': count(*)} as size from rollouts group by group_id)
 
 ),
 
@@ -46,18 +60,58 @@ calls as (
         count(*) filter (where not trained) as "calls/other_roles"
 
     from spans
-    where kind = 'llm' and error_type is null
+    where kind = 'llm' and error_type is null and replayed is not true
+
+),
+
+replays as (
+
+    select
+        count(*) as "replay/calls",
+        coalesce(sum(len(response_token_ids)), 0)::bigint as "replay/tokens",
+        count(distinct rollout_id) as "replay/rollouts"
+
+    from spans
+    where kind = 'llm' and replayed
+
+),
+
+asked as (
+
+    -- A call of a rollout, over its attempts. One that failed is not replayed but played anew.
+    select
+        rollout_id,
+        count(distinct request_sha) as requests
+
+    from spans
+    where kind = 'llm'
+    group by rollout_id, role, call, gen_ai_request_seed
+
+),
+
+others as (
+
+    select
+        -- Rollouts that were started anew and asked something else than before.
+        (select count(distinct rollout_id) from asked where requests > 1) as "replay/diverged",
+        (select count(*) from spans where kind = 'begun') as "calls/lost"
 
 )
 
 select
     outcomes.*,
+    group_sizes,
     "calls",
     coalesce("tokens/prompt", 0)::bigint as "tokens/prompt",
     coalesce("tokens/sampled", 0)::bigint as "tokens/sampled",
     -- The share of the prompts' tokens that are an earlier call's, kept as they were sampled.
     reused / "tokens/prompt" as "prefix/reused_fraction",
-    "calls/other_roles"
+    "calls/other_roles",
+    replays.*,
+    others.*
 
 from outcomes
+cross join groups
 cross join calls
+cross join replays
+cross join others

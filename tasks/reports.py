@@ -8,6 +8,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.checksums import verified
 from tasks.metrics import read_metrics
 from tasks.runs import recipe_of
 from tasks.tables import select
@@ -73,7 +74,7 @@ def transcripts(spans: Path) -> str:
 
     Where none has a reward, three that failed, with their errors.
     """
-    rollouts = select(QUERY, spans=spans).to_pylist()
+    rollouts = select(QUERY, spans=verified(spans)).to_pylist()
     ended = sorted(
         (rollout for rollout in rollouts if rollout["reward"] is not None),
         key=lambda rollout: (-rollout["reward"], rollout["rollout_id"]),

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from adapters.children import keep_from_children
 from adapters.errors import UserError
 from tasks.files import write_text
 
@@ -40,30 +42,69 @@ def latest_run(agent: str) -> Path:
 @contextmanager
 def opened_run(name: str, recipe: dict[str, Any], fingerprint: str) -> Iterator[Path]:
     """The run's folder, made if it is new; while it is open no other process can open it."""
-    if not name or Path(name).name != name or name.startswith("."):
-        raise RunError(f"{name!r} cannot name a run: use letters, digits, '-' and '_'")
-    folder = runs_root() / name
+    folder = folder_of(name)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         _bind(folder / "manifest.json", recipe, fingerprint)
         yield folder
 
 
+def folder_of(name: str) -> Path:
+    """Where the run called `name` lies, or would."""
+    if not name or Path(name).name != name or name.startswith("."):
+        raise RunError(f"{name!r} cannot name a run: use letters, digits, '-' and '_'")
+    return runs_root() / name
+
+
+def exists(folder: Path) -> bool:
+    """Whether a run was ever opened there."""
+    return (folder / "manifest.json").exists()
+
+
+def delete_run(folder: Path) -> None:
+    """Remove a run that no process has open. What its forks share with it stays theirs."""
+    with _locked(folder):
+        aside = folder.with_name(f".{folder.name}.deleted")
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.replace(aside)
+    shutil.rmtree(aside)
+
+
 def recipe_of(folder: Path) -> dict[str, Any]:
     """The recipe a run is bound to."""
-    manifest = folder / "manifest.json"
-    if not manifest.exists():
+    return manifest_of(folder)["recipe"]
+
+
+def recipe_at(folder: Path, step: int) -> dict[str, Any]:
+    """The recipe that step `step` was made by: in a fork, its parent's where the parent made it."""
+    described = manifest_of(folder)
+    while (parent := described.get("parent")) and step < parent["step"]:
+        described = parent
+    return described["recipe"]
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    """What a run was started with; in a fork or a replay `parent` says of which run, and how."""
+    if not exists(folder):
         raise RunError(f"there is no run at {folder}; `ratchet runs` lists those there are")
-    return _read(manifest)["recipe"]
+    return _read(folder / "manifest.json")
+
+
+def write_manifest(
+    folder: Path, recipe: dict[str, Any], fingerprint: str, parent: dict[str, Any] | None = None
+) -> None:
+    """Bind the folder to a recipe."""
+    described = _describe(recipe, fingerprint) | ({"parent": parent} if parent else {})
+    write_text(folder / "manifest.json", json.dumps(described, indent=2) + "\n")
 
 
 def _bind(manifest: Path, recipe: dict[str, Any], fingerprint: str) -> None:
     if not manifest.exists():
-        write_text(manifest, json.dumps(_describe(recipe, fingerprint), indent=2) + "\n")
+        write_manifest(manifest.parent, recipe, fingerprint)
         return
     bound = _read(manifest)
     if bound["fingerprint"] != fingerprint:
-        differing = ", ".join(_differences(bound["recipe"], recipe))
+        differing = ", ".join(differences(bound["recipe"], recipe))
         raise RunError(
             f"the run {manifest.parent} was started with another recipe, which differs in "
             f"{differing}; give the same values, or another name with --run"
@@ -83,13 +124,14 @@ def _describe(recipe: dict[str, Any], fingerprint: str) -> dict[str, Any]:
     }
 
 
-def _differences(old: object, new: object, path: str = "") -> list[str]:
+def differences(old: object, new: object, path: str = "") -> list[str]:
+    """What two recipes differ in, each as `section.key: old → new`."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted(old.keys() | new.keys())
         return [
             difference
             for key in keys
-            for difference in _differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
+            for difference in differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
         ]
     return [] if old == new else [f"{path}: {old!r} → {new!r}"]
 
@@ -98,6 +140,7 @@ def _differences(old: object, new: object, path: str = "") -> list[str]:
 def _locked(folder: Path) -> Iterator[None]:
     """The kernel drops this lock when its process dies, however it dies."""
     with (folder / "lock").open("a+") as file:
+        keep_from_children(file)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

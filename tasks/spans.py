@@ -12,12 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from adapters.calls import Completion
+from adapters.calls import Begun, Completion, Place, Request, Sampling
 
 Span = dict[str, Any]
 """A row of SCHEMA; columns it lacks are null. JSON columns hold plain values, times `datetime`s."""
 
-LLM, REWARD, ERROR = "llm", "reward", "error"
+LLM, REWARD, ERROR, BEGUN = "llm", "reward", "error", "begun"
+KINDS = (LLM, REWARD, ERROR, BEGUN)
 
 _time = pa.timestamp("us", "UTC")
 _tokens = pa.list_(pa.field("element", pa.int32(), nullable=False))
@@ -56,6 +57,8 @@ SCHEMA = pa.schema(
         ("reply", pa.json_()),
         ("tools", pa.json_()),
         ("attributes", pa.json_()),
+        ("request_sha", pa.string()),
+        ("replayed", pa.bool_()),
         ("policy_version", pa.string()),
         ("renderer", pa.string()),
         ("tokenizer_sha", pa.string()),
@@ -106,6 +109,8 @@ def call_span(completion: Completion, run_id: str | None = None) -> Span:
         "reply": completion.message,
         "tools": list(request.tools),
         "attributes": without_secrets({"request": dict(request.fields)}),
+        "request_sha": completion.request_sha,
+        "replayed": completion.replayed,
         "policy_version": completion.policy_version,
         "renderer": completion.renderer,
         "tokenizer_sha": completion.tokenizer_sha,
@@ -119,6 +124,62 @@ def call_span(completion: Completion, run_id: str | None = None) -> Span:
         else _call_id(place.rollout_id, place.attempt, place.role, reused),
         "prefix_how": completion.prefix_how,
     }
+
+
+def begun_span(begun: Begun, run_id: str | None = None) -> Span:
+    """The record that a call is about to be sampled."""
+    place = begun.place
+    return {
+        **_of_rollout(place.rollout_id, place.attempt, run_id),
+        "role": place.role,
+        "call": place.call,
+        "span_id": f"{_call_id(place.rollout_id, place.attempt, place.role, place.call)}.{BEGUN}",
+        "kind": BEGUN,
+        "started": begun.started,
+        "gen_ai_request_seed": begun.seed,
+        "request_sha": begun.request_sha,
+        "policy_version": begun.policy_version,
+    }
+
+
+def completion_of(span: Span) -> Completion:
+    """The completion that `call_span` recorded, as far as an answer needs it."""
+    return Completion(
+        place=Place(span["rollout_id"], span["attempt"], span["role"], span["call"]),
+        response_id=span["gen_ai_response_id"],
+        request=Request(
+            span["gen_ai_request_model"], span["messages"], span["tools"], None, [], {}
+        ),
+        sampling=Sampling(
+            span["gen_ai_request_max_tokens"],
+            span["gen_ai_request_temperature"],
+            span["gen_ai_request_top_p"],
+            span["gen_ai_request_top_k"],
+        ),
+        seed=span["gen_ai_request_seed"],
+        prompt_tokens=span["prompt_token_ids"],
+        prefix_len=span["prefix_len"],
+        prefix_call=span["prefix_call"],
+        prefix_how=span["prefix_how"],
+        sampled_tokens=span["response_token_ids"],
+        logprobs=span["logprobs"],
+        finish_reason=span["gen_ai_response_finish_reasons"][0],
+        message=span["reply"],
+        policy_version=span["policy_version"],
+        renderer=span["renderer"],
+        tokenizer_sha=span["tokenizer_sha"],
+        started=span["started"],
+        ended=span["ended"],
+        request_sha=span["request_sha"],
+        replayed=span["replayed"],
+    )
+
+
+def without_answered(spans: Iterable[Span]) -> list[Span]:
+    """The spans without the begun calls that were answered: those that are left were lost."""
+    kept = list(spans)
+    answered = {_place(span) for span in kept if span["kind"] == LLM}
+    return [span for span in kept if span["kind"] != BEGUN or _place(span) not in answered]
 
 
 def reward_span(
@@ -177,8 +238,8 @@ def check(span: Span) -> None:
     unknown = span.keys() - set(SCHEMA.names)
     if unknown:
         raise ValueError(f"a span has no column {', '.join(sorted(unknown))}; see tasks/spans.py")
-    if span.get("kind") not in (LLM, REWARD, ERROR):
-        raise ValueError(f"a span's kind is {LLM}, {REWARD} or {ERROR}, not {span.get('kind')!r}")
+    if span.get("kind") not in KINDS:
+        raise ValueError(f"a span's kind is one of {', '.join(KINDS)}, not {span.get('kind')!r}")
     if span["kind"] == LLM:
         _check_tokens(span)
     if span["kind"] == REWARD and not math.isfinite(span["reward"]):
@@ -231,6 +292,10 @@ def _of_rollout(rollout_id: str, attempt: int, run_id: str | None) -> Span:
 
 def _call_id(rollout_id: str, attempt: int, role: str, call: int) -> str:
     return f"{rollout_id}.{attempt}.{role}.{call}"
+
+
+def _place(span: Span) -> tuple[Any, ...]:
+    return tuple(span.get(name) for name in ("rollout_id", "attempt", "role", "call"))
 
 
 def _order(span: Span) -> tuple[Any, ...]:

@@ -5,8 +5,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
 from adapters.calls import Sampling
 from tasks.checkpoints import Checkpoint
 from tasks.datums import Normalise, write_datums
@@ -17,8 +15,12 @@ from tasks.journal import seal
 from tasks.metrics import Metrics, divergence, measure, record_metrics
 from tasks.rollouts import Runner, plan
 from tasks.shards import Source, choose, read_shard, write_shard
+from tasks.tables import read
 from tasks.trajectories import write_trajectories
 from tasks.updates import Learner
+
+PAID = ("calls", "calls/other_roles", "tokens/prompt", "tokens/sampled", "seconds/sampling")
+"""What sampling costs."""
 
 
 @durable("shards/{batch}.jsonl", "shard {batch}")
@@ -36,11 +38,12 @@ def collect_rollouts(
     checkpoint: Checkpoint,
     group_size: int,
     sampling: Sampling,
+    attempts: int = 1,
 ) -> None:
-    """shard → rollouts → spans."""
+    """shard → rollouts → spans. What fails is played again, until it was `attempts` times."""
     journal = path.parents[1] / "journal" / f"{batch}.jsonl"
-    rollouts = plan(batch, read_shard(shard), group_size, journal)
-    runner.collect(rollouts, journal, checkpoint, sampling)
+    while rollouts := plan(batch, read_shard(shard), group_size, journal, attempts):
+        runner.collect(rollouts, journal, checkpoint, sampling)
     seal(journal, path)
 
 
@@ -52,10 +55,15 @@ def assemble_trajectories(path: Path, step: int, spans: Path) -> None:
 
 @durable("datums/{step:05d}.parquet", "datums {step:05d}")
 def build_datums(
-    path: Path, step: int, trajectories: Path, advantage: str, normalise: Normalise
+    path: Path,
+    step: int,
+    trajectories: Path,
+    advantage: str,
+    normalise: Normalise,
+    smallest_group: int,
 ) -> None:
     """trajectories × advantages → datums."""
-    write_datums(trajectories, path, advantage, normalise)
+    write_datums(trajectories, path, advantage, normalise, smallest_group)
 
 
 @durable("updates/{step:05d}.json", "update {step:05d}")
@@ -69,9 +77,9 @@ def update_policy(
 ) -> None:
     """checkpoint × datums → checkpoint. The file holds what the update measured."""
     started = time.monotonic()
-    logprobs = learner.update(checkpoint, datums, with_state=with_state)
-    measured = {**divergence(datums, logprobs), "seconds/training": time.monotonic() - started}
-    write_text(path, json.dumps(measured))
+    update = learner.update(checkpoint, datums, with_state=with_state)
+    seconds = {"seconds/training": time.monotonic() - started}
+    write_text(path, json.dumps({**divergence(datums, update.logprobs), **update.proof, **seconds}))
 
 
 @durable("evaluations/{name}.json", "score {name}")
@@ -86,19 +94,38 @@ def score_rollouts(path: Path, name: str, batches: Mapping[str, Path], threshold
 
 
 def record_step(
-    folder: Path, step: int, spans: Path, trajectories: Path, datums: Path, update: Path
+    folder: Path,
+    step: int,
+    spans: Path,
+    trajectories: Path,
+    datums: Path,
+    update: Path,
+    smallest_group: int,
+    *,
+    sampled: bool = True,
 ) -> Metrics:
-    """Everything measured of a step, added to metrics.jsonl: with that the step is done."""
+    """Everything measured of a step, added to metrics.jsonl: with that the step is done.
+
+    Where its rollouts were not `sampled` by this run, it is not this run that paid for them.
+    """
     metrics = {
-        **measure(spans, trajectories, datums),
+        **measure(spans, trajectories, datums, smallest_group),
         "seconds/sampling": _seconds(spans),
-        **json.loads(update.read_text()),
+        **({} if sampled else dict.fromkeys(PAID, 0)),
+        **_measured(update),
     }
     record_metrics(folder / "metrics.jsonl", step, metrics)
     return metrics
 
 
+def _measured(update: Path) -> Metrics:
+    """Without the proof of a rebuild, which a run that was not interrupted does not have."""
+    measured = json.loads(update.read_text())
+    return {name: value for name, value in measured.items() if not name.startswith("probe/")}
+
+
 def _seconds(spans: Path) -> float:
     """From the first call's start to the last rollout's end."""
-    times = pq.read_table(spans, columns=["started", "ended"])
-    return (max(times["ended"].to_pylist()) - min(times["started"].to_pylist())).total_seconds()
+    times = read(spans, columns=["started", "ended"])
+    ended = times["ended"].drop_null()  # of a lost call there is none
+    return (max(ended.to_pylist()) - min(times["started"].to_pylist())).total_seconds()

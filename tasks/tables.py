@@ -1,5 +1,6 @@
 """A query and its parameters → an Arrow table → Parquet, whole."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tasks.checksums import BLANK, KEY, intact, stamp
 from tasks.files import appearing
 
 ROWS_A_GROUP = 4096
@@ -28,16 +30,29 @@ def write(table: pa.Table, path: Path) -> Path:
     """
     split = {f"{field.name}.list.element" for field in table.schema if _is_numeric_list(field.type)}
     with appearing(path) as aside:
-        pq.write_table(
-            table,
+        with pq.ParquetWriter(
             aside,
+            table.schema,
             compression="zstd",
-            row_group_size=ROWS_A_GROUP,
             # A list of columns is documented, though the stub says bool.
             use_dictionary=list(_leaves(table.schema) - split),  # pyright: ignore[reportArgumentType]
             column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
-        )
+        ) as writer:
+            writer.write_table(table, row_group_size=ROWS_A_GROUP)
+            writer.add_key_value_metadata({KEY: BLANK})
+        stamp(aside)
     return path
+
+
+def read(
+    path: Path, columns: Sequence[str] | None = None, schema: pa.Schema | None = None
+) -> pa.Table:
+    """What `write` wrote there; a file that has changed since is refused (Damaged)."""
+    return pq.read_table(
+        pa.BufferReader(intact(path)),
+        columns=None if columns is None else [*columns],
+        schema=schema,
+    )
 
 
 def arrays(column: pa.ChunkedArray) -> list[np.ndarray]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from tasks.checksums import verified
 from tasks.tables import arrays, select, write
 
 QUERY = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
@@ -25,7 +26,7 @@ def assemble(spans: Path, trained_roles: Sequence[str] = TRAINED_ROLES) -> pa.Ta
     a `branch` (another call has already grown from the same one), or a `mismatch`: the door says
     the tokens were kept, and they are not the same.
     """
-    table = select(QUERY, spans=spans, trained=list(trained_roles))
+    table = select(QUERY, spans=verified(spans), trained=list(trained_roles))
     _check_aligned(table)
     return table
 

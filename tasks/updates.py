@@ -1,46 +1,33 @@
 """checkpoint × datums → checkpoint: forward-backward and optimizer step, submitted back to back."""
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 
 import numpy as np
-from tinker import AdamParams, APIFuture, Datum, TrainingClient
-from tinker.types import (
-    ForwardBackwardOutput,
-    LossFnType,
-    OptimStepResponse,
-    SaveWeightsForSamplerResponse,
-    SaveWeightsResponse,
-)
 
+from adapters.calls import Sampler
+from adapters.faults import ServiceFailed, ServiceRefused
 from adapters.tinker import Service
 from tasks.checkpoints import Checkpoint, Ledger
-from tasks.datums import read_datums
+from tasks.rebuilds import Rebuilder, Rebuilt, read_batch
+from tasks.trainees import Lora, Method, Trainee
 
-Applied = tuple[APIFuture[ForwardBackwardOutput], APIFuture[OptimStepResponse]]
-Saving = tuple[APIFuture[SaveWeightsForSamplerResponse], APIFuture[SaveWeightsResponse] | None]
+__all__ = ["Learner", "Lora", "Method", "Update"]
 
-
-@dataclass(frozen=True)
-class Lora:
-    """The trainable weights, in the words of Tinker's `create_lora_training_client`."""
-
-    base_model: str
-    rank: int
-    seed: int
-    train_attn: bool
-    train_mlp: bool
-    train_unembed: bool
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Method:
-    """How datums change weights."""
+class Update:
+    """What an update measured."""
 
-    loss: LossFnType
-    loss_settings: Mapping[str, float]
-    adam: AdamParams
+    logprobs: list[np.ndarray]
+    """Each datum's, before the update."""
+    proof: dict[str, float]
+    """Of the rebuild before it, as in `Rebuilt`; empty if the client was live."""
 
 
 @dataclass
@@ -56,78 +43,83 @@ class Learner:
     datums: Callable[[int], Path]
     """The recorded datums of a step."""
     lora: Lora
-    method: Method
+    method: Callable[[int], Method]
+    """Of a step: the steps that a fork shares with its parent were made by the parent's."""
     ttl_seconds: int | None
-    _client: TrainingClient | None = field(default=None, init=False)
+    probe_tolerance: float | None = None
+    """By how much rebuilt weights may be off the recorded log-probabilities; None only reports."""
+    _live: Trainee | None = field(default=None, init=False)
+    _rebuilt: Rebuilt | None = field(default=None, init=False)
+    """Of the live client, as long as no update has proved it."""
     _step: int = field(default=-1, init=False)
 
     def initial(self) -> Checkpoint:
         """Checkpoint 0: the untrained LoRA, made and saved if the ledger has none."""
         if self.ledger.last() is not None:
             return self.ledger.at(0)
-        client = self.service.result(
-            self.service.client.create_lora_training_client(**vars(self.lora))
-        )
-        return self._recorded(client, 0, self._save(client, 0, with_state=True))
+        trainee = self._rebuilder().untrained()
+        checkpoint = trainee.saved(0, trainee.save("00000", self.ttl_seconds, with_state=True))
+        self.ledger.add(checkpoint)
+        self._live, self._rebuilt, self._step = trainee, None, 0
+        return checkpoint
 
-    def update(self, checkpoint: Checkpoint, datums: Path, *, with_state: bool) -> list[np.ndarray]:
-        """Make the next checkpoint; returns each datum's log-probabilities before the update.
+    def sampler(self, checkpoint: Checkpoint) -> Sampler:
+        """Samples from a checkpoint; if its weights are no more, they are made and saved anew."""
+        try:
+            return self.service.sampler(checkpoint.sampler)
+        except ServiceRefused as error:
+            log.warning("%s. The weights of checkpoint %d are made anew", error, checkpoint.step)
+        name = f"{checkpoint.version}-{token_hex(3)}"
+        trainee = self._at(checkpoint.step)
+        saving = trainee.save(name, self.ttl_seconds, with_state=False)
+        made = trainee.saved(checkpoint.step, saving)
+        self.ledger.add(Checkpoint(made.step, made.sampler, checkpoint.state))
+        return self.service.sampler(made.sampler)
+
+    def update(self, checkpoint: Checkpoint, datums: Path, *, with_state: bool) -> Update:
+        """Make the next checkpoint.
 
         A batch without datums moves nothing: the next checkpoint has the same weights. An update
         that fails leaves no live client behind, since whether it was applied is then unknown.
         """
-        batch = read_datums(datums, self.method.loss)
-        client = self._at(checkpoint.step)
-        self._client = None
-        applied = self._apply(client, batch)
-        saving = self._save(client, checkpoint.step + 1, with_state=with_state)
-        logprobs = self._logprobs(applied)
-        self._recorded(client, checkpoint.step + 1, saving)
-        return logprobs
+        step, method = checkpoint.step, self.method(checkpoint.step)
+        batch = read_batch(datums, step, method)
+        live = self._is_at(step)
+        trainee = self._at(step)
+        rebuilt, self._live, self._rebuilt = self._rebuilt, None, None
+        try:
+            if rebuilt is not None:
+                rebuilt.look(batch, method)
+            self.ledger.begin(step + 1)
+            applying = trainee.apply(step, batch.datums, method)
+            saving = trainee.save(f"{step + 1:05d}", self.ttl_seconds, with_state=with_state)
+            applied = trainee.applied(applying)
+            if rebuilt is not None:
+                rebuilt.check_warmth(applied)
+            self.ledger.applied(step + 1)
+            self.ledger.add(trainee.saved(step + 1, saving))
+        except ServiceRefused as error:
+            if live and error.missing:
+                raise _lost(error) from error
+            raise
+        self._live, self._step = trainee, step + 1
+        return Update(applied.logprobs, rebuilt.proof if rebuilt else {})
 
-    def _at(self, step: int) -> TrainingClient:
-        if self._client is not None and self._step == step:
-            return self._client
-        saved = self.ledger.saved(step)
-        assert saved.state is not None
-        client = self.service.result(
-            self.service.client.create_training_client_from_state_with_optimizer(saved.state)
+    def _is_at(self, step: int) -> bool:
+        return self._live is not None and self._step == step
+
+    def _at(self, step: int) -> Trainee:
+        if self._live is None or self._step != step:
+            self._rebuilt = self._rebuilder().rebuilt(step)
+            self._live, self._step = self._rebuilt.trainee, step
+        return self._live
+
+    def _rebuilder(self) -> Rebuilder:
+        return Rebuilder(
+            self.service, self.ledger, self.datums, self.lora, self.method, self.probe_tolerance
         )
-        for passed in range(saved.step, step):
-            batch = read_datums(self.datums(passed), self.method.loss)
-            self._logprobs(self._apply(client, batch))
-        return client
 
-    def _apply(self, client: TrainingClient, batch: Sequence[Datum]) -> Applied | None:
-        """Tinker's workers tick every ten seconds: what is submitted together shares a tick."""
-        if not batch:
-            return None
-        settings = dict(self.method.loss_settings)
-        output = client.forward_backward(list(batch), self.method.loss, settings)
-        return output, client.optim_step(self.method.adam)
 
-    def _save(self, client: TrainingClient, step: int, *, with_state: bool) -> Saving:
-        """A client's requests are served in order: what is saved holds every update before it."""
-        name = f"{step:05d}"
-        sampler = client.save_weights_for_sampler(name, ttl_seconds=self.ttl_seconds)
-        state = client.save_state(name, ttl_seconds=self.ttl_seconds) if with_state else None
-        return sampler, state
-
-    def _logprobs(self, applied: Applied | None) -> list[np.ndarray]:
-        if applied is None:
-            return []
-        output, optimizer = applied
-        outputs = self.service.result(output).loss_fn_outputs
-        self.service.result(optimizer)
-        return [datum["logprobs"].to_numpy() for datum in outputs]
-
-    def _recorded(self, client: TrainingClient, step: int, saving: Saving) -> Checkpoint:
-        sampler, state = saving
-        checkpoint = Checkpoint(
-            step,
-            sampler=self.service.result(sampler).path,
-            state=self.service.result(state).path if state else None,
-        )
-        self.ledger.add(checkpoint)
-        self._client, self._step = client, step
-        return checkpoint
+def _lost(error: ServiceRefused) -> ServiceFailed:
+    """A live client that the service has forgotten can be rebuilt, so the update may be retried."""
+    return ServiceFailed(f"{error}. The training client is rebuilt")

@@ -1,11 +1,28 @@
 """A recipe that trains hello for a few seconds."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 from flows.recipe import Recipe
 
 HELLO = Path(__file__).parent.parent / "datasets" / "hello.csv"
+
+
+def with_fault(folder: Path, fault: str) -> dict[str, Any]:
+    """What to change so that tests/faulty_agent.py is trained, with this fault in its second step.
+
+    The fault happens while `folder` holds the file `flag`, and removes it.
+    """
+    (folder / "flag").write_text(fault)
+    examples = [
+        {"identity": f"a {name} otter", "split": split, "flag": str(folder / "flag")}
+        for split in ("train", "test")
+        for name in ("quiet", "loud", "small", "tall")
+    ]
+    dataset = folder / "examples.jsonl"
+    dataset.write_text("".join(json.dumps(example) + "\n" for example in examples))
+    return {"agent": "tests.faulty_agent:play", "dataset": {"path": str(dataset)}}
 
 
 def small_recipe(**changes: Any) -> Recipe:

@@ -25,7 +25,7 @@ def test_resuming_reads_the_last_line(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize(("step", "saved"), [(0, 0), (1, 0), (2, 2), (3, 2)])
 def test_training_goes_on_from_the_last_saved_state(ledger: Ledger, step: int, saved: int) -> None:
-    assert ledger.saved(step).step == saved
+    assert ledger.states(step)[0].step == saved
 
 
 def test_a_step_that_was_made_again_counts_as_it_was_made_last(ledger: Ledger) -> None:
@@ -45,3 +45,32 @@ def test_a_torn_line_is_cut_and_written_over(ledger: Ledger, tmp_path: Path) -> 
 
     ledger.add(Checkpoint(3, "tinker://again/s/3"))
     assert [checkpoint.step for checkpoint in ledger.checkpoints()] == [0, 1, 2, 3]
+
+
+def test_an_update_that_was_begun_and_not_saved_is_in_doubt(ledger: Ledger) -> None:
+    assert ledger.in_doubt() is None
+    ledger.begin(4)
+    assert ledger.in_doubt() == 4
+    ledger.applied(4)
+    assert ledger.in_doubt() == 4
+    assert ledger.last_step() == 3
+
+    ledger.begin(4)  # by another process, which rebuilt
+    ledger.add(Checkpoint(4, "tinker://r/s/4"))
+    assert ledger.in_doubt() is None
+    assert ledger.last_step() == 4
+
+
+def test_states_are_tried_from_the_newest_and_the_last_made_first(ledger: Ledger) -> None:
+    ledger.add(Checkpoint(2, "tinker://again/s/2", "tinker://again/w/2"))
+    ledger.add(Checkpoint(2, "tinker://again/s/2", "tinker://again/w/2"))
+    tried = [checkpoint.state for checkpoint in ledger.states(3)]
+    assert tried == ["tinker://again/w/2"] * 2 + ["tinker://r/w/2", "tinker://r/w/0"]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "7", '{"step": 4}', '{"step": 4, "phase": "lost"}'])
+def test_a_damaged_line_is_named(ledger: Ledger, tmp_path: Path, line: str) -> None:
+    with (tmp_path / "checkpoints.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(CheckpointError, match=r"line 5 of .*checkpoints\.jsonl is damaged"):
+        ledger.last()

@@ -9,6 +9,7 @@ import pytest
 from flows.deployments import RecipeError, named_recipe, recipe_options
 
 ROOT = Path(__file__).parent.parent
+COMMANDS = ("train", "resume", "fork", "replay", "evaluate", "runs", "sql", "keys", "engine")
 
 
 @pytest.fixture(autouse=True)
@@ -78,4 +79,4 @@ def test_runs_are_listed(tmp_path: Path) -> None:
 
 def test_help_names_every_command() -> None:
     said = ratchet("--help").stdout
-    assert all(name in said for name in ("train", "evaluate", "runs", "keys", "engine", "pretrain"))
+    assert all(name in said for name in COMMANDS)

@@ -173,3 +173,28 @@ def written_table(folder: Path, rows: list[dict]) -> Path:
 
 def bits(datum: tinker.Datum, name: str) -> bytes:
     return datum.loss_fn_inputs[name].to_numpy().tobytes()
+
+
+def groups_of_two_and_three() -> list[dict]:
+    """A group of which one rollout of three is left over, and one that is whole."""
+    partial = [trajectory(0, 1.0, [0, 1]), trajectory(1, 0.0, [0, 1])]
+    whole = [trajectory(k, reward, [0, 1, 1]) for k, reward in enumerate([3.0, 0.0, 0.0])]
+    for row in whole:
+        row["group_id"] = "train-00000-0001"
+        row["rollout_id"] = f"train-00000-0001-{row['rollout_id'][-2:]}"
+    return [*partial, *whole]
+
+
+@pytest.mark.parametrize(
+    ("smallest", "advantages"),
+    [(2, [0.5, -0.5, 2.0, -1.0, -1.0]), (3, [2.0, -1.0, -1.0]), (4, [])],
+)
+def test_a_group_that_is_too_small_is_left_out(smallest: int, advantages: list[float]) -> None:
+    batch = build(table(*groups_of_two_and_three()), "centred", smallest_group=smallest)
+    assert batch["advantage"].to_pylist() == advantages
+
+
+def test_a_group_that_is_left_out_divides_nothing() -> None:
+    batch = build(table(*groups_of_two_and_three()), "centred", "tokens", smallest_group=3)
+    # Six trained tokens in the group that is left; the first rollout's advantage is 2.
+    assert batch["advantages"][0].as_py() == pytest.approx([2 / 6, 2 / 6])

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,12 +15,25 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.small_recipe import small_recipe
+from tasks.journal import read_journal
+from tests.small_recipe import small_recipe, with_fault
 
 ROOT = Path(__file__).parent.parent
 PREFECT = str(Path(sys.executable).with_name("prefect"))
 STARTING_SECONDS = 120
 RUNNING_SECONDS = 240
+
+AFTER_THE_FAULT = {
+    "rollouts train-00001",
+    "trajectories 00001",
+    "datums 00001",
+    "update 00001",
+    "shard test-00002",
+    "rollouts test-00002",
+    "shard greedy-00002",
+    "rollouts greedy-00002",
+    "score 00002",
+}
 
 
 @contextmanager
@@ -97,6 +111,86 @@ def test_a_misspelt_key_is_refused_when_the_run_is_created(
     )
     assert refused.status_code == 409
     assert "stepps" in refused.text
+
+
+def test_retry_of_a_failed_run_redoes_only_what_is_missing(
+    team: tuple[httpx.Client, Path], tmp_path: Path
+) -> None:
+    """The second step's first try ends when its engine is killed."""
+    api, runs = team
+    recipe = small_recipe(**with_fault(tmp_path, "engine"))
+    failed = _run(api, _hello(api), {"recipe": recipe.model_dump(mode="json"), "run": "retried"})
+    assert failed["state"]["type"] == "FAILED", _log(api, failed["id"])
+    assert "process" in failed["state"]["message"]
+    before = _worked(api, failed)
+    assert before["rollouts train-00001"] == 1
+
+    done = _retried(api, failed)
+    assert (done["state"]["type"], done["run_count"]) == ("COMPLETED", 2), _log(api, done["id"])
+    again = {name: count - before[name] for name, count in _worked(api, done).items()}
+    assert {name for name, count in again.items() if count} == AFTER_THE_FAULT
+    assert set(again.values()) <= {0, 1}
+    assert len((runs / "retried" / "metrics.jsonl").read_text().splitlines()) == 2
+    assert _attempts(runs / "retried") == {"train-00000": {0}, "train-00001": {0, 1}}
+
+
+def test_a_run_whose_process_was_killed_goes_on_in_its_own_folder(
+    team: tuple[httpx.Client, Path], tmp_path: Path
+) -> None:
+    api, runs = team
+    recipe = small_recipe(**with_fault(tmp_path, "kill"))
+    crashed = _run(api, _hello(api), {"recipe": recipe.model_dump(mode="json")})
+    assert crashed["state"]["type"] == "CRASHED", _log(api, crashed["id"])
+    before = _worked(api, crashed)
+
+    _wait_for_the_worker(api, crashed)
+    done = _retried(api, crashed)
+    assert (done["state"]["type"], done["run_count"]) == ("COMPLETED", 2), _log(api, done["id"])
+    again = {name: count - before[name] for name, count in _worked(api, done).items()}
+    assert {name for name, count in again.items() if count} == AFTER_THE_FAULT
+    (folder,) = runs.glob(f"*-{crashed['id'][:8]}")
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def _hello(api: httpx.Client) -> str:
+    return api.get("/deployments/name/train/hello").json()["id"]
+
+
+def _retried(api: httpx.Client, flow_run: dict[str, Any]) -> dict[str, Any]:
+    """What the button *Retry* of Prefect's UI sends, and the end of it."""
+    state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}
+    answer = api.post(
+        f"/flow_runs/{flow_run['id']}/set_state", json={"state": state, "force": False}
+    )
+    assert answer.json()["status"] == "ACCEPT", answer.text
+    return wait_for_end(api, flow_run["id"])
+
+
+def _wait_for_the_worker(api: httpx.Client, flow_run: dict[str, Any]) -> None:
+    """It says twice that a run has crashed, the second time over what came in between."""
+    wanted = {
+        "event": {"name": ["prefect.worker.executed-flow-run"]},
+        "related": {"id": [f"prefect.flow-run.{flow_run['id']}"]},
+    }
+    deadline = time.monotonic() + RUNNING_SECONDS
+    while not api.post("/events/filter", json={"filter": wanted}).json()["events"]:
+        assert time.monotonic() < deadline, "the worker does not notice that its process has ended"
+        time.sleep(0.5)
+
+
+def _worked(api: httpx.Client, flow_run: dict[str, Any]) -> Counter[str]:
+    """Task run → how often it did its work: it ran, and did not end as Cached."""
+    worked: Counter[str] = Counter()
+    for task in api.post("/task_runs/filter", json=_of(flow_run)).json():
+        states = api.get("/task_run_states/", params={"task_run_id": task["id"]}).json()
+        names = Counter(state["name"] for state in states)
+        worked[task["name"]] += names["Running"] - names["Cached"]
+    return worked
+
+
+def _attempts(run: Path) -> dict[str, set[int]]:
+    spans = [read_journal(path) for path in sorted((run / "journal").glob("train-*.jsonl"))]
+    return {batch[0]["batch"]: {span["attempt"] for span in batch} for batch in spans}
 
 
 def _wait_for_health(client: httpx.Client) -> None:

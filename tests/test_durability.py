@@ -1,10 +1,13 @@
 """A durable task is done when its file is there, whoever asks."""
 
+import errno
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from prefect import flow
 
+from tasks import files
 from tasks.durability import durable
 from tasks.files import appearing, write_text
 
@@ -49,3 +52,37 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     write_text(path, "whole")
     assert path.read_text() == "whole"
     assert [child.name for child in path.parent.iterdir()] == ["file.txt"]
+
+
+def test_with_a_full_disk_writing_waits_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(files, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(files, "RESERVE_BYTES", 2**60)
+    path = tmp_path / "file.txt"
+    writer = Thread(target=write_text, args=(path, "whole"))
+    writer.start()
+    writer.join(0.1)
+    assert writer.is_alive()
+    assert not path.exists()
+    assert f"the disk of {tmp_path} is full" in caplog.text
+
+    monkeypatch.setattr(files, "RESERVE_BYTES", 0)
+    writer.join(5)
+    assert path.read_text() == "whole"
+
+
+def test_a_task_that_met_a_full_disk_is_retried(tmp_path: Path) -> None:
+    failures = [OSError(errno.ENOSPC, "No space left on device")]
+
+    @durable("once.txt", "once")
+    def make_once(path: Path) -> None:
+        if failures:
+            raise failures.pop()
+        write_text(path, "made")
+
+    @flow
+    def make_it() -> Path:
+        return make_once(tmp_path)
+
+    assert make_it().read_text() == "made"

@@ -135,15 +135,15 @@ def test_a_closed_journal_says_so(tmp_path: Path) -> None:
 def test_after_a_failed_write_nothing_more_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
+    def broken(_: int) -> None:
+        raise OSError(5, "Input/output error")
 
     with Journal(tmp_path / "j.jsonl") as journal:
-        monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(JournalError, match="No space left"):
+        monkeypatch.setattr(os, "fsync", broken)
+        with pytest.raises(JournalError, match="Input/output error"):
             journal.append_now(call(0))
         monkeypatch.undo()
-        with pytest.raises(JournalError, match="No space left"):
+        with pytest.raises(JournalError, match="Input/output error"):
             journal.append_now(call(1))
 
 

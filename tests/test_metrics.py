@@ -59,14 +59,23 @@ def test_a_step_in_numbers(tmp_path: Path) -> None:
         "rollouts/ok": 3,
         "rollouts/failed": 1,
         "rollouts/retried": 1,
+        "rollouts/without_calls": 0,
         "calls": 6,
         "calls/other_roles": 1,
+        "calls/lost": 0,
+        "replay/calls": 0,
+        "replay/tokens": 0,
+        "replay/rollouts": 0,
+        "replay/diverged": 0,
+        "calls/refused": 0,
         "tokens/prompt": 2 + 4 + 2 + 2 + 2 + 1,
         "tokens/sampled": 1 + 2 + 1 + 1 + 3 + 1,
         "prefix/reused_fraction": 3 / 13,
         "reward/mean": 0.5,
         "reward/std": pytest.approx(np.sqrt(0.5 / 3)),
         "groups": 2,
+        "groups/partial": 1,
+        "groups/dropped": 0,
         "groups/uniform_fraction": 0.5,
         "trajectories": 4,
         "prefix/broken": 1,
@@ -79,11 +88,49 @@ def test_a_step_in_numbers(tmp_path: Path) -> None:
     }
 
 
+def test_a_call_counts_where_it_was_sampled_and_not_where_it_was_given_again(
+    tmp_path: Path,
+) -> None:
+    first, again = {"request_sha": "a", "replayed": False}, {"request_sha": "a", "replayed": True}
+    other = {"request_sha": "b", "replayed": False}
+    lost = {"kind": "begun", "role": "policy", "call": 2, "request_sha": "c"}
+    undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
+    end = ended(1.0)
+    whole = [said([1], [2, 3], **first), said([4], [5], **other), end]
+    cut = rollout(0, 0, said([1], [2, 3], **first), lost)
+    resumed = rollout(0, 0, said([1], [2, 3], **again), said([4], [5], **other), end, attempt=1)
+    expected = measure(*files(undisturbed, rollout(0, 0, *whole)))
+    assert measure(*files(disturbed, cut, resumed)) == expected | {
+        "rollouts/retried": 1,
+        "calls/lost": 1,
+        "replay/calls": 1,
+        "replay/tokens": 2,
+        "replay/rollouts": 1,
+    }
+
+
 def test_a_step_in_which_everything_failed_has_counts_and_no_means(tmp_path: Path) -> None:
     metrics = measure(*files(tmp_path, rollout(0, 0, FAILED)))
     assert metrics["rollouts/failed"] == 1
     assert metrics["groups"] == metrics["datums"] == metrics["tokens/sampled"] == 0
     assert metrics.keys().isdisjoint({"reward/mean", "entropy", "groups/uniform_fraction"})
+
+
+def test_partial_and_dropped_groups_are_counted(tmp_path: Path) -> None:
+    answered = said([1], [2])
+    made = files(
+        tmp_path,
+        *[rollout(0, index, answered, ended(float(index))) for index in range(3)],
+        *[rollout(1, index, answered, ended(float(index))) for index in range(2)],
+        rollout(1, 2, FAILED),
+        rollout(2, 0, answered, ended(1.0)),
+        rollout(2, 1, answered, FAILED),
+        rollout(2, 2, ended(1.0)),
+        rollout(3, 0, FAILED),
+    )
+    names = ("groups", "groups/partial", "groups/dropped")
+    counts = {size: [measure(*made, size)[name] for name in names] for size in (1, 2, 3)}
+    assert counts == {1: [3, 3, 1], 2: [3, 3, 2], 3: [3, 3, 3]}
 
 
 def test_a_rollout_that_never_called_the_policy_has_a_reward_all_the_same(tmp_path: Path) -> None:

@@ -56,3 +56,35 @@ def test_the_first_and_the_last_checkpoint_are_always_scored_and_the_last_saved(
     recipe = small_recipe(evaluation={"every": 4}, checkpoints={"every": 5})
     assert [step for step in range(11) if recipe.evaluation.due(step, 10)] == [0, 4, 8, 10]
     assert [step for step in range(1, 12) if recipe.checkpoints.due(step, 11)] == [5, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "smallest"),
+    [
+        ({}, 2),
+        ({"minimum_group": 3}, 3),
+        ({"partial_groups": "drop_group"}, 4),
+        ({"partial_groups": "wait", "attempts": 3, "minimum_group": 4}, 4),
+    ],
+)
+def test_partial_groups_are_trained_from_a_size_on(
+    rollouts: dict[str, object], smallest: int
+) -> None:
+    recipe = small_recipe(rollouts={"group_size": 4, **rollouts})
+    assert recipe.rollouts.smallest_group() == smallest
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "said"),
+    [
+        ({"attempts": 2}, "use_rest with attempts 2"),
+        ({"partial_groups": "wait"}, "wait with attempts 1"),
+        ({"partial_groups": "drop_group", "minimum_group": 3}, "would be ignored by drop_group"),
+        ({"group_size": 4, "minimum_group": 5}, "is more than group_size 4"),
+    ],
+)
+def test_a_treatment_of_partial_groups_that_does_nothing_is_refused(
+    rollouts: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        small_recipe(rollouts=rollouts)

@@ -12,7 +12,7 @@ import tinker
 from openai import AsyncOpenAI, OpenAI
 
 from adapters.agents import load_agent
-from adapters.calls import Sampling
+from adapters.calls import Sampler, Sampling
 from adapters.chat import Chat
 from adapters.tinker import Service
 from tasks.checkpoints import Checkpoint
@@ -83,13 +83,17 @@ def checkpoint(service: Service) -> Checkpoint:
 
 @pytest.fixture
 def collect(service: Service, checkpoint: Checkpoint, tmp_path: Path) -> Any:
+    def sampler(of: Checkpoint) -> Sampler:
+        return service.sampler(of.sampler)
+
     def collected(agent: Any, group_size: int = 2) -> list[dict[str, Any]]:
         journal = tmp_path / "train-00000.jsonl"
         rollouts = plan("train-00000", SHARD, group_size, journal)
-        chat = Chat(service.tokenizer(checkpoint.sampler))
+        chat = Chat(service.tokenizer(checkpoint.sampler, str(TINY)))
         play = load_agent(f"{agent.__module__}:{agent.__name__}")
-        options: Any = {"run": "one", "run_seed": 0, "concurrency": 4, "timeout_seconds": 2.0}
-        with Runner(service, play, chat, **options) as runner:
+        seconds = 1.0 if agent is hangs else 60.0
+        options: Any = {"run": "one", "run_seed": 0, "concurrency": 4, "timeout_seconds": seconds}
+        with Runner(service, sampler, play, chat, **options) as runner:
             runner.collect(rollouts, journal, checkpoint, SAMPLING)
         return read_journal(journal)
 
@@ -98,7 +102,8 @@ def collect(service: Service, checkpoint: Checkpoint, tmp_path: Path) -> Any:
 
 def ends(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(
-        (span for span in spans if span["kind"] != "llm"), key=lambda span: span["rollout_id"]
+        (span for span in spans if span["kind"] in ("reward", "error")),
+        key=lambda span: span["rollout_id"],
     )
 
 

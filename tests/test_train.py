@@ -11,14 +11,19 @@ from typing import Any
 import pytest
 
 from adapters.agents import AgentError
-from adapters.tinker import EngineDied, Service, ServiceError
+from adapters.faults import EngineDied, ServiceError
+from adapters.tinker import Service
 from flows.evaluate import evaluate
 from flows.train import train
+from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics
 from tasks.rollouts import Runner
 from tasks.runs import RunError
 from tasks.shards import DatasetError
+from tasks.trainees import Applying, Trainee
 from tests.small_recipe import HELLO, small_recipe
+
+OF_A_RESTART = ("seconds/", "replay/", "rollouts/retried", "calls/lost")
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "no_tinker")
 
@@ -51,8 +56,9 @@ def final_weights(run: Path) -> dict[str, str]:
 
 
 def without_clocks(run: Path) -> list[dict[str, float]]:
+    """The metrics that a run which was interrupted has in common with one that was not."""
     rows = read_metrics(run / "metrics.jsonl")
-    return [{k: v for k, v in row.items() if not k.startswith("seconds/")} for row in rows]
+    return [{k: v for k, v in row.items() if not k.startswith(OF_A_RESTART)} for row in rows]
 
 
 def test_the_same_recipe_twice_is_the_same_run_byte_for_byte(trained: tuple[Path, Path]) -> None:
@@ -117,6 +123,32 @@ def test_an_engine_that_dies_ends_the_run_which_then_continues(
     train(small_recipe(), run="broken")
     assert final_weights(runs / "broken") == final_weights(trained[0])
     assert without_clocks(runs / "broken") == without_clocks(trained[0])
+
+
+def test_an_engine_that_dies_in_an_update_leaves_it_in_doubt_and_it_is_rebuilt(
+    trained: tuple[Path, Path], runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applied = Trainee.applied
+
+    def die_in_the_second_step(trainee: Trainee, applying: Applying) -> Any:
+        if applying.step == 1:
+            applying.output.result()
+            os.kill(engine_of(trainee._service), signal.SIGKILL)
+        return applied(trainee, applying)
+
+    monkeypatch.setattr(Trainee, "applied", die_in_the_second_step)
+    with pytest.raises(EngineDied, match="ended with code -9"):
+        train(small_recipe(), run="doubtful")
+    monkeypatch.undo()
+
+    monkeypatch.setenv("RATCHET_RUNS", str(runs))
+    assert Ledger(runs / "doubtful" / "checkpoints.jsonl").in_doubt() == 2
+    train(small_recipe(), run="doubtful")
+    assert final_weights(runs / "doubtful") == final_weights(trained[0])
+    assert without_clocks(runs / "doubtful") == without_clocks(trained[0])
+    proof = json.loads((runs / "doubtful" / "updates" / "00001.json").read_text())
+    assert proof["probe/max_difference"] <= 1e-4
+    assert proof["probe/optimizer_step"] == 1
 
 
 def engine_of(service: Service) -> int:

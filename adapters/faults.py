@@ -1,0 +1,77 @@
+"""What the Tinker SDK raises → one sentence, and whether the same request may succeed later."""
+
+import tinker
+from tinker.lib.retryable_exception import RetryableException
+from tinker.types import RequestErrorCategory
+
+from adapters.errors import UserError
+
+
+class ServiceError(UserError):
+    """The Tinker service cannot be used, for a reason its user can mend."""
+
+
+class EngineDied(ServiceError):
+    """The engine's process ended while it was needed."""
+
+
+class ServiceRefused(ServiceError):
+    """The service will not do this, however often it is asked; `missing`: what it names is gone."""
+
+    def __init__(self, message: str, missing: bool = False) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+class ServiceFailed(ServiceError):
+    """The network or the service failed; the same request may succeed later."""
+
+
+class TimedOut(ServiceFailed):
+    """The service did not answer in time."""
+
+
+SDK_ERRORS = (tinker.TinkerError, RetryableException, ValueError, RuntimeError)
+"""All that a future of the SDK raises: a poll that fails is a ValueError, a client that has failed
+before a RuntimeError."""
+
+PASSING = {408, 409, 410, 429}
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same request may succeed later."""
+    return isinstance(error, ServiceFailed)
+
+
+def told(error: Exception, what: str) -> Exception:
+    """The error as a ServiceError that says what was asked; itself if it is not the service's."""
+    if isinstance(error, tinker.RequestFailedError):
+        said = error.message.removeprefix("Request failed: ").partition(" for self.request_id")[0]
+        if error.category is RequestErrorCategory.User:
+            return _refused(what, said)
+        return _failed(what, said)
+    if isinstance(error, tinker.APIStatusError):
+        status, said = error.status_code, f"{_detail(error)} ({error.status_code})"
+        if status in PASSING or status >= 500:
+            return _failed(what, said)
+        return _refused(what, said, missing=status == 404)
+    if isinstance(error, tinker.APIConnectionError | RetryableException):
+        return _failed(what, str(error))
+    if isinstance(error.__cause__, SDK_ERRORS):
+        return told(error.__cause__, what)
+    return error
+
+
+def _failed(what: str, said: str) -> ServiceFailed:
+    return ServiceFailed(
+        f"the Tinker service failed at {what}: {said}. Start the same run again to go on"
+    )
+
+
+def _refused(what: str, said: str, missing: bool = False) -> ServiceRefused:
+    return ServiceRefused(f"the Tinker service refuses {what}: {said}", missing)
+
+
+def _detail(error: tinker.APIStatusError) -> str:
+    body = error.body
+    return str(body.get("detail", body)) if isinstance(body, dict) else error.message

@@ -1,0 +1,52 @@
+"""replay: train anew from the rollouts that a run has recorded, under another algorithm."""
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from flows.opening import opened
+from flows.outcome import Outcome, outcome_of
+from flows.recipe import Recipe
+from flows.scoring import score
+from tasks.artifacts import Progress, publish
+from tasks.forks import replay_run
+from tasks.runs import exists, folder_of
+from tasks.stages import assemble_trajectories, build_datums, record_step, update_policy
+
+
+@flow(name="replay")
+def replay(recipe: Recipe, parent: str, run: str | None = None) -> Outcome:
+    """Train on recorded rollouts; nothing is sampled but the last checkpoint's evaluation.
+
+    The further the weights move from those that sampled, the more the importance weights must
+    correct: metrics `kl_sample_train_…` say by how much, step by step.
+
+    Args:
+        recipe: The parent's, with another algorithm, optimizer or evaluation.
+        parent: The run whose rollouts are trained on.
+        run: The new run's name, a folder under runs/; one that exists continues where it stopped.
+    """
+    name = run or f"{parent}-replay-{flow_run.id[:8]}"
+    if not exists(folder_of(name)):
+        values = recipe.model_dump(mode="json")
+        replay_run(folder_of(parent), name, values, recipe.fingerprint())
+    algorithm, steps = recipe.algorithm, recipe.steps
+    smallest = recipe.rollouts.smallest_group()
+    with opened(recipe, name, on_policy=False) as parts:
+        folder, progress = parts.folder, Progress(parts.folder, steps)
+        for step in range(parts.steps_done(), steps):
+            checkpoint = parts.ledger.at(step)
+            saves = recipe.checkpoints.due(step + 1, steps)
+            spans = folder / "spans" / f"train-{step:05d}.parquet"
+            trajectories = assemble_trajectories(folder, step, spans)
+            datums = build_datums(
+                folder, step, trajectories, algorithm.advantage, algorithm.normalise, smallest
+            )
+            update = update_policy(folder, step, parts.learner, checkpoint, datums, saves)
+            metrics = record_step(
+                folder, step, spans, trajectories, datums, update, smallest, sampled=False
+            )
+            parts.tracker.log(metrics, step)
+            progress.show(step, metrics)
+        score(recipe, parts, parts.ledger.at(steps))
+        publish(folder)
+    return outcome_of(folder)

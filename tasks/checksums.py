@@ -1,0 +1,72 @@
+"""A Parquet file carries the SHA-256 of itself, so that no byte of it can change unnoticed.
+
+The digest stands in the footer's metadata, under KEY; it is taken of the file as it is with zeros
+in the digest's place. So it goes wherever the file goes, and other readers need not know of it.
+"""
+
+import hashlib
+from pathlib import Path
+
+from adapters.errors import UserError
+
+KEY = "ratchet.sha256"
+BLANK = "0" * 64
+
+MADE_FROM = {"spans": "journal", "trajectories": "spans", "datums": "trajectories"}
+"""Which folder of a run has what the files of another are made from."""
+
+
+class Damaged(UserError):
+    """A file is not as it was written."""
+
+
+def stamp(path: Path) -> None:
+    """Put the digest where the writer has left BLANK."""
+    data = path.read_bytes()
+    place = _place(data)
+    if place is None or data[place : place + len(BLANK)] != BLANK.encode():
+        raise ValueError(f"{path} has no room for its checksum: its metadata lacks {KEY!r}")
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(_digest(data, place))
+
+
+def verified(path: Path) -> Path:
+    """The same path, if every byte of the file is as it was written; else Damaged."""
+    intact(path)
+    return path
+
+
+def intact(path: Path) -> bytes:
+    """The bytes of the file, verified."""
+    data = path.read_bytes()
+    place = _place(data)
+    if place is None:
+        raise Damaged(f"{path} is damaged: it has no checksum. {_remedy(path)}")
+    if data[place : place + len(BLANK)] != _digest(data, place):
+        raise Damaged(
+            f"{path} is damaged: its checksum does not fit its {len(data)} bytes. {_remedy(path)}"
+        )
+    return data
+
+
+def _digest(data: bytes, place: int) -> bytes:
+    digest = hashlib.sha256(data[:place])
+    digest.update(BLANK.encode())
+    digest.update(data[place + len(BLANK) :])
+    return digest.hexdigest().encode()
+
+
+def _place(data: bytes) -> int | None:
+    """Where the digest's 64 digits begin: in the footer, after the key and a length."""
+    footer = max(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), 0)
+    key = data.rfind(KEY.encode(), footer)
+    # Thrift's compact protocol: a field's header and a length, a byte each, before the value.
+    place = key + len(KEY) + 2
+    return place if key >= 0 and place + len(BLANK) <= len(data) else None
+
+
+def _remedy(path: Path) -> str:
+    source = MADE_FROM.get(path.parent.name)
+    of = f" of {path.parents[1] / source}" if source else ""
+    return f"Delete it, and resume the run: it is made anew{of}"

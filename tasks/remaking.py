@@ -1,0 +1,26 @@
+"""journal → spans → trajectories → datums, of a step that is done: what is missing is made anew."""
+
+from pathlib import Path
+
+from tasks.datums import Normalise, write_datums
+from tasks.journal import seal
+from tasks.trajectories import write_trajectories
+
+
+def datums_of(
+    folder: Path, step: int, advantage: str, normalise: Normalise, smallest_group: int
+) -> Path:
+    """The datums of a step, for weights that are rebuilt.
+
+    A file that was deleted, since it was damaged, is made anew of what it was made of, byte for
+    byte. Where that is gone too, so is the file.
+    """
+    datums = folder / "datums" / f"{step:05d}.parquet"
+    trajectories = folder / "trajectories" / datums.name
+    spans = folder / "spans" / f"train-{step:05d}.parquet"
+    journal = folder / "journal" / f"train-{step:05d}.jsonl"
+    if not datums.exists() and any(map(Path.exists, (trajectories, spans, journal))):
+        if not trajectories.exists():
+            write_trajectories(spans if spans.exists() else seal(journal, spans), trajectories)
+        write_datums(trajectories, datums, advantage, normalise, smallest_group)
+    return datums

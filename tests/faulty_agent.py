@@ -1,0 +1,39 @@
+"""The hello agent with a fault that happens once: in the second step, while its flag file is there.
+
+The example's `flag` names the file, whose text is the fault.
+"""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from agents import hello
+
+WHERE = "train-00001-0001-01"
+
+
+async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
+    reward = await hello.play(example, base_url=base_url, api_key=api_key, model=model)
+    flag = Path(example["flag"])
+    if WHERE in base_url and flag.exists():
+        fault = flag.read_text()
+        flag.unlink()
+        FAULTS[fault]()
+    return reward + ("-01/attempt" in base_url)  # no group is uniform, so every step trains
+
+
+def kill_the_engine() -> None:
+    """The child of this process that serves the Tinker API."""
+    command = ["pgrep", "-P", str(os.getpid()), "-f", "--", "-m engine"]
+    found = subprocess.run(command, capture_output=True, check=True)
+    for process in found.stdout.split():
+        os.kill(int(process), signal.SIGKILL)
+
+
+FAULTS = {
+    "engine": kill_the_engine,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "exit": lambda: os._exit(7),
+}

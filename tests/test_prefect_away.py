@@ -1,0 +1,94 @@
+"""The Prefect server goes away during a run, and comes back: the run goes on."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tasks.metrics import read_metrics
+
+ROOT = Path(__file__).parent.parent
+PREFECT = str(Path(sys.executable).with_name("prefect"))
+AWAY_SECONDS = 15
+PATIENCE_SECONDS = 200
+PROGRAM = """
+from flows.train import train
+from tests.small_recipe import small_recipe
+
+train(small_recipe(steps=3, evaluation={"examples": 1, "greedy": False}), run="away")
+"""
+
+
+@pytest.fixture
+def variables(tmp_path: Path) -> dict[str, str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ours = ("PREFECT_", "TINKER_")
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith(ours)},
+        "PREFECT_HOME": str(tmp_path / "home"),
+        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "RATCHET_RUNS": str(tmp_path / "runs"),
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+@contextmanager
+def server(variables: dict[str, str], log: Path) -> Iterator[httpx.Client]:
+    url = httpx.URL(variables["PREFECT_API_URL"])
+    command = [PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(url.port)]
+    with (
+        log.open("ab") as output,
+        subprocess.Popen(command, env=variables, stdout=output, stderr=output) as process,
+        httpx.Client(base_url=url, timeout=30) as api,
+    ):
+        try:
+            wait_until(lambda: answers(api))
+            yield api
+        finally:
+            process.kill()
+
+
+def answers(api: httpx.Client) -> bool:
+    try:
+        return api.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def wait_until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_a_run_outlives_the_absence_of_the_prefect_server(
+    tmp_path: Path, variables: dict[str, str]
+) -> None:
+    folder, log = tmp_path / "runs" / "away", tmp_path / "log"
+    with log.open("wb") as output:
+        with server(variables, tmp_path / "server.log"):
+            run = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM], env=variables, stdout=output, stderr=output
+            )
+            wait_until(lambda: (folder / "journal").exists() or run.poll() is not None)
+        time.sleep(AWAY_SECONDS)
+        with server(variables, tmp_path / "server.log") as api:
+            assert run.wait(PATIENCE_SECONDS) == 0, log.read_text()[-3000:]
+            states = [found["state"]["type"] for found in api.post("/flow_runs/filter").json()]
+    assert states == ["COMPLETED"]
+    assert [row["step"] for row in read_metrics(folder / "metrics.jsonl")] == [0, 1, 2]
+    phases = [json.loads(line) for line in (folder / "checkpoints.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in phases if line["phase"] == "applied"] == [1, 2, 3]

@@ -1,0 +1,124 @@
+"""A wait says what it is for, at longer and longer intervals, and ends."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tinker
+from tinker.types import RequestErrorCategory
+
+from adapters.faults import EngineDied, ServiceFailed, ServiceRefused, TimedOut, is_passing, told
+from adapters.tinker import PatientSampler, Service
+from adapters.waiting import Wait
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr("adapters.waiting.time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def spoken(wait: Wait, clock: list[float], caplog: pytest.LogCaptureFixture) -> list[int]:
+    """The seconds of the first five minutes at which something is said."""
+    said = []
+    for second in range(300):
+        clock[0] = second
+        wait.speak()
+        said += [second] * len(caplog.records)
+        caplog.clear()
+    return said
+
+
+def test_the_first_word_comes_within_half_a_minute_and_then_ever_less_often(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert spoken(Wait("an answer", None), clock, caplog) == [20, 40, 80, 160]
+
+
+def test_it_says_what_for_how_long_and_when_it_is_given_up(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    wait = Wait("forward_backward of step 3", 600)
+    clock[0] = 30.0
+    wait.speak()
+    said = "waiting for forward_backward of step 3 for 30 s; it is given up after 600 s"
+    assert [record.message for record in caplog.records] == [said]
+    assert (wait.over, wait.until_next()) == (False, 30.0)
+    clock[0] = 600.0
+    assert wait.over
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    with ThreadPoolExecutor() as calls:
+        nobody: Any = None
+        yield Service(nobody, nobody, Future(), calls, None, patience=0.2)
+
+
+def test_a_silent_service_is_given_up_and_its_request_cancelled(service: Service) -> None:
+    silent: Future[None] = Future()
+    asked: Any = SimpleNamespace(future=lambda: silent)
+    with pytest.raises(TimedOut, match=r"within 0 s \(waited for an answer\)") as raised:
+        service.result(asked, "an answer")
+    assert is_passing(raised.value)
+    assert silent.cancelled()
+
+
+def test_a_dead_engine_is_learnt_of_before_the_patience_ends(service: Service) -> None:
+    service.died.set_exception(EngineDied("it ended"))
+    asked: Any = SimpleNamespace(future=Future)
+    with pytest.raises(EngineDied):
+        service.result(asked, "an answer")
+
+
+def test_a_silent_sampler_ends_in_a_timeout_that_the_door_answers(service: Service) -> None:
+    async def forever(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    client: Any = SimpleNamespace(sample=forever)
+    params = tinker.SamplingParams(max_tokens=1)
+    with pytest.raises(TimeoutError, match="no answer within"):
+        asyncio.run(PatientSampler(client, service).sample(tinker.ModelInput.empty(), 1, params))
+    assert service.sampling == {}
+
+
+def test_what_rollouts_wait_for_is_said_with_the_sampling_calls_under_way(
+    service: Service, clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    service.sampling[object()] = -5.0
+
+    async def work() -> None:
+        clock[0] = 31.0
+        await asyncio.sleep(0.6)
+
+    with caplog.at_level(logging.WARNING, logger="adapters"):
+        asyncio.run(service.while_alive(work(), "the rollouts of train-00003"))
+    assert caplog.records[0].message.startswith(
+        "waiting for the rollouts of train-00003 for 31 s, with 1 sampling calls, the first for"
+    )
+
+
+def failed(category: RequestErrorCategory) -> tinker.RequestFailedError:
+    text = "Request failed: no such loss for self.request_id='1' and expected type …"
+    return tinker.RequestFailedError(text, "1", category)
+
+
+def test_a_failed_future_is_refused_or_failed_by_its_category() -> None:
+    blamed = told(failed(RequestErrorCategory.User), "optim_step of step 1")
+    assert isinstance(blamed, ServiceRefused)
+    assert str(blamed) == "the Tinker service refuses optim_step of step 1: no such loss"
+    for category in (RequestErrorCategory.Server, RequestErrorCategory.Unknown):
+        assert isinstance(told(failed(category), "it"), ServiceFailed)
+
+
+def test_an_error_of_the_sdk_is_judged_by_what_caused_it() -> None:
+    poisoned = RuntimeError("A previous request failed")
+    poisoned.__cause__ = failed(RequestErrorCategory.User)
+    assert isinstance(told(poisoned, "it"), ServiceRefused)
+    ours = ValueError("No data provided")
+    assert told(ours, "it") is ours
