@@ -21,6 +21,7 @@ async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: s
         fault = flag.read_text()
         flag.unlink()
         FAULTS[fault]()
+        await hello.play(example, base_url=base_url, api_key=api_key, model=model)
     return reward + ("-01/attempt" in base_url)  # no group is uniform, so every step trains
 
 
