@@ -28,8 +28,8 @@ hello: $(READY) ## train the hello agent end to end on this machine
 arithmetic: $(READY) ## train the arithmetic agent
 	$(BIN)/ratchet train arithmetic
 
-test: $(READY) ## run every test
-	$(BIN)/python -m pytest
+test: $(READY) ## run every test, two files at a time
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: $(READY) ## lint, format and types, as pre-commit and CI run them
 	$(BIN)/ruff check .

@@ -4,15 +4,7 @@ import tinker
 from tinker.lib.retryable_exception import RetryableException
 from tinker.types import RequestErrorCategory
 
-from adapters.errors import UserError
-
-
-class ServiceError(UserError):
-    """The Tinker service cannot be used, for a reason its user can mend."""
-
-
-class EngineDied(ServiceError):
-    """The engine's process ended while it was needed."""
+from adapters.errors import ServiceError
 
 
 class ServiceRefused(ServiceError):

@@ -3,26 +3,22 @@
 import asyncio
 import logging
 import os
-import secrets
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
 from typing import Any, ParamSpec, TypeVar, cast
 
 import tinker
 from renderers.base import Tokenizer
 
-from adapters.children import keep_from_children
-from adapters.faults import SDK_ERRORS, EngineDied, ServiceError, ServiceRefused, TimedOut, told
+from adapters.engines import needs_engine, running_engine
+from adapters.errors import ServiceError
+from adapters.faults import SDK_ERRORS, ServiceRefused, TimedOut, told
 from adapters.waiting import Wait
 
-LOCAL = "local/"
 CLOSING_SECONDS = 5
 WATCH_SECONDS = 0.5
 PATIENCE_SECONDS = 600.0
@@ -163,14 +159,16 @@ def connect(base_model: str, state: Path, patience: float = PATIENCE_SECONDS) ->
     """
     key = os.environ.get("TINKER_API_KEY")
     check_key(key)
-    url = os.environ.get("TINKER_BASE_URL")
-    hosted = key or os.environ.get("TINKER_CREDENTIAL_CMD")
-    if url or (hosted and not base_model.startswith(LOCAL)):
+    if needs_engine(base_model):
+        with (
+            running_engine(base_model, state) as engine,
+            _opened(*engine, patience) as service,
+        ):
+            yield service
+    else:
+        url = os.environ.get("TINKER_BASE_URL")
         with _opened(url, key, Future(), None, patience) as service:
             yield service
-        return
-    with _engine(base_model, state) as engine, _opened(*engine, patience) as service:
-        yield service
 
 
 def check_key(key: str | None) -> None:
@@ -204,70 +202,3 @@ def _close(service: Service) -> None:
         service.call("the session's end", service.client.close("success").result, CLOSING_SECONDS)
     except (ServiceError, TimeoutError) as error:
         log.warning("the session with the Tinker service could not be closed: %s", error)
-
-
-@contextmanager
-def _engine(base_model: str, state: Path) -> Iterator[tuple[str, str, Future[None], int]]:
-    """Start the engine as a child process that cannot outlive us: it ends when its stdin closes."""
-    state.mkdir(parents=True, exist_ok=True)
-    log = state / "engine.log"
-    key = f"tml-{secrets.token_hex(24)}"
-    command = [sys.executable, "-m", "engine", "--base-model", base_model, "--port", "0"]
-    command += ["--state", str(state), "--exit-with-stdin"]
-    if base_model.startswith(LOCAL):
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # such an id is found in the cache alone
-    with (
-        log.open("ab") as errors,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env={**os.environ, "TINKER_API_KEY": key},
-            start_new_session=True,  # a Ctrl-C is ours to handle: we may still need to save
-        ) as process,
-    ):
-        assert process.stdin is not None
-        keep_from_children(process.stdin)
-        died: Future[None] = Future()
-        Thread(target=_watch, args=(process, log, died), daemon=True).start()
-        try:
-            yield _address(process, log), key, died, process.pid
-        finally:
-            died.cancel()
-            _stop(process)
-
-
-def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """The URL in the line the engine prints once it answers."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        name, _, value = line.decode().removeprefix("export ").strip().partition("=")
-        if name == "TINKER_BASE_URL":
-            return value
-    raise ServiceError(f"the engine did not start: {_last_words(log)}")
-
-
-def _watch(process: subprocess.Popen[bytes], log: Path, died: Future[None]) -> None:
-    code = process.wait()
-    if died.set_running_or_notify_cancel():
-        died.set_exception(
-            EngineDied(
-                f"the engine (process {process.pid}) ended with code {code}: {_last_words(log)}. "
-                f"Its log is {log}; start the same run again and it continues"
-            )
-        )
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        process.wait(CLOSING_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-
-
-def _last_words(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"

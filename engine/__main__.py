@@ -21,6 +21,8 @@ SHIPPED = "local/tiny-chat"
 REFUSED = 2
 """Exit status where the command cannot start as asked."""
 INTERRUPTED = 130
+TOLD_LATER = "-"
+LOG = "engine.log"
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -29,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     options = parser().parse_args(argv)
     status = 0
     try:
+        if str(options.state) == TOLD_LATER:
+            options.state = _told_state()
         serve(**vars(options))
     except UserError as error:
         print(f"engine: {error}", file=sys.stderr)
@@ -50,7 +54,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--base-model", default=SHIPPED, help="local/..., a folder, or a hub name")
     made.add_argument("--host", default="127.0.0.1", help="address to listen on")
     made.add_argument("--port", type=int, default=0, help="port to listen on; 0 picks a free one")
-    made.add_argument("--state", type=Path, default=Path("runs/engine"), help="what it keeps")
+    made.add_argument(
+        "--state",
+        type=Path,
+        default=Path("runs/engine"),
+        help="what it keeps; -: the folder, and engine.log in it, named on standard input",
+    )
     made.add_argument("--threads", type=int, default=1, help="threads of one computation")
     made.add_argument("--device", default="cpu", help="cpu, cuda, mps")
     made.add_argument(
@@ -87,6 +96,18 @@ def serve(
         from engine.running import run
 
         run(base, listener, state, threads, device, key, stopped, _announce)
+
+
+def _told_state() -> Path:
+    """Load the libraries, then wait for the folder's name. From then on its log is in there."""
+    import engine.running  # noqa: F401
+
+    state = Path(sys.stdin.readline().rstrip("\n"))
+    if not state.name:
+        raise UserError("--state is -, and standard input names no folder; name one in its line 1")
+    with (state / LOG).open("ab") as log:
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    return state
 
 
 def _enter_in_cache(base: base_models.BaseModel) -> None:

@@ -4,15 +4,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from adapters.engines import engine_begun
 from adapters.errors import UserError
+from flows.ahead import server_begun
 from flows.asking import IfExists, settle
 
 if TYPE_CHECKING:
@@ -179,24 +182,33 @@ def pretrain(
 def trained(run: str, recipe: "Recipe", verbose: bool) -> None:
     """Run the flow that a run is of, with a bar, and say what came of it."""
     quiet_prefect(verbose)
-    from flows.progress import showing_progress
-    from tasks.forks import REPLAY, parent_of
-    from tasks.runs import exists, folder_of
+    started = time.monotonic()
+    with engine_begun(recipe.model.base), server_begun() as answers:
+        from flows.progress import showing_progress
+        from tasks.runs import folder_of
 
-    folder, started = folder_of(run), time.monotonic()
-    parent = parent_of(folder) if exists(folder) else None
-    with showing_progress(folder, recipe.steps):
-        if parent and parent["how"] == REPLAY:
-            from flows.replay import replay as replaying
-
-            outcome = replaying(recipe=recipe, parent=parent["run"], run=run)
-        else:
-            from flows.train import train as training
-
-            outcome = training(recipe=recipe, run=run)
+        folder = folder_of(run)
+        with showing_progress(folder, recipe.steps):
+            flow = _flow_of(folder)
+            answers()
+            outcome = flow(recipe=recipe, run=run)
     if outcome.drift:
         print(f"drift (kl_sample_train_v2) by step: {' '.join(f'{d:.2g}' for d in outcome.drift)}")
     print(closing_line(outcome, folder, time.monotonic() - started))
+
+
+def _flow_of(folder: Path) -> "Callable[..., Outcome]":
+    from tasks.forks import REPLAY, parent_of
+    from tasks.runs import exists
+
+    parent = parent_of(folder) if exists(folder) else None
+    if parent and parent["how"] == REPLAY:
+        from flows.replay import replay
+
+        return partial(replay, parent=parent["run"])
+    from flows.train import train
+
+    return train
 
 
 def closing_line(outcome: "Outcome", folder: Path, seconds: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from adapters.agents import AgentError
-from adapters.faults import EngineDied, ServiceError
+from adapters.errors import EngineDied, ServiceError
 from adapters.tinker import Service
 from flows.evaluate import evaluate
 from flows.train import train

@@ -11,7 +11,8 @@ import pytest
 import tinker
 from tinker.types import RequestErrorCategory
 
-from adapters.faults import EngineDied, ServiceFailed, ServiceRefused, TimedOut, is_passing, told
+from adapters.errors import EngineDied
+from adapters.faults import ServiceFailed, ServiceRefused, TimedOut, is_passing, told
 from adapters.tinker import PatientSampler, Service
 from adapters.waiting import Wait
 

@@ -1,0 +1,67 @@
+"""Our own engine as a child: begun early, told its folder later, and never left behind."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from adapters import engines
+from adapters.engines import engine_begun, running_engine
+from adapters.errors import ServiceError
+
+pytestmark = pytest.mark.usefixtures("no_tinker")
+
+MODEL = "local/tiny-chat"
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_an_engine_that_was_begun_serves_from_the_folder_it_is_told_later(tmp_path: Path) -> None:
+    with engine_begun(MODEL):
+        begun = engines._begun[MODEL].process.pid
+        with running_engine(MODEL, tmp_path / "state") as (url, key, died, process):
+            assert process == begun
+            assert url.startswith("http://127.0.0.1:")
+            assert key.startswith("tml-")
+            assert not died.done()
+        assert not is_alive(begun)
+    assert (tmp_path / "state" / "engine.log").exists()
+
+
+def test_an_engine_that_nobody_opened_ends_with_the_block() -> None:
+    with engine_begun(MODEL):
+        begun = engines._begun[MODEL].process.pid
+    assert not is_alive(begun)
+    assert not engines._begun
+
+
+@pytest.mark.parametrize(
+    ("variables", "model", "needed"),
+    [
+        ({}, "Qwen/Qwen3-8B", True),
+        ({"TINKER_API_KEY": "tml-x"}, "Qwen/Qwen3-8B", False),
+        ({"TINKER_CREDENTIAL_CMD": "pass"}, "Qwen/Qwen3-8B", False),
+        ({"TINKER_API_KEY": "tml-x"}, MODEL, True),
+        ({"TINKER_BASE_URL": "http://127.0.0.1:1"}, MODEL, False),
+    ],
+)
+def test_an_engine_is_needed_where_no_server_has_the_model(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], model: str, needed: bool
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert engines.needs_engine(model) is needed
+
+
+def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ServiceError, match=r"did not start: .*local/none.*tiny-chat"),
+        running_engine("local/none", tmp_path),
+    ):
+        pass
