@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Self
 
+import orjson
 import pyarrow as pa
 
 from adapters.children import keep_from_children
@@ -221,8 +222,11 @@ def _opened(path: Path) -> tuple[FileIO, list[Span]]:
 
 def _line(span: Span) -> bytes:
     """The checksum is over the span's own bytes, exactly as they stand in the line."""
-    text = json.dumps(span, default=datetime.isoformat, separators=(",", ":"), allow_nan=False)
-    data = text.encode()
+    try:
+        data = orjson.dumps(span)
+    except TypeError:  # a number of more than 64 bits, or half of a surrogate pair
+        text = json.dumps(span, default=datetime.isoformat, separators=(",", ":"), allow_nan=False)
+        data = text.encode()
     return OPENING % zlib.crc32(data) + data + CLOSING
 
 

@@ -8,6 +8,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.checkpoints import Ledger
 from tasks.checksums import verified
 from tasks.metrics import read_metrics
 from tasks.runs import recipe_of
@@ -34,7 +35,8 @@ METRICS = (
 class RunSummary:
     """A run at a glance. `reward` is the mean reward of its last step; None before the first.
 
-    `state` is running (a process has it open), finished, or stopped: it can be continued.
+    `state` is running (a process has it open), finished, or stopped: it can be continued. An update
+    in doubt was under way when it stopped; going on rebuilds the weights before it.
     """
 
     name: str
@@ -88,9 +90,14 @@ def transcripts(spans: Path) -> str:
 def _summary(folder: Path) -> RunSummary:
     recipe, rows = recipe_of(folder), read_metrics(folder / "metrics.jsonl")
     steps, done = recipe["steps"], len(rows)
-    state = "running" if _is_open(folder) else "finished" if done >= steps else "stopped"
+    state = "running" if _is_open(folder) else "finished" if done >= steps else _stopped(folder)
     reward = rows[-1].get("reward/mean") if rows else None
     return RunSummary(folder.name, recipe["agent"], done, steps, reward, state)
+
+
+def _stopped(folder: Path) -> str:
+    doubtful = Ledger(folder / "checkpoints.jsonl").in_doubt()
+    return "stopped" if doubtful is None else f"stopped, update {doubtful - 1} in doubt"
 
 
 def _is_open(folder: Path) -> bool:

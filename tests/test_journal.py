@@ -49,6 +49,11 @@ def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
     assert read_journal(written(tmp_path / "new" / "j.jsonl", *spans)) == spans
 
 
+def test_what_json_can_say_and_few_writers_can_is_read_back(tmp_path: Path) -> None:
+    span = {**call(0), "attributes": {"seed": 10**30, "text": "half a pair: \ud800", "é": -0.0}}
+    assert read_journal(written(tmp_path / "j.jsonl", span)) == [span]
+
+
 def test_a_span_is_in_the_file_when_append_returns(tmp_path: Path) -> None:
     async def append_many(journal: Journal) -> None:
         async def append(number: int) -> None:
@@ -200,5 +205,5 @@ def test_token_columns_are_split_by_byte(tmp_path: Path) -> None:
 
 
 def test_a_line_can_be_read_without_us(tmp_path: Path) -> None:
-    line = written(tmp_path / "j.jsonl", call(0)).read_text().splitlines()[0]
+    line = written(tmp_path / "j.jsonl", call(0)).read_text().split("\n")[0]
     assert json.loads(line)["span"]["prompt_token_ids"] == [0]

@@ -1,13 +1,14 @@
-"""The Prefect server goes away during a run, and comes back: the run goes on."""
+"""The Prefect server goes away during a run, or cannot write, and comes back: the run goes on."""
 
 import json
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -74,6 +75,15 @@ def wait_until(true: Callable[[], object]) -> None:
         time.sleep(0.2)
 
 
+def assert_whole(folder: Path, api: httpx.Client) -> None:
+    """It completed, and each of its updates was applied once."""
+    states = [found["state"]["type"] for found in api.post("/flow_runs/filter").json()]
+    assert states == ["COMPLETED"]
+    assert [row["step"] for row in read_metrics(folder / "metrics.jsonl")] == [0, 1, 2]
+    phases = [json.loads(line) for line in (folder / "checkpoints.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in phases if line["phase"] == "applied"] == [1, 2, 3]
+
+
 def test_a_run_outlives_the_absence_of_the_prefect_server(
     tmp_path: Path, variables: dict[str, str]
 ) -> None:
@@ -87,8 +97,22 @@ def test_a_run_outlives_the_absence_of_the_prefect_server(
         time.sleep(AWAY_SECONDS)
         with server(variables, tmp_path / "server.log") as api:
             assert run.wait(PATIENCE_SECONDS) == 0, log.read_text()[-3000:]
-            states = [found["state"]["type"] for found in api.post("/flow_runs/filter").json()]
-    assert states == ["COMPLETED"]
-    assert [row["step"] for row in read_metrics(folder / "metrics.jsonl")] == [0, 1, 2]
-    phases = [json.loads(line) for line in (folder / "checkpoints.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in phases if line["phase"] == "applied"] == [1, 2, 3]
+            assert_whole(folder, api)
+
+
+def test_a_run_outlives_a_database_of_the_prefect_server_that_somebody_has_locked(
+    tmp_path: Path, variables: dict[str, str]
+) -> None:
+    folder, log = tmp_path / "runs" / "away", tmp_path / "log"
+    with log.open("wb") as output, server(variables, tmp_path / "server.log") as api:
+        run = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM], env=variables, stdout=output, stderr=output
+        )
+        wait_until(lambda: (folder / "journal").exists() or run.poll() is not None)
+        database = Path(variables["PREFECT_HOME"]) / "prefect.db"
+        with closing(sqlite3.connect(database, isolation_level=None)) as another:
+            another.execute("BEGIN IMMEDIATE")
+            time.sleep(AWAY_SECONDS)
+            another.execute("ROLLBACK")
+        assert run.wait(PATIENCE_SECONDS) == 0, log.read_text()[-3000:]
+        assert_whole(folder, api)

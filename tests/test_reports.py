@@ -8,6 +8,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from tasks.checkpoints import Ledger
 from tasks.datums import write_datums
 from tasks.metrics import record_metrics
 from tasks.reports import list_runs, metrics_table, runs_table, transcripts
@@ -132,6 +133,7 @@ def test_runs_are_listed_with_their_state(tmp_path: Path) -> None:
     run_of(tmp_path, "a", steps=2, done=2)
     run_of(tmp_path, "b", steps=4, done=2)
     running = run_of(tmp_path, "c", steps=4, done=0)
+    Ledger(run_of(tmp_path, "d", steps=4, done=2) / "checkpoints.jsonl").begin(3)
     with (running / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         runs = list_runs(tmp_path)
@@ -139,6 +141,7 @@ def test_runs_are_listed_with_their_state(tmp_path: Path) -> None:
         ("a", 2, 2, 0.25, "finished"),
         ("b", 2, 4, 0.25, "stopped"),
         ("c", 0, 4, None, "running"),
+        ("d", 2, 4, 0.25, "stopped, update 2 in doubt"),
     ]
 
 
