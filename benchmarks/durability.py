@@ -25,9 +25,10 @@ import numpy as np
 from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
-from adapters.calls import Begun, Completion, Policy, Sampling
+from adapters.calls import Begun, Completion, Policy, Sampler, Sampling
 from adapters.chat import Chat
 from adapters.door import Door
+from adapters.tinker import connect
 from benchmarks.measuring import Took, alternated, machine, paired_ratio, table
 from benchmarks.turns import TURNS, Turn, turns
 from engine.base_models import find
@@ -88,11 +89,10 @@ def recording(
         yield record, begin
 
 
-def at_the_door(chat: Chat, seconds: float, rollouts: int, folder: Path | None) -> None:
+def at_the_door(chat: Chat, sampler: Sampler, rollouts: int, folder: Path | None) -> None:
     """All rollouts at once, each its calls one after another, by bare HTTP."""
     batch = f"train-{next(BATCHES):05d}"
     journal = Journal(folder / f"{batch}.jsonl") if folder else None
-    sampler = Slow(seconds, [*chat.encode("I am a quiet otter. ")] * 3 + chat.stop_tokens[:1])
     with (
         recording(journal) as (record, begin),
         Door(chat, TOKEN, record, Sampling(ANSWER, 1.0, 1.0, -1), 0, begin=begin) as door,
@@ -188,12 +188,19 @@ def peer(rollouts: int) -> Iterator[Callable[[], list[list[float]]]]:
 def door_rows(rollouts: int, rounds: int, folder: Path) -> list[list[str]]:
     """Seconds with the journal and without, taken in turn; the clients' work is in both."""
     chat = Chat(AutoTokenizer.from_pretrained(find(MODEL).folder), context=8192)
+    answer = [*chat.encode("I am a quiet otter. ")] * 3 + chat.stop_tokens[:1]
     rows = []
-    for seconds in (0.0, 1.0):
-        ways = (("with", folder), ("without", None))
-        timed = {name: partial(at_the_door, chat, seconds, rollouts, to) for name, to in ways}
-        took = alternated(timed, rounds)
-        rows.append([f"a sampler that takes {seconds:.0f} s", *_costs(took)])
+    with connect(MODEL, folder / "engine") as service:
+        asked = service.client.create_sampling_client(base_model=MODEL)
+        samplers: dict[str, Sampler] = {
+            "the engine": service.result(asked, "a sampler"),
+            "a sampler that takes 1 s": Slow(1.0, answer),
+            "a sampler that takes no time": Slow(0.0, answer),
+        }
+        for name, sampler in samplers.items():
+            ways = (("with", folder), ("without", None))
+            timed = {way: partial(at_the_door, chat, sampler, rollouts, to) for way, to in ways}
+            rows.append([name, *_costs(alternated(timed, rounds))])
     return rows
 
 

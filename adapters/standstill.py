@@ -1,0 +1,72 @@
+"""An event loop that stands still: one coroutine that blocks stops every rollout beside it."""
+
+import asyncio
+import logging
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from adapters.waiting import FIRST_WORD_SECONDS
+
+STDLIB = sysconfig.get_path("stdlib")
+
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def told_of_standstill(first_word: float = FIRST_WORD_SECONDS) -> AsyncIterator[None]:
+    """While the block runs, log where the loop stands once it has not turned for `first_word` s.
+
+    Nothing else can: a coroutine that blocks is neither timed out nor cancelled, and the loop's own
+    watchdog stands still with it. It is told again whenever it has lasted twice as long.
+    """
+    loop = _Loop(threading.get_ident(), first_word)
+    turning = asyncio.create_task(loop.turn())
+    thread = threading.Thread(target=loop.watch, name="standstill", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        turning.cancel()
+        loop.over.set()
+
+
+class _Loop:
+    def __init__(self, thread: int, first_word: float) -> None:
+        self.over = threading.Event()
+        self._thread = thread
+        self._first_word = first_word
+        self._turned = time.monotonic()
+
+    async def turn(self) -> None:
+        while True:
+            self._turned = time.monotonic()
+            await asyncio.sleep(self._first_word / 4)
+
+    def watch(self) -> None:
+        next_word = self._first_word
+        while not self.over.wait(self._first_word / 4):
+            still = time.monotonic() - self._turned
+            if still < self._first_word:
+                next_word = self._first_word
+            elif still >= next_word:
+                next_word = 2 * still
+                log.warning(
+                    "all rollouts of this process have stood still for %.0f s, at %s: a coroutine "
+                    "that blocks stops its event loop. Write the agent as a plain function, which "
+                    "gets a thread of its own, or await what it waits for",
+                    still,
+                    self._where(),
+                )
+
+    def _where(self) -> str:
+        """The innermost line that is not Python's own."""
+        frame = sys._current_frames().get(self._thread)
+        stack = traceback.extract_stack(frame)
+        ours = [line for line in stack if not line.filename.startswith(STDLIB)]
+        line = (ours or stack)[-1]
+        return f"{line.filename}, line {line.lineno}, in {line.name}"

@@ -1,0 +1,33 @@
+"""A coroutine that blocks is told of, with the line at which it stands."""
+
+import asyncio
+import logging
+import time
+
+import pytest
+
+from adapters.standstill import told_of_standstill
+
+
+async def blocking(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def test_a_coroutine_that_blocks_is_named_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with told_of_standstill(first_word=0.2):
+            await blocking(1.5)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(work())
+    assert "have stood still for" in caplog.text
+    assert f"{__file__}, line {blocking.__code__.co_firstlineno + 1}, in blocking" in caplog.text
+
+
+def test_a_loop_that_turns_is_not_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with told_of_standstill(first_word=20.0):
+            await asyncio.sleep(0.3)
+
+    asyncio.run(work())
+    assert not caplog.records
