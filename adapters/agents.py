@@ -4,20 +4,33 @@ import asyncio
 import contextvars
 import importlib
 import inspect
-import math
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from threading import Thread
+from types import ModuleType
 from typing import Any
 
+from adapters.calls import POLICY
 from adapters.errors import UserError
+from adapters.inside import asking_at
+from adapters.rewards import Reward, read_reward
+from adapters.silence import keep_silent
 
 AGENTS = "agents"
 PLAY = "play"
+ROLES = "roles"
+
+WAYS = {
+    "command": "adapters.commands",
+    "gem": "adapters.gem",
+    "verifiers": "adapters.verifiers",
+}
+"""What stands before the colon of a name that is no Python function's, and the module whose
+function of that name makes the agent. It is imported when it is needed: GEM's takes a second."""
 
 Example = dict[str, Any]
 
@@ -26,42 +39,51 @@ class AgentError(UserError):
     """No agent answers to the name."""
 
 
-class RewardError(ValueError):
-    """An agent returned something that is not a reward."""
-
-
 class AgentExit(RuntimeError):
     """An agent wanted to end the program, which runs other rollouts too."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What an agent gets to know: where its model is, and how to ask for it."""
+    """What an agent gets to know of a role: where its model is, and how to ask for it."""
 
     base_url: str
     api_key: str
     model: str
 
 
-Play = Callable[[Example, Endpoint], Coroutine[Any, Any, float]]
+Play = Callable[[Example, Mapping[str, Endpoint]], Coroutine[Any, Any, Reward]]
+"""From an example, and the endpoint of each role, to the rollout's reward."""
 
 
-def load_agent(name: str) -> Play:
-    """The agent called `name`: a module of `agents/`, or `package.module:function`.
+def load_agent(name: str, roles: Collection[str] = ()) -> Play:
+    """The agent called `name`: a module of `agents/`, `package.module:function`, or one of `WAYS`.
 
-    Its function takes the example, and base_url, api_key and model by keyword; a plain function
-    runs in a thread. It returns the rollout's reward, and raises where the rollout has failed.
+    Its function takes the example, and base_url, api_key and model of the role `policy` by keyword;
+    one with a keyword parameter `roles` gets those of every role, by role. A plain function runs in
+    a thread. It returns the rollout's reward, and raises where the rollout has failed. `roles` are
+    those of the recipe beside the policy: an agent that could not know of them is refused.
     """
+    keep_silent()  # before the agent imports what would speak
     function = _function(name)
-    call = function if inspect.iscoroutinefunction(function) else partial(_in_thread, function)
+    call = function if inspect.iscoroutinefunction(function) else partial(in_thread, function)
+    knows_roles = ROLES in inspect.signature(function).parameters
+    if roles and not knows_roles:
+        raise AgentError(
+            f"the recipe says who answers {', '.join(roles)}, and the agent {name} cannot know; "
+            f"give its function a keyword parameter {ROLES!r}, or leave the recipe's roles out"
+        )
 
-    async def play(example: Example, endpoint: Endpoint) -> float:
-        return _reward(await _contained(call, example, **vars(endpoint)))
+    async def play(example: Example, endpoints: Mapping[str, Endpoint]) -> Reward:
+        where = {role: asdict(endpoint) for role, endpoint in endpoints.items()}
+        given = {**where[POLICY], **({ROLES: where} if knows_roles else {})}
+        with asking_at(where):
+            return read_reward(await contained(call, example, **given))
 
     return play
 
 
-async def _contained(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+async def contained(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What the agent returns or raises; but neither its exit nor its forked child is ours.
 
     SystemExit and its like would end the event loop with all its rollouts. A child that comes back
@@ -99,7 +121,7 @@ def _end_child(process: int) -> None:
         os._exit(1)
 
 
-async def _in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+async def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a plain function in a thread of its own.
 
     One that never returns costs that thread: nobody waits for it, neither the next rollout (as in a
@@ -125,6 +147,8 @@ async def _in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 def _function(name: str) -> Callable[..., Any]:
     path, _, attribute = name.partition(":")
+    if path in WAYS and path != name:
+        return getattr(importlib.import_module(WAYS[path]), path)(attribute)
     module_name = path if attribute else f"{AGENTS}.{path}"
     attribute = attribute or PLAY
     try:
@@ -139,17 +163,21 @@ def _function(name: str) -> Callable[..., Any]:
     return function
 
 
+def imported(name: str) -> ModuleType | None:
+    """The module, None if there is none; raises if it is there and something it imports is not."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if not (error.name and f"{name}.".startswith(f"{error.name}.")):
+            raise
+        return None
+
+
 def _known() -> list[str]:
     folders = importlib.import_module(AGENTS).__path__
     return sorted(
         path.stem
         for folder in folders
         for path in Path(folder).glob("*.py")
-        if not path.stem.startswith("_")
+        if f"def {PLAY}(" in path.read_text(encoding="utf-8")
     )
-
-
-def _reward(value: object) -> float:
-    if isinstance(value, bool | int | float) and math.isfinite(value):
-        return float(value)
-    raise RewardError(f"the agent returned {value!r} as its reward; a finite number is needed")

@@ -11,6 +11,7 @@ from adapters.calls import Begun, Completion, Message, Place, Policy, Refused, R
 from adapters.chat import Chat
 from adapters.prefixes import Prompt
 from adapters.recorded import Memory, request_sha
+from adapters.structured import told
 
 NOT_NOTHING = " ?"
 """What a client gets for an empty answer: several crash on none, and ask again without end."""
@@ -43,7 +44,7 @@ async def answered(
     again = memory.recorded.answer(place, request, sha, policy.version)
     if again is not None:
         return again
-    prompt = memory.prefixes.prompt(request.messages, request.tools)
+    prompt = memory.prefixes.prompt(request.messages, request.tools, told(request))
     most = _most_tokens(request, sampling, chat, len(prompt.tokens))
     seed = place.seed(run_seed)
     params = SamplingParams(
@@ -78,6 +79,15 @@ async def answered(
         ended=datetime.now(UTC),
         request_sha=sha,
     )
+
+
+def stop_string(completion: Completion, chat: Chat) -> str | None:
+    """The client's stop string that ended an answer; None if something else did."""
+    if completion.finish_reason == "length" or chat.ended(completion.sampled_tokens):
+        return None
+    text = chat.said_text(completion.sampled_tokens)
+    reached = [stop for stop in completion.request.stop if stop in text]
+    return min(reached, key=text.find, default=None)
 
 
 def _most_tokens(request: Request, sampling: Sampling, chat: Chat, prompt: int) -> int:
@@ -160,7 +170,7 @@ def _first_with(stops: Sequence[str], tokens: Sequence[int], chat: Chat) -> int:
 def _message(sampled: Sampled, request: Request, place: Place, chat: Chat) -> Message:
     """The message the client gets: never empty, its tool calls with ids of ours."""
     tokens = sampled.tokens if sampled.words is None else chat.encode(sampled.words)
-    message = chat.parse(tokens, with_tools=bool(request.tools))
+    message = chat.parse(tokens, with_tools=request.may_call)
     calls = message.get("tool_calls", ())
     if calls:
         name = place.name("tool call")

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 
 from adapters.calls import Begun, Completion, Place, Refused, Request
 from adapters.chat import Chat
@@ -77,6 +78,14 @@ class RoleCalls:
         self._running: set[asyncio.Task[Completion]] = set()
         self._calls = 0
         self._closed = False
+
+    async def answers(
+        self, request: Request, delivery: Delivery, answer: Answer
+    ) -> list[Completion]:
+        """As many answers as the request asks for, each of them a call with a seed of its own."""
+        digests = [sha256(delivery.digest + bytes([n])).digest() for n in range(request.answers)]
+        deliveries = [replace(delivery, digest=digest) for digest in digests]
+        return await asyncio.gather(*(self.answer(request, one, answer) for one in deliveries))
 
     async def answer(self, request: Request, delivery: Delivery, answer: Answer) -> Completion:
         """The answer to a request: the one it already has, if it was asked before.

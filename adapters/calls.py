@@ -4,9 +4,10 @@ import hashlib
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tinker import ModelInput, SampleResponse, SamplingParams
+if TYPE_CHECKING:  # a process that only plays rollouts does not need the SDK, which takes seconds
+    from tinker import ModelInput, SampleResponse, SamplingParams
 
 Message = dict[str, Any]
 """role and content (always text); also tool_calls, tool_call_id, name, reasoning_content."""
@@ -29,8 +30,8 @@ class Sampler(Protocol):
     """What the door needs of a `tinker.SamplingClient`."""
 
     def sample(
-        self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams
-    ) -> Awaitable[SampleResponse]: ...
+        self, prompt: "ModelInput", num_samples: int, sampling_params: "SamplingParams"
+    ) -> "Awaitable[SampleResponse]": ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,30 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Format:
+    """JSON that an answer is asked to be: any object, or what `schema` allows if there is one."""
+
+    schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which tools an answer is asked to call; `mode` is `auto`, `none` or `required`.
+
+    It may call none but `names`, unless that is empty, and one at most unless `parallel`.
+    """
+
+    mode: str = "auto"
+    names: tuple[str, ...] = ()
+    parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A call as it was asked, in whichever dialect.
 
-    `tools` are the ones the model may use now. `fields` is everything else the client sent, as it
-    sent it; it is recorded and, but for `max_tokens` and `stop`, does not change the answer.
+    `tools` are the ones the model is shown. `fields` is everything else the client sent, as it sent
+    it; it is recorded, and changes the answer only as far as it is read into the other attributes.
     """
 
     model: str
@@ -80,6 +100,27 @@ class Request:
     max_tokens: int | None
     stop: Sequence[str]
     fields: Mapping[str, Any]
+    format: Format | None = None
+    choice: Choice = Choice()
+    answers: int = 1
+    """How many answers it gets; each is a call of its own."""
+
+    @property
+    def may_call(self) -> bool:
+        """Whether tool calls in the answer are read as such."""
+        return bool(self.tools) and self.choice.mode != "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a call came to that no policy answered, as whoever answered it counted.
+
+    `cost` is in US dollars, None where nobody knows it.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +131,15 @@ class Completion:
     included. The first `prefix_len` tokens of the prompt are, whole and unchanged, the prompt and
     the sampled tokens of this role's call `prefix_call`; `prefix_how` says how that was found, or
     why there is none.
+
+    A call that no policy answered has a `usage`, no tokens and no sampling of ours; its
+    `policy_version` names who answered it.
     """
 
     place: Place
     response_id: str
     request: Request
-    sampling: Sampling
+    sampling: Sampling | None
     seed: int
     prompt_tokens: Sequence[int]
     prefix_len: int
@@ -114,6 +158,14 @@ class Completion:
     """Of all that can change the answer (`adapters.recorded.request_sha`)."""
     replayed: bool = False
     """Whether it was sampled in an earlier attempt, and only given again in this one."""
+    usage: Usage | None = None
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """How many tokens the prompt and the answer have."""
+        if self.usage is not None:
+            return self.usage.prompt_tokens, self.usage.completion_tokens
+        return len(self.prompt_tokens), len(self.sampled_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,16 @@
-"""An ASGI application on loopback, in a thread with an event loop of its own."""
+"""An ASGI application, on loopback if nothing else is said, in a thread with its own event loop."""
 
 import asyncio
 import errno
 import socket
 import threading
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import uvicorn
 
-HOST = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
+EVERYWHERE = "0.0.0.0"
 KEEP_ALIVE_SECONDS = 600
 """Longer than clients keep idle connections: who closes first must not be the server."""
 
@@ -19,12 +21,27 @@ class PortTaken(OSError):
     """Another program listens on the port."""
 
 
+@dataclass(frozen=True)
+class Listening:
+    """Where a server listens; port 0 is any that is free."""
+
+    host: str = LOOPBACK
+    port: int = 0
+
+    @classmethod
+    def at(cls, address: str) -> Self:
+        """`host`, or `host:port`."""
+        host, _, port = address.partition(":")
+        return cls(host, int(port or 0))
+
+
 class LoopbackServer:
     """Listens from its making (so the port is known) and answers between `start` and `stop`."""
 
-    def __init__(self, app: Any, port: int = 0) -> None:
-        self._socket = _listening(port)
+    def __init__(self, app: Any, port: int = 0, host: str = LOOPBACK) -> None:
+        self._socket = _listening(port, host)
         self.port: int = self._socket.getsockname()[1]
+        self.reached_by = socket.getfqdn() if host == EVERYWHERE else host
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -74,16 +91,16 @@ class _Server(uvicorn.Server):
         self.answering.set()
 
 
-def _listening(port: int) -> socket.socket:
+def _listening(port: int, host: str) -> socket.socket:
     # asyncio sets TCP_NODELAY only where the protocol is named; without it a call takes 40 ms more.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((HOST, port))
+        listener.bind((host, port))
     except OSError as error:
         listener.close()
         if error.errno != errno.EADDRINUSE:
             raise
-        text = f"port {port} on {HOST} is taken; stop what listens there, or use port 0 for any"
+        text = f"port {port} on {host} is taken; stop what listens there, or use port 0 for any"
         raise PortTaken(errno.EADDRINUSE, text) from error
     return listener

@@ -61,18 +61,26 @@ class Prefixes:
         self._asked: dict[bytes, list[Known]] = {}
         self._with_any_tools: set[bytes] = set()
 
-    def prompt(self, messages: Sequence[Message], tools: Tools) -> Prompt:
-        """The prompt for `messages`, with the sampled tokens of as much history as is known."""
+    def prompt(
+        self, messages: Sequence[Message], tools: Tools, told: Sequence[Message] = ()
+    ) -> Prompt:
+        """The prompt for `messages`, with the sampled tokens of as much history as is known.
+
+        `told` follows them. It is of this prompt and of those that go on from it, but not of the
+        messages by which an answer is found again, since the client does not repeat it.
+        """
         if not any(message["role"] == "assistant" for message in messages):
-            return Prompt(self._chat.render(messages, tools), 0, None, NEW)
+            return Prompt(self._chat.render([*messages, *told], tools), 0, None, NEW)
         history = chain(messages, tools)
         length = self._longest(history)
         if length:
             known = self._answered[history[length]]
-            tokens = self._chat.extend(known.prompt, known.sampled, messages[length:], tools)
+            rest = [*messages[length:], *told]
+            tokens = self._chat.extend(known.prompt, known.sampled, rest, tools)
             if tokens is not None:
                 return Prompt(tokens, len(known), known.call, MESSAGES)
-        return self._by_text(messages, tools, history, UNBRIDGED if length else UNKNOWN)
+        plain = self._chat.render([*messages, *told], tools)
+        return self._by_text(messages, tools, history, plain, UNBRIDGED if length else UNKNOWN)
 
     def remember(
         self,
@@ -94,14 +102,18 @@ class Prefixes:
         return next((length for length in lengths if history[length] in self._answered), 0)
 
     def _by_text(
-        self, messages: Sequence[Message], tools: Tools, history: list[bytes], why_not: str
+        self,
+        messages: Sequence[Message],
+        tools: Tools,
+        history: list[bytes],
+        plain: list[int],
+        why_not: str,
     ) -> Prompt:
-        """The prompt whose text goes on from an answer's sampled tokens, or else a plain one.
+        """The prompt whose text goes on from an answer's sampled tokens, or else the plain one.
 
         ReAct agents write the observation into the assistant's message. That cannot go on from a
         turn that the model ended: what the client asks for lacks the token that ended it.
         """
-        plain = self._chat.render(messages, tools)
         for known, rest in self._continued(messages, tools, history, self._chat.text(plain)):
             end = self._chat.text(known.sampled[-1:]) if self._chat.ended(known.sampled) else ""
             if not rest.startswith(end):
@@ -142,26 +154,27 @@ def chain(messages: Sequence[Message], tools: Tools) -> list[bytes]:
 def _normal(message: Message) -> list[Any]:
     """What two spellings of the same message have in common.
 
-    Clients strip answers, write tool arguments anew and choose their own call ids; none of it
-    changes what was said. What others than the model say counts to the letter.
+    Clients strip answers, write tool arguments and JSON answers anew and choose their own call ids;
+    none of it changes what was said. What others than the model say counts to the letter.
     """
     content = message.get("content") or ""
     if message["role"] == "assistant":
         content = content.strip()
+        content = _value(content) if content.startswith(("{", "[")) else content
     calls = [
-        [call["function"]["name"], _arguments(call["function"]["arguments"])]
+        [call["function"]["name"], _value(call["function"]["arguments"])]
         for call in message.get("tool_calls") or ()
     ]
     return [message["role"], content, calls]
 
 
-def _arguments(text: Any) -> Any:
-    if not isinstance(text, str):
-        return text
+def _value(written: Any) -> str:
+    """One spelling of a JSON value for all that it has; of a text that is no JSON, the text."""
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text.strip()
+        value = json.loads(written) if isinstance(written, str) else written
+        return _canonical(value).decode()
+    except (ValueError, RecursionError):  # no JSON, a number too long for Python, or too deep
+        return str(written).strip()
 
 
 def _canonical(value: Any) -> bytes:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from adapters.calls import Begun, Completion, Place, Request, Sampling
 from adapters.prefixes import Prefixes
+from adapters.structured import told
 
 Begin = Callable[[Begun], None]
 
@@ -51,6 +52,7 @@ class Memory:
 
 def request_sha(request: Request, sampling: Sampling) -> str:
     """SHA-256 of all of a request that can change its answer, the recipe's sampling included."""
-    asked = [request.messages, request.tools, request.max_tokens, request.stop, astuple(sampling)]
+    shown = [*request.messages, *told(request)]
+    asked = [shown, request.tools, request.max_tokens, request.stop, astuple(sampling)]
     canonical = json.dumps(asked, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

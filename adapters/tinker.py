@@ -62,14 +62,22 @@ class Service:
         client = self.client.create_sampling_client(model_path=model_path)
         return PatientSampler(self.result(client, f"a sampler of {model_path}"), self)
 
+    def base_sampler(self, base_model: str) -> "PatientSampler":
+        """Samples from a model as it is, without a LoRA."""
+        client = self.client.create_sampling_client(base_model=base_model)
+        return PatientSampler(self.result(client, f"a sampler of {base_model}"), self)
+
     def tokenizer(self, model_path: str, base_model: str) -> Tokenizer:
         """The tokenizer of the model behind sampler weights or, if they are gone, of its base."""
         try:
-            client = self.sampler(model_path).client
+            sampler = self.sampler(model_path)
         except ServiceRefused:
-            asked = self.client.create_sampling_client(base_model=base_model)
-            client = self.result(asked, f"a sampler of {base_model}")
-        return cast(Tokenizer, self.call("the tokenizer", client.get_tokenizer))
+            sampler = self.base_sampler(base_model)
+        return self.tokenizer_of(sampler)
+
+    def tokenizer_of(self, sampler: "PatientSampler") -> Tokenizer:
+        """The tokenizer of the model that is sampled."""
+        return cast(Tokenizer, self.call("the tokenizer", sampler.client.get_tokenizer))
 
     def context(self, base_model: str) -> int | None:
         """The most tokens a prompt and its answer may have, where the service says it."""

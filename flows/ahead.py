@@ -1,5 +1,6 @@
-"""Prefect's embedded server, started while the flow is still being imported."""
+"""What comes before Prefect is imported: its settings, and meanwhile its embedded server."""
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,3 +21,11 @@ def server_begun() -> Iterator[Callable[[], None]]:
 
     with ThreadPoolExecutor(1, "prefect-server") as starting:
         yield starting.submit(SubprocessASGIServer().start).result
+
+
+def quiet_prefect(verbose: bool) -> None:
+    """Prefect reads its settings when it is imported."""
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO" if verbose else "CRITICAL")
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    os.environ.setdefault("TINKER_TELEMETRY", "0")

@@ -1,26 +1,20 @@
 """The command line: thin over the flows."""
 
-import json
+import logging
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from adapters.engines import engine_begun
 from adapters.errors import UserError
-from flows.ahead import server_begun
+from flows.ahead import quiet_prefect
 from flows.asking import IfExists, settle
-
-if TYPE_CHECKING:
-    from flows.outcome import Outcome
-    from flows.recipe import Recipe
+from flows.running import trained
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -45,6 +39,10 @@ def train(
     name: Name,
     set_: Overrides = None,
     steps: Annotated[int | None, typer.Option(help="Short for --set steps=N.")] = None,
+    search: Annotated[bool, typer.Option("--search", help="Short for NAME-search.")] = False,
+    rollouts: Annotated[
+        str | None, typer.Option(help="Short for --set rollouts.where=…, such as workers.")
+    ] = None,
     run: Annotated[
         str | None, typer.Option(help="The run's name; that of the agent and the time if empty.")
     ] = None,
@@ -56,11 +54,13 @@ def train(
     """Train an agent's model."""
     from flows.deployments import named_recipe
 
+    name = f"{name}-search" if search else name
     overrides = [*(set_ or []), *([f"steps={steps}"] if steps else [])]
+    overrides += [f"rollouts.where={rollouts}"] if rollouts else []
     recipe = named_recipe(name, overrides)
     run = run or f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     settle(run, if_exists)
-    trained(run, recipe, verbose)
+    print(trained(run, recipe, verbose))
 
 
 @app.command()
@@ -69,7 +69,7 @@ def resume(run: Run, verbose: Verbose = False) -> None:
     from flows.deployments import changed_recipe
     from tasks.runs import folder_of, recipe_of
 
-    trained(run, changed_recipe(recipe_of(folder_of(run))), verbose)
+    print(trained(run, changed_recipe(recipe_of(folder_of(run))), verbose))
 
 
 @app.command()
@@ -88,7 +88,7 @@ def fork(
     parent, name = folder_of(run), as_ or f"{run}-at-{at}"
     recipe = changed_recipe(recipe_of(parent), set_ or [])
     fork_run(parent, name, at, recipe.model_dump(mode="json"), recipe.fingerprint())
-    trained(name, recipe, verbose)
+    print(trained(name, recipe, verbose))
 
 
 @app.command()
@@ -106,28 +106,109 @@ def replay(
     parent, name = folder_of(run), as_ or f"{run}-replay-{datetime.now():%Y%m%d-%H%M%S}"
     recipe = changed_recipe(recipe_of(parent), set_ or [])
     replay_run(parent, name, recipe.model_dump(mode="json"), recipe.fingerprint())
-    trained(name, recipe, verbose)
+    print(trained(name, recipe, verbose))
 
 
 @app.command()
 def evaluate(
     name: Name,
     set_: Overrides = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="RUN, RUN@STEP, base, or one of LiteLLM, such as openai/gpt-4o-mini."),
+    ] = None,
     run: Annotated[
         str | None, typer.Option(help="Whose checkpoint; the agent's newest run.")
     ] = None,
     checkpoint: Annotated[int | None, typer.Option(help="After how many steps; the last.")] = None,
-    verbose: Annotated[bool, typer.Option(help="Show Prefect's own log.")] = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Score a checkpoint on held-out examples."""
+    """Score a model on held-out examples; one that was cut off goes on where it stopped."""
     from flows.deployments import named_recipe
 
     recipe = named_recipe(name, set_ or [])
     quiet_prefect(verbose)
     from flows.evaluate import evaluate as flow
+    from tasks.reports import scores_table
 
-    scores = flow(recipe=recipe, run=run, checkpoint=checkpoint)
-    print(json.dumps({how: score.model_dump() for how, score in scores.items()}, indent=2))
+    evaluated = flow(recipe=recipe, run=run, checkpoint=checkpoint, model=model)
+    print(scores_table(evaluated.scores))
+    print(f"All numbers are in {evaluated.file}; the games, a line each, in", end=" ")
+    print(", ".join(map(str, evaluated.games.values())))
+
+
+@app.command()
+def dryrun(
+    name: Name,
+    set_: Overrides = None,
+    examples: Annotated[int, typer.Option(min=1, help="How many are played, twice each.")] = 4,
+    keep: Annotated[bool, typer.Option(help="Leave the files, to be asked by SQL.")] = False,
+    online: Annotated[
+        bool, typer.Option(help="With the recipe's own model, service and helper models.")
+    ] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Play a few examples, show what is recorded of them, and train nothing."""
+    from flows.deployments import named_recipe
+    from flows.rehearsing import offline, rehearsed, without_service
+
+    recipe = rehearsed(named_recipe(name, set_ or []), examples)
+    if not online:
+        recipe = offline(recipe)
+        without_service()
+    quiet_prefect(verbose)
+    from flows.dryrun import dryrun as flow
+    from tasks.runs import delete_run, folder_of
+
+    folder = folder_of(run := f"dryruns/{name}-{datetime.now():%Y%m%d-%H%M%S}")
+    try:
+        outcome = flow(recipe=recipe, run=run)
+    finally:
+        if not keep and folder.exists():
+            delete_run(folder)
+    print(outcome.report)
+    if outcome.failed:
+        raise UserError(f"{outcome.failed} of {outcome.rollouts} rollouts failed; see above")
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Argument(help="RUN, RUN@STEP, or a base model by its id.")],
+    port: Annotated[int, typer.Option(help="0 is any that is free.")] = 0,
+) -> None:
+    """Serve a checkpoint to any OpenAI client, until Ctrl-C or the end of stdin."""
+    from flows.serving import serving, stdin_closed
+
+    with serving(model, port) as served, suppress(KeyboardInterrupt):
+        for variable, value in served.exports().items():
+            print(f"export {variable}={value}", flush=True)
+        served.until(stdin_closed())
+
+
+@app.command()
+def worker(
+    server: Annotated[
+        str | None, typer.Option(help="The API of the Prefect server that knows the runs.")
+    ] = None,
+    door: Annotated[
+        str | None, typer.Option(help="A run's door, as http://HOST:PORT, instead of any found.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Rollouts at the same time.")] = 16,
+    processes: Annotated[int, typer.Option(min=1, help="In how many processes.")] = 1,
+) -> None:
+    """Play the rollouts of runs that were started with --rollouts workers, until Ctrl-C.
+
+    Runs of this machine are found by their folders, others on the Prefect server, which needs
+    RATCHET_TOKEN: any word that was set for the run as well.
+    """
+    if server:
+        os.environ["PREFECT_API_URL"] = server
+    quiet_prefect(verbose=False)
+    from flows.worker import work
+
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("adapters.worker").setLevel(logging.INFO)
+    work(door, concurrency, processes)
 
 
 @app.command()
@@ -177,60 +258,6 @@ def pretrain(
 
     built = flow(folder=folder, seed=seed)
     print(f"{built} is ready: `ratchet engine --base-model {built.resolve()}` serves it")
-
-
-def trained(run: str, recipe: "Recipe", verbose: bool) -> None:
-    """Run the flow that a run is of, with a bar, and say what came of it."""
-    quiet_prefect(verbose)
-    started = time.monotonic()
-    with engine_begun(recipe.model.base), server_begun() as answers:
-        from flows.progress import showing_progress
-        from tasks.runs import folder_of
-
-        folder = folder_of(run)
-        with showing_progress(folder, recipe.steps):
-            flow = _flow_of(folder)
-            answers()
-            outcome = flow(recipe=recipe, run=run)
-    if outcome.drift:
-        print(f"drift (kl_sample_train_v2) by step: {' '.join(f'{d:.2g}' for d in outcome.drift)}")
-    print(closing_line(outcome, folder, time.monotonic() - started))
-
-
-def _flow_of(folder: Path) -> "Callable[..., Outcome]":
-    from tasks.forks import REPLAY, parent_of
-    from tasks.runs import exists
-
-    parent = parent_of(folder) if exists(folder) else None
-    if parent and parent["how"] == REPLAY:
-        from flows.replay import replay
-
-        return partial(replay, parent=parent["run"])
-    from flows.train import train
-
-    return train
-
-
-def closing_line(outcome: "Outcome", folder: Path, seconds: float) -> str:
-    """What was won, in how long, and where to look."""
-    before, after = (
-        "unknown" if reward is None else f"{reward:.2f}"
-        for reward in (outcome.before, outcome.after)
-    )
-    statement = f"from '{folder}/metrics.jsonl'"
-    return (
-        f"held-out reward {before} → {after} in {outcome.steps} steps: {outcome.seconds:.0f} s of "
-        f"sampling and training, {seconds:.0f} s in all. The run is {folder}; see it in Prefect's "
-        f'UI with `make server`, and by SQL with `ratchet sql "{statement}"`'
-    )
-
-
-def quiet_prefect(verbose: bool) -> None:
-    """Prefect reads its settings when it is imported."""
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO" if verbose else "CRITICAL")
-    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
-    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-    os.environ.setdefault("TINKER_TELEMETRY", "0")
 
 
 @contextmanager

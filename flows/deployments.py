@@ -14,6 +14,8 @@ from flows.recipe import Recipe
 
 PROJECT_FILE = Path("prefect.yaml")
 TRAIN = "flows/train.py:train"
+TABLES = ("roles", "algorithm.loss_settings")
+"""Keys of a recipe whose entries have names of their own."""
 
 
 class RecipeError(UserError):
@@ -60,19 +62,26 @@ def _settings() -> type[BaseSettings]:
 
 
 def _parsed(overrides: Sequence[str]) -> dict[str, Any]:
-    known = list(_keys(Recipe))
-    for override in overrides:
-        key, equals, _ = override.partition("=")
-        if not equals:
-            raise RecipeError(f"--set {override}: write it as section.key=value")
-        if key not in known:
-            raise RecipeError(f"a recipe has no key {key!r}{_suggestion(key, known)}")
-    arguments = [f"--{override}" for override in overrides]
+    arguments = [f"--{_argument(override)}" for override in overrides]
     try:
         source = CliSettingsSource(_settings(), cli_parse_args=arguments, cli_exit_on_error=False)
     except SettingsError as error:
         raise RecipeError(f"--set: {error}") from error
     return source()
+
+
+def _argument(override: str) -> str:
+    """As pydantic reads it: of a table such as `roles` every entry is a key too."""
+    known = list(_keys(Recipe))
+    key, equals, value = override.partition("=")
+    if not equals:
+        raise RecipeError(f"--set {override}: write it as section.key=value")
+    table, _, entry = key.rpartition(".")
+    if table in TABLES:
+        return f"{table}={entry}={value}"
+    if key not in known:
+        raise RecipeError(f"a recipe has no key {key!r}{_suggestion(key, known)}")
+    return override
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -1,28 +1,41 @@
-"""evaluate: one checkpoint of a run, on held-out examples."""
+"""evaluate: one model, on held-out examples."""
 
 from prefect import flow
 
+from flows.contenders import Contender
 from flows.opening import opened
 from flows.recipe import Recipe
-from flows.scoring import score, settings_tag
-from tasks.evaluations import Score
-from tasks.runs import latest_run, recipe_of, runs_root
+from flows.scoring import Evaluated, held_out, scored, settings_tag
+from tasks.evaluations import read_evaluation
+from tasks.stages import list_games
 
 
 @flow(name="evaluate")
 def evaluate(
-    recipe: Recipe, run: str | None = None, checkpoint: int | None = None
-) -> dict[str, Score]:
-    """Score a checkpoint; what was scored before, by the same settings, is read and not repeated.
+    recipe: Recipe,
+    run: str | None = None,
+    checkpoint: int | None = None,
+    model: str | None = None,
+) -> Evaluated:
+    """Score a model; what was played before, by the same settings, is read and not repeated.
 
     Args:
-        recipe: Whose `evaluation` says how; the rest is the run's own recipe.
+        recipe: Whose `evaluation` says how; for a run's checkpoint the rest is the run's own.
         run: The run; the agent's newest if empty.
         checkpoint: After how many steps; the last if empty.
+        model: Instead of run and checkpoint, RUN@STEP; or `base`, the recipe's untrained model; or
+            a model of LiteLLM, such as openai/gpt-4o-mini, which then answers as the policy.
     """
-    folder = runs_root() / run if run else latest_run(recipe.agent)
-    bound = Recipe.model_validate(recipe_of(folder))
-    with opened(bound, folder.name) as parts:
-        step = parts.ledger.last_step() if checkpoint is None else checkpoint
-        asked = bound.model_copy(update={"evaluation": recipe.evaluation})
-        return score(asked, parts, parts.ledger.at(step), settings_tag(bound, asked))
+    contender = Contender.of(recipe, run, checkpoint, model)
+    asked, tag = contender.asked, settings_tag(contender.bound, contender.asked)
+    with opened(contender.bound, contender.run) as parts:
+        folder, ledger = parts.folder, parts.ledger
+        at = ledger.at(ledger.last_step() if contender.step is None else contender.step)
+        spans = held_out(asked, parts, at, tag)
+        file = scored(asked, folder, spans, f"{at.version}{tag}")
+        columns, threshold = asked.dataset.columns, asked.evaluation.threshold
+        games = {
+            how: list_games(folder, path.stem, path, columns, threshold)
+            for how, path in spans.items()
+        }
+    return Evaluated(file=file, scores=read_evaluation(file), games=games)

@@ -8,10 +8,13 @@ from pathlib import Path
 from tinker import AdamParams
 
 from adapters.agents import load_agent
-from adapters.calls import Sampling
+from adapters.answerers import answerers
+from adapters.calls import POLICY, Sampling
 from adapters.chat import Chat
+from adapters.loopback import Listening
 from adapters.tinker import Service, connect
 from adapters.tracking import Tracker
+from flows.players import inviting, player_of, routes_of
 from flows.recipe import Recipe
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics
@@ -43,12 +46,15 @@ def opened(recipe: Recipe, run: str, *, on_policy: bool = True) -> Iterator[Part
 
     Rebuilt weights must give the recorded log-probabilities only where they sampled them.
     """
-    play = load_agent(recipe.agent)
+    roles = answerers(recipe.roles, recipe.seed)
+    beside_policy = [role for role in roles if role != POLICY]
+    player = player_of(recipe, load_agent(recipe.agent, beside_policy))
     for source in (train_split(recipe), test_split(recipe)):
         source.examples()
     values = recipe.model_dump(mode="json")
     with (
         opened_run(run, values, recipe.fingerprint()) as folder,
+        player,
         connect(recipe.model.base, folder / "engine", recipe.service.timeout_seconds) as service,
     ):
         ledger = Ledger(folder / "checkpoints.jsonl")
@@ -61,7 +67,7 @@ def opened(recipe: Recipe, run: str, *, on_policy: bool = True) -> Iterator[Part
             Runner(
                 service,
                 learner.sampler,
-                play,
+                player,
                 chat,
                 run=run,
                 run_seed=recipe.seed,
@@ -69,7 +75,11 @@ def opened(recipe: Recipe, run: str, *, on_policy: bool = True) -> Iterator[Part
                 timeout_seconds=recipe.rollouts.timeout_seconds,
                 replay=recipe.rollouts.replay,
                 max_calls=recipe.rollouts.max_calls,
+                roles=roles,
+                listening=Listening.at(recipe.rollouts.listen),
+                beside=routes_of(player),
             ) as runner,
+            inviting(player, folder, runner.door),
             Tracker(recipe.tracking.project, run, values, folder / "wandb") as tracker,
         ):
             yield Parts(folder, ledger, learner, runner, tracker)
@@ -117,8 +127,16 @@ def _learner(recipe: Recipe, folder: Path, ledger: Ledger, service: Service) -> 
 
 
 def _datums(recipe: Recipe, folder: Path, step: int) -> Path:
-    algorithm, smallest = recipe.algorithm, recipe.rollouts.smallest_group()
-    return datums_of(folder, step, algorithm.advantage, algorithm.normalise, smallest)
+    algorithm = recipe.algorithm
+    return datums_of(
+        folder,
+        step,
+        algorithm.advantage,
+        algorithm.normalise,
+        recipe.rollouts.smallest_group(),
+        algorithm.discount,
+        recipe.trained_roles(),
+    )
 
 
 def _method(recipe: Recipe) -> Method:

@@ -4,8 +4,10 @@ import hashlib
 import json
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from adapters.answerers import check_role
+from adapters.calls import POLICY
 from tasks.datums import check_loss
 
 LossName = Literal["importance_sampling", "ppo", "cispo", "dro", "gspo"]
@@ -17,7 +19,11 @@ LOSS_SETTINGS: dict[str, set[str]] = {
     "gspo": {"clip_low_threshold", "clip_high_threshold"},
 }
 
-CHANGES_NO_RESULT: Any = {"service": True, "checkpoints": {"probe_tolerance"}}
+CHANGES_NO_RESULT: Any = {
+    "service": True,
+    "checkpoints": {"probe_tolerance"},
+    "rollouts": {"where", "processes", "listen"},
+}
 
 
 class Section(BaseModel):
@@ -73,6 +79,16 @@ class Rollouts(Section):
     timeout_seconds: float = Field(default=120, gt=0)
     """A rollout that takes longer has failed."""
 
+    where: Literal["here", "processes", "workers"] = "here"
+    """Who plays them: the run's process, a pool of processes (for agents that compute), or any
+    `ratchet worker`, here or on other machines. Tokens, datums and weights are the same."""
+
+    processes: int = Field(default=0, ge=0)
+    """How many processes the pool has, if that is where; 0 is one for each processor."""
+
+    listen: str = Field(default="127.0.0.1", pattern=r"^[^:\s]+(:\d{1,5})?$")
+    """Where the door listens for workers, as `host` or `host:port`; 0.0.0.0 is all addresses."""
+
     max_tokens: int = Field(default=64, ge=1)
     """The most tokens one call may sample."""
 
@@ -95,6 +111,20 @@ class Rollouts(Section):
 
     minimum_group: int = Field(default=2, ge=2)
     """A group with fewer rollouts than that is not trained; of `drop_group` it is the whole."""
+
+    @model_validator(mode="after")
+    def _players_are_asked_for(self) -> Self:
+        if self.processes and self.where != "processes":
+            raise ValueError(
+                f"processes {self.processes} does nothing where rollouts are played by "
+                f"{self.where}; leave it out, or set where: processes"
+            )
+        if self.listen != "127.0.0.1" and self.where != "workers":
+            raise ValueError(
+                f"listen {self.listen} does nothing where rollouts are played by {self.where}, "
+                "since only workers come from elsewhere; leave it out, or set where: workers"
+            )
+        return self
 
     @model_validator(mode="after")
     def _groups_are_treated_as_asked(self) -> Self:
@@ -133,6 +163,10 @@ class Algorithm(Section):
 
     loss_settings: dict[str, float] = {}
     """The loss's own numbers, such as ppo's clip_low_threshold; one it does not read is refused."""
+
+    discount: float = Field(default=1.0, ge=0, le=1)
+    """What a later reward counts for at each call before it (γ), where an agent rewards its calls;
+    below 1, a reward that is one number counts as that of the last call."""
 
     normalise: Literal["none", "tokens", "rollouts"] = "none"
     """Tinker sums a loss over tokens; divide it by the step's tokens, or by its rollouts."""
@@ -231,13 +265,18 @@ class Recipe(Section):
     """Everything a run depends on."""
 
     agent: str
-    """Whom to train: a module of `agents/`, or `package.module:function`."""
+    """Whom to train: a module of `agents/`, `package.module:function`, `command:` and its words, or
+    `gem:` or `verifiers:` and the id of an environment (docs/agents.md)."""
 
     steps: int = Field(ge=1)
     """Optimizer steps."""
 
     seed: int = Field(default=0, ge=0)
     """The one seed; all others derive from it."""
+
+    roles: dict[str, str] = {}
+    """Who answers each role of the agent: `policy`, which is trained in it, a scripted
+    `function:package.module:name`, or a model of LiteLLM's, such as `openai/gpt-4o-mini`."""
 
     # What each section is for, its own docstring says.
     dataset: Dataset
@@ -249,6 +288,18 @@ class Recipe(Section):
     checkpoints: Checkpoints = Checkpoints()
     service: Patience = Patience()
     tracking: Tracking = Tracking()
+
+    @field_validator("roles")
+    @classmethod
+    def _roles_can_be_answered(cls, roles: dict[str, str]) -> dict[str, str]:
+        for role, who in roles.items():
+            check_role(role, who)
+        return roles
+
+    def trained_roles(self) -> tuple[str, ...]:
+        """The roles in which the policy is trained."""
+        others = sorted(role for role, who in self.roles.items() if who == POLICY != role)
+        return (POLICY, *others)
 
     def fingerprint(self) -> str:
         """SHA-256 of the recipe's canonical JSON: a run is bound to it.

@@ -30,20 +30,19 @@ def replay(recipe: Recipe, parent: str, run: str | None = None) -> Outcome:
         values = recipe.model_dump(mode="json")
         replay_run(folder_of(parent), name, values, recipe.fingerprint())
     algorithm, steps = recipe.algorithm, recipe.steps
-    smallest = recipe.rollouts.smallest_group()
+    smallest, trained = recipe.rollouts.smallest_group(), recipe.trained_roles()
+    weighing = algorithm.advantage, algorithm.normalise, smallest, algorithm.discount
     with opened(recipe, name, on_policy=False) as parts:
         folder, progress = parts.folder, Progress(parts.folder, steps)
         for step in range(parts.steps_done(), steps):
             checkpoint = parts.ledger.at(step)
             saves = recipe.checkpoints.due(step + 1, steps)
             spans = folder / "spans" / f"train-{step:05d}.parquet"
-            trajectories = assemble_trajectories(folder, step, spans)
-            datums = build_datums(
-                folder, step, trajectories, algorithm.advantage, algorithm.normalise, smallest
-            )
+            trajectories = assemble_trajectories(folder, step, spans, trained)
+            datums = build_datums(folder, step, trajectories, *weighing)
             update = update_policy(folder, step, parts.learner, checkpoint, datums, saves)
             metrics = record_step(
-                folder, step, spans, trajectories, datums, update, smallest, sampled=False
+                folder, step, spans, trajectories, datums, update, smallest, trained, sampled=False
             )
             parts.tracker.log(metrics, step)
             progress.show(step, metrics)

@@ -28,7 +28,8 @@ def train(recipe: Recipe, run: str | None = None) -> Outcome:
     """
     source, sampling, steps = train_split(recipe), sampled(recipe), recipe.steps
     rollouts, algorithm = recipe.rollouts, recipe.algorithm
-    smallest = rollouts.smallest_group()
+    smallest, trained = rollouts.smallest_group(), recipe.trained_roles()
+    weighing = algorithm.advantage, algorithm.normalise, smallest, algorithm.discount
     with opened(recipe, run or f"{recipe.agent}-{flow_run.id[:8]}") as parts:
         folder, runner, learner, ledger = parts.folder, parts.runner, parts.learner, parts.ledger
         progress = Progress(folder, steps)
@@ -48,12 +49,12 @@ def train(recipe: Recipe, run: str | None = None) -> Outcome:
                 sampling,
                 rollouts.attempts,
             )
-            trajectories = assemble_trajectories(folder, step, spans)
-            datums = build_datums(
-                folder, step, trajectories, algorithm.advantage, algorithm.normalise, smallest
-            )
+            trajectories = assemble_trajectories(folder, step, spans, trained)
+            datums = build_datums(folder, step, trajectories, *weighing)
             update = update_policy(folder, step, learner, checkpoint, datums, saves)
-            metrics = record_step(folder, step, spans, trajectories, datums, update, smallest)
+            metrics = record_step(
+                folder, step, spans, trajectories, datums, update, smallest, trained
+            )
             parts.tracker.log(metrics, step)
             progress.show(step, metrics)
         score(recipe, parts, ledger.at(steps))

@@ -65,6 +65,23 @@ def advantages_of(
     return advantages
 
 
+def advantages_by_call(
+    group: Mapping[str, Sequence[float]], estimator: str
+) -> dict[str, list[float]]:
+    """Rollout → the returns of its calls, of one group, becomes rollout → their advantages.
+
+    The n-th call is compared with the n-th of the other rollouts, as far as they came to one: a
+    baseline may depend on time (Williams 1992), not on what is sampled. One that a single rollout
+    came to has the advantage 0. Of one return each this is `advantages_of`.
+    """
+    advantages: dict[str, list[float]] = {rollout: [] for rollout in group}
+    for call in range(max(map(len, group.values()), default=0)):
+        returns = {rollout: of[call] for rollout, of in group.items() if call < len(of)}
+        for rollout, advantage in advantages_of({"": returns}, estimator).items():
+            advantages[rollout].append(advantage)
+    return advantages
+
+
 def _check_finite(rewards: Mapping[str, float]) -> None:
     for rollout, reward in rewards.items():
         if not isfinite(reward):

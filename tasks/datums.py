@@ -1,17 +1,19 @@
 """trajectory × advantage → tinker.Datum, by way of a Parquet file that is the training batch."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from statistics import fmean
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import tinker
 
-from tasks.advantages import advantages_of
+from tasks.advantages import advantages_by_call
+from tasks.returns import Calls, Returns, calls_of, returns_by_role
 from tasks.tables import arrays, read, write
-from tasks.trajectories import LISTS, rewards_by_group
+from tasks.trajectories import LISTS
 
 Normalise = Literal["none", "tokens", "rollouts"]
 
@@ -59,39 +61,48 @@ def check_loss(loss: str, normalise: Normalise = "none") -> None:
 
 
 def build(
-    trajectories: pa.Table, estimator: str, normalise: Normalise = "none", smallest_group: int = 1
+    trajectories: pa.Table,
+    estimator: str,
+    normalise: Normalise = "none",
+    smallest_group: int = 1,
+    discount: float = 1.0,
 ) -> pa.Table:
     """The training batch: one row per trajectory that teaches something, in SCHEMA.
 
-    A trajectory whose advantage is zero, or of which nothing is trained, moves no weight: it is
+    A trajectory whose advantages are zero, or of which nothing is trained, moves no weight: it is
     left out, and `trajectories.num_rows - build(…).num_rows` counts it. So are the trajectories of
     a group with fewer than `smallest_group` rollouts to train on, as if it was never played.
+
+    A role is compared with the same role of the group's other rollouts (`tasks.returns`), and where
+    its calls have rewards, each call with theirs; `advantage` is then the mean of the trajectory's.
 
     Tinker sums its losses over tokens and datums, so `normalise` scales the advantages instead:
     by nothing; by 1 / (the step's trained tokens), a mean over tokens; or by 1 / (the rollout's
     trained tokens × the step's rollouts), a mean over rollouts of means over tokens. The divisors
     count rollouts of zero advantage too, so that they do not depend on luck.
     """
-    played = rewards_by_group(trajectories)
-    groups = {name: rewards for name, rewards in played.items() if len(rewards) >= smallest_group}
-    in_group = [name in groups for name in trajectories["group_id"].to_pylist()]
-    trajectories = trajectories.filter(pa.array(in_group, pa.bool_()))
+    advantages = _advantages(returns_by_role(trajectories, discount), estimator, smallest_group)
+    compared = [name in advantages for name in _names(trajectories)]
+    trajectories = trajectories.filter(pa.array(compared, pa.bool_()))
     tokens, logprobs, masks = (arrays(trajectories[name]) for name in LISTS)
-    advantages = advantages_of(groups, estimator)
+    calls = calls_of(trajectories)
     scales = _scales(trajectories["rollout_id"].to_pylist(), masks, normalise)
     rows = []
     for place, row in enumerate(trajectories.drop_columns(list(LISTS)).to_pylist()):
         rollout, mask = row["rollout_id"], masks[place]
-        if not mask.any() or advantages[rollout] == 0.0:
+        name = row["role"], rollout
+        by_call = _of_its_calls(row, advantages[name], calls.get(name, {}))
+        if not mask.any() or not any(by_call):
             continue
         if mask[0]:
             raise ValueError(f"rollout {rollout} sampled its first token from an empty prompt")
+        by_token = np.repeat(by_call, len(mask) if len(by_call) == 1 else row["call_tokens"])
         # All but the inputs move one place to the left: the last sampled token is a target.
-        row["advantage"] = advantages[rollout]
+        row["advantage"] = fmean(by_call)
         row["tokens"] = tokens[place][:-1]
         row["targets"] = tokens[place][1:]
         row["logprobs"] = logprobs[place][1:]
-        row["advantages"] = np.where(mask[1:], row["advantage"] * scales[rollout], 0.0)
+        row["advantages"] = np.where(mask[1:], by_token[1:] * scales[rollout], 0.0)
         row["mask"] = mask[1:]
         rows.append({name: row[name] for name in SCHEMA.names})
     return pa.Table.from_pylist(rows, schema=SCHEMA)
@@ -103,9 +114,10 @@ def write_datums(
     estimator: str,
     normalise: Normalise = "none",
     smallest_group: int = 1,
+    discount: float = 1.0,
 ) -> Path:
     """`path`, holding the training batch made of the file `trajectories`; it may have no rows."""
-    return write(build(read(trajectories), estimator, normalise, smallest_group), path)
+    return write(build(read(trajectories), estimator, normalise, smallest_group, discount), path)
 
 
 def read_datums(path: Path, loss: str) -> list[tinker.Datum]:
@@ -126,6 +138,35 @@ def read_datums(path: Path, loss: str) -> list[tinker.Datum]:
         )
         for row in range(table.num_rows)
     ]
+
+
+def _names(trajectories: pa.Table) -> list[tuple[str, str]]:
+    """Role and rollout of each trajectory."""
+    columns = (trajectories[name].to_pylist() for name in ("role", "rollout_id"))
+    return list(zip(*columns, strict=True))
+
+
+def _advantages(
+    roles: Mapping[str, Mapping[str, Returns]], estimator: str, smallest_group: int
+) -> dict[tuple[str, str], list[float]]:
+    """Role and rollout → the advantages of its calls, or one for all; smaller groups left out."""
+    return {
+        (role, rollout): by_call
+        for role, groups in roles.items()
+        for group in groups.values()
+        if len(group) >= smallest_group
+        for rollout, by_call in advantages_by_call(group, estimator).items()
+    }
+
+
+def _of_its_calls(
+    trajectory: Mapping[str, Any], advantages: list[float], calls: Calls
+) -> list[float]:
+    """Of a role's advantages those of the trajectory's calls."""
+    if len(advantages) == 1:
+        return advantages
+    by_number = dict(zip(calls, advantages, strict=True))
+    return [by_number[number] for number in trajectory["call_numbers"]]
 
 
 def _scales(

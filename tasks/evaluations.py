@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import comb, sqrt
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
@@ -14,6 +14,9 @@ from tasks.files import write_text
 from tasks.tables import select
 
 QUERY = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
+
+Z95 = NormalDist().inv_cdf(0.975)
+"""1.96: how many standard errors either side hold the mean with 95 % confidence."""
 
 
 class Outcome(NamedTuple):
@@ -30,6 +33,7 @@ class Estimate(BaseModel):
     `standard_error` is that of the examples' means, for rollouts of one example are not
     independent (Miller 2024); None below two examples. `pass_at[k]` is the chance that the best of
     k rollouts reaches the threshold; a k that some example has too few rollouts for is left out.
+    `interval` holds the mean with 95 % confidence, as `interval_of` says.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -38,6 +42,7 @@ class Estimate(BaseModel):
     mean: float | None
     standard_error: float | None
     pass_at: dict[int, float]
+    interval: tuple[float, float] | None = None
 
 
 class Score(BaseModel):
@@ -97,6 +102,25 @@ def pass_at(k: int, rollouts: int, passed: int) -> float:
     return (comb(rollouts, k) - comb(rollouts - passed, k)) / comb(rollouts, k)
 
 
+def interval_of(means: Sequence[float]) -> tuple[float, float] | None:
+    """Where the mean of these examples lies with 95 % confidence; None where nothing says it.
+
+    Of examples that are each won or lost, Wilson's score interval (1927): it holds for few of them,
+    and where none or all are won, which the normal one calls certain. Of others, the mean and 1.96
+    standard errors either side of it (Miller 2024).
+    """
+    count = len(means)
+    if count and set(means) <= {0.0, 1.0}:
+        won, spread = fmean(means), Z95**2 / count
+        centre = (won + spread / 2) / (1 + spread)
+        half = sqrt(won * (1 - won) * spread + spread**2 / 4) / (1 + spread)
+        return centre - half, centre + half
+    if count < 2:
+        return None
+    half = Z95 * stdev(means) / sqrt(count)
+    return fmean(means) - half, fmean(means) + half
+
+
 def write_evaluation(path: Path, scores: Mapping[str, Score]) -> Path:
     """`path`, holding the scores by how they were sampled, such as `greedy` and `sampled`."""
     return write_text(path, SCORES.dump_json(dict(scores), indent=2).decode() + "\n")
@@ -122,6 +146,7 @@ def _estimate(outcomes: Iterable[Outcome], threshold: float) -> Estimate:
         mean=fmean(means) if means else None,
         standard_error=stdev(means) / sqrt(len(means)) if len(means) > 1 else None,
         pass_at={k: fmean(pass_at(k, *count) for count in counts) for k in _doublings(fewest)},
+        interval=interval_of(means),
     )
 
 

@@ -31,7 +31,7 @@ OF_ONE_ENGINE = ("lock", "engine.log")
 
 WEIGHTS = ("model.base", "model.lora_rank", "model.train_")
 """What the weights of a fork were made by, and cannot be changed."""
-SAMPLED = ("agent", "dataset.", "model.", "seed", "rollouts.")
+SAMPLED = ("agent", "roles.", "dataset.", "model.", "seed", "rollouts.")
 """What the rollouts of a replay were sampled by, and the weights before its first step."""
 NOT_SAMPLED = ("rollouts.partial_groups", "rollouts.minimum_group")
 

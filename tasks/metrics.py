@@ -3,8 +3,10 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import fsum
 from pathlib import Path
 from statistics import fmean, pstdev
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +15,14 @@ from tasks.advantages import is_uniform
 from tasks.checksums import verified
 from tasks.files import append_line, read_lines
 from tasks.tables import arrays, read, select
-from tasks.trajectories import TRAINED_ROLES, rewards_by_group
+from tasks.trajectories import TRAINED_ROLES, rewards_by_role
 
 QUERY = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
 
 Metrics = dict[str, float]
+
+COST = "cost/"
+"""Before the name of a role: what its calls cost, in US dollars."""
 
 
 def measure(
@@ -30,11 +35,11 @@ def measure(
     """What is known of a step before its update. A number there is no value for is left out.
 
     `reward/…` is over the rollouts that have a reward; `groups/…` over those of them in which the
-    policy was called; `entropy` is the mean of -log q over their sampled tokens, q being the policy
-    that sampled them.
+    policy was called, for each role that it has; `entropy` is the mean of -log q over their sampled
+    tokens, q being the policy that sampled them.
     """
     counts = select(QUERY, spans=verified(spans), trained=list(trained_roles)).to_pylist()[0]
-    rewards = counts.pop("rewards") or []
+    rewards, roles = counts.pop("rewards") or [], counts.pop("roles") or []
     sizes = {group["group_id"]: group["size"] for group in counts.pop("group_sizes") or []}
     made, batch = read(trajectories), read(datums)
     trained = [mask.any() for mask in arrays(made["mask"])]
@@ -42,7 +47,8 @@ def measure(
         **counts,
         "reward/mean": fmean(rewards) if rewards else None,
         "reward/std": pstdev(rewards) if rewards else None,
-        **_groups(rewards_by_group(made), sizes, smallest_group),
+        **_roles(roles),
+        **_groups(rewards_by_role(made), sizes, smallest_group),
         **_prefixes(made.filter(pa.array(trained, pa.bool_()))),
         "entropy": _mean(-_masked(made["logprobs"], made["mask"])),
         "datums": batch.num_rows,
@@ -96,19 +102,32 @@ def read_metrics(path: Path) -> list[Metrics]:
     return [json.loads(line) for line in read_lines(path)]
 
 
+def _roles(roles: Sequence[Mapping[str, Any]]) -> Metrics:
+    """What each role earned, if its agent rewards roles, and cost, if its calls have a price."""
+    earned = {f"reward/{of['role']}/mean": fmean(of["rewards"]) for of in roles if of["rewards"]}
+    return earned | {f"{COST}{of['role']}": fsum(of["costs"]) for of in roles if of["costs"]}
+
+
 def _groups(
-    groups: Mapping[str, Mapping[str, float]], played: Mapping[str, int], smallest: int
+    roles: Mapping[str, Mapping[str, Mapping[str, float]]],
+    played: Mapping[str, int],
+    smallest: int,
 ) -> Metrics:
     """`played` is the rollouts of each group, also of those that failed or called nothing."""
-    left = {name: len(groups.get(name, {})) for name in played}
+    groups = [group for by_name in roles.values() for group in by_name.values()]
+    left = [
+        (len(by_name.get(name, {})), size)
+        for by_name in roles.values() or [{}]
+        for name, size in played.items()
+    ]
     counts: Metrics = {
         "groups": len(groups),
-        "groups/partial": sum(left[name] < size for name, size in played.items()),
-        "groups/dropped": sum(count < smallest for count in left.values()),
+        "groups/partial": sum(count < size for count, size in left),
+        "groups/dropped": sum(count < smallest for count, _ in left),
     }
     if not groups:
         return counts
-    uniform = fmean(is_uniform(list(group.values())) for group in groups.values())
+    uniform = fmean(is_uniform(list(group.values())) for group in groups)
     return {**counts, "groups/uniform_fraction": uniform}
 
 

@@ -50,6 +50,44 @@ groups as (
 
 ),
 
+priced as (
+
+    -- What its agent gave a role, in an attempt that was rewarded; and what a call cost that no
+    -- policy answered, in any.
+    select
+        role,
+        span_id,
+        if(
+            kind = 'credit'
+            and call is null
+            and bool_or(reward_name = 'reward') over (partition by rollout_id, attempt),
+            reward,
+            null
+        ) as earned,
+        if(
+            kind = 'llm' and replayed is not true, (attributes ->> '$.cost')::double, null
+        ) as cost
+
+    from spans
+
+),
+
+roles as (
+
+    select list({'role': role, 'rewards': rewards, 'costs': costs} order by role) as roles
+    from (
+        select
+            role,
+            list(earned order by span_id) filter (where earned is not null) as rewards,
+            list(cost order by span_id) filter (where cost is not null) as costs
+
+        from priced
+        where role is not null
+        group by role
+    )
+
+),
+
 calls as (
 
     select
@@ -57,6 +95,8 @@ calls as (
         sum(len(prompt_token_ids)) filter (where trained) as "tokens/prompt",
         sum(len(response_token_ids)) filter (where trained) as "tokens/sampled",
         sum(prefix_len) filter (where trained) as reused,
+        avg((attributes ->> '$.format.valid')::boolean::int) filter (where trained) as formed,
+        avg((attributes ->> '$.tool_choice.kept')::boolean::int) filter (where trained) as heeded,
         count(*) filter (where not trained) as "calls/other_roles"
 
     from spans
@@ -101,17 +141,22 @@ others as (
 select
     outcomes.*,
     group_sizes,
+    roles,
     "calls",
     coalesce("tokens/prompt", 0)::bigint as "tokens/prompt",
     coalesce("tokens/sampled", 0)::bigint as "tokens/sampled",
     -- The share of the prompts' tokens that are an earlier call's, kept as they were sampled.
     reused / "tokens/prompt" as "prefix/reused_fraction",
+    -- The share of the answers that kept to the form, or called the tools, that were asked for.
+    formed as "format/valid_fraction",
+    heeded as "tool_choice/kept_fraction",
     "calls/other_roles",
     replays.*,
     others.*
 
 from outcomes
 cross join groups
+cross join roles
 cross join calls
 cross join replays
 cross join others

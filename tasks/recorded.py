@@ -3,8 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from adapters.calls import Completion
-from tasks.spans import ERROR, LLM, Span, completion_of
+from adapters.calls import Completion, Place, Request, Sampling, Usage
+from tasks.spans import ERROR, LLM, OURS, SAMPLING, Span
 
 Calls = dict[tuple[str, int], Span]
 
@@ -34,4 +34,41 @@ def _merged(spans: list[Span]) -> list[Completion]:
                 key: value for key, value in calls.items() if key < place or key[0] != place[0]
             }
         calls[place] = span
-    return [completion_of(span) for span in calls.values()]
+    return [_completion(span) for span in calls.values()]
+
+
+def _completion(span: Span) -> Completion:
+    """The completion that `tasks.spans.call_span` recorded, as far as an answer needs it."""
+    usage = _usage(span)
+    return Completion(
+        place=Place(span["rollout_id"], span["attempt"], span["role"], span["call"]),
+        response_id=span["gen_ai_response_id"],
+        request=Request(
+            span["gen_ai_request_model"], span["messages"], span["tools"], None, [], {}
+        ),
+        sampling=None if usage else Sampling(*(span[f"gen_ai_request_{n}"] for n in SAMPLING)),
+        seed=span["gen_ai_request_seed"],
+        prompt_tokens=span["prompt_token_ids"],
+        prefix_len=span["prefix_len"],
+        prefix_call=span["prefix_call"],
+        prefix_how=span["prefix_how"],
+        sampled_tokens=span["response_token_ids"],
+        logprobs=span["logprobs"],
+        finish_reason=span["gen_ai_response_finish_reasons"][0],
+        message=span["reply"],
+        policy_version=span["policy_version"],
+        renderer=span["renderer"],
+        tokenizer_sha=span["tokenizer_sha"],
+        started=span["started"],
+        ended=span["ended"],
+        request_sha=span["request_sha"],
+        replayed=span["replayed"],
+        usage=usage,
+    )
+
+
+def _usage(span: Span) -> Usage | None:
+    if span["gen_ai_provider_name"] == OURS:
+        return None
+    counted = span["gen_ai_usage_input_tokens"], span["gen_ai_usage_output_tokens"]
+    return Usage(*counted, cost=span["attributes"]["cost"])

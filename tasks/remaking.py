@@ -1,14 +1,21 @@
 """journal → spans → trajectories → datums, of a step that is done: what is missing is made anew."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tasks.datums import Normalise, write_datums
 from tasks.journal import seal
-from tasks.trajectories import write_trajectories
+from tasks.trajectories import TRAINED_ROLES, write_trajectories
 
 
 def datums_of(
-    folder: Path, step: int, advantage: str, normalise: Normalise, smallest_group: int
+    folder: Path,
+    step: int,
+    advantage: str,
+    normalise: Normalise,
+    smallest_group: int,
+    discount: float = 1.0,
+    trained_roles: Sequence[str] = TRAINED_ROLES,
 ) -> Path:
     """The datums of a step, for weights that are rebuilt.
 
@@ -21,6 +28,7 @@ def datums_of(
     journal = folder / "journal" / f"train-{step:05d}.jsonl"
     if not datums.exists() and any(map(Path.exists, (trajectories, spans, journal))):
         if not trajectories.exists():
-            write_trajectories(spans if spans.exists() else seal(journal, spans), trajectories)
-        write_datums(trajectories, datums, advantage, normalise, smallest_group)
+            sealed = spans if spans.exists() else seal(journal, spans)
+            write_trajectories(sealed, trajectories, trained_roles)
+        write_datums(trajectories, datums, advantage, normalise, smallest_group, discount)
     return datums

@@ -3,13 +3,14 @@
 import fcntl
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from tasks.checkpoints import Ledger
 from tasks.checksums import verified
+from tasks.evaluations import Score
 from tasks.metrics import read_metrics
 from tasks.runs import recipe_of
 from tasks.tables import select
@@ -58,10 +59,29 @@ def runs_table(root: Path) -> str:
     if not runs:
         return f"{root} holds no runs yet; `ratchet train` makes one"
     names = ["run", "agent", "steps", "of", "reward", "state"]
-    rows = [names, *([_number(cell) for cell in run] for run in runs)]
+    return aligned(names, runs)
+
+
+def scores_table(scores: Mapping[str, Score]) -> str:
+    """An evaluation for a terminal: a line for each way of sampling, and one for each category.
+
+    The reward is over finished rollouts, with the interval that holds it with 95 % confidence.
+    """
+    names = ["played", "category", "examples", "failed", "reward", "95 % interval"]
+    rows = []
+    for how, whole in scores.items():
+        for category, score in {"all": whole, **whole.categories}.items():
+            known = score.finished
+            between = " to ".join(f"{bound:.3g}" for bound in known.interval or ()) or None
+            rows.append([how, category, known.examples, score.failed, known.mean, between])
+    return aligned(names, rows)
+
+
+def aligned(names: Sequence[str], cells: Iterable[Sequence[object]]) -> str:
+    """A table for a terminal; None is a dash."""
+    rows = [names, *([_number(cell) for cell in row] for row in cells)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(names))]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join(lines)
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def metrics_table(metrics: Path, names: Sequence[str] = METRICS) -> str:

@@ -3,22 +3,32 @@
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Self
 
-from adapters.agents import Endpoint, Example, Play, contained_task
+from fastapi import APIRouter
+
+from adapters.agents import Endpoint, Example, contained_task
+from adapters.answerers import Answerer
 from adapters.calls import POLICY, Begun, Completion, Policy, Sampler, Sampling
 from adapters.chat import Chat
 from adapters.door import Door
+from adapters.inside import asking
+from adapters.loopback import Listening
+from adapters.players import HERE, Job, Player, PlayerLost, PlayersFailed
+from adapters.rewards import Reward
+from adapters.standstill import told_of_standstill
 from adapters.tinker import Service
 from tasks.checkpoints import Checkpoint
+from tasks.ends import end_spans
 from tasks.journal import Journal, read_journal
 from tasks.recorded import recorded_calls
 from tasks.shards import Example as Row
-from tasks.spans import ERROR, REWARD, Span, begun_span, call_span, error_span, reward_span
+from tasks.spans import ERROR, REWARD, Span, begun_span, call_span
 
 WHOLE = Sampling(max_tokens=1, temperature=1.0, top_p=1.0, top_k=-1)
 """What the door samples before a batch says how."""
@@ -40,6 +50,8 @@ class Rollout:
     """How many earlier attempts ended with an error; one that was only cut off is none."""
     recorded: Sequence[Completion] = ()
     """The calls that earlier attempts have answered; a rollout that has failed begins anew."""
+    alone: bool = False
+    """Whether it may have ended the process in which it was played before."""
 
 
 def plan(
@@ -73,7 +85,7 @@ class Runner:
         self,
         service: Service,
         sampler: Callable[[Checkpoint], Sampler],
-        play: Play,
+        player: Player,
         chat: Chat,
         *,
         run: str,
@@ -82,20 +94,38 @@ class Runner:
         timeout_seconds: float,
         replay: bool = True,
         max_calls: int | None = None,
+        roles: Mapping[str, Answerer | None] | None = None,
+        listening: Listening | None = None,
+        beside: APIRouter | None = None,
     ) -> None:
+        listening = listening or Listening()
         self._service = service
         self._sampler = sampler
-        self._play_agent = play
+        self._player = player
         self._run = run
         self._concurrency = concurrency
         self._timeout = timeout_seconds
         self._replay = replay
         self._token = secrets.token_urlsafe(32)
+        self._roles = {POLICY: None, **(roles or {})}
         self._door = Door(
-            chat, self._token, self._record, WHOLE, run_seed, begin=self._begin, max_calls=max_calls
+            chat,
+            self._token,
+            self._record,
+            WHOLE,
+            run_seed,
+            listening.port,
+            begin=self._begin,
+            max_calls=max_calls,
+            roles=self._roles,
+            host=listening.host,
+            beside=beside,
         )
         self._journal: Journal | None = None
         self._limits: set[asyncio.Timeout] = set()
+        self._answered: dict[tuple[str, int], dict[str, list[int]]] = {}
+        self._where: dict[str, str] = {}
+        self._lost: dict[str, tuple[int, PlayerLost]] = {}
 
     def __enter__(self) -> Self:
         self._door.__enter__()
@@ -104,17 +134,30 @@ class Runner:
     def __exit__(self, *error: object) -> None:
         self._door.__exit__(*error)
 
+    @property
+    def door(self) -> str:
+        """The door's address."""
+        return self._door.address
+
     def collect(
         self, rollouts: Sequence[Rollout], journal: Path, checkpoint: Checkpoint, sampling: Sampling
     ) -> None:
         """Play all rollouts, `concurrency` at a time; when this returns, `journal` shows every end.
 
-        Raises EngineDied if the engine does; what was journalled until then stays.
+        Of a rollout whose player was lost it shows none, and it is to be planned once more. Raises
+        EngineDied if the engine does; what was journalled until then stays.
         """
         self._door.policy = Policy(self._sampler(checkpoint), checkpoint.version)
         self._door.sampling = sampling
         with Journal(journal) as self._journal:
-            asyncio.run(self._played(rollouts, journal.stem))
+            asyncio.run(self._played([*map(self._anew, rollouts)], journal.stem))
+
+    def _anew(self, rollout: Rollout) -> Rollout:
+        """With an attempt that no player speaks for that was lost and lives on somewhere."""
+        if rollout.id not in self._lost:
+            return rollout
+        attempt, lost = self._lost[rollout.id]
+        return replace(rollout, attempt=max(rollout.attempt, attempt + 1), alone=lost.alone)
 
     def _begin(self, begun: Begun) -> None:
         assert self._journal is not None, "a call was begun while no batch was open"
@@ -123,6 +166,8 @@ class Runner:
     async def _record(self, completion: Completion) -> None:
         assert self._journal is not None, "a call was answered while no batch was open"
         await self._journal.append(call_span(completion, self._run))
+        place = completion.place
+        self._answered[place.rollout_id, place.attempt][place.role].append(place.call)
 
     async def _played(self, rollouts: Sequence[Rollout], batch: str) -> None:
         await self._service.while_alive(self._play_all(rollouts), f"the rollouts of {batch}")
@@ -132,7 +177,8 @@ class Runner:
         places = asyncio.Semaphore(self._concurrency)
         holding = asyncio.create_task(self._hold_clocks())
         try:
-            await asyncio.gather(*(self._play(rollout, places) for rollout in rollouts))
+            async with told_of_standstill():
+                await asyncio.gather(*(self._play(rollout, places) for rollout in rollouts))
         finally:
             holding.cancel()
 
@@ -145,11 +191,13 @@ class Runner:
                 if not limit.expired():
                     limit.reschedule((limit.when() or 0.0) + HOLD_SECONDS)
 
-    async def _within_time(self, rollout: Rollout) -> float:
-        async with asyncio.timeout(self._timeout) as limit:
+    async def _within_time(self, rollout: Rollout) -> Reward:
+        job = Job(rollout.example, self._endpoints(rollout), rollout.alone)
+        async with self._player.begun(job) as playing, asyncio.timeout(self._timeout) as limit:
+            self._where[rollout.id] = playing.where
             self._limits.add(limit)
             try:
-                return await self._play_agent(rollout.example, self._endpoint(rollout))
+                return await playing.reward
             finally:
                 self._limits.discard(limit)
 
@@ -159,41 +207,51 @@ class Runner:
             started = datetime.now(UTC)
             outcome, refused = await self._outcome(rollout)
             ended = datetime.now(UTC)
-        span = self._end(rollout, outcome, (started, ended))
+        calls = self._answered.pop((rollout.id, rollout.attempt))
+        where = self._where.pop(rollout.id, HERE)
+        if isinstance(outcome, PlayerLost):
+            self._lost[rollout.id] = rollout.attempt, outcome
+            return
+        *credits, end = end_spans(
+            rollout.id, rollout.attempt, outcome, calls, (started, ended), self._run
+        )
+        end["attributes"] = {"example_id": rollout.example_id, "example": rollout.example}
         if refused:
-            span["attributes"]["calls_refused"] = refused
-        await self._journal.append(span)
+            end["attributes"]["calls_refused"] = refused
+        if where != HERE:
+            end["attributes"]["player"] = where
+        for credit in credits:
+            self._journal.append_soon(credit)
+        await self._journal.append(end)
 
-    def _end(
-        self, rollout: Rollout, outcome: float | Exception, times: tuple[datetime, datetime]
-    ) -> Span:
-        name, run = (rollout.id, rollout.attempt), self._run
-        if isinstance(outcome, Exception):
-            span = error_span(*name, outcome, *times, run_id=run)
-        else:
-            span = reward_span(*name, outcome, *times, run_id=run)
-        example = {"example_id": rollout.example_id, "example": rollout.example}
-        return {**span, "attributes": example}
-
-    async def _outcome(self, rollout: Rollout) -> tuple[float | Exception, int]:
+    async def _outcome(self, rollout: Rollout) -> tuple[Reward | Exception, int]:
         """The rollout's reward, or why there is none; and how many calls the door refused it."""
-        outcome: float | Exception
+        outcome: Reward | Exception
         recorded = rollout.recorded if self._replay else ()
-        self._door.admit(rollout.id, rollout.attempt, recorded, rollout.failures)
+        name = rollout.id, rollout.attempt
+        self._answered[name] = {role: [] for role in self._roles}
+        self._door.admit(*name, recorded, rollout.failures, rollout.example)
         try:
-            outcome = await self._within_time(rollout)
+            with asking(partial(self._door.ask, *name), self._roles):
+                outcome = await self._within_time(rollout)
+        except PlayersFailed:
+            raise
         except Exception as error:  # noqa: BLE001  An agent may raise anything; here it is a row.
             self._service.check()  # unless the engine has died, which is no fault of the agent
             outcome = error
         finally:
-            late = self._door.dismiss(rollout.id, rollout.attempt)
+            late = self._door.dismiss(*name)
             what = f"the last calls of {rollout.id}"
             refused = await self._service.while_alive(asyncio.wrap_future(late), what)
         return outcome, refused
 
-    def _endpoint(self, rollout: Rollout) -> Endpoint:
-        url = self._door.url(rollout.id, rollout.attempt, POLICY)
-        return Endpoint(base_url=url, api_key=self._token, model=POLICY)
+    def _endpoints(self, rollout: Rollout) -> dict[str, Endpoint]:
+        """Where the agent finds each of its roles."""
+        urls = {role: self._door.url(rollout.id, rollout.attempt, role) for role in self._roles}
+        return {
+            role: Endpoint(base_url=url, api_key=self._token, model=role)
+            for role, url in urls.items()
+        }
 
 
 def _recorded(spans: Sequence[Span]) -> tuple[set[str], Counter[str], dict[str, int]]:

@@ -18,6 +18,9 @@ from adapters.children import keep_from_children
 from adapters.errors import UserError
 from tasks.files import write_text
 
+APART = ("evaluations", "dryruns")
+"""Folders of what is kept as a run is and trains nothing, so that no agent's newest run is one."""
+
 RECORDED_VERSIONS = ("ratchet-rl", "tinker", "torch", "transformers", "renderers", "prefect")
 
 
@@ -50,8 +53,9 @@ def opened_run(name: str, recipe: dict[str, Any], fingerprint: str) -> Iterator[
 
 
 def folder_of(name: str) -> Path:
-    """Where the run called `name` lies, or would."""
-    if not name or Path(name).name != name or name.startswith("."):
+    """Where the run called `name` lies, or would; `evaluations/NAME` lies apart."""
+    apart, _, last = name.rpartition("/")
+    if last in ("", *APART) or last.startswith(".") or apart not in ("", *APART):
         raise RunError(f"{name!r} cannot name a run: use letters, digits, '-' and '_'")
     return runs_root() / name
 

@@ -12,13 +12,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from adapters.calls import Begun, Completion, Place, Request, Sampling
+from adapters.calls import Begun, Completion
+from adapters.players import AgentFailed
+from adapters.structured import outcomes
 
 Span = dict[str, Any]
 """A row of SCHEMA; columns it lacks are null. JSON columns hold plain values, times `datetime`s."""
 
-LLM, REWARD, ERROR, BEGUN = "llm", "reward", "error", "begun"
-KINDS = (LLM, REWARD, ERROR, BEGUN)
+LLM, REWARD, CREDIT, ERROR, BEGUN = "llm", "reward", "credit", "error", "begun"
+KINDS = (LLM, REWARD, CREDIT, ERROR, BEGUN)
+OURS, OTHER = "ratchet", "other"
 
 _time = pa.timestamp("us", "UTC")
 _tokens = pa.list_(pa.field("element", pa.int32(), nullable=False))
@@ -73,6 +76,7 @@ SCHEMA = pa.schema(
         ("reward", pa.float64()),
     ]
 )
+SAMPLING = ("max_tokens", "temperature", "top_p", "top_k")
 JSON = ("messages", "reply", "tools", "attributes")
 TIMES = ("started", "ended")
 
@@ -82,8 +86,8 @@ NAME = re.compile(r"(?P<group>(?P<batch>.+-(?P<step>\d{5,}))-\d{4,})-\d{2,}")
 
 def call_span(completion: Completion, run_id: str | None = None) -> Span:
     """The record of one model call."""
-    place, request, sampling = completion.place, completion.request, completion.sampling
-    reused = completion.prefix_call
+    place, request = completion.place, completion.request
+    reused, (asked, answered) = completion.prefix_call, completion.counted
     return {
         **_of_rollout(place.rollout_id, place.attempt, run_id),
         "role": place.role,
@@ -94,21 +98,20 @@ def call_span(completion: Completion, run_id: str | None = None) -> Span:
         "ended": completion.ended,
         "status": "ok",
         "gen_ai_operation_name": "chat",
-        "gen_ai_provider_name": "ratchet",
+        "gen_ai_provider_name": OURS if completion.usage is None else OTHER,
         "gen_ai_request_model": request.model,
-        "gen_ai_request_temperature": sampling.temperature,
-        "gen_ai_request_top_p": sampling.top_p,
-        "gen_ai_request_top_k": sampling.top_k,
-        "gen_ai_request_max_tokens": sampling.max_tokens,
+        **_sampling(completion),
         "gen_ai_request_seed": completion.seed,
         "gen_ai_response_id": completion.response_id,
         "gen_ai_response_finish_reasons": [completion.finish_reason],
-        "gen_ai_usage_input_tokens": len(completion.prompt_tokens),
-        "gen_ai_usage_output_tokens": len(completion.sampled_tokens),
+        "gen_ai_usage_input_tokens": asked,
+        "gen_ai_usage_output_tokens": answered,
         "messages": list(request.messages),
         "reply": completion.message,
         "tools": list(request.tools),
-        "attributes": without_secrets({"request": dict(request.fields)}),
+        "attributes": without_secrets({"request": dict(request.fields)})
+        | outcomes(request, completion.message)
+        | _cost(completion),
         "request_sha": completion.request_sha,
         "replayed": completion.replayed,
         "policy_version": completion.policy_version,
@@ -142,39 +145,6 @@ def begun_span(begun: Begun, run_id: str | None = None) -> Span:
     }
 
 
-def completion_of(span: Span) -> Completion:
-    """The completion that `call_span` recorded, as far as an answer needs it."""
-    return Completion(
-        place=Place(span["rollout_id"], span["attempt"], span["role"], span["call"]),
-        response_id=span["gen_ai_response_id"],
-        request=Request(
-            span["gen_ai_request_model"], span["messages"], span["tools"], None, [], {}
-        ),
-        sampling=Sampling(
-            span["gen_ai_request_max_tokens"],
-            span["gen_ai_request_temperature"],
-            span["gen_ai_request_top_p"],
-            span["gen_ai_request_top_k"],
-        ),
-        seed=span["gen_ai_request_seed"],
-        prompt_tokens=span["prompt_token_ids"],
-        prefix_len=span["prefix_len"],
-        prefix_call=span["prefix_call"],
-        prefix_how=span["prefix_how"],
-        sampled_tokens=span["response_token_ids"],
-        logprobs=span["logprobs"],
-        finish_reason=span["gen_ai_response_finish_reasons"][0],
-        message=span["reply"],
-        policy_version=span["policy_version"],
-        renderer=span["renderer"],
-        tokenizer_sha=span["tokenizer_sha"],
-        started=span["started"],
-        ended=span["ended"],
-        request_sha=span["request_sha"],
-        replayed=span["replayed"],
-    )
-
-
 def without_answered(spans: Iterable[Span]) -> list[Span]:
     """The spans without the begun calls that were answered: those that are left were lost."""
     kept = list(spans)
@@ -205,6 +175,36 @@ def reward_span(
     }
 
 
+def credit_span(
+    rollout_id: str,
+    attempt: int,
+    reward: float,
+    started: datetime,
+    ended: datetime,
+    *,
+    role: str,
+    call: int | None = None,
+    run_id: str | None = None,
+) -> Span:
+    """The record of what a role of a finished rollout earned, or one call of it.
+
+    It is written before the rollout's reward, and counts only if the same attempt has that.
+    """
+    name = role if call is None else f"{role}.{call}"
+    return {
+        **_of_rollout(rollout_id, attempt, run_id),
+        "role": role,
+        "call": call,
+        "span_id": f"{rollout_id}.{attempt}.{name}.{CREDIT}",
+        "kind": CREDIT,
+        "started": started,
+        "ended": ended,
+        "status": "ok",
+        "reward_name": "role" if call is None else "call",
+        "reward": reward,
+    }
+
+
 def error_span(
     rollout_id: str,
     attempt: int,
@@ -222,7 +222,7 @@ def error_span(
         "started": started,
         "ended": ended,
         "status": "error",
-        "error_type": type(error).__name__,
+        "error_type": error.kind if isinstance(error, AgentFailed) else type(error).__name__,
         "error_message": str(error),
     }
 
@@ -242,7 +242,7 @@ def check(span: Span) -> None:
         raise ValueError(f"a span's kind is one of {', '.join(KINDS)}, not {span.get('kind')!r}")
     if span["kind"] == LLM:
         _check_tokens(span)
-    if span["kind"] == REWARD and not math.isfinite(span["reward"]):
+    if span["kind"] in (REWARD, CREDIT) and not math.isfinite(span["reward"]):
         raise ValueError(f"{span['span_id']} has the reward {span['reward']}; it must be finite")
 
 
@@ -271,6 +271,16 @@ def _check_tokens(span: Span) -> None:
     if not 0 <= span["prefix_len"] <= len(span["prompt_token_ids"]):
         length = len(span["prompt_token_ids"])
         raise ValueError(f"{who} keeps {span['prefix_len']} tokens of a prompt of {length}")
+
+
+def _sampling(completion: Completion) -> Span:
+    if completion.sampling is None:
+        return {}
+    return {f"gen_ai_request_{name}": getattr(completion.sampling, name) for name in SAMPLING}
+
+
+def _cost(completion: Completion) -> Span:
+    return {} if completion.usage is None else {"cost": completion.usage.cost}
 
 
 def _of_rollout(rollout_id: str, attempt: int, run_id: str | None) -> Span:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from adapters.calls import Sampling
@@ -11,8 +11,9 @@ from tasks.datums import Normalise, write_datums
 from tasks.durability import durable
 from tasks.evaluations import score_spans, write_evaluation
 from tasks.files import write_text
+from tasks.games import write_games
 from tasks.journal import seal
-from tasks.metrics import Metrics, divergence, measure, record_metrics
+from tasks.metrics import COST, Metrics, divergence, measure, record_metrics
 from tasks.rollouts import Runner, plan
 from tasks.shards import Source, choose, read_shard, write_shard
 from tasks.tables import read
@@ -48,9 +49,9 @@ def collect_rollouts(
 
 
 @durable("trajectories/{step:05d}.parquet", "trajectories {step:05d}")
-def assemble_trajectories(path: Path, step: int, spans: Path) -> None:
+def assemble_trajectories(path: Path, step: int, spans: Path, trained_roles: Sequence[str]) -> None:
     """spans → trajectories."""
-    write_trajectories(spans, path)
+    write_trajectories(spans, path, trained_roles)
 
 
 @durable("datums/{step:05d}.parquet", "datums {step:05d}")
@@ -61,9 +62,10 @@ def build_datums(
     advantage: str,
     normalise: Normalise,
     smallest_group: int,
+    discount: float,
 ) -> None:
     """trajectories × advantages → datums."""
-    write_datums(trajectories, path, advantage, normalise, smallest_group)
+    write_datums(trajectories, path, advantage, normalise, smallest_group, discount)
 
 
 @durable("updates/{step:05d}.json", "update {step:05d}")
@@ -93,6 +95,14 @@ def score_rollouts(path: Path, name: str, batches: Mapping[str, Path], threshold
     write_evaluation(path, scores)
 
 
+@durable("games/{batch}.jsonl", "games {batch}")
+def list_games(
+    path: Path, batch: str, spans: Path, columns: Sequence[str], threshold: float
+) -> None:
+    """rollouts of held-out examples → a line each, to be read one by one."""
+    write_games(spans, path, columns, threshold)
+
+
 def record_step(
     folder: Path,
     step: int,
@@ -101,6 +111,7 @@ def record_step(
     datums: Path,
     update: Path,
     smallest_group: int,
+    trained_roles: Sequence[str],
     *,
     sampled: bool = True,
 ) -> Metrics:
@@ -108,12 +119,11 @@ def record_step(
 
     Where its rollouts were not `sampled` by this run, it is not this run that paid for them.
     """
-    metrics = {
-        **measure(spans, trajectories, datums, smallest_group),
-        "seconds/sampling": _seconds(spans),
-        **({} if sampled else dict.fromkeys(PAID, 0)),
-        **_measured(update),
-    }
+    made = measure(spans, trajectories, datums, smallest_group, trained_roles)
+    made["seconds/sampling"] = _seconds(spans)
+    if not sampled:
+        made |= {name: 0 for name in made if name in PAID or name.startswith(COST)}
+    metrics = {**made, **_measured(update)}
     record_metrics(folder / "metrics.jsonl", step, metrics)
     return metrics
 

@@ -1,16 +1,16 @@
 """spans → trajectories: calls whose tokens only grew, with their reward."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
+from adapters.calls import POLICY
 from tasks.checksums import verified
 from tasks.tables import arrays, select, write
 
 QUERY = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
-TRAINED_ROLES = ("policy",)
+TRAINED_ROLES = (POLICY,)
 LISTS = ("tokens", "logprobs", "mask")
 
 
@@ -19,7 +19,11 @@ def assemble(spans: Path, trained_roles: Sequence[str] = TRAINED_ROLES) -> pa.Ta
 
     `tokens`, `logprobs` and `mask` are aligned: the mask is 1 exactly where a token was sampled by
     one of `trained_roles`, and the log-probability of a token nobody sampled is 0. Rollouts without
-    a reward and superseded attempts do not appear.
+    a reward and superseded attempts do not appear. `call_numbers`, `call_tokens` (how many of the
+    tokens a call added) and `call_rewards` (null if its role has none) are aligned too.
+
+    `reward` is that of the trajectory's role: what the agent gave it, null if it gave only others
+    one, or else the rollout's. Calls that no policy answered have no tokens.
 
     `begins` says why a trajectory does not continue an earlier call: it is `new` (a conversation
     without history), or a prefix broke. Then it is the door's reason (`adapters.prefixes.Prompt`),
@@ -38,14 +42,20 @@ def write_trajectories(
     return write(assemble(spans, trained_roles), path)
 
 
-def rewards_by_group(trajectories: pa.Table) -> dict[str, dict[str, float]]:
-    """Group → rollout → reward, of the rollouts in which something is trained."""
-    groups: dict[str, dict[str, float]] = defaultdict(dict)
-    scalars = trajectories.select(["group_id", "rollout_id", "reward"]).to_pylist()
+def rewards_by_role(trajectories: pa.Table) -> dict[str, dict[str, dict[str, float]]]:
+    """Role → group → rollout → reward, where something is trained; a role may have no reward."""
+    roles: dict[str, dict[str, dict[str, float]]] = {}
+    scalars = trajectories.select(["role", "group_id", "rollout_id", "reward"]).to_pylist()
     for row, mask in zip(scalars, arrays(trajectories["mask"]), strict=True):
-        if mask.any():
-            groups[row["group_id"]][row["rollout_id"]] = row["reward"]
-    return dict(groups)
+        if mask.any() and row["reward"] is not None:
+            groups = roles.setdefault(row["role"], {})
+            groups.setdefault(row["group_id"], {})[row["rollout_id"]] = row["reward"]
+    return roles
+
+
+def rewards_by_group(trajectories: pa.Table, role: str = POLICY) -> dict[str, dict[str, float]]:
+    """Group → rollout → reward, of the rollouts in which something of the role is trained."""
+    return rewards_by_role(trajectories).get(role, {})
 
 
 def _check_aligned(table: pa.Table) -> None:

@@ -22,27 +22,55 @@ rewards as (
 
 ),
 
+credits as (
+
+    select
+        rollout_id,
+        attempt,
+        role,
+        call,
+        spans.reward
+
+    from spans
+    join rewards using (rollout_id, attempt)
+    where kind = 'credit'
+
+),
+
 calls as (
 
     select
         spans.rollout_id,
         group_id,
-        attempt,
-        role,
-        call,
+        spans.attempt,
+        spans.role,
+        spans.call,
         prompt_token_ids as prompt,
         response_token_ids as response,
         logprobs,
         policy_version,
         prefix_how,
-        rewards.reward,
+        -- An agent that names rewards of roles leaves out those that have none.
+        if(
+            spans.rollout_id in (select rollout_id from credits), of_role.reward, rewards.reward
+        ) as reward,
+        of_call.reward as call_reward,
         -- The call it should have grown from: the one the door names, or else the one before it.
         coalesce(
-            prefix_call, lag(call) over (partition by spans.rollout_id, role order by call)
+            prefix_call,
+            lag(spans.call) over (partition by spans.rollout_id, spans.role order by spans.call)
         ) as earlier_call
 
     from spans
     join rewards using (rollout_id, attempt)
+    left join credits as of_role
+        on spans.rollout_id = of_role.rollout_id
+        and spans.role = of_role.role
+        and of_role.call is null
+    left join credits as of_call
+        on spans.rollout_id = of_call.rollout_id
+        and spans.role = of_call.role
+        and spans.call = of_call.call
     where kind = 'llm' and error_type is null
 
 ),
@@ -116,6 +144,9 @@ trajectories as (
         max(begins) as begins,
         arg_min(policy_version, call) as policy_version,
         any_value(reward) as reward,
+        list(call order by call) as call_numbers,
+        list(len(observed) + len(response) order by call)::integer[] as call_tokens,
+        list(call_reward order by call) filter (where call_reward is not null) as call_rewards,
         list(
             {'observed': observed, 'response': response, 'logprobs': logprobs} order by call
         ) as turns

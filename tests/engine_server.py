@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # Everything heavy is imported where it is used: a test that needs no engine loads this file too.
 
 KEY = "tml-of-the-tests"
+TINY_CHAT = Path("local/tiny-chat")
 
 
 @dataclass(frozen=True)
@@ -127,3 +128,13 @@ def rest(address: Address) -> "tinker.RestClient":
 def restartable(tiny_model: Path, tmp_path: Path) -> Callable[[], AbstractContextManager[Address]]:
     """Each call serves the same state folder anew."""
     return lambda: serving(tiny_model, tmp_path / "state")
+
+
+@pytest.fixture(scope="module")
+def tiny_chat(tmp_path_factory: pytest.TempPathFactory, no_tinker: None) -> Iterator[Address]:
+    """The shipped model, on an engine that whatever asks for a Tinker service here finds."""
+    state = tmp_path_factory.mktemp("state")
+    with serving(TINY_CHAT, state) as served, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINKER_BASE_URL", served.url)
+        patch.setenv("TINKER_API_KEY", served.key)
+        yield served

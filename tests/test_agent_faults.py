@@ -19,6 +19,7 @@ from openai import AsyncOpenAI
 from adapters.agents import load_agent
 from adapters.calls import Sampling
 from adapters.chat import Chat
+from adapters.players import Here
 from adapters.tinker import Service
 from tasks.checkpoints import Checkpoint
 from tasks.datums import write_datums
@@ -179,7 +180,7 @@ def played(service: Service, checkpoint: Checkpoint, tmp_path: Path) -> Any:
         with Runner(
             service,
             lambda of: service.sampler(of.sampler),
-            load_agent(f"{agent.__module__}:{agent.__name__}"),
+            Here(load_agent(f"{agent.__module__}:{agent.__name__}")),
             chat,
             **options | changes,
         ) as runner:

@@ -1,13 +1,16 @@
 """An agent by its name, and what is said where there is none."""
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pytest
 
-from adapters.agents import AgentError, Endpoint, RewardError, load_agent
+from adapters.agents import AgentError, Endpoint, load_agent
+from adapters.calls import POLICY
+from adapters.rewards import Reward, RewardError
 
-ENDPOINT = Endpoint("http://127.0.0.1:1/v1", "key", "policy")
+ENDPOINTS = {POLICY: Endpoint("http://127.0.0.1:1/v1", "key", "policy")}
 
 
 def write_agent(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
@@ -22,8 +25,8 @@ def test_a_plain_function_gets_the_example_and_where_its_model_is(
         "def f(example, *, base_url, api_key, model):\n    return len(base_url + api_key + model)"
     )
     write_agent(tmp_path, monkeypatch, "plain_agent", text)
-    reward = asyncio.run(load_agent("plain_agent:f")({}, ENDPOINT))
-    assert reward == len("http://127.0.0.1:1/v1keypolicy")
+    reward = asyncio.run(load_agent("plain_agent:f")({}, ENDPOINTS))
+    assert reward.value == len("http://127.0.0.1:1/v1keypolicy")
 
 
 def test_a_boolean_is_a_reward_and_a_word_is_not(
@@ -33,15 +36,41 @@ def test_a_boolean_is_a_reward_and_a_word_is_not(
         tmp_path, monkeypatch, "echo_agent", "async def f(example, **_): return example['r']"
     )
     play = load_agent("echo_agent:f")
-    assert asyncio.run(play({"r": True}, ENDPOINT)) == 1.0
+    assert asyncio.run(play({"r": True}, ENDPOINTS)) == Reward(1.0)
     with pytest.raises(
         RewardError, match="returned 'good' as its reward; a finite number is needed"
     ):
-        asyncio.run(play({"r": "good"}, ENDPOINT))
+        asyncio.run(play({"r": "good"}, ENDPOINTS))
+
+
+TELLS_ROLES = """
+seen = []
+async def f(example, *, base_url, api_key, model, roles):
+    seen.append((model, roles))
+    return {"policy": 1, "guesser": [0.5, 0.25]}
+"""
+
+
+def test_a_function_with_the_parameter_roles_gets_where_each_role_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_agent(tmp_path, monkeypatch, "telling_agent", TELLS_ROLES)
+    guesser = Endpoint("http://127.0.0.1:1/guesser/v1", "key", "guesser")
+    play = load_agent("telling_agent:f", roles=["guesser"])
+    reward = asyncio.run(play({}, {**ENDPOINTS, "guesser": guesser}))
+    assert reward == Reward(1.0, {"policy": 1.0, "guesser": 0.75}, {"guesser": (0.5, 0.25)})
+    assert sys.modules["telling_agent"].seen == [
+        ("policy", {"policy": vars(ENDPOINTS[POLICY]), "guesser": vars(guesser)})
+    ]
+
+
+def test_an_agent_that_cannot_know_the_roles_of_its_recipe_is_refused() -> None:
+    with pytest.raises(AgentError, match="who answers guesser, and the agent hello cannot know"):
+        load_agent("hello", roles=["guesser"])
 
 
 def test_an_unknown_agent_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(AgentError, match="no agent 'helo'; there are: arithmetic, hello"):
+    with pytest.raises(AgentError, match=r"no agent 'helo'; there are: arithmetic, .*hello"):
         load_agent("helo")
 
 

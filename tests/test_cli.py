@@ -9,7 +9,10 @@ import pytest
 from flows.deployments import RecipeError, named_recipe, recipe_options
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = ("train", "resume", "fork", "replay", "evaluate", "runs", "sql", "keys", "engine")
+COMMANDS = (
+    *("train", "resume", "fork", "replay", "evaluate", "dryrun", "serve"),
+    *("runs", "sql", "keys", "engine"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +33,14 @@ def test_every_training_deployment_has_a_recipe_whose_dataset_is_there(name: str
     recipe = named_recipe(name)
     assert recipe.agent == name
     assert (ROOT / recipe.dataset.path).exists()
+
+
+def test_an_entry_of_a_table_is_put_over_the_deployment_s_by_its_name() -> None:
+    overrides = ["roles.answerer=openai/gpt-4o-mini", "roles.search=policy"]
+    roles = named_recipe("twenty_questions", overrides).roles
+    assert (roles["answerer"], roles["search"]) == ("openai/gpt-4o-mini", "policy")
+    settings = ["algorithm.loss=ppo", "algorithm.loss_settings.clip_low_threshold=0.8"]
+    assert named_recipe("hello", settings).algorithm.loss_settings == {"clip_low_threshold": 0.8}
 
 
 def test_values_are_put_over_the_deployments() -> None:
@@ -55,7 +66,7 @@ def test_a_mistaken_value_is_answered_clearly(override: str, said: str) -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(RecipeError, match=r"no training deployment 'helo'.*arithmetic, hello"):
+    with pytest.raises(RecipeError, match=r"no training deployment 'helo'.*arithmetic, .*hello"):
         named_recipe("helo")
 
 

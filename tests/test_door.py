@@ -1,115 +1,33 @@
-"""OpenAI's own clients, against the door, over a sampler that says what a test tells it to."""
+"""OpenAI's own clients, against the door."""
 
 import asyncio
 import json
-import random
 import socket
-from collections.abc import Awaitable, Callable, Iterator
-from itertools import count, pairwise
-from pathlib import Path
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import httpx
-import numpy as np
 import openai
 import pytest
 import tinker
-from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
-from transformers import AutoTokenizer
 
 from adapters.calls import Completion, Policy, Sampling
-from adapters.chat import Chat
 from adapters.door import Door
 from adapters.loopback import PortTaken
-
-TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
-CHAT = Chat(AutoTokenizer.from_pretrained(TINY), context=400)
-TOKEN = "a-token-of-this-run"
-ROLLOUTS = count()
-ASK: Any = [{"role": "user", "content": "hello"}]
-TOOLS: Any = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
-CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call><|im_end|>'
-
-
-class Scripted:
-    """A sampler. It says `text` in single characters, or random tokens; `hold` makes it wait."""
-
-    def __init__(self, text: str | None = None) -> None:
-        self.text = text
-        self.hold: Callable[[], Awaitable[object]] | None = None
-        self.error: Exception | None = None
-        self.asked: list[SamplingParams] = []
-
-    async def sample(
-        self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams
-    ) -> SampleResponse:
-        self.asked.append(sampling_params)
-        if self.hold is not None:
-            await self.hold()
-        if self.error is not None:
-            raise self.error
-        tokens = self._tokens(sampling_params)
-        ended = tokens[-1] in CHAT.stop_tokens
-        logprobs = -np.arange(1, len(tokens) + 1, dtype=np.float32) / 8
-        sequence = SampledSequence(
-            "stop" if ended else "length", "", np.array(tokens, np.int32), logprobs
-        )
-        return SampleResponse([sequence])
-
-    def _tokens(self, params: SamplingParams) -> list[int]:
-        chosen = random.Random(params.seed)
-        if self.text is None:
-            return [*chosen.choices(range(20, 200), k=5), CHAT.stop_tokens[0]]
-        pieces = self.text.replace("<", "\0<").replace(">", ">\0").split("\0")
-        letters = [[p] if p.startswith("<") and p.endswith(">") else [*p] for p in pieces]
-        return [t for piece in letters for letter in piece for t in CHAT.encode(letter)]
-
-
-class Opened:
-    """A door with one rollout admitted, its sampler, and what it recorded."""
-
-    def __init__(self, door: Door, sampler: Scripted, spans: list[Completion]) -> None:
-        self.door, self.sampler, self.spans = door, sampler, spans
-        door.policy = Policy(sampler, "v0")  # pyright: ignore[reportArgumentType]
-        self.rollout = f"train-00000-0000-{next(ROLLOUTS):02d}"
-        door.admit(self.rollout, 0)
-        self.url = door.url(self.rollout, 0)
-        self.client = openai.OpenAI(base_url=self.url, api_key=TOKEN, max_retries=0)
-
-    def say(self, text: str) -> None:
-        self.sampler.text = text
-
-    def ask(self, **fields: Any) -> Any:
-        fields = {"model": "any", "messages": ASK, **fields}
-        return self.client.chat.completions.create(**fields)
-
-    def at(self, url: str) -> openai.OpenAI:
-        return self.client.with_options(base_url=url)
-
-    def post(self, content: bytes, **headers: str) -> httpx.Response:
-        headers = {"authorization": f"Bearer {TOKEN}", **headers}
-        return httpx.post(f"{self.url}/chat/completions", content=content, headers=headers)
+from tests.opened_door import ASK, CALL, CHAT, TOKEN, TOOLS, Opened, Scripted, admitted, opening
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[tuple[Door, list[Completion]]]:
-    spans: list[Completion] = []
-
-    async def record(completion: Completion) -> None:
-        spans.append(completion)
-
-    with Door(CHAT, TOKEN, record, Sampling(200, 1.0, 1.0, -1), run_seed=7) as door:
-        yield door, spans
+    with opening() as door:
+        yield door
 
 
 @pytest.fixture
 def opened(shared: tuple[Door, list[Completion]]) -> Iterator[Opened]:
-    door, spans = shared
-    spans.clear()
-    opened = Opened(door, Scripted(), spans)
-    with opened.client:
+    with admitted(shared) as opened:
         yield opened
-    door.dismiss(opened.rollout, 0).result(5)
 
 
 def refusal(opened: Opened, **fields: Any) -> tuple[int, str | None]:
@@ -287,9 +205,11 @@ def test_models_are_listed_and_all_else_is_not_there(opened: Opened) -> None:
     [
         (b"{not json", "invalid_json"),
         (b'{"model": "m", "temperature": NaN}', "invalid_json"),
+        (b'{"model": "m", "odd": 1e999}', "invalid_json"),
         (b'{"model": "\\ud800"}', "invalid_json"),
         (b"\xff\xfe\xfa", "invalid_json"),
         (b"[" * 100_000, "invalid_json"),
+        (b'{"model": ' + b"[" * 300 + b"]" * 300 + b"}", "invalid_json"),
         (b" " * (16 * 1024 * 1024 + 1), "body_too_large"),
     ],
 )
@@ -298,9 +218,42 @@ def test_a_body_that_cannot_be_read_is_refused(opened: Opened, content: bytes, c
     assert (response.status_code, response.json()["error"]["code"]) == (400, code)
 
 
-def test_more_than_one_answer_a_call_is_refused(opened: Opened) -> None:
-    assert refusal(opened, n=2) == (400, None)
-    assert opened.spans == []
+def test_each_of_n_answers_is_a_call_of_its_own(opened: Opened) -> None:
+    answer = opened.ask(n=3, logprobs=True)
+    by_call = sorted(opened.spans, key=lambda span: span.place.call)
+    assert [span.place.call for span in by_call] == [0, 1, 2]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    for choice, span in zip(answer.choices, by_call, strict=True):
+        assert choice.token_ids == list(span.sampled_tokens)
+        assert span.seed == span.place.seed(7)
+    assert len({tuple(span.sampled_tokens) for span in by_call}) == 3
+    assert answer.usage.prompt_tokens == len(by_call[0].prompt_tokens)
+    assert answer.usage.completion_tokens == sum(len(span.sampled_tokens) for span in by_call)
+
+
+def test_a_conversation_goes_on_from_whichever_of_n_answers_was_taken(opened: Opened) -> None:
+    chosen = opened.ask(n=3).choices[1]
+    messages = [*ASK, {"role": "assistant", "content": chosen.message.content}, *ASK]
+    opened.ask(messages=messages)
+    assert (opened.spans[-1].prefix_how, opened.spans[-1].prefix_call) == ("messages", 1)
+
+
+def test_n_answers_are_streamed_one_after_the_other(opened: Opened) -> None:
+    opened.say("yes<|im_end|>")
+    chunks = list(opened.ask(n=2, stream=True))
+    said = [
+        "".join(c.choices[0].delta.content or "" for c in chunks if c.choices[0].index == i)
+        for i in (0, 1)
+    ]
+    assert said == ["yes", "yes"]
+    assert [c.choices[0].finish_reason for c in chunks].count("stop") == 2
+
+
+def test_n_answers_that_were_lost_are_given_again(opened: Opened) -> None:
+    body = json.dumps({"model": "m", "messages": ASK, "n": 2}).encode()
+    first, second = (opened.post(body, **{"x-stainless-retry-count": str(i)}) for i in (0, 1))
+    assert first.text == second.text
+    assert len(opened.spans) == 2
 
 
 def test_only_admitted_rollouts_are_answered(opened: Opened) -> None:

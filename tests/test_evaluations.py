@@ -9,6 +9,7 @@ import pytest
 
 from tasks.evaluations import (
     Outcome,
+    interval_of,
     pass_at,
     read_evaluation,
     score,
@@ -56,6 +57,22 @@ def test_pass_at_k_is_the_unbiased_estimate() -> None:
 def test_pass_at_is_told_for_doublings_of_k() -> None:
     result = score(outcomes(a=[1.0, 0.0, 0.0, 0.0, 0.0, 0.0], b=[0.0] * 6))
     assert result.finished.pass_at == pytest.approx({1: 1 / 12, 2: 2 / 12, 4: 4 / 12, 6: 0.5})
+
+
+def test_of_examples_that_are_won_or_lost_the_interval_is_wilsons() -> None:
+    # 5 of 10: .5 ± 1.96 / 1.384 * sqrt(.025 + .0096), as Wilson (1927) has it.
+    assert interval_of([1.0, 0.0] * 5) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    low, high = interval_of([0.0] * 10) or (1.0, 0.0)
+    assert low == pytest.approx(0.0)
+    assert high == pytest.approx(0.2775, abs=1e-4)
+
+
+def test_of_other_rewards_the_interval_is_by_the_standard_error() -> None:
+    # A deviation of .25 over three examples.
+    half = 1.96 * 0.25 / sqrt(3)
+    assert interval_of([0.75, 0.25, 0.5]) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-4)
+    assert interval_of([0.75]) is None
+    assert interval_of([]) is None
 
 
 def test_a_rollout_passes_at_its_threshold() -> None:

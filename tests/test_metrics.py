@@ -88,6 +88,14 @@ def test_a_step_in_numbers(tmp_path: Path) -> None:
     }
 
 
+def test_answers_are_counted_that_kept_to_the_form_they_were_asked_for(tmp_path: Path) -> None:
+    formed = [{"format": {"valid": valid}} for valid in (True, False, None)]
+    kept = [{"tool_choice": {"kept": True}}, {}]
+    calls = [said([1], [2], attributes=found) for found in (*formed, *kept)]
+    metrics = measure(*files(tmp_path, rollout(0, 0, *calls, ended(1.0))))
+    assert (metrics["format/valid_fraction"], metrics["tool_choice/kept_fraction"]) == (0.5, 1.0)
+
+
 def test_a_call_counts_where_it_was_sampled_and_not_where_it_was_given_again(
     tmp_path: Path,
 ) -> None:

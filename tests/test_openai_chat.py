@@ -1,9 +1,11 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from adapters.calls import Refused
+from adapters.calls import Choice, Format, Refused
 from adapters.openai_chat import error, read
+from adapters.openai_fields import spelt
 
 HELLO = {"role": "user", "content": "hello"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -15,12 +17,12 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 def test_what_is_not_understood_is_recorded() -> None:
-    request = read(body(temperature=0.3, seed=7, response_format={"type": "json_schema"}, odd=[1]))
+    request = read(body(temperature=0.3, seed=7, response_format={"type": "text"}, odd=[1]))
     assert request.messages == [HELLO]
     assert request.fields == {
         "temperature": 0.3,
         "seed": 7,
-        "response_format": {"type": "json_schema"},
+        "response_format": {"type": "text"},
         "odd": [1],
     }
 
@@ -39,9 +41,46 @@ def test_content_becomes_text_and_a_developer_a_system() -> None:
     ]
 
 
-def test_tools_that_may_not_be_called_are_not_shown() -> None:
-    assert read(body(tools=[TOOL])).tools == [TOOL]
-    assert read(body(tools=[TOOL], tool_choice="none")).tools == []
+NAMED = {"type": "function", "function": {"name": "f"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "choice"),
+    [
+        ({}, Choice()),
+        ({"tool_choice": "auto"}, Choice()),
+        ({"tool_choice": "none"}, Choice("none")),
+        ({"tool_choice": "required"}, Choice("required")),
+        ({"tool_choice": NAMED}, Choice("required", ("f",))),
+        ({"tool_choice": ALLOWED}, Choice("auto", ("f",))),
+        ({"parallel_tool_calls": False}, Choice(parallel=False)),
+    ],
+)
+def test_which_tools_are_to_be_called(fields: dict[str, Any], choice: Choice) -> None:
+    request = read(body(tools=[TOOL], **fields))
+    assert request.tools == [TOOL], "the model is shown them all, so that its prompts go on"
+    assert request.choice == choice
+    assert request.may_call is (choice.mode != "none")
+
+
+def test_the_form_of_an_answer() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    named = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert read(body(response_format=named)).format == Format(schema)
+    assert read(body(response_format={"type": "json_object"})).format == Format()
+    assert read(body(response_format={"type": "text"})).format is None
+
+
+def test_what_other_dialects_ask_for_is_spelt_as_here() -> None:
+    schema = {"type": "object"}
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    asked = {"max_tokens": 5, "stop": ["x"], "parallel_tool_calls": False, "response_format": form}
+    for chosen in ("none", "required", NAMED, ALLOWED):
+        sent = body(tools=[TOOL], tool_choice=chosen, **asked)
+        spelled = spelt(replace(read(sent), fields={}))
+        assert spelled == {**asked, "tool_choice": chosen, "max_completion_tokens": None}
+    assert set(spelt(read(body())).values()) == {None}
 
 
 def test_the_newer_name_of_the_token_limit_wins() -> None:
@@ -84,7 +123,7 @@ def test_one_stop_is_a_list_of_one() -> None:
         (body(tools=[{"name": "f"}]), "tools[0]"),
         (body(tools={}), "tools"),
         (body(functions=[{"name": "f"}]), "functions"),
-        (body(n=2), "n"),
+        (body(n=9), "n"),
         (body(n=0), "n"),
         (body(n=True), "n"),
         (body(stream="yes"), "stream"),
@@ -97,6 +136,20 @@ def test_one_stop_is_a_list_of_one() -> None:
         (body(stop=""), "stop"),
         (body(stop=[3]), "stop"),
         (body(stop=["x"] * 17), "stop"),
+        (body(seed="x"), "seed"),
+        (body(top_logprobs=3), "top_logprobs"),
+        (body(modalities=["text", "audio"]), "modalities"),
+        (body(tool_choice="required"), "tool_choice"),
+        (body(tool_choice="any", tools=[TOOL]), "tool_choice"),
+        (body(tool_choice=["f"], tools=[TOOL]), "tool_choice"),
+        (body(tool_choice={"type": "custom"}, tools=[TOOL]), "tool_choice"),
+        (body(tool_choice={"type": "function", "function": {"name": "g"}}), "tool_choice"),
+        (body(response_format="json"), "response_format"),
+        (body(response_format={"type": "grammar"}), "response_format"),
+        (
+            body(response_format={"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}),
+            "response_format.json_schema.schema",
+        ),
     ],
 )
 def test_a_bad_request_is_told_which_field_is_wrong(bad: object, param: str | None) -> None:

@@ -193,3 +193,15 @@ def test_tool_arguments_match_by_value_and_ids_do_not_matter() -> None:
     assert same.prefix_len == len(tokens)
     other = prefixes.prompt([*ASK, calling('{"b": 2, "a": 3}', "b"), result], TOOLS)
     assert other.how == "unknown"
+
+
+def test_a_json_answer_matches_by_value() -> None:
+    prefixes, tokens = known([*letters('{"number":  7}'), END], assistant('{"number":  7}'))
+    assert prefixes.prompt([*ASK, assistant('{"number":7}'), *ASK], ()).prefix_len == len(tokens)
+    assert prefixes.prompt([*ASK, assistant('{"number": 8}'), *ASK], ()).how == "unknown"
+
+
+@pytest.mark.parametrize("written", ["[" * 100_000, "[" + "1" * 5000 + "]", "{not JSON"])
+def test_an_answer_that_only_begins_like_json_matches_as_text(written: str) -> None:
+    prefixes, tokens = known([*letters("x"), END], assistant(written))
+    assert prefixes.prompt([*ASK, assistant(f" {written}"), *ASK], ()).prefix_len == len(tokens)

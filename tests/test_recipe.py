@@ -88,3 +88,34 @@ def test_a_treatment_of_partial_groups_that_does_nothing_is_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=said):
         small_recipe(rollouts=rollouts)
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "said"),
+    [
+        ({"processes": 2}, "processes 2 does nothing where rollouts are played by here"),
+        ({"where": "workers", "processes": 2}, "does nothing where rollouts are played by workers"),
+        ({"where": "processes", "listen": "0.0.0.0"}, "listen 0.0.0.0 does nothing"),
+        ({"where": "elsewhere"}, "'here', 'processes' or 'workers'"),
+        ({"where": "workers", "listen": "10.0.0.5:http"}, "should match pattern"),
+    ],
+)
+def test_what_would_not_change_who_plays_is_refused(rollouts: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        small_recipe(rollouts=rollouts)
+
+
+def test_who_plays_is_no_part_of_what_a_run_is_bound_to() -> None:
+    elsewhere = small_recipe(rollouts={"where": "processes", "processes": 2})
+    assert elsewhere.fingerprint() == small_recipe(rollouts={}).fingerprint()
+
+
+def test_the_roles_that_the_policy_answers_are_trained_and_policy_always_is() -> None:
+    roles = {"teller": "policy", "judge": "openai/gpt-4o-mini", "listener": "policy"}
+    assert small_recipe(roles=roles).trained_roles() == ("policy", "listener", "teller")
+    assert small_recipe().trained_roles() == ("policy",)
+
+
+def test_a_role_that_nobody_can_answer_is_refused() -> None:
+    with pytest.raises(ValidationError, match="the role judge is answered by 'polcy'; give policy"):
+        small_recipe(roles={"judge": "polcy"})

@@ -12,6 +12,7 @@ from openai import AsyncOpenAI
 from adapters.agents import load_agent
 from adapters.calls import Sampling
 from adapters.chat import Chat
+from adapters.players import Here
 from adapters.tinker import Service
 from tasks.checkpoints import Checkpoint
 from tasks.datums import write_datums
@@ -78,8 +79,8 @@ def collect(service: Service) -> Collect:
         journal = folder / f"{BATCH}.jsonl"
         rollouts = plan(BATCH, SHARD, 2, journal)
         options = {"run": "one", "run_seed": 0, "concurrency": 2, "timeout_seconds": 30.0} | options
-        play = load_agent(f"{agent.__module__}:{agent.__name__}")
-        with Runner(service, lambda _: service.sampler(address), play, chat, **options) as runner:
+        player = Here(load_agent(f"{agent.__module__}:{agent.__name__}"))
+        with Runner(service, lambda _: service.sampler(address), player, chat, **options) as runner:
             sampling = Sampling(max_tokens=12, temperature=1.0, top_p=1.0, top_k=-1)
             runner.collect(rollouts, journal, Checkpoint(version, address), sampling)
         return seal(journal, (sealed or folder) / f"{BATCH}.parquet")

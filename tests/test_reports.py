@@ -10,8 +10,9 @@ import pytest
 
 from tasks.checkpoints import Ledger
 from tasks.datums import write_datums
+from tasks.evaluations import Outcome, score
 from tasks.metrics import record_metrics
-from tasks.reports import list_runs, metrics_table, runs_table, transcripts
+from tasks.reports import list_runs, metrics_table, runs_table, scores_table, transcripts
 from tasks.spans import Span, table
 from tasks.tables import write
 from tasks.trajectories import write_trajectories
@@ -184,3 +185,13 @@ def test_the_documented_statements_answer_over_a_run_s_folder() -> None:
     assert [row[1] for row in worst] == [0.0, 1.0, 1.0, 1.0]
     # 3 + 4 + 1 + 3 + 3 sampled; the uniform group and the failure are not trained.
     assert tokens == [(14, 7, 0.5)]
+
+
+def test_scores_are_a_line_for_each_category_with_their_intervals() -> None:
+    outcomes = [Outcome("a", 1.0, "bird"), Outcome("b", 0.0, "bird"), Outcome("c", None, "fish")]
+    assert scores_table({"greedy": score(outcomes)}).splitlines() == [
+        "played  category  examples  failed  reward  95 % interval",
+        "greedy  all       2         1       0.5     0.0945 to 0.905",
+        "greedy  bird      2         0       0.5     0.0945 to 0.905",
+        "greedy  fish      0         1       -       -",
+    ]

@@ -14,6 +14,7 @@ from openai import AsyncOpenAI, OpenAI
 from adapters.agents import load_agent
 from adapters.calls import Sampler, Sampling
 from adapters.chat import Chat
+from adapters.players import Here
 from adapters.tinker import Service
 from tasks.checkpoints import Checkpoint
 from tasks.journal import read_journal
@@ -93,7 +94,7 @@ def collect(service: Service, checkpoint: Checkpoint, tmp_path: Path) -> Any:
         play = load_agent(f"{agent.__module__}:{agent.__name__}")
         seconds = 1.0 if agent is hangs else 60.0
         options: Any = {"run": "one", "run_seed": 0, "concurrency": 4, "timeout_seconds": seconds}
-        with Runner(service, sampler, play, chat, **options) as runner:
+        with Runner(service, sampler, Here(play), chat, **options) as runner:
             runner.collect(rollouts, journal, checkpoint, SAMPLING)
         return read_journal(journal)
 

@@ -4,8 +4,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from adapters.calls import Completion, Place, Request, Sampling
-from tasks.spans import SCHEMA, call_span, check, error_span, reward_span, table, without_secrets
+from adapters.calls import Completion, Place, Request, Sampling, Usage
+from tasks.spans import (
+    SCHEMA,
+    call_span,
+    check,
+    credit_span,
+    error_span,
+    identity,
+    reward_span,
+    table,
+    without_secrets,
+)
 
 ROLLOUT = "train-00003-0012-01"
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -69,6 +79,25 @@ def test_spans_fill_the_schema_whatever_their_kind() -> None:
     assert spans["reward"].to_pylist() == [None, None, 0.1]
     assert spans["error_type"].to_pylist() == ["TimeoutError", None, None]
     assert spans["reply"].to_pylist()[1] == '{"role": "assistant", "content": "ho"}'
+
+
+def test_a_role_and_each_of_its_calls_have_a_credit_of_their_own() -> None:
+    spans = [
+        credit_span(ROLLOUT, 0, 0.5, NOON, NOON, role="judge", call=call) for call in (None, 0, 1)
+    ]
+    assert len({identity(span) for span in spans}) == len({span["span_id"] for span in spans}) == 3
+    assert [span["reward_name"] for span in spans] == ["role", "call", "call"]
+    assert table(spans)["kind"].to_pylist() == ["credit"] * 3
+    with pytest.raises(ValueError, match=r"judge\.credit has the reward nan"):
+        check(credit_span(ROLLOUT, 0, float("nan"), NOON, NOON, role="judge"))
+
+
+def test_a_call_that_no_policy_answered_has_its_usage_and_its_cost() -> None:
+    nobody: dict[str, Any] = {"sampling": None, "sampled_tokens": [], "logprobs": []}
+    span = call_span(completion(usage=Usage(7, 3, 0.25), prompt_tokens=[], **nobody))
+    assert (span["gen_ai_usage_input_tokens"], span["gen_ai_usage_output_tokens"]) == (7, 3)
+    assert (span["attributes"]["cost"], "gen_ai_request_top_p" in span) == (0.25, False)
+    check(span)
 
 
 def test_spans_are_sorted_by_rollout_attempt_role_and_call() -> None:

@@ -90,11 +90,11 @@ def test_a_run_that_is_whole_is_read_and_not_repeated(
 
 def test_a_checkpoint_is_scored_anew_only_by_other_settings(trained: tuple[Path, Path]) -> None:
     evaluations = trained[0] / "evaluations"
-    assert set(evaluate(small_recipe(), run="one")) == {"sampled", "greedy"}
+    assert set(evaluate(small_recipe(), run="one").scores) == {"sampled", "greedy"}
     assert {path.name for path in evaluations.iterdir()} == {"00000.json", "00002.json"}
 
     wider = small_recipe(evaluation={"examples": 6, "rollouts": 2, "greedy": False})
-    score = evaluate(wider, run="one", checkpoint=0)["sampled"]
+    score = evaluate(wider, run="one", checkpoint=0).scores["sampled"]
     assert (score.rollouts, set(score.finished.pass_at)) == (12, {1, 2})
     assert len(list(evaluations.iterdir())) == 3
 
@@ -159,7 +159,11 @@ def engine_of(service: Service) -> int:
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"agent": "helo"}, AgentError, "no agent 'helo'; there are: arithmetic, hello"),
+        (
+            {"agent": "helo"},
+            AgentError,
+            "no agent 'helo'; there are: arithmetic, guess_the_number, hello",
+        ),
         ({"dataset": {"path": "none.csv"}}, DatasetError, "none.csv does not exist"),
         (
             {"dataset": {"path": str(HELLO), "columns": ["name"]}},

@@ -1,0 +1,176 @@
+"""A command line in any language as an agent: the example on stdin, the reward on stdout."""
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any
+
+from adapters.calls import POLICY
+from adapters.errors import UserError
+
+PASSED_ON = re.compile(
+    "PATH|HOME|USER|LANG|LC_.+|TZ|TMPDIR|SSL_CERT_(FILE|DIR)|VIRTUAL_ENV|PYTHONPATH|NODE_PATH"
+)
+"""What a command gets of our environment: what programs need to start, and no secret of ours."""
+
+LONGEST_OUTPUT = 64 * 1024
+"""Bytes that are kept of the end of what a command writes to stdout, and to stderr."""
+
+SHOWN = 2000
+"""Characters of them that an error shows."""
+
+
+class NoCommand(UserError):
+    """A command cannot be run as an agent."""
+
+
+class CommandFailed(RuntimeError):
+    """A command ended without a reward."""
+
+
+def command(line: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """The agent that is the command `line`: its words as a shell reads them, but no shell.
+
+    It runs in our working directory and finds OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL for
+    the policy in its environment, and <ROLE>_BASE_URL and so on for every other role. The reward is
+    the last line of its stdout that is JSON. When it ends, or is cancelled, its whole process group
+    is killed.
+    """
+    words = _words(line)
+
+    async def play(example: Mapping[str, Any], *, roles: Roles, **_: str) -> Any:
+        program = await _ended(words, _environment(roles), json.dumps(example))
+        if program.status == 0 and (found := program.last_json()):
+            return found[0]
+        keys = [of_role["api_key"] for of_role in roles.values()]
+        raise CommandFailed(f"the command {line!r} {program.failure(keys)}")
+
+    return play
+
+
+Roles = Mapping[str, Mapping[str, str]]
+"""role → its base_url, api_key and model."""
+
+
+def _words(line: str) -> list[str]:
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise NoCommand(f"the command {line!r} cannot be read ({error}); quote it") from error
+    if not words:
+        raise NoCommand("the agent 'command:' names no program; write one, as in command:node x.js")
+    if shutil.which(words[0]) is None:
+        raise NoCommand(
+            f"there is no program {words[0]!r} to run as the agent 'command:{line}'; install it, "
+            "or write its path"
+        )
+    return words
+
+
+def _environment(roles: Roles) -> dict[str, str]:
+    variables = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
+    for role, of_role in roles.items():
+        prefix = "OPENAI" if role == POLICY else re.sub(r"\W", "_", role).upper()
+        variables |= {f"{prefix}_{name.upper()}": value for name, value in of_role.items()}
+    return variables
+
+
+async def _ended(words: list[str], variables: dict[str, str], told: str) -> "_Program":
+    """Start the program, tell it, and return when it has ended and nothing is left of it."""
+    loop = asyncio.get_running_loop()
+    transport, program = await loop.subprocess_exec(
+        _Program, *words, env=variables, start_new_session=True
+    )
+    try:
+        stdin: Any = transport.get_pipe_transport(0)
+        stdin.write(told.encode() + b"\n")
+        stdin.close()
+        await program.silent.wait()
+    finally:
+        if not program.exited.is_set():
+            program.kill()
+            await program.exited.wait()
+        transport.close()
+    return program
+
+
+class _Program(asyncio.SubprocessProtocol):
+    """A program that runs; asyncio tells it what the program writes, and when it has ended.
+
+    asyncio's own `Process.wait` would also wait for a child that the program left behind, for as
+    long as that holds the program's stdout.
+    """
+
+    def __init__(self) -> None:
+        self.exited = asyncio.Event()
+        self.silent = asyncio.Event()
+        self.status: int | None = None
+        self._written = {1: _Tail(), 2: _Tail()}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._transport = transport
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self._written[fd].add(data)
+
+    def process_exited(self) -> None:
+        self.status = self._transport.get_returncode()
+        self.kill()
+        self.exited.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.silent.set()
+
+    def kill(self) -> None:
+        """End what runs of the program's process group."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._transport.get_pid(), signal.SIGKILL)
+
+    def last_json(self) -> list[Any]:
+        """The value of the last line on stdout that is JSON; empty if none is."""
+        for line in reversed(self._written[1].lines()):
+            with suppress(ValueError):
+                return [json.loads(line)]
+        return []
+
+    def failure(self, secrets: list[str]) -> str:
+        """What went wrong, with the end of what the program wrote, without `secrets`."""
+        if self.status == 0:
+            fact = "printed no reward; its last line must be a JSON number, or object of roles"
+        elif self.status is not None and self.status < 0:
+            fact = f"was ended by signal {-self.status}; see why, and run it by hand"
+        else:
+            fact = f"ended with exit status {self.status}; it must end with 0"
+        ends = {name: self._written[fd].end(secrets) for fd, name in ((1, "stdout"), (2, "stderr"))}
+        return "".join([fact, *(f". The end of its {name}:\n{end}" for name, end in ends.items())])
+
+
+class _Tail:
+    """The end of a stream, however long the stream is."""
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+        self._cut = False
+
+    def add(self, data: bytes) -> None:
+        self._kept += data
+        if len(self._kept) > LONGEST_OUTPUT:
+            del self._kept[:-LONGEST_OUTPUT]
+            self._cut = True
+
+    def lines(self) -> list[str]:
+        """Whole lines only: the rest of a number that was cut would be another number."""
+        return self._kept.decode(errors="replace").split("\n")[self._cut :]
+
+    def end(self, secrets: list[str]) -> str:
+        text = self._kept.decode(errors="replace")
+        for secret in secrets:
+            text = text.replace(secret, "***")
+        return text[-SHOWN:].strip() or "(nothing)"

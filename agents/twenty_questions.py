@@ -1,0 +1,232 @@
+"""20 Questions as a CrewAI flow: a player asks and guesses, an answerer answers, a search may help.
+
+It also runs alone, against any OpenAI-compatible URL, and prints one game:
+
+    OPENAI_BASE_URL=… OPENAI_API_KEY=… OPENAI_MODEL=… python agents/twenty_questions.py heron bird
+"""
+
+import asyncio
+import os
+import ssl
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+# CrewAI reads these when it is imported: it reports to nobody, and asks nobody.
+os.environ.setdefault("CREWAI_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("CREWAI_DISABLE_VERSION_CHECK", "true")
+os.environ.setdefault("CREWAI_TRACING_ENABLED", "false")
+os.environ.setdefault("CREWAI_TESTING", "true")
+
+# Every LLM makes two clients, and each would read all certificates, which takes 40 ms; from the
+# system's folder of them, where there is one, only those that are needed are read.
+CERTIFICATES = ssl.get_default_verify_paths().capath
+if CERTIFICATES and any(Path(CERTIFICATES).glob("*.0")):
+    os.environ.setdefault("SSL_CERT_DIR", CERTIFICATES)
+
+from crewai import LLM, Agent  # noqa: E402
+from crewai.flow.flow import Flow, listen, router, start  # noqa: E402
+from crewai.tools import BaseTool  # noqa: E402
+from crewai.utilities.types import LLMMessage  # noqa: E402
+from pydantic import BaseModel  # noqa: E402
+
+TURNS = 20
+LONGEST_QUERY = 500
+TIMEOUT_SECONDS = 600
+OPENING = (
+    "We play 20 Questions. I think of a mammal, bird, fish, fruit, vegetable, tool, instrument, "
+    "vehicle, clothing or furniture. Ask one short yes/no question, or guess, like: Is it a heron?"
+)
+STRATEGY = (
+    "Ask about one property at a time, and first about those that halve what is left. Search at "
+    "most once before a question. Say nothing but the question, in one line."
+)
+SECRET = (
+    "You answer in a game of 20 Questions. The secret is: {answer} ({category}). Answer the "
+    "question about it truthfully, in the word's usual sense: yes, no, or n/a where neither fits "
+    "or nobody can know. It is correct if it names the secret itself, and nothing wider."
+)
+LOOK_UP = "Say in two to four sentences what is commonly known about this. Facts only."
+
+
+class Verdict(BaseModel):
+    """What the answerer returns."""
+
+    reason: str
+    yes_or_no: Literal["yes", "no", "n/a"]
+    correct: bool
+
+
+class Turn(BaseModel):
+    """A question, and what it was told."""
+
+    question: str
+    response: str
+
+
+class Game(BaseModel):
+    """The state of the flow."""
+
+    answer: str = ""
+    category: str = ""
+    next_question: str = ""
+    interactions: list[Turn] = []
+    correct: bool = False
+
+
+class Search(BaseTool):
+    """A search engine that a model plays."""
+
+    name: str = "search"
+    description: str = "Look something up: a short query in, a few sentences of facts out."
+    llm: Any
+
+    def _run(self, query: str) -> str:
+        return self.llm.call([_system(LOOK_UP), _user(query[:LONGEST_QUERY])])
+
+
+class TwentyQuestions(Flow[Game]):
+    """One game. In each turn the player is sent the game so far, as a prompt of its own."""
+
+    def __init__(self, player: LLM, answerer: LLM, search: LLM | None = None) -> None:
+        super().__init__(suppress_flow_events=True)
+        self.player, self.answerer = player, answerer
+        self.searcher = _searcher(player, search) if search else None
+
+    @start("next turn")
+    async def ask_question(self) -> None:
+        prompt = question(self.state.interactions)
+        if self.searcher:
+            said = await _asked(self.searcher, prompt)
+        else:
+            said = str(await self.player.acall([_user(prompt)]))
+        self.state.next_question = " ".join(said.split())
+
+    @listen(ask_question)
+    async def answer_question(self) -> None:
+        game = self.state
+        secret = SECRET.format(answer=game.answer, category=game.category)
+        verdict = await self.answerer.acall([_system(secret), _user(game.next_question)])
+        if not isinstance(verdict, Verdict):
+            verdict = Verdict(reason="not understood", yes_or_no="n/a", correct=False)
+        turn = Turn(question=game.next_question, response=verdict.yes_or_no)
+        game.interactions.append(turn)
+        game.correct = verdict.correct
+
+    @router(answer_question)
+    async def is_over(self) -> str:
+        over = self.state.correct or len(self.state.interactions) == TURNS
+        return "over" if over else "next turn"
+
+
+async def play(
+    example: dict[str, Any],
+    *,
+    base_url: str,
+    api_key: str,
+    model: str,
+    roles: Mapping[str, Mapping[str, str]],
+) -> float:
+    """1 for a right guess within the turns, else 0.
+
+    `example` has the columns `answer` and `category`. The model asks; of `roles`, `answerer`
+    answers, and where there is a `search` the player may use it.
+    """
+    game = await played(example, {"player": _at(base_url, api_key, model), **roles})
+    return float(game.correct)
+
+
+async def played(example: dict[str, Any], roles: Mapping[str, Mapping[str, str]]) -> Game:
+    """A whole game between these, each with a base_url, an api_key and a model."""
+    player = _llm(**roles["player"], max_tokens=64)
+    answerer = _llm(**roles["answerer"], response_format=Verdict)
+    search = _llm(**roles["search"]) if "search" in roles else None
+    flow = TwentyQuestions(player, answerer, search)
+    try:
+        await flow.kickoff_async({name: example[name] for name in ("answer", "category")})
+    finally:
+        await _closed(player, answerer)
+    return flow.state
+
+
+def question(interactions: list[Turn]) -> str:
+    """What the player is sent in the turn after these."""
+    said = [f"{turn.question} {turn.response}" for turn in interactions]
+    return "\n".join([OPENING, *said, f"Question {len(said) + 1} of {TURNS}:"])
+
+
+def _llm(*, base_url: str, api_key: str, model: str, **settings: Any) -> LLM:
+    """`custom_openai` keeps CrewAI from guessing a provider by the model's name."""
+    return LLM(
+        model,
+        custom_openai=True,
+        base_url=base_url,
+        api_key=api_key,
+        timeout=TIMEOUT_SECONDS,
+        **settings,
+    )
+
+
+async def _asked(searcher: Agent, prompt: str) -> str:
+    try:
+        return (await searcher.kickoff_async(prompt)).raw
+    except ValueError:  # what CrewAI makes of an answer without text: it costs a turn, not the game
+        return ""
+
+
+async def _closed(*models: Any) -> None:
+    """CrewAI closes no connection, and these would outlive the event loop that they belong to."""
+    for model in models:
+        await model._async_client.close()
+
+
+def _searcher(player: LLM, search: LLM) -> Agent:
+    return Agent(
+        role="20 Questions player",
+        goal="Find out the secret within 20 questions.",
+        backstory=STRATEGY,
+        llm=player,
+        tools=[Search(llm=search)],
+        max_iter=3,
+        verbose=False,
+    )
+
+
+def _at(base_url: str, api_key: str, model: str) -> dict[str, str]:
+    return {"base_url": base_url, "api_key": api_key, "model": model}
+
+
+def _system(content: str) -> LLMMessage:
+    return {"role": "system", "content": content}
+
+
+def _user(content: str) -> LLMMessage:
+    return {"role": "user", "content": content}
+
+
+def main() -> None:
+    """Play the noun and category of the command line, by the addresses in the environment.
+
+    OPENAI_BASE_URL and its like are those of every role that has none of its own, such as
+    ANSWERER_BASE_URL; there is a search if SEARCH_MODEL is set.
+    """
+    answer, category = sys.argv[1:]
+    example = {"answer": answer, "category": category}
+    roles = {role: _from_environment(role) for role in ("player", "answerer")}
+    if "SEARCH_MODEL" in os.environ:
+        roles["search"] = _from_environment("search")
+    game = asyncio.run(played(example, roles))
+    lines = [f"{turn.question} {turn.response}" for turn in game.interactions]
+    print("\n".join([*lines, str(float(game.correct))]))  # noqa: T201  It runs alone here.
+
+
+def _from_environment(role: str) -> dict[str, str]:
+    def of(name: str) -> str:
+        return os.environ.get(f"{role.upper()}_{name}") or os.environ[f"OPENAI_{name}"]
+
+    return _at(of("BASE_URL"), of("API_KEY"), of("MODEL"))
+
+
+if __name__ == "__main__":
+    main()

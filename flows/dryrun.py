@@ -1,0 +1,50 @@
+"""dryrun: a handful of examples through everything but the update."""
+
+from prefect import flow
+
+from flows.opening import opened, sampled, train_split
+from flows.recipe import Recipe
+from flows.rehearsing import DryRun
+from tasks.dryruns import describe
+from tasks.evaluations import score_spans
+from tasks.stages import assemble_trajectories, build_datums, collect_rollouts, draw_shard
+
+
+@flow(name="dryrun")
+def dryrun(recipe: Recipe, run: str) -> DryRun:
+    """Play the first step's examples with the untrained model, as far as datums.
+
+    Args:
+        recipe: How many examples, and how often each is played, is its `rollouts`.
+        run: The name of the folder that is left, such as dryruns/hello.
+    """
+    algorithm, rollouts, batch = recipe.algorithm, recipe.rollouts, "train-00000"
+    with opened(recipe, run) as parts:
+        folder = parts.folder
+        shard = draw_shard(folder, batch, train_split(recipe), recipe.seed, 0, rollouts.groups)
+        spans = collect_rollouts(
+            folder,
+            batch,
+            parts.runner,
+            shard,
+            parts.ledger.at(0),
+            rollouts.group_size,
+            sampled(recipe),
+            rollouts.attempts,
+        )
+    trajectories = assemble_trajectories(folder, 0, spans, recipe.trained_roles())
+    datums = build_datums(
+        folder,
+        0,
+        trajectories,
+        algorithm.advantage,
+        algorithm.normalise,
+        rollouts.smallest_group(),
+        algorithm.discount,
+    )
+    score = score_spans(spans, shard)
+    return DryRun(
+        rollouts=score.rollouts,
+        failed=score.failed,
+        report=describe(spans, trajectories, datums),
+    )

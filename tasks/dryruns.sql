@@ -1,0 +1,19 @@
+-- One row per span of a batch, in the order in which things happened in each rollout.
+select
+    rollout_id as rollout,
+    kind,
+    role,
+    call,
+    gen_ai_usage_input_tokens as prompt,
+    prefix_len as kept,
+    gen_ai_usage_output_tokens as answer,
+    prefix_how as prefix,
+    round(epoch(ended) - epoch(started), 2)::varchar as seconds,
+    case kind
+        when 'llm' then coalesce(nullif(reply ->> '$.content', ''), reply ->> '$.tool_calls')
+        when 'error' then error_type || ': ' || error_message
+        else reward_name || ' ' || reward
+    end as came_of_it
+
+from read_parquet($spans)
+order by rollout_id, attempt, ended, kind

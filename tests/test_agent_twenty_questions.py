@@ -1,0 +1,122 @@
+"""20 Questions by CrewAI, through a door. No other test module imports CrewAI: that takes 5 s."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from random import Random
+
+import pytest
+
+from adapters.calls import POLICY
+from agents import twenty_questions
+from flows.deployments import named_recipe
+from tasks.corpora import twenty_questions as corpus
+from tests.scripted_door import ScriptedDoor, scripted_door
+
+ANSWERS = "function:agents.twenty_questions_answers:answer"
+SEARCH = "function:agents.twenty_questions_answers:search"
+HERON = {"answer": "heron", "category": "bird"}
+EXPERT = corpus.TwentyQuestions()
+
+
+def played(door: ScriptedDoor, rollout: int = 0, example: dict[str, str] = HERON) -> float:
+    roles = {role: asdict(at) for role, at in door.endpoints(rollout, example).items()}
+    return asyncio.run(twenty_questions.play(example, **roles[POLICY], roles=roles))
+
+
+def expert(prompt: str) -> str:
+    """The question of one who knows the table."""
+    turns = [line.split("? ") for line in prompt.splitlines()[1:-1]]
+    return EXPERT.expert([(f"{asked}?", told) for asked, told in turns], Random(0))
+
+
+def test_the_base_model_has_read_the_prompt_as_the_agent_writes_it() -> None:
+    history = [("Is it alive?", "yes"), ("Is it a bird?", "n/a"), ("Is it an owl?", "no")]
+    for turns in range(len(history) + 1):
+        said = [twenty_questions.Turn(question=a, response=b) for a, b in history[:turns]]
+        assert twenty_questions.question(said) == corpus.question(history[:turns])
+
+
+def test_an_expert_wins_and_is_sent_the_whole_game_in_each_turn() -> None:
+    with scripted_door(expert, {"answerer": ANSWERS}) as door:
+        examples = [noun for noun in corpus.nouns() if noun["split"] == "test"][::20]
+        assert [played(door, place, each) for place, each in enumerate(examples)] == [1.0, 1.0]
+    first = [call for call in door.calls if call.place.rollout_id.endswith("-00")]
+    asked = [call for call in first if call.place.role == POLICY]
+    answered = [call for call in first if call.place.role == "answerer"]
+    assert len(asked) == len(answered)
+    said = [str(call.message["content"]) for call in asked]
+    told = [json.loads(str(call.message["content"]))["yes_or_no"] for call in answered]
+    for turn, call in enumerate(asked):
+        prompt = corpus.question(list(zip(said[:turn], told[:turn], strict=True)))
+        assert call.request.messages == [{"role": "user", "content": prompt}]
+
+
+def test_an_answerer_is_told_the_secret_and_one_question_and_asked_for_json() -> None:
+    with scripted_door(lambda _: "Is it a heron?", {"answerer": ANSWERS}) as door:
+        assert played(door) == 1.0
+    asked, answered = door.calls
+    system, user = answered.request.messages
+    assert "The secret is: heron (bird)." in system["content"]
+    assert user == {"role": "user", "content": "Is it a heron?"}
+    assert answered.request.fields["response_format"]["json_schema"]["name"] == "Verdict"
+    assert "heron" not in asked.request.messages[0]["content"].removeprefix(
+        twenty_questions.OPENING
+    )
+
+
+def test_a_game_is_lost_after_twenty_questions() -> None:
+    with scripted_door(lambda _: "Is it a\nsofa?", {"answerer": ANSWERS}) as door:
+        assert played(door) == 0.0
+    asked = [call for call in door.calls if call.place.role == POLICY]
+    assert len(asked) == 20
+    *_, last, counted = asked[-1].request.messages[0]["content"].splitlines()
+    assert (last, counted) == ("Is it a sofa? no", "Question 20 of 20:")
+
+
+def test_an_answer_that_is_not_the_json_asked_for_is_no_answer() -> None:
+    with scripted_door(lambda _: "Is it a heron?", {"answerer": SEARCH}) as door:
+        assert played(door) == 0.0
+    asked = [call for call in door.calls if call.place.role == POLICY]
+    assert asked[1].request.messages[0]["content"].splitlines()[1] == "Is it a heron? n/a"
+
+
+def test_the_deployment_with_a_search_differs_by_that_role_alone() -> None:
+    plain, other = named_recipe("twenty_questions"), named_recipe("twenty_questions-search")
+    assert other.roles == {**plain.roles, "search": SEARCH}
+    assert other.model_copy(update={"roles": plain.roles}) == plain
+
+
+def searching(said: str) -> Callable[[str], str]:
+    """One who searches for `said` before asking about it."""
+    call = {"name": "search", "arguments": {"query": said}}
+
+    def answer(told: str) -> str:
+        if "<tool_response>" in told:
+            return f"Is it a {said}?"
+        return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+    return answer
+
+
+def test_with_a_search_the_player_may_look_something_up_before_it_asks() -> None:
+    with scripted_door(searching("heron"), {"answerer": ANSWERS, "search": SEARCH}) as door:
+        assert played(door) == 1.0
+    assert [call.place.role for call in door.calls] == [POLICY, "search", POLICY, "answerer"]
+    assert door.calls[1].request.messages[-1]["content"] == "heron"
+    assert door.calls[2].prefix_call == 0
+
+
+def test_it_runs_alone_by_the_addresses_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with scripted_door(lambda _: "Is it a heron?", {"answerer": ANSWERS}) as door:
+        endpoints = door.endpoints(example=HERON)
+        for name, role in (("OPENAI", POLICY), ("ANSWERER", "answerer")):
+            for key, value in asdict(endpoints[role]).items():
+                monkeypatch.setenv(f"{name}_{key.upper()}", value)
+        monkeypatch.setattr(sys, "argv", ["twenty_questions.py", "heron", "bird"])
+        twenty_questions.main()
+    assert capsys.readouterr().out == "Is it a heron? yes\n1.0\n"

@@ -1,0 +1,136 @@
+"""docs/agents.md, run: each of its snippets plays, and each of its recipes is one."""
+
+import asyncio
+import importlib
+import json
+import re
+import runpy
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import agents
+from adapters.agents import Endpoint, load_agent
+from adapters.rewards import Reward
+from flows.recipe import Recipe
+from tasks.shards import Source
+from tests.scripted_door import scripted_door
+
+DOCUMENT = (Path(__file__).parent.parent / "docs" / "agents.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"^```(\w+)\n(.*?)^```$", DOCUMENT, re.M | re.S)
+PIANO = {"riddle": "What has keys and opens no lock?", "answer": "piano", "split": "train"}
+
+
+def snippets(language: str) -> list[str]:
+    return [text for of, text in SNIPPETS if of == language]
+
+
+FUNCTION, TEST, ROLES, CREW = snippets("python")
+DEPLOYMENT, JUDGE, GEM, VERIFIERS = map(yaml.safe_load, snippets("yaml"))
+[EXAMPLES] = snippets("json")
+[NODE] = snippets("js")
+BY_HAND, SEEDS = snippets("sh")
+
+
+def answer(asked: str) -> str:
+    if asked.startswith("Is '"):
+        return "yes" if asked == "Is 'A piano!' a piano? yes or no" else "no"
+    return {f"{PIANO['riddle']} One word.": "A piano!"}[asked]
+
+
+def play(name: str, example: dict[str, Any], *roles: str) -> Reward:
+    with scripted_door(answer) as door:
+        policy = door.endpoints()["policy"]
+        endpoints: dict[str, Endpoint] = dict.fromkeys(("policy", *roles), policy)
+        return asyncio.run(load_agent(name, roles)(example, endpoints))
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project's folder, with an empty `agents/` beside ours."""
+    for folder in ("agents", "datasets"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(agents, "__path__", [*agents.__path__, str(tmp_path / "agents")])
+    importlib.invalidate_caches()
+    return tmp_path
+
+
+def test_the_function_plays_and_its_test_passes(project: Path) -> None:
+    (project / "agents" / "riddles.py").write_text(FUNCTION)
+    (project / "test_agent_riddles.py").write_text(TEST)
+    assert play("riddles", PIANO).value == 1.0
+    assert play("riddles", PIANO | {"answer": "door"}).value == 0.0
+    defined = runpy.run_path("test_agent_riddles.py")
+    [run] = [value for name, value in defined.items() if name.startswith("test_")]
+    run()
+
+
+def test_the_deployment_s_recipe_reads_the_examples(project: Path) -> None:
+    (project / "datasets" / "riddles.jsonl").write_text(EXAMPLES)
+    [deployment] = DEPLOYMENT
+    recipe = Recipe.model_validate(deployment["parameters"]["recipe"])
+    columns = recipe.dataset.columns
+    train, test = (Source(Path(recipe.dataset.path), s, columns) for s in ("train", "test"))
+    assert [len(split.examples()) for split in (train, test)] == [recipe.rollouts.groups, 1]
+    assert deployment["name"] == recipe.agent == "riddles"
+
+
+def test_an_agent_with_roles_asks_them_all(project: Path) -> None:
+    recipe = DEPLOYMENT[0]["parameters"]["recipe"] | JUDGE
+    assert Recipe.model_validate(recipe).roles == {"judge": "openai/gpt-4o-mini"}
+    (project / "agents" / "judged_riddles.py").write_text(ROLES)
+    assert play("judged_riddles", PIANO, "judge").roles == {"policy": 1.0}
+    assert play("judged_riddles", PIANO | {"answer": "door"}, "judge").value == 0.0
+
+
+def test_the_crewai_flow_plays(project: Path) -> None:
+    pytest.importorskip("crewai", reason="CrewAI is not installed: make setup")
+    (project / "agents" / "crew_riddles.py").write_text(CREW)
+    assert play("crew_riddles", PIANO).value == 1.0
+    assert play("crew_riddles", PIANO | {"answer": "door"}).value == 0.0
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="there is no node")
+def test_the_node_script_plays_as_a_command(project: Path) -> None:
+    (project / "agents" / "riddles.mjs").write_text(NODE)
+    [name] = re.findall(r"recipe's agent is `(command:.*?)`", DOCUMENT)
+    assert play(name, PIANO).value == 1.0
+    assert play(name, PIANO | {"answer": "door"}).value == 0.0
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="there is no node")
+def test_the_node_script_runs_by_hand(project: Path) -> None:
+    (project / "agents" / "riddles.mjs").write_text(NODE)
+    with scripted_door(answer) as door:
+        policy = door.endpoints()["policy"]
+        given = (policy.base_url, policy.api_key, policy.model)
+        script = BY_HAND
+        for value in given:
+            script = script.replace("…", value, 1)
+        ran = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout == "1\n"
+
+
+def test_the_environment_s_examples_are_a_line_of_shell(project: Path) -> None:
+    subprocess.run(["sh", "-c", SEEDS], check=True)
+    recipe = Recipe.model_validate(GEM)
+    rows = [json.loads(line) for line in Path(recipe.dataset.path).read_text().splitlines()]
+    assert [row["seed"] for row in rows] == [*range(256)]
+    assert [row["split"] for row in rows] == ["train"] * 200 + ["test"] * 56
+
+
+def test_the_environment_plays() -> None:
+    pytest.importorskip("gem", reason="GEM is not installed: pip install gem-llm==0.1.0")
+    with scripted_door(lambda _: "\\boxed{1}") as door:
+        reward = asyncio.run(load_agent(GEM["agent"])({"seed": 0}, door.endpoints()))
+    assert len(reward.calls["policy"]) == 5  # its limit of turns, always with the same guess
+
+
+def test_the_verifiers_recipe_is_one() -> None:
+    """tests/test_verifiers.py plays its agent."""
+    assert Recipe.model_validate(VERIFIERS).dataset.columns == ("row",)

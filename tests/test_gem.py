@@ -1,0 +1,116 @@
+"""GEM's own environments as agents: whose game it is, what it earns, and what is left alone."""
+
+import asyncio
+import logging
+import random
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adapters.agents import load_agent
+from adapters.environments import NoEnvironment
+from adapters.rewards import Reward
+from tests.scripted_door import ScriptedDoor, scripted_door
+
+pytest.importorskip("gem", reason="GEM is not installed: pip install gem-llm==0.1.0")
+
+GUESS = "gem:game:GuessTheNumber-v0-easy"
+
+
+def play(name: str, seeds: list[int], answer: Callable[[str], str]) -> "tuple[list, ScriptedDoor]":
+    """The rewards of rollouts that play at the same time, one of each seed."""
+    agent = load_agent(name)
+
+    async def rewards(door: ScriptedDoor) -> list[Reward]:
+        rollouts = [agent({"seed": seed}, door.endpoints(k)) for k, seed in enumerate(seeds)]
+        return await asyncio.gather(*rollouts)
+
+    with scripted_door(answer) as door:
+        return asyncio.run(rewards(door)), door
+
+
+def halve(told: str) -> str:
+    """The next guess of a binary search over 1 to 8, by what the last one was answered."""
+    if "You are playing" in told:
+        return "\\boxed{4}"
+    [guess, hint] = re.findall(r"you guessed (\d+), and the target number is (\w+)", told)[-1]
+    step = {4: 2, 2: 1, 6: 1}.get(int(guess), 1)
+    return f"\\boxed{{{int(guess) + (step if hint == 'higher' else -step)}}}"
+
+
+def test_a_game_is_a_chat_that_grows_and_each_call_earns_what_its_step_did() -> None:
+    [reward], door = play(f"{GUESS}?max_number=8", [1], halve)
+    said = door.said()
+    assert "guess the number between 1 and 8" in said[0]
+    assert said[0].endswith("Enter your first guess to start the game.\nEnter your next guess.")
+    assert said[1] == "\\boxed{4}"
+    assert said[2].startswith("At turn 1, you guessed 4, and the target number is ")
+    assert reward.calls == {"policy": (*[0.0] * (len(door.calls) - 1), 1.0)}
+    assert reward.value == 1.0
+
+
+def test_the_seed_is_the_game_whoever_plays_at_the_same_time() -> None:
+    """2048 draws a tile after each move, from the generators that all games share."""
+    name = "gem:game:Game2048-v0-easy?max_turns=5"
+    moves = {"same": "\\boxed{left}"}
+    seeds = [5, 6, 5, 7, 5]
+    together, door = play(name, seeds, lambda _: moves["same"])
+    alone, other = play(name, [5], lambda _: moves["same"])
+    games = [door.said(k) for k in range(len(seeds))]
+    assert len(games[0]) > 4
+    assert games[0] == games[2] == games[4] == other.said()
+    assert games[1] != games[0] != games[3]
+    assert together[0] == together[4] == alone[0]
+
+
+def test_a_question_of_a_data_set_is_the_seed_s() -> None:
+    name = "gem:rg:simple_equations?size=5"
+    rewards, door = play(name, [1, 200, 1], lambda _: "\\boxed{7}")
+    assert door.said(0) == door.said(2) != door.said(1)
+    assert [len(reward.calls["policy"]) for reward in rewards] == [1, 1, 1]
+
+
+def test_the_program_s_own_luck_and_logging_are_left_alone() -> None:
+    random.seed(1)
+    np.random.seed(1)
+    expected = random.Random(1).random(), np.random.RandomState(1).random()
+    handlers = [*logging.root.handlers]
+    play(GUESS, [3], lambda _: "no number")
+    assert (random.random(), np.random.random()) == expected
+    assert logging.root.handlers == handlers
+
+
+def test_an_answer_that_is_no_move_ends_the_game_with_the_environment_s_own_reward() -> None:
+    [reward], door = play(GUESS, [3], lambda _: "I do not know.")
+    assert (len(door.calls), reward.value) == (1, -0.1)
+
+
+@pytest.mark.parametrize("example", [{}, {"seed": "7"}, {"seed": -1}, {"seed": 2**32}])
+def test_an_example_without_a_seed_is_no_game(example: dict[str, Any]) -> None:
+    with (
+        scripted_door(str) as door,
+        pytest.raises(ValueError, match="a GEM environment needs a whole number from 0"),
+    ):
+        asyncio.run(load_agent(GUESS)(example, door.endpoints()))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gem:game:GuessTheNumber", "has no environment 'game:GuessTheNumber'; it has: game:Guess"),
+        (f"{GUESS}?max_turn=5", "no argument 'max_turn'; it has: min_number, max_number, max_turn"),
+    ],
+)
+def test_what_gem_does_not_have_is_refused_before_anything_runs(name: str, said: str) -> None:
+    with pytest.raises(NoEnvironment, match=said):
+        load_agent(name)
+
+
+def test_without_gem_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gem", None)
+    with pytest.raises(NoEnvironment, match="not installed: pip install gem-llm"):
+        load_agent(GUESS)

@@ -1,0 +1,335 @@
+"""LiteLLM, both ways: our helpers through it, and programs that reach the policy through it."""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+import adapters.asked
+from adapters.agents import load_agent
+from adapters.calls import Completion, Refused, Sampling
+from adapters.door import Door
+from adapters.inside import asked, asking, asking_at
+from adapters.litellm import Helped, complete, loaded
+from adapters.players import Here
+from adapters.tinker import Service
+from tasks.checkpoints import Checkpoint
+from tasks.journal import read_journal
+from tasks.rollouts import Runner, plan
+from tests.opened_door import ASK, CALL, CHAT, TOKEN, TOOLS, Opened, Scripted, admitted, opening
+
+litellm = loaded()
+UNAVAILABLE = ConnectionError("the sampler is away")
+MCP = "litellm.responses.mcp.chat_completions_handler"
+
+
+answers: list[Any] = []
+
+
+async def asks_litellm(example: dict[str, Any], **_: str) -> float:
+    """An agent that knows of no address."""
+    messages = [{"role": "user", "content": example["name"]}]
+    answers.append(await litellm.acompletion(model="ratchet/policy", messages=messages))
+    return 1.0
+
+
+class Guess(BaseModel):
+    noun: str
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tuple[Door, list[Completion]]]:
+    with opening() as door:
+        yield door
+
+
+@pytest.fixture
+def opened(shared: tuple[Door, list[Completion]]) -> Iterator[Opened]:
+    with admitted(shared) as opened:
+        yield opened
+
+
+@pytest.fixture
+def helper(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> Opened:
+    """A door in the place of OpenAI, with the key in the environment."""
+    monkeypatch.setenv("OPENAI_API_KEY", TOKEN)
+    monkeypatch.setenv("OPENAI_API_BASE", opened.url)
+    return opened
+
+
+def ask_helper(model: str = "openai/gpt-4o-mini", tools: Any = (), **fields: Any) -> Helped:
+    return asyncio.run(complete(model, ASK, tools, fields))
+
+
+def test_a_helper_s_answer_comes_with_its_cost(helper: Opened) -> None:
+    helper.say("yes<|im_end|>")
+    helped = ask_helper(temperature=0.5)
+    assert helped.message == {"role": "assistant", "content": "yes"}
+    (span,) = helper.spans
+    assert (helped.prompt_tokens, helped.completion_tokens) == (len(span.prompt_tokens), 4)
+    # $0.15 and $0.60 per million tokens, by LiteLLM's own table
+    assert helped.cost == pytest.approx(helped.prompt_tokens * 0.15e-6 + 4 * 0.6e-6)
+    assert span.request.fields["temperature"] == 0.5
+
+
+def test_a_helper_of_unknown_price_has_no_cost(helper: Opened) -> None:
+    assert ask_helper("openai/our-own").cost is None
+
+
+def test_a_helper_takes_tools_and_calls_them(helper: Opened) -> None:
+    helper.say(CALL)
+    helped = ask_helper(tools=TOOLS, tool_choice="auto")
+    assert helped.finish_reason == "tool_calls"
+    (call,) = helped.message["tool_calls"]
+    assert call["function"] == {"name": "look", "arguments": '{"at": "x"}'}
+    assert list(helper.spans[0].request.tools) == TOOLS
+
+
+def test_tools_reach_a_helper_whatever_mcp_is_installed(
+    helper: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What LiteLLM above 1.102.4 meets beside the mcp 1.x that CrewAI needs.
+    monkeypatch.setitem(sys.modules, MCP, None)
+    helper.say(CALL)
+    assert ask_helper(tools=TOOLS).finish_reason == "tool_calls"
+
+
+def test_nothing_of_a_client_says_where_the_key_is_sent(helper: Opened) -> None:
+    ask_helper(api_base="http://127.0.0.1:9/v1", base_url="http://127.0.0.1:9/v1", stream=True)
+    assert "api_base" not in helper.spans[0].request.fields
+
+
+@pytest.mark.parametrize(
+    ("key", "model", "status", "code"),
+    [
+        ("sk-wrong", "openai/gpt-4o-mini", 400, "helper_key"),
+        (TOKEN, "nobody/knows-it", 400, "helper"),
+    ],
+)
+def test_a_helper_s_refusal_is_final_and_shows_no_key(
+    helper: Opened, monkeypatch: pytest.MonkeyPatch, key: str, model: str, status: int, code: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(Refused) as refused:
+        ask_helper(model)
+    assert (refused.value.status, refused.value.code) == (status, code)
+    assert key not in refused.value.message
+
+
+def test_a_helper_that_cannot_answer_now_may_be_asked_again(helper: Opened) -> None:
+    helper.sampler.error = UNAVAILABLE
+    with pytest.raises(Refused) as refused:
+        ask_helper()
+    assert refused.value.again
+
+
+@pytest.fixture
+def inside(opened: Opened) -> Iterator[Opened]:
+    """The rollout is played here."""
+    with asking(partial(opened.door.ask, opened.rollout, 0), ["policy"]):
+        yield opened
+
+
+def complete_here(**fields: Any) -> Any:
+    return litellm.completion(**{"model": "ratchet/policy", "messages": ASK, **fields})
+
+
+def test_a_program_s_tokens_are_those_that_are_recorded(inside: Opened) -> None:
+    answer = complete_here(logprobs=True)
+    (span,), (choice,) = inside.spans, answer.choices
+    assert answer.prompt_token_ids == list(span.prompt_tokens) == CHAT.render(ASK, [])
+    assert choice.token_ids == list(span.sampled_tokens)
+    assert choice.provider_specific_fields["token_ids"] == choice.token_ids
+    logprobs = [token.logprob for token in choice.logprobs.content]
+    assert logprobs == pytest.approx(list(span.logprobs))
+    assert answer.usage.completion_tokens == len(choice.token_ids)
+    assert (answer.id, span.place.rollout_id) == (span.response_id, inside.rollout)
+
+
+def test_a_program_in_another_process_gets_the_same_over_http(opened: Opened) -> None:
+    roles = {"policy": {"base_url": opened.url, "api_key": TOKEN}}
+    with asking_at(roles):
+        answer = complete_here(logprobs=True, stream=False)
+        (chunk, *_) = complete_here(stream=True)
+        with pytest.raises(litellm.NotFoundError, match="role 'judge'; there is: policy"):
+            complete_here(model="ratchet/judge")
+        with pytest.raises(litellm.BadRequestError, match="temperature is 5"):
+            complete_here(temperature=5)
+    first, second = opened.spans
+    assert answer.choices[0].token_ids == list(first.sampled_tokens)
+    assert chunk.choices[0].token_ids == list(second.sampled_tokens)
+
+
+def test_where_the_door_is_here_nothing_goes_over_http(inside: Opened) -> None:
+    with asking_at({"policy": {"base_url": "http://127.0.0.1:9", "api_key": "none"}}):
+        assert complete_here().choices[0].token_ids
+
+
+def test_what_a_program_sets_arrives_as_over_http(inside: Opened) -> None:
+    inside.say("one two<|im_end|>")
+    settings = {"temperature": 0.3, "top_p": 0.5, "top_k": 5, "seed": 3, "max_tokens": 100}
+    answer = complete_here(**settings, stop=["two"], extra_body={"min_p": 0.1})
+    assert answer.choices[0].message.content == "one"
+    (span,) = inside.spans
+    assert span.request.fields == {**settings, "stop": ["two"], "min_p": 0.1}
+    assert (span.request.stop, span.request.max_tokens) == (["two"], 100)
+
+
+def test_a_program_asks_asynchronously(inside: Opened) -> None:
+    async def both() -> list[Any]:
+        ask = partial(litellm.acompletion, model="ratchet/policy", messages=ASK)
+        return await asyncio.gather(ask(), ask())
+
+    answers = asyncio.run(both())
+    assert {answer.id for answer in answers} == {span.response_id for span in inside.spans}
+    assert len(inside.spans) == 2, "two opinions, not one that is given twice"
+
+
+def test_a_program_calls_tools_and_its_history_extends(inside: Opened) -> None:
+    inside.say(CALL)
+    message = complete_here(tools=TOOLS).choices[0].message
+    (call,) = message.tool_calls
+    result = {"role": "tool", "tool_call_id": call.id, "content": "a cat"}
+    inside.say("A cat.<|im_end|>")
+    complete_here(tools=TOOLS, messages=[*ASK, message, result])
+    first, second = inside.spans
+    assert second.prefix_len == len(first.prompt_tokens) + len(first.sampled_tokens)
+
+
+def test_a_program_gets_as_many_answers_as_it_asks_for(inside: Opened) -> None:
+    choices = complete_here(n=2).choices
+    sampled = [list(span.sampled_tokens) for span in inside.spans]
+    assert sorted(choice.token_ids for choice in choices) == sorted(sampled)
+    (chunk, *_) = complete_here(n=2, stream=True)
+    assert [choice.index for choice in chunk.choices] == [0, 1]
+
+
+def test_a_response_format_arrives_as_its_schema(inside: Opened) -> None:
+    inside.say('{"noun": "cat"}<|im_end|>')
+    content = complete_here(response_format=Guess).choices[0].message.content
+    assert Guess.model_validate_json(content) == Guess(noun="cat")
+    sent = inside.spans[0].request.fields["response_format"]["json_schema"]["schema"]
+    assert sent["required"] == ["noun"]
+
+
+def test_a_stream_brings_the_text_the_tokens_and_the_usage(inside: Opened) -> None:
+    async def streamed() -> list[Any]:
+        options = {"stream": True, "stream_options": {"include_usage": True}, "logprobs": True}
+        stream = await litellm.acompletion(model="ratchet/policy", messages=ASK, **options)
+        return [chunk async for chunk in stream]
+
+    inside.say("A cat.<|im_end|>")
+    chunks = asyncio.run(streamed())
+    (span,) = inside.spans
+    choices = [chunk.choices[0] for chunk in chunks]
+    assert "".join(choice.delta.content or "" for choice in choices) == "A cat."
+    assert choices[0].token_ids == list(span.sampled_tokens)
+    assert chunks[0].prompt_token_ids == list(span.prompt_tokens)
+    assert len(choices[0].logprobs.content) == len(span.logprobs)
+    assert [choice.finish_reason for choice in choices if choice.finish_reason] == ["stop"]
+    assert chunks[-1].usage.completion_tokens == len(span.sampled_tokens)
+
+
+def test_a_stream_brings_tool_calls(inside: Opened) -> None:
+    inside.say(CALL)
+    chunks = list(complete_here(tools=TOOLS, stream=True))
+    (call,) = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    assert (call.index, call.function.name) == (0, "look")
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_programs_believe_in_tools_and_schemas(inside: Opened) -> None:
+    assert litellm.supports_function_calling("ratchet/policy")
+    assert litellm.supports_response_schema("ratchet/policy")
+
+
+def test_refusals_are_liteLLM_s_own_errors(inside: Opened) -> None:
+    with pytest.raises(litellm.BadRequestError, match="temperature is 5"):
+        complete_here(temperature=5)
+    with pytest.raises(litellm.NotFoundError, match="role 'judge'; there is: policy"):
+        complete_here(model="ratchet/judge")
+    inside.sampler.error = UNAVAILABLE
+    with pytest.raises(litellm.ServiceUnavailableError, match="try again"):
+        complete_here()
+    inside.door.dismiss(inside.rollout, 0).result(5)
+    with pytest.raises(litellm.BadRequestError, match="is over"):
+        complete_here()
+    assert inside.spans == []
+
+
+def test_a_caller_that_gave_up_finds_its_answer_when_it_comes_back(
+    inside: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came_back = threading.Event()
+
+    async def again(*delivered: Any) -> bool:
+        found = await recognised(*delivered)
+        came_back.set()
+        return found
+
+    async def slow() -> None:
+        await asyncio.to_thread(came_back.wait)
+
+    async def twice() -> Any:
+        ask = partial(litellm.acompletion, model="ratchet/policy", messages=ASK)
+        first = asyncio.create_task(ask())
+        while not inside.sampler.asked:
+            await asyncio.sleep(0.01)
+        first.cancel()
+        return await ask()
+
+    recognised = adapters.asked._again
+    monkeypatch.setattr(adapters.asked, "_again", again)
+    inside.sampler.hold = slow
+    assert asyncio.run(twice()).id == inside.spans[0].response_id
+    assert len(inside.spans) == 1
+
+
+def test_a_thread_knows_its_rollout_only_by_its_context(inside: Opened) -> None:
+    body = {"model": "policy", "messages": ASK}
+    assert asyncio.run(asyncio.to_thread(lambda: asked("policy", body).result()))["id"]
+    raised: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            asked("policy", body)
+        except Refused as refused:
+            raised.append(refused)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert "No rollout is being played here" in str(raised[0])
+
+
+def test_outside_a_rollout_a_program_is_told_so() -> None:
+    with pytest.raises(litellm.NotFoundError, match="No rollout is being played here"):
+        complete_here()
+
+
+def test_the_journal_has_the_tokens_that_an_agent_of_litellm_got(tmp_path: Path) -> None:
+    shard: Any = [{"example_id": i, "example": {"name": name}} for i, name in enumerate("ab")]
+    journal = tmp_path / "train-00000.jsonl"
+    nothing: Any = None
+    service = Service(nothing, nothing, Future(), nothing, None)
+    player = Here(load_agent(f"{__name__}:{asks_litellm.__name__}"))
+    options: Any = {"run": "one", "run_seed": 0, "concurrency": 4, "timeout_seconds": 60.0}
+    sampler: Any = Scripted()
+    with Runner(service, lambda _: sampler, player, CHAT, **options) as runner:
+        rollouts = plan("train-00000", shard, 2, journal)
+        runner.collect(rollouts, journal, Checkpoint(0, "v0"), Sampling(200, 1.0, 1.0, -1))
+    spans = read_journal(journal)
+    calls = {span["gen_ai_response_id"]: span for span in spans if span["kind"] == "llm"}
+    assert len(calls) == len(answers) == 4
+    for answer in answers:
+        span = calls[answer.id]
+        assert answer.prompt_token_ids == span["prompt_token_ids"]
+        assert answer.choices[0].token_ids == span["response_token_ids"]
+    assert [span["reward"] for span in spans if span["kind"] == "reward"] == [1.0] * 4

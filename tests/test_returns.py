@@ -1,0 +1,158 @@
+"""Rewards of roles and calls → returns, and the advantages that datums carry; numbers by hand."""
+
+import pyarrow as pa
+import pytest
+
+from tasks.advantages import advantages_by_call
+from tasks.datums import build
+from tasks.returns import returns_by_role, returns_to_go
+
+GROUP = "train-00000-0000"
+LISTS = {
+    "tokens": pa.list_(pa.int32()),
+    "logprobs": pa.list_(pa.float32()),
+    "mask": pa.list_(pa.int8()),
+    "call_numbers": pa.list_(pa.int32()),
+    "call_tokens": pa.list_(pa.int32()),
+    "call_rewards": pa.list_(pa.float64()),
+}
+SCALARS = {
+    "rollout_id": pa.string(),
+    "group_id": pa.string(),
+    "role": pa.string(),
+    "first_call": pa.int32(),
+    "policy_version": pa.string(),
+    "reward": pa.float64(),
+}
+SCHEMA = pa.schema({**SCALARS, **LISTS})
+
+
+def trajectory(
+    k: int, reward: float | None, calls: list[float | None], role: str = "policy", first: int = 0
+) -> dict:
+    """Each call observes one token and samples two; `calls` is the reward of each."""
+    rewards = None if None in calls else calls
+    return {
+        "rollout_id": f"{GROUP}-{k:02d}",
+        "group_id": GROUP,
+        "role": role,
+        "first_call": first,
+        "policy_version": "00000",
+        "reward": reward,
+        "tokens": list(range(3 * len(calls))),
+        "logprobs": [0.0, -1.0, -1.0] * len(calls),
+        "mask": [0, 1, 1] * len(calls),
+        "call_numbers": [first + place for place in range(len(calls))],
+        "call_tokens": [3] * len(calls),
+        "call_rewards": rewards,
+    }
+
+
+def table(*rows: dict) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), schema=SCHEMA)
+
+
+def returns(*rows: dict, discount: float = 1.0) -> list[list[float]]:
+    return list(returns_by_role(table(*rows), discount)["policy"][GROUP].values())
+
+
+def advantages(datums: pa.Table) -> list[list[float]]:
+    """Of each datum's trained tokens."""
+    return [
+        [value for value, bit in zip(row["advantages"], row["mask"], strict=True) if bit]
+        for row in datums.to_pylist()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("discount", "expected"),
+    [(1.0, [3.0, 2.0, 2.0]), (0.5, [1.5, 1.0, 2.0]), (0.0, [1.0, 0.0, 2.0])],
+)
+def test_a_call_returns_its_reward_and_the_discounted_later_ones(
+    discount: float, expected: list[float]
+) -> None:
+    assert returns_to_go([1.0, 0.0, 2.0], discount) == expected
+
+
+def test_one_number_is_the_return_of_all_calls_and_the_last_call_s_where_it_is_discounted() -> None:
+    rows = trajectory(0, 1.0, [None, None, None]), trajectory(1, 0.0, [None])
+    assert returns(*rows) == [[1.0], [0.0]]
+    assert returns(*rows, discount=0.5) == [[0.25, 0.5, 1.0], [0.0]]
+
+
+def test_beside_rewards_of_calls_one_number_is_the_last_call_s() -> None:
+    rows = trajectory(0, 1.0, [None, None]), trajectory(1, 3.0, [1.0, 2.0])
+    assert returns(*rows) == [[1.0, 1.0], [3.0, 2.0]]
+
+
+def test_the_rewards_of_a_role_s_calls_are_summed_over_its_trajectories() -> None:
+    broken = trajectory(0, 6.0, [1.0, 2.0]), trajectory(0, 6.0, [3.0], first=2)
+    assert returns(*broken, discount=0.5) == [[2.75, 3.5, 3.0]]
+
+
+def test_the_nth_call_is_compared_with_the_nth_call_of_the_others() -> None:
+    group = {"a": [3.0, 1.0, 5.0], "b": [1.0, 0.0], "c": [2.0]}
+    assert advantages_by_call(group, "centred") == {
+        "a": [1.0, 0.5, 0.0],  # nobody else came to a third call
+        "b": [-1.0, -0.5],
+        "c": [0.0],
+    }
+
+
+def test_each_token_has_the_advantage_of_its_call() -> None:
+    """With γ = 0.5 the returns are [1, 0], [0.5, 1] and [0, 0]; their means 0.5 and 1/3."""
+    rows = [
+        trajectory(0, 1.0, [1.0, 0.0]),
+        trajectory(1, 1.0, [0.0, 1.0]),
+        trajectory(2, 0.0, [0.0, 0.0]),
+    ]
+    datums = build(table(*rows), "centred", discount=0.5)
+    assert advantages(datums) == [
+        pytest.approx([0.5, 0.5, -1 / 3, -1 / 3]),
+        pytest.approx([0.0, 0.0, 2 / 3, 2 / 3]),
+        pytest.approx([-0.5, -0.5, -1 / 3, -1 / 3]),
+    ]
+    assert datums["advantage"].to_pylist() == pytest.approx([1 / 12, 1 / 3, -5 / 12])
+
+
+def test_a_broken_prefix_keeps_the_advantage_of_each_call() -> None:
+    rows = [
+        trajectory(0, 1.0, [1.0]),
+        trajectory(0, 1.0, [0.0], first=1),
+        trajectory(1, 1.0, [0.0, 1.0]),
+    ]
+    datums = build(table(*rows), "centred", discount=0.0)
+    assert advantages(datums) == [[0.5, 0.5], [-0.5, -0.5], [-0.5, -0.5, 0.5, 0.5]]
+
+
+def test_a_role_is_compared_with_its_like_and_without_a_reward_it_is_not_trained() -> None:
+    rows = [
+        trajectory(0, 1.0, [None], role="teller"),
+        trajectory(0, 8.0, [None], role="listener"),
+        trajectory(1, 0.0, [None], role="teller"),
+        trajectory(1, 2.0, [None], role="listener"),
+        trajectory(2, 0.5, [None], role="teller"),
+        trajectory(2, None, [None], role="listener"),
+    ]
+    datums = build(table(*rows), "centred", smallest_group=2)
+    made = zip(datums["role"].to_pylist(), datums["advantage"].to_pylist(), strict=True)
+    assert list(made) == [("teller", 0.5), ("listener", 3.0), ("teller", -0.5), ("listener", -3.0)]
+
+
+def test_a_role_with_too_few_rollouts_in_a_group_is_left_out_alone() -> None:
+    rows = [
+        trajectory(0, 1.0, [None], role="teller"),
+        trajectory(0, 1.0, [None], role="listener"),
+        trajectory(1, 0.0, [None], role="teller"),
+        trajectory(1, None, [None], role="listener"),
+    ]
+    datums = build(table(*rows), "centred", smallest_group=2)
+    assert datums["role"].to_pylist() == ["teller", "teller"]
+
+
+def test_trajectories_of_an_older_version_train_as_they_did_and_are_not_discounted() -> None:
+    rows = trajectory(0, 1.0, [None, None]), trajectory(1, 0.0, [None])
+    older = table(*rows).drop_columns(["call_numbers", "call_tokens", "call_rewards"])
+    assert build(older, "centred").equals(build(table(*rows), "centred"))
+    with pytest.raises(ValueError, match="knew no rewards of calls, and cannot be discounted"):
+        build(older, "centred", discount=0.5)

@@ -1,0 +1,70 @@
+"""What an agent may return as its reward, and what is made of it."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.rewards import Reward, RewardError, check_roles, read_reward
+
+numbers = st.floats(-1e6, 1e6)
+returned = numbers | st.dictionaries(
+    st.sampled_from(["policy", "guesser", "judge"]),
+    numbers | st.lists(numbers, max_size=4),
+    min_size=1,
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "reward"),
+    [
+        (True, Reward(1.0)),
+        ({"policy": 1, "guesser": 0}, Reward(1.0, {"policy": 1.0, "guesser": 0.0})),
+        ({"asker": 1, "guesser": 0}, Reward(0.5, {"asker": 1.0, "guesser": 0.0})),
+        ({"policy": [0.5, 0.25]}, Reward(0.75, {"policy": 0.75}, {"policy": (0.5, 0.25)})),
+        ({"policy": (1,), "guesser": 2}, Reward(1, {"policy": 1, "guesser": 2}, {"policy": (1,)})),
+        ({"policy": []}, Reward(0.0, {"policy": 0.0}, {"policy": ()})),
+    ],
+)
+def test_a_number_counts_for_all_and_a_dict_for_each_role(value: Any, reward: Reward) -> None:
+    assert read_reward(value) == reward
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "good",
+        None,
+        float("nan"),
+        {},
+        [1.0],
+        {"policy": None},
+        {"policy": [1, float("inf")]},
+        {1: 2},
+    ],
+)
+def test_what_is_no_reward_is_refused_with_its_value(value: Any) -> None:
+    with pytest.raises(RewardError) as refused:
+        read_reward(value)
+    assert f"returned {value!r} as its reward; a finite number is needed" in str(refused.value)
+
+
+@given(returned)
+def test_a_reward_comes_through_json_unchanged(value: Any) -> None:
+    reward = read_reward(value)
+    assert read_reward(json.loads(json.dumps(reward.given()))) == reward
+
+
+def test_a_reward_for_a_role_that_there_is_not_is_refused() -> None:
+    reward = read_reward({"policy": 1, "gueser": 1})
+    with pytest.raises(RewardError, match="role 'gueser', and the recipe's are: policy, guesser"):
+        check_roles(reward, {"policy": 1, "guesser": 1})
+
+
+def test_rewards_of_calls_are_as_many_as_the_calls() -> None:
+    reward = read_reward({"policy": [1, 0]})
+    check_roles(reward, {"policy": 2})
+    with pytest.raises(RewardError, match="2 rewards for the calls of the role 'policy', and 3"):
+        check_roles(reward, {"policy": 3})

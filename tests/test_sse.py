@@ -1,0 +1,10 @@
+import json
+
+from adapters.sse import data
+
+
+def test_a_piece_is_one_line_whatever_a_client_takes_for_the_end_of_a_line() -> None:
+    said = {"content": "one\u2028two\x85three\r\nfour é"}
+    (line, _) = data(said).split("\n", 1)
+    assert data(said).splitlines() == [line, ""]
+    assert json.loads(line.removeprefix("data: ")) == said
