@@ -3,6 +3,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 COOKBOOK := .venv-cookbook/bin/python
 COOKBOOK_READY := .venv-cookbook/.ready
+CLIENTS := .venv-clients/bin/python
+CLIENTS_READY := .venv-clients/.ready
 
 # One thread a process: two that wait for each other on a busy machine are slower than one.
 export OMP_NUM_THREADS ?= 1
@@ -10,14 +12,14 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic test check format constraints server worker deploy bench peers kills cookbook clean
+.PHONY: help setup hello arithmetic test check format constraints server worker deploy bench peers kills cookbook clients fuzz verifiers inspect clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[agents,tracking,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[agents,gem,tracking,dev]'
 	touch $@
 
 setup: $(READY) ## make .venv from the pinned versions (the only step that needs a network)
@@ -29,7 +31,7 @@ arithmetic: $(READY) ## train the arithmetic agent
 	$(BIN)/ratchet train arithmetic
 
 test: $(READY) ## run every test, two files at a time
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: $(READY) ## lint, format and types, as pre-commit and CI run them
 	$(BIN)/ruff check .
@@ -81,5 +83,43 @@ $(COOKBOOK_READY): Makefile
 cookbook: $(READY) $(COOKBOOK_READY) ## train with the Tinker cookbook, unmodified, against the engine
 	COOKBOOK_PYTHON=$(CURDIR)/$(COOKBOOK) $(BIN)/python -m pytest tests/test_cookbook.py
 
+# Apart, because LangChain, the Agents SDK and Anthropic's client are no dependencies of ours.
+$(CLIENTS_READY): Makefile
+	test -x $(CLIENTS) || $(PYTHON) -m venv .venv-clients
+	$(CLIENTS) -m pip install --quiet langchain-openai==1.7.3 langchain-core==1.7.2 \
+		openai-agents==0.24.0 openai==3.54.0 anthropic==2.12.0
+	touch $@
+
+clients: $(READY) $(CLIENTS_READY) ## play every client we know against the engine, and compare the tokens
+	CLIENTS_PYTHON=$(CURDIR)/$(CLIENTS) $(BIN)/python -m pytest tests/test_client_matrix.py
+
+FUZZ ?= 10000
+
+fuzz: $(READY) ## send the door 10,000 requests that it may not expect (FUZZ=n)
+	FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/test_door_fuzz.py
+
+INSPECT := .venv-inspect/bin/inspect
+INSPECT_READY := .venv-inspect/.ready
+
+$(INSPECT_READY): Makefile
+	test -x .venv-inspect/bin/python || $(PYTHON) -m venv .venv-inspect
+	.venv-inspect/bin/python -m pip install --quiet inspect-ai==0.3.285 openai==3.54.0
+	touch $@
+
+inspect: $(READY) $(INSPECT_READY) ## score a served model with Inspect AI, unmodified
+	INSPECT=$(INSPECT) $(BIN)/python -m pytest tests/test_inspect.py
+
+VERIFIERS := .venv-verifiers/bin/python
+VERIFIERS_READY := .venv-verifiers/.ready
+
+# Apart, because it needs the OpenAI Agents SDK, which is a package called `agents`, as ours is.
+$(VERIFIERS_READY): Makefile
+	test -x $(VERIFIERS) || $(PYTHON) -m venv .venv-verifiers
+	$(VERIFIERS) -m pip install --quiet verifiers==0.1.14
+	touch $@
+
+verifiers: $(READY) $(VERIFIERS_READY) ## make the Python that plays environments of verifiers, and play one
+	VERIFIERS_PYTHON=$(VERIFIERS) $(BIN)/python -m pytest tests/test_verifiers.py
+
 clean: ## remove the environments and every cache, not the runs
-	rm -rf .venv .venv-cookbook .venv-agentlightning .pytest_cache .ruff_cache
+	rm -rf .venv .venv-cookbook .venv-clients .venv-verifiers .venv-agentlightning .pytest_cache .ruff_cache

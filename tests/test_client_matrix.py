@@ -1,0 +1,190 @@
+"""Every client we know of, unmodified, against the engine: what is trained is what was sampled."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import tinker
+from tinker import ModelInput, SampleResponse, SamplingParams
+
+from adapters.calls import POLICY
+from adapters.chat import Chat
+from adapters.door import Door
+from tests.engine_server import connected, serving
+from tests.stand_in import END, TINY, TOKENIZER, StandIn, letters, tool_call
+from tests.token_identity import Reuse, differences, reuse
+from tests.witness import TOKEN, Witnessed, seed
+
+PROGRAMS = Path(__file__).parent / "clients"
+ROOT = Path(__file__).parent.parent
+APART = str(ROOT / os.environ.get("CLIENTS_PYTHON", ".venv-clients/bin/python"))
+CHAT = Chat(TOKENIZER)
+
+CALL = tool_call("look", '{"at":  "the box"}')
+SEEN = [*letters("A cat is in the box."), END]
+GUESS = [*letters('{"number":  7, "why": "luck"}'), END]
+ACTION = 'Thought: I look.\nAction: look\nAction Input: {"at": "the box"}'
+ANSWER = [*letters("Thought: I know.\nFinal Answer: a cat"), END]
+
+Lines = Sequence[list[int]]
+TALK: Lines = ()
+"""Three questions, which the engine answers."""
+
+LOOKS: Lines = (CALL, CALL, SEEN)
+GUESSES: Lines = (GUESS, GUESS, GUESS)
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A program of `tests/clients`, and what the policy says, call by call, in each of its ways.
+
+    It is run `by` an interpreter, and `uses` another program. `ended`: the ways in which the client
+    writes on into an answer that the model had ended, so that a new trajectory begins.
+    """
+
+    program: str
+    ways: dict[str, Lines]
+    by: str = sys.executable
+    uses: str = sys.executable
+    ended: frozenset[str] = frozenset()
+
+    @property
+    def command(self) -> list[str]:
+        for needed in (self.by, self.uses):
+            if shutil.which(needed) is None:
+                pytest.skip(f"there is no {needed}; `make clients` installs what pip can")
+        return [self.by, str(PROGRAMS / self.program)]
+
+
+CLIENTS = (
+    Client(
+        "openai_client.py",
+        {
+            "sync": TALK,
+            "asynchronous": TALK,
+            "stream": TALK,
+            "parse": GUESSES,
+            "tools": LOOKS,
+            "tools_streamed": LOOKS,
+            "responses": TALK,
+            "responses_streamed": TALK,
+        },
+    ),
+    Client("curl.py", {"curl": TALK}, uses="curl"),
+    Client("node_fetch.mjs", {"whole": TALK, "streamed": TALK}, by="node"),
+    Client(
+        "litellm_client.py",
+        {"sync": TALK, "asynchronous": TALK, "stream": TALK, "tools": LOOKS},
+    ),
+    Client(
+        "crewai_client.py",
+        {
+            "call": TALK,
+            "streaming": TALK,
+            "structured": GUESSES,
+            "native_tools": LOOKS,
+            "react": ([*letters(f"{ACTION}\nObservation:")], ANSWER),
+            "react_without_stop": ([*letters(ACTION), END], ANSWER),
+        },
+        ended=frozenset({"react_without_stop"}),
+    ),
+    Client(
+        "langchain_client.py",
+        {"invoke": TALK, "stream": TALK, "tools": LOOKS, "structured": GUESSES},
+        by=APART,
+    ),
+    Client(
+        "agents_sdk.py",
+        {
+            "completions": TALK,
+            "completions_streamed": TALK,
+            "completions_tools": LOOKS,
+            "completions_structured": GUESSES,
+            "responses": TALK,
+            "responses_streamed": TALK,
+            "responses_tools": LOOKS,
+            "responses_structured": GUESSES,
+        },
+        by=APART,
+    ),
+    Client(
+        "anthropic_client.py",
+        {
+            "sync": TALK,
+            "asynchronous": TALK,
+            "stream": TALK,
+            "tools": LOOKS,
+            "tools_streamed": LOOKS,
+        },
+        by=APART,
+    ),
+)
+
+
+class Prompted:
+    """The engine, except in the calls for which there are lines to say; by the seed of the call."""
+
+    def __init__(self, engine: tinker.SamplingClient, lines: dict[int, list[int]]) -> None:
+        self._engine, self._lines = engine, lines
+
+    async def sample(
+        self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams
+    ) -> SampleResponse:
+        line = self._lines.get(sampling_params.seed or 0)
+        by = self._engine if line is None else StandIn(lambda *_: line)
+        return await by.sample(prompt, num_samples, sampling_params)
+
+
+def played(client: Client, engine: tinker.SamplingClient, folder: Path) -> Witnessed:
+    """Every way of a client as a rollout, in the order of the ways."""
+    rollouts = {f"train-00000-0000-{number:02d}": way for number, way in enumerate(client.ways)}
+    lines = {
+        seed(rollout, call): line
+        for rollout, way in rollouts.items()
+        for call, line in enumerate(client.ways[way])
+    }
+
+    def play(door: Door) -> None:
+        urls = [part for rollout, way in rollouts.items() for part in (way, door.url(rollout, 0))]
+        program = subprocess.run(
+            [*client.command, *urls],
+            cwd=folder,
+            env=environment(folder),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=240,
+        )
+        assert program.returncode == 0, program.stdout[-8000:]
+
+    return Witnessed(folder, [*rollouts], Prompted(engine, lines), CHAT, play)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """What a program finds: where it may write, and who it is."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
+    own = {"HOME": str(home), "TMPDIR": str(home), "OPENAI_API_KEY": TOKEN, "OPENAI_MODEL": POLICY}
+    return kept | own
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tinker.SamplingClient]:
+    with serving(TINY, tmp_path_factory.mktemp("state")) as address, connected(address) as service:
+        yield service.create_sampling_client(base_model=str(TINY)).result()
+
+
+@pytest.mark.parametrize("client", CLIENTS, ids=[client.program for client in CLIENTS])
+def test_what_a_client_was_answered_is_what_is_trained(
+    client: Client, engine: tinker.SamplingClient, tmp_path: Path
+) -> None:
+    client_played = played(client, engine, tmp_path)
+    expected = {way: len(lines) or 3 for way, lines in client.ways.items()}
+    assert [*map(len, client_played.calls.values())] == [*expected.values()], expected
+    assert differences(client_played.trajectories, client_played.calls) == []
+    turns = sum(count - 1 for way, count in expected.items() if way not in client.ended)
+    assert reuse(client_played.spans) == Reuse(turns, turns)
