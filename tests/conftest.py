@@ -2,8 +2,14 @@
 
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from adapters.calls import Completion
+    from adapters.door import Door
+    from tests.opened_door import Opened
 
 # Read when the packages are imported: nothing leaves this machine, and ids are found in the cache.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -30,3 +36,20 @@ def no_tinker() -> Iterator[None]:
         for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD"):
             patch.delenv(name, raising=False)
         yield
+
+
+@pytest.fixture(scope="module")
+def open_door() -> "Iterator[tuple[Door, list[Completion]]]":
+    from tests.opened_door import opening
+
+    with opening() as door:
+        yield door
+
+
+@pytest.fixture
+def opened(open_door: "tuple[Door, list[Completion]]") -> "Iterator[Opened]":
+    """A door with a new rollout admitted, and nothing recorded yet."""
+    from tests.opened_door import admitted
+
+    with admitted(open_door) as opened:
+        yield opened

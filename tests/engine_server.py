@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,13 @@ import pytest
 if TYPE_CHECKING:
     import tinker
 
+    from adapters.tinker import Service
+
 # Everything heavy is imported where it is used: a test that needs no engine loads this file too.
 
 KEY = "tml-of-the-tests"
 TINY_CHAT = Path("local/tiny-chat")
+TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,22 @@ def connected(address: Address) -> "Iterator[tinker.ServiceClient]":
         yield client
     finally:
         client.close("success").result(10)
+
+
+@contextmanager
+def tiny_chat_service(state: Path) -> "Iterator[Service]":
+    """The shipped model's service, as a run has it."""
+    import tinker
+
+    from adapters.tinker import Service
+
+    with (
+        serving(TINY, state) as address,
+        connected(address) as client,
+        ThreadPoolExecutor() as calls,
+    ):
+        rest = tinker.RestClient(base_url=address.url, api_key=address.key)
+        yield Service(client, rest, Future(), calls, None)
 
 
 @pytest.fixture(scope="session")

@@ -7,13 +7,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-import tinker
 from openai import AsyncOpenAI
 
 from adapters.agents import load_agent
@@ -29,9 +27,8 @@ from tasks.rollouts import Runner, plan
 from tasks.runs import opened_run
 from tasks.tables import read
 from tasks.trajectories import rewards_by_group, write_trajectories
-from tests.engine_server import connected, serving
+from tests.engine_server import TINY, tiny_chat_service
 
-TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
 SAMPLING = Sampling(max_tokens=4, temperature=1.0, top_p=1.0, top_k=-1)
 SHARD: Any = [{"example_id": 7, "example": {"name": "a"}}]
 Spans = list[dict[str, Any]]
@@ -155,13 +152,8 @@ children: list[int] = []
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with (
-        serving(TINY, tmp_path_factory.mktemp("state")) as address,
-        connected(address) as client,
-        ThreadPoolExecutor() as calls,
-    ):
-        rest = tinker.RestClient(base_url=address.url, api_key=address.key)
-        yield Service(client, rest, Future(), calls, None)
+    with tiny_chat_service(tmp_path_factory.mktemp("state")) as service:
+        yield service
 
 
 @pytest.fixture(scope="module")

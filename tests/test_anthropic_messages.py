@@ -11,10 +11,9 @@ from anthropic.types import TextBlock, ToolUseBlock
 from pydantic import BaseModel
 
 from adapters.anthropic_messages import error, read
-from adapters.calls import Choice, Completion, Format, Refused
-from adapters.door import Door
+from adapters.calls import Choice, Format, Refused
 from tasks.spans import call_span
-from tests.opened_door import ASK, CALL, CHAT, TOKEN, Opened, admitted, opening
+from tests.opened_door import ASK, CALL, CHAT, TOKEN, Opened
 
 HELLO = {"role": "user", "content": "hello"}
 USE = {"type": "tool_use", "id": "u", "name": "look", "input": {"at": "x"}}
@@ -23,18 +22,6 @@ TOOL: Any = {"name": "look", "input_schema": {"type": "object"}}
 
 class Verdict(BaseModel):
     yes: bool
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[tuple[Door, list[Completion]]]:
-    with opening() as door:
-        yield door
-
-
-@pytest.fixture
-def opened(shared: tuple[Door, list[Completion]]) -> Iterator[Opened]:
-    with admitted(shared) as opened:
-        yield opened
 
 
 @pytest.fixture

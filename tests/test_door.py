@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -15,19 +14,7 @@ import tinker
 from adapters.calls import Completion, Policy, Sampling
 from adapters.door import Door
 from adapters.loopback import PortTaken
-from tests.opened_door import ASK, CALL, CHAT, TOKEN, TOOLS, Opened, Scripted, admitted, opening
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[tuple[Door, list[Completion]]]:
-    with opening() as door:
-        yield door
-
-
-@pytest.fixture
-def opened(shared: tuple[Door, list[Completion]]) -> Iterator[Opened]:
-    with admitted(shared) as opened:
-        yield opened
+from tests.opened_door import ASK, CALL, CHAT, TOKEN, TOOLS, Opened, Scripted
 
 
 def refusal(opened: Opened, **fields: Any) -> tuple[int, str | None]:

@@ -14,8 +14,7 @@ from pydantic import BaseModel
 
 import adapters.asked
 from adapters.agents import load_agent
-from adapters.calls import Completion, Refused, Sampling
-from adapters.door import Door
+from adapters.calls import Refused, Sampling
 from adapters.inside import asked, asking, asking_at
 from adapters.litellm import Helped, complete, loaded
 from adapters.players import Here
@@ -23,7 +22,7 @@ from adapters.tinker import Service
 from tasks.checkpoints import Checkpoint
 from tasks.journal import read_journal
 from tasks.rollouts import Runner, plan
-from tests.opened_door import ASK, CALL, CHAT, TOKEN, TOOLS, Opened, Scripted, admitted, opening
+from tests.opened_door import ASK, CALL, CHAT, TOKEN, TOOLS, Opened, Scripted
 
 litellm = loaded()
 UNAVAILABLE = ConnectionError("the sampler is away")
@@ -42,18 +41,6 @@ async def asks_litellm(example: dict[str, Any], **_: str) -> float:
 
 class Guess(BaseModel):
     noun: str
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[tuple[Door, list[Completion]]]:
-    with opening() as door:
-        yield door
-
-
-@pytest.fixture
-def opened(shared: tuple[Door, list[Completion]]) -> Iterator[Opened]:
-    with admitted(shared) as opened:
-        yield opened
 
 
 @pytest.fixture

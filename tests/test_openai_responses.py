@@ -1,6 +1,5 @@
 """OpenAI's own client and its responses, against the door."""
 
-from collections.abc import Iterator
 from itertools import chain, pairwise
 from typing import Any
 
@@ -9,11 +8,10 @@ import pytest
 from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel
 
-from adapters.calls import Choice, Completion, Format, Refused
-from adapters.door import Door
+from adapters.calls import Choice, Format, Refused
 from adapters.openai_responses import error, read
 from tasks.spans import call_span
-from tests.opened_door import ASK, CALL, CHAT, Opened, admitted, opening
+from tests.opened_door import ASK, CALL, CHAT, Opened
 
 HELLO = {"role": "user", "content": "hello"}
 CALLED = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
@@ -23,18 +21,6 @@ NAMES = ("reasoning_text", "output_text")
 
 class Verdict(BaseModel):
     yes: bool
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[tuple[Door, list[Completion]]]:
-    with opening() as door:
-        yield door
-
-
-@pytest.fixture
-def opened(shared: tuple[Door, list[Completion]]) -> Iterator[Opened]:
-    with admitted(shared) as opened:
-        yield opened
 
 
 def ask(opened: Opened, **fields: Any) -> Any:

@@ -1,12 +1,10 @@
 """A call that was answered is answered again: nothing that was sampled is sampled twice."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tinker
 from openai import AsyncOpenAI
 
 from adapters.agents import load_agent
@@ -23,10 +21,9 @@ from tasks.rollouts import Runner, plan
 from tasks.spans import Span, reward_span
 from tasks.tables import read
 from tasks.trajectories import write_trajectories
-from tests.engine_server import connected, serving
+from tests.engine_server import TINY, tiny_chat_service
 from tests.test_journal import NOON
 
-TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
 BATCH = "train-00000"
 SHARD: Any = [{"example_id": 3, "example": {"turns": ["one", "two", "three"]}}]
 CLOCKS_AND_RESTARTS = ("seconds/", "replay/", "rollouts/retried", "calls/lost")
@@ -52,13 +49,8 @@ async def talks_otherwise(example: dict[str, Any], **endpoint: str) -> float:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with (
-        serving(TINY, tmp_path_factory.mktemp("state")) as address,
-        connected(address) as client,
-        ThreadPoolExecutor() as calls,
-    ):
-        rest = tinker.RestClient(base_url=address.url, api_key=address.key)
-        yield Service(client, rest, Future(), calls, None)
+    with tiny_chat_service(tmp_path_factory.mktemp("state")) as service:
+        yield service
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,10 @@
 import asyncio
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tinker
 from openai import AsyncOpenAI, OpenAI
 
 from adapters.agents import load_agent
@@ -19,9 +17,8 @@ from adapters.tinker import Service
 from tasks.checkpoints import Checkpoint
 from tasks.journal import read_journal
 from tasks.rollouts import Runner, plan
-from tests.engine_server import connected, serving
+from tests.engine_server import TINY, tiny_chat_service
 
-TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
 SAMPLING = Sampling(max_tokens=8, temperature=1.0, top_p=1.0, top_k=-1)
 SHARD: Any = [
     {"example_id": 7, "example": {"name": "a"}},
@@ -66,13 +63,8 @@ async def returns_text(example: dict[str, Any], **_: str) -> Any:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with (
-        serving(TINY, tmp_path_factory.mktemp("state")) as address,
-        connected(address) as client,
-        ThreadPoolExecutor() as calls,
-    ):
-        rest = tinker.RestClient(base_url=address.url, api_key=address.key)
-        yield Service(client, rest, Future(), calls, None)
+    with tiny_chat_service(tmp_path_factory.mktemp("state")) as service:
+        yield service
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """What an answer's form is asked to be: told to the policy, checked, and recorded."""
 
 import json
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -9,12 +8,11 @@ import openai
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from adapters.calls import Choice, Completion, Format, Message, Refused, Request, Sampling
-from adapters.door import Door
+from adapters.calls import Choice, Format, Message, Refused, Request, Sampling
 from adapters.recorded import request_sha
 from adapters.structured import format_of, outcomes, told
 from tasks.spans import call_span
-from tests.opened_door import ASK, CALL, CHAT, TOOLS, Opened, admitted, opening
+from tests.opened_door import ASK, CALL, CHAT, TOOLS, Opened
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 SAMPLING = Sampling(9, 1.0, 1.0, -1)
@@ -22,18 +20,6 @@ SAMPLING = Sampling(9, 1.0, 1.0, -1)
 
 class Verdict(BaseModel):
     yes: bool
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[tuple[Door, list[Completion]]]:
-    with opening() as door:
-        yield door
-
-
-@pytest.fixture
-def opened(shared: tuple[Door, list[Completion]]) -> Iterator[Opened]:
-    with admitted(shared) as opened:
-        yield opened
 
 
 def request(**fields: Any) -> Request:
