@@ -7,6 +7,7 @@ import random
 import ssl
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,13 +31,13 @@ def gem(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
     that all rollouts of an example play the same game. Its rewards are one a call. A step runs in
     the event loop: others wait for it.
     """
-    make = _maker(name)
+    begin = game_of(name)
     tls = ssl.create_default_context()
 
     async def play(
         example: Mapping[str, Any], *, base_url: str, api_key: str, model: str
     ) -> dict[str, list[float]]:
-        game = _Game(make, _seed(example))
+        game = begin(_seed(example))
         http = DefaultAsyncHttpxClient(verify=tls)
         async with AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http) as client:
             while not game.over:
@@ -47,7 +48,12 @@ def gem(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
     return play
 
 
-class _Game:
+def game_of(name: str) -> Callable[[int], "Game"]:
+    """From a seed to a new game of that environment; NoEnvironment if there is none."""
+    return partial(Game, _maker(name))
+
+
+class Game:
     """One game: what was said so far, what it earned, and the environment with its own luck.
 
     GEM draws from the generators of the whole process, and seeds them at `reset`: of two rollouts
@@ -102,7 +108,7 @@ def _seed(example: Mapping[str, Any]) -> int:
 
 
 def _maker(name: str) -> Callable[[int], Any]:
-    """From a seed to a new environment; NoEnvironment if there is none of that name."""
+    """From a seed to a new environment."""
     identity, arguments = identity_and_arguments(name)
     registration = _registration(name)
     spec = registration.ENV_REGISTRY.get(identity)

@@ -87,7 +87,7 @@ class Search(BaseTool):
 
 
 class TwentyQuestions(Flow[Game]):
-    """One game. In each turn the player is sent the game so far, as a prompt of its own."""
+    """One game. To the player it is one conversation: its questions, and what they are told."""
 
     def __init__(self, player: LLM, answerer: LLM, search: LLM | None = None) -> None:
         super().__init__(suppress_flow_events=True)
@@ -96,11 +96,11 @@ class TwentyQuestions(Flow[Game]):
 
     @start("next turn")
     async def ask_question(self) -> None:
-        prompt = question(self.state.interactions)
+        conversation = said_so_far(self.state.interactions)
         if self.searcher:
-            said = await _asked(self.searcher, prompt)
+            said = await _asked(self.searcher, conversation)
         else:
-            said = str(await self.player.acall([_user(prompt)]))
+            said = str(await self.player.acall(conversation))
         self.state.next_question = " ".join(said.split())
 
     @listen(ask_question)
@@ -150,10 +150,10 @@ async def played(example: dict[str, Any], roles: Mapping[str, Mapping[str, str]]
     return flow.state
 
 
-def question(interactions: list[Turn]) -> str:
+def said_so_far(interactions: list[Turn]) -> list[LLMMessage]:
     """What the player is sent in the turn after these."""
-    said = [f"{turn.question} {turn.response}" for turn in interactions]
-    return "\n".join([OPENING, *said, f"Question {len(said) + 1} of {TURNS}:"])
+    turns = ((_assistant(turn.question), _user(turn.response)) for turn in interactions)
+    return [_user(OPENING), *(message for turn in turns for message in turn)]
 
 
 def _llm(*, base_url: str, api_key: str, model: str, **settings: Any) -> LLM:
@@ -168,9 +168,9 @@ def _llm(*, base_url: str, api_key: str, model: str, **settings: Any) -> LLM:
     )
 
 
-async def _asked(searcher: Agent, prompt: str) -> str:
+async def _asked(searcher: Agent, conversation: list[LLMMessage]) -> str:
     try:
-        return (await searcher.kickoff_async(prompt)).raw
+        return (await searcher.kickoff_async(conversation)).raw
     except ValueError:  # what CrewAI makes of an answer without text: it costs a turn, not the game
         return ""
 
@@ -203,6 +203,10 @@ def _system(content: str) -> LLMMessage:
 
 def _user(content: str) -> LLMMessage:
     return {"role": "user", "content": content}
+
+
+def _assistant(content: str) -> LLMMessage:
+    return {"role": "assistant", "content": content}
 
 
 def main() -> None:

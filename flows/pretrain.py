@@ -4,7 +4,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from tasks.corpora.mixture import FIRST_SHARES, GAME_SHARES
+from tasks.corpora.mixture import FIRST_SHARES
 from tasks.pretraining import Reading, Shape, begin, describe, read, score, ship, train_vocabulary
 
 
@@ -13,7 +13,6 @@ def pretrain(
     folder: Path = Path("runs/pretrain"),
     clean_tokens: int = 12_000_000,
     sharp_tokens: int = 3_000_000,
-    game_tokens: int = 2_500_000,
     noisy_tokens: int = 1_000_000,
     parts: int = 6,
     games: int = 256,
@@ -27,7 +26,6 @@ def pretrain(
         folder: Where everything is kept; a pretraining that was interrupted continues there.
         clean_tokens: Read with right answers only.
         sharp_tokens: Read next, of which only the answers are learnt.
-        game_tokens: Read after that, mostly of 20 Questions.
         noisy_tokens: Read last, with the natural mistakes that RL is to remove.
         parts: How many pieces the clean reading is done in; one that is whole is not repeated.
         games: Held-out examples that each format is scored on.
@@ -37,14 +35,12 @@ def pretrain(
     """
     clean = Reading("clean", clean_tokens, seed, parts, prompt_weight=0.2, shares=FIRST_SHARES)
     sharp = Reading("sharp", sharp_tokens, seed, peak=0.5)
-    playful = Reading("games", game_tokens, seed, peak=0.5, shares=GAME_SHARES)
     noisy = Reading("noisy", noisy_tokens, seed, noise=1.0, peak=0.2)
     tokenizer = train_vocabulary(folder, seed, 1536, clean_tokens // 300)
     model = begin(folder, tokenizer, Shape(width, layers), seed)
     for part in range(parts):
         model = read(folder, tokenizer, model, clean, part)
     model = read(folder, tokenizer, model, sharp, 0)
-    model = read(folder, tokenizer, model, playful, 0)
     before = score(folder, tokenizer, model, games)
     model = read(folder, tokenizer, model, noisy, 0)
     shipped = ship(folder, tokenizer, model)

@@ -10,6 +10,7 @@ FORMATS = {
     "hello": "claims the identity it was just told: 1; denies it: -1",
     "arithmetic": "word problem in one or two steps, worked out, ends with `#### N`",
     "guess_the_number": "halves a range of 10 to 50 numbers over several turns: won or not",
+    "gem_guesses": "GEM's GuessTheNumber from 1 to 10 in a \\boxed{}: what GEM pays",
     "twenty_questions": "asks for facts and guesses one of 210 nouns within 20 turns: won or not",
     "tool_calls": "calls the right one of one or two tools with the right arguments",
 }
@@ -77,7 +78,7 @@ def card(folder: Path, shipped: Path, before: Path, after: Path, machine: str) -
     config = json.loads((shipped / "config.json").read_text(encoding="utf-8"))
     vocabulary = json.loads((shipped / "tokenizer.json").read_text(encoding="utf-8"))
     read = _read(folder / "progress.jsonl")
-    clean = sum(_longest(read, name) for name in ("clean", "sharp", "games"))
+    clean = sum(_longest(read, name) for name in ("clean", "sharp"))
     noisy = _longest(read, "noisy")
     first, last = (json.loads(path.read_text(encoding="utf-8")) for path in (before, after))
     return CARD.format(

@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from random import Random
+from itertools import pairwise
 
 import pytest
 
@@ -13,6 +13,8 @@ from adapters.calls import POLICY
 from agents import twenty_questions
 from flows.deployments import named_recipe
 from tasks.corpora import twenty_questions as corpus
+from tasks.corpora import twenty_questions_search as with_search
+from tasks.corpora.conversation import user
 from tests.scripted_door import ScriptedDoor, scripted_door
 
 ANSWERS = "function:agents.twenty_questions_answers:answer"
@@ -26,32 +28,41 @@ def played(door: ScriptedDoor, rollout: int = 0, example: dict[str, str] = HERON
     return asyncio.run(twenty_questions.play(example, **roles[POLICY], roles=roles))
 
 
-def expert(prompt: str) -> str:
-    """The question of one who knows the table."""
-    turns = [line.split("? ") for line in prompt.splitlines()[1:-1]]
-    return EXPERT.expert([(f"{asked}?", told) for asked, told in turns], Random(0))
+def expert() -> Callable[[str], str]:
+    """One who knows the table, and remembers what it was told since the opening."""
+    told: dict[str, str] = {}
+    asked = ""
+
+    def ask(said: str) -> str:
+        nonlocal asked
+        if said == twenty_questions.OPENING:
+            told.clear()
+        else:
+            told[asked] = said
+        asked = EXPERT.expert(told)
+        return asked
+
+    return ask
 
 
-def test_the_base_model_has_read_the_prompt_as_the_agent_writes_it() -> None:
-    history = [("Is it alive?", "yes"), ("Is it a bird?", "n/a"), ("Is it an owl?", "no")]
-    for turns in range(len(history) + 1):
-        said = [twenty_questions.Turn(question=a, response=b) for a, b in history[:turns]]
-        assert twenty_questions.question(said) == corpus.question(history[:turns])
+def test_the_base_model_has_read_the_game_as_the_agent_plays_it() -> None:
+    assert corpus.opening() == twenty_questions.OPENING
+    assert corpus.TURNS == twenty_questions.TURNS
 
 
-def test_an_expert_wins_and_is_sent_the_whole_game_in_each_turn() -> None:
-    with scripted_door(expert, {"answerer": ANSWERS}) as door:
+def test_an_expert_wins_in_a_conversation_that_only_grows() -> None:
+    with scripted_door(expert(), {"answerer": ANSWERS}) as door:
         examples = [noun for noun in corpus.nouns() if noun["split"] == "test"][::20]
         assert [played(door, place, each) for place, each in enumerate(examples)] == [1.0, 1.0]
     first = [call for call in door.calls if call.place.rollout_id.endswith("-00")]
     asked = [call for call in first if call.place.role == POLICY]
     answered = [call for call in first if call.place.role == "answerer"]
     assert len(asked) == len(answered)
-    said = [str(call.message["content"]) for call in asked]
     told = [json.loads(str(call.message["content"]))["yes_or_no"] for call in answered]
-    for turn, call in enumerate(asked):
-        prompt = corpus.question(list(zip(said[:turn], told[:turn], strict=True)))
-        assert call.request.messages == [{"role": "user", "content": prompt}]
+    for (call, following), answer in zip(pairwise(asked), told, strict=False):
+        grown = [*call.request.messages, call.message, user(answer)]
+        assert following.request.messages == grown
+        assert following.prefix_call == call.place.call
 
 
 def test_an_answerer_is_told_the_secret_and_one_question_and_asked_for_json() -> None:
@@ -72,21 +83,23 @@ def test_a_game_is_lost_after_twenty_questions() -> None:
         assert played(door) == 0.0
     asked = [call for call in door.calls if call.place.role == POLICY]
     assert len(asked) == 20
-    *_, last, counted = asked[-1].request.messages[0]["content"].splitlines()
-    assert (last, counted) == ("Is it a sofa? no", "Question 20 of 20:")
+    assert len(asked[-1].request.messages) == 1 + 2 * 19
+    assert asked[-1].request.messages[-2]["content"] == "Is it a sofa?"
 
 
 def test_an_answer_that_is_not_the_json_asked_for_is_no_answer() -> None:
     with scripted_door(lambda _: "Is it a heron?", {"answerer": SEARCH}) as door:
         assert played(door) == 0.0
     asked = [call for call in door.calls if call.place.role == POLICY]
-    assert asked[1].request.messages[0]["content"].splitlines()[1] == "Is it a heron? n/a"
+    assert asked[1].request.messages[-1] == user("n/a")
 
 
-def test_the_deployment_with_a_search_differs_by_that_role_alone() -> None:
+def test_the_deployment_with_a_search_differs_by_that_role_and_the_tokens_a_search_takes() -> None:
     plain, other = named_recipe("twenty_questions"), named_recipe("twenty_questions-search")
     assert other.roles == {**plain.roles, "search": SEARCH}
-    assert other.model_copy(update={"roles": plain.roles}) == plain
+    assert other.rollouts.max_tokens > plain.rollouts.max_tokens
+    rollouts = other.rollouts.model_copy(update={"max_tokens": plain.rollouts.max_tokens})
+    assert other.model_copy(update={"roles": plain.roles, "rollouts": rollouts}) == plain
 
 
 def searching(said: str) -> Callable[[str], str]:
@@ -107,6 +120,18 @@ def test_with_a_search_the_player_may_look_something_up_before_it_asks() -> None
     assert [call.place.role for call in door.calls] == [POLICY, "search", POLICY, "answerer"]
     assert door.calls[1].request.messages[-1]["content"] == "heron"
     assert door.calls[2].prefix_call == 0
+
+
+def test_the_base_model_has_read_what_is_sent_where_there_is_a_search() -> None:
+    with scripted_door(searching("heron"), {"answerer": ANSWERS, "search": SEARCH}) as door:
+        assert played(door) == 1.0
+    first, _, after, _ = door.calls
+    system, asked = first.request.messages
+    assert system == {"role": "system", "content": with_search.SYSTEM}
+    assert asked["content"] == f"\nCurrent Task: {corpus.opening()}"
+    assert json.dumps(first.request.tools) == json.dumps([with_search.SEARCH])
+    found = next(noun for noun in corpus.nouns() if noun["answer"] == "heron")
+    assert after.request.messages[-1]["content"] == with_search.described(found)
 
 
 def test_it_runs_alone_by_the_addresses_in_the_environment(

@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 
-from tasks.corpora import arithmetic, guess_the_number, hello
+from tasks.corpora import arithmetic, gem_guesses, guess_the_number, hello
 
 DATASETS = Path(__file__).parents[1] / "datasets"
-FILES = ["hello.csv", "arithmetic.jsonl", "guess_the_number.jsonl", "twenty_questions.csv"]
+FILES = [
+    "hello.csv",
+    "arithmetic.jsonl",
+    "guess_the_number.jsonl",
+    "gem_games.jsonl",
+    "twenty_questions.csv",
+]
 
 
 def rows(name: str) -> list[dict[str, Any]]:
@@ -34,6 +40,7 @@ def test_the_files_are_what_their_generators_write() -> None:
     assert rows("hello.csv") == hello.examples()
     assert rows("arithmetic.jsonl") == arithmetic.examples()
     assert rows("guess_the_number.jsonl") == guess_the_number.examples()
+    assert rows("gem_games.jsonl") == gem_guesses.examples()
 
 
 def test_hello_has_enough_identities() -> None:

@@ -4,9 +4,17 @@ from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Protocol
 
-from tasks.corpora import arithmetic, guess_the_number, hello, tool_calls, twenty_questions
+from tasks.corpora import (
+    arithmetic,
+    gem_guesses,
+    guess_the_number,
+    hello,
+    tool_calls,
+    twenty_questions,
+)
 from tasks.corpora.chat import Chat
 from tasks.corpora.conversation import Conversation, Exam
+from tasks.corpora.twenty_questions_search import TwentyQuestionsWithSearch
 
 
 class Format(Protocol):
@@ -20,40 +28,36 @@ class Examined(Format, Protocol):
 Shares = Mapping[str, float]
 
 FIRST_SHARES: Shares = {
-    "hello": 0.30,
+    "hello": 0.32,
     "arithmetic": 0.25,
-    "guess_the_number": 0.12,
-    "twenty_questions": 0.18,
+    "guess_the_number": 0.11,
+    "gem_guesses": 0.03,
+    "twenty_questions": 0.13,
+    "twenty_questions_search": 0.01,
     "tool_calls": 0.07,
     "chat": 0.08,
 }
-"""Share of the documents, not of the tokens: a tool call reads ten times as long as a hello."""
-
-GAME_SHARES: Shares = {
-    "hello": 0.08,
-    "arithmetic": 0.08,
-    "guess_the_number": 0.06,
-    "twenty_questions": 0.70,
-    "tool_calls": 0.04,
-    "chat": 0.04,
-}
-"""20 Questions is slow to learn: it has a table of facts to know by heart."""
+"""Share of the documents, not of the tokens: a game reads ten times as long as a hello."""
 
 LAST_SHARES: Shares = {
-    "hello": 0.15,
-    "arithmetic": 0.20,
-    "guess_the_number": 0.10,
-    "twenty_questions": 0.43,
-    "tool_calls": 0.06,
-    "chat": 0.06,
+    "hello": 0.20,
+    "arithmetic": 0.25,
+    "guess_the_number": 0.11,
+    "gem_guesses": 0.07,
+    "twenty_questions": 0.20,
+    "twenty_questions_search": 0.03,
+    "tool_calls": 0.07,
+    "chat": 0.07,
 }
-"""Once only answers are learnt: those of 20 Questions are few and short."""
+"""Once only answers are learnt: a game's are most of its tokens."""
 
 NOISE = {
     "hello": hello.NOISE,
     "arithmetic": arithmetic.NOISE,
     "guess_the_number": guess_the_number.NOISE,
+    "gem_guesses": gem_guesses.NOISE,
     "twenty_questions": twenty_questions.NOISE,
+    "twenty_questions_search": twenty_questions.NOISE,
     "tool_calls": tool_calls.NOISE,
     "chat": 0.0,
 }
@@ -66,6 +70,7 @@ def examined() -> dict[str, Examined]:
         "hello": hello.Hello(),
         "arithmetic": arithmetic.Arithmetic(),
         "guess_the_number": guess_the_number.GuessTheNumber(),
+        "gem_guesses": gem_guesses.GemGuesses(),
         "twenty_questions": twenty_questions.TwentyQuestions(),
         "tool_calls": tool_calls.ToolCalls(),
     }
@@ -75,6 +80,7 @@ def stream(seed: str, noise: float, shares: Shares = FIRST_SHARES) -> Iterator[C
     """Conversations without end; `noise` scales NOISE: 0 is clean, 1 what the model ends with."""
     rng, formats = Random(seed), dict[str, Format](examined())
     formats["chat"] = Chat()
+    formats["twenty_questions_search"] = TwentyQuestionsWithSearch()
     while True:
         name = rng.choices(list(shares), list(shares.values()))[0]
         yield formats[name].document(rng, noise * NOISE[name])

@@ -1,4 +1,4 @@
-"""A table of nouns and facts → turns of 20 Questions, each a fresh prompt with its history."""
+"""A table of nouns and facts → games of 20 Questions, each one growing conversation."""
 
 import csv
 import re
@@ -10,12 +10,14 @@ from tasks.corpora.conversation import Conversation, Exam, assistant, user, with
 
 TABLE = Path(__file__).parents[2] / "datasets" / "twenty_questions.csv"
 TURNS = 20
-NOISE = 0.3
-WANDER = 0.25
-"""Share of the earlier turns that are anything: the next question must cope with them."""
-OPENING = ("Is it alive?", "Is it food?")
+NOISE = 0.45
+WANDER = 0.6
+"""The most of the turns that may be anything: the next question must cope with them."""
+FEW = 3
+"""Nouns that are guessed one by one."""
+FIRST = ("Is it alive?", "Is it food?")
 
-History = list[tuple[str, str]]
+Told = dict[str, str]
 """Questions with their answers, oldest first."""
 
 
@@ -37,16 +39,13 @@ def categories() -> list[str]:
     return list(dict.fromkeys(noun["category"] for noun in nouns()))
 
 
-def question(history: History) -> str:
-    """What the player is sent at turn len(history) + 1."""
+def opening() -> str:
+    """What the player is sent first."""
     *first, last = categories()
-    lines = [
+    return (
         f"We play 20 Questions. I think of a {', '.join(first)} or {last}. "
-        "Ask one short yes/no question, or guess, like: Is it a heron?",
-        *(f"{asked} {answer}" for asked, answer in history),
-        f"Question {len(history) + 1} of {TURNS}:",
-    ]
-    return "\n".join(lines)
+        "Ask one short yes/no question, or guess, like: Is it a heron?"
+    )
 
 
 def guessed(asked: str) -> str | None:
@@ -67,101 +66,96 @@ def answer_to(asked: str, noun: dict[str, str]) -> tuple[str, bool]:
 
 
 class TwentyQuestions:
-    """An expert that knows the table: it halves what is left, then guesses."""
+    """An expert that knows the table: it halves what is left, then guesses, always in one order.
+
+    What it does next depends on what it asked itself: an answer to anything else is passed over,
+    so that the games of one noun differ in their mistakes only.
+    """
 
     def __init__(self) -> None:
         self._nouns = nouns()
-        self._structure = [fact for fact in facts() if fact in OPENING or self._by_category(fact)]
+        self._structure = [fact for fact in facts() if fact in FIRST or self._by_category(fact)]
         self._masks = {
-            (fact, value): sum(1 << i for i, noun in enumerate(nouns()) if noun[fact] == value)
+            (fact, value): self._bits_of(fact, value)
             for fact in facts()
             for value in ("yes", "no", "n/a")
         }
-        self._category = {
-            name: sum(1 << i for i, noun in enumerate(nouns()) if noun["category"] == name)
-            for name in categories()
-        }
-        self._bits = {guess(noun): 1 << i for i, noun in enumerate(nouns())}
+        self._category = [self._bits_of("category", name) for name in categories()]
+        self._asked = dict[int, str | None]()
 
     def document(self, rng: Random, noise: float) -> Conversation:
-        """One turn of a game, its history being partly expert and partly anything."""
-        noun = rng.choice(self._nouns)
-        turn, history = rng.randrange(TURNS - 2), list[tuple[str, str]]()
-        asked = self.expert(history, rng)
-        while len(history) < turn:
-            said = self._anything(history, rng) if rng.random() < WANDER else asked
+        """A game. Of its mistakes a share of `noise` is learnt; others only set the scene."""
+        noun, told = rng.choice(self._nouns), Told()
+        messages, ignored = [user(opening())], set[int]()
+        mistakes = max(noise, rng.random() * WANDER)
+        for _ in range(TURNS):
+            chance, said = rng.random(), self.expert(told)
+            if chance < mistakes:
+                said = _anything(told, rng)
+            if noise <= chance < mistakes:
+                ignored.add(len(messages))
             answer, correct = answer_to(said, noun)
+            messages += [assistant(said), user(answer)]
             if correct:
                 break
-            history.append((said, answer))
-            asked = self.expert(history, rng)
-        if rng.random() < noise:
-            asked = self._anything(history, rng)
-        return Conversation([user(question(history)), assistant(asked)])
+            told[said] = answer
+        return Conversation(messages[:-1], ignored=frozenset(ignored))
 
-    def expert(self, history: History, rng: Random) -> str:
-        left = self._left(history)
-        if not any(left & ~mask == 0 for mask in self._category.values()):
-            return max(self._structure, key=lambda fact: self._halves(fact, left))
-        splits = {fact: self._halves(fact, left) for fact in facts()}
-        splits = {fact: half for fact, half in splits.items() if half}
-        if left.bit_count() > 3 and splits:
-            return rng.choices(list(splits), [half**2 for half in splits.values()])[0]
-        return rng.choice([asked for asked, bit in self._bits.items() if bit & left])
+    def expert(self, told: Told) -> str:
+        left = (1 << len(self._nouns)) - 1
+        while (fact := self._fact(left)) in told:
+            left &= self._masks[fact, told[fact]]
+        if fact:
+            return fact
+        return next(guess(noun) for noun in self._among(left) if guess(noun) not in told)
 
     def exam(self, index: int) -> Exam:
         held_out = [noun for noun in self._nouns if noun["split"] == "test"]
-        noun, history = held_out[index % len(held_out)], list[tuple[str, str]]()
-        while len(history) < TURNS:
-            asked = (yield Conversation([user(question(history))])).strip()
+        noun, messages = held_out[index % len(held_out)], [user(opening())]
+        for _ in range(TURNS):
+            asked = (yield Conversation(messages)).strip()
             answer, correct = answer_to(asked, noun)
             if correct:
                 return 1.0
-            history.append((asked, answer))
+            messages = [*messages, assistant(asked), user(answer)]
         return 0.0
 
-    def _left(self, history: History) -> int:
-        """The nouns, as bits, that agree with every answer."""
-        left = (1 << len(self._nouns)) - 1
-        for asked, answer in history:
-            if asked in self._bits:
-                left &= ~self._bits[asked]
-            else:
-                left &= self._masks.get((asked, answer), left)
-        return left
+    def _fact(self, left: int) -> str | None:
+        """The question that halves these nouns best, first by category; none if they are few."""
+        if left not in self._asked:
+            within = any(left & ~category == 0 for category in self._category)
+            best = max(facts() if within else self._structure, key=lambda f: self._halves(f, left))
+            few = within and left.bit_count() <= FEW
+            self._asked[left] = None if few or not self._halves(best, left) else best
+        return self._asked[left]
 
     def _halves(self, fact: str, left: int) -> int:
         """How many nouns the less likely answer would leave."""
         yes = (left & self._masks[fact, "yes"]).bit_count()
         return min(yes, left.bit_count() - yes)
 
-    def _anything(self, history: History, rng: Random) -> str:
-        said = [asked for asked, _ in history]
-        return rng.choices(
-            [
-                self._near_guess(history, rng),
-                guess(rng.choice(self._nouns)),
-                rng.choice(facts()),
-                rng.choice(self._structure),
-                rng.choice(said or facts()),
-                "I do not know.",
-            ],
-            weights=[40, 5, 15, 15, 15, 10],
-        )[0]
+    def _among(self, left: int) -> list[dict[str, str]]:
+        return [noun for row, noun in enumerate(self._nouns) if left >> row & 1]
 
-    def _near_guess(self, history: History, rng: Random) -> str:
-        """Any noun of a category that is still possible, asked before or ruled out or not."""
-        left = self._left(history)
-        mask = rng.choice([mask for mask in self._category.values() if mask & left])
-        return rng.choice([asked for asked, bit in self._bits.items() if bit & mask])
+    def _bits_of(self, column: str, value: str) -> int:
+        return sum(1 << row for row, noun in enumerate(self._nouns) if noun[column] == value)
 
     def _by_category(self, fact: str) -> bool:
         """Whether the answer is yes for one whole category and for nothing else."""
-        return {noun["category"] for noun in self._nouns if noun[fact] == "yes"} in [
-            {name}
-            for name in categories()
-            if all(noun[fact] == "yes" for noun in self._nouns if noun["category"] == name)
-        ]
+        yes = self._bits_of(fact, "yes")
+        return any(yes == self._bits_of("category", name) for name in categories())
+
+
+def _anything(told: Told, rng: Random) -> str:
+    return rng.choices(
+        [
+            guess(rng.choice(nouns())),
+            rng.choice(facts()),
+            rng.choice(list(told) or facts()),
+            "I do not know.",
+        ],
+        weights=[10, 15, 15, 60],
+    )[0]
 
 
 def guess(noun: dict[str, str]) -> str:
