@@ -10,7 +10,7 @@ from tasks.corpora.conversation import Conversation, Exam, assistant, user, with
 
 TABLE = Path(__file__).parents[2] / "datasets" / "twenty_questions.csv"
 TURNS = 20
-NOISE = 0.45
+NOISE = 0.6
 WANDER = 0.6
 """The most of the turns that may be anything: the next question must cope with them."""
 FEW = 3
@@ -154,7 +154,7 @@ def _anything(told: Told, rng: Random) -> str:
             rng.choice(list(told) or facts()),
             "I do not know.",
         ],
-        weights=[10, 15, 15, 60],
+        weights=[3, 3, 2, 92],
     )[0]
 
 
