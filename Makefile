@@ -95,8 +95,8 @@ clients: $(READY) $(CLIENTS_READY) ## play every client we know against the engi
 
 FUZZ ?= 10000
 
-fuzz: $(READY) ## send the door 10,000 requests that it may not expect (FUZZ=n)
-	FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/test_door_fuzz.py
+fuzz: $(READY) ## send the door 10,000 requests by its document, and as many by its clients' types (FUZZ=n)
+	FUZZ=$(FUZZ) $(BIN)/python -m pytest --log-cli-level=INFO tests/test_door_fuzz.py
 
 INSPECT := .venv-inspect/bin/inspect
 INSPECT_READY := .venv-inspect/.ready

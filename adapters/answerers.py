@@ -1,4 +1,4 @@
-"""Who answers a role: the policy, a scripted function, or a model that LiteLLM reaches."""
+"""Who answers a role: a policy, a scripted function, or a model that LiteLLM reaches."""
 
 import hashlib
 import json
@@ -19,7 +19,9 @@ from adapters.recorded import Memory
 from adapters.scripted import Reply, scripted
 
 FUNCTION = "function:"
-ROLE = re.compile(r"[a-z][a-z0-9_]*")
+ANOTHER = f"{POLICY}:"
+"""Before the name of another policy than the main one."""
+NAME = re.compile(r"[a-z][a-z0-9_]*")
 WHO = re.compile(rf"{POLICY}|{FUNCTION}[\w.]+:\w+|(?!{FUNCTION})[^/\s]+/\S+")
 
 Answerer = Callable[[Example], Answer]
@@ -28,7 +30,7 @@ Answerer = Callable[[Example], Answer]
 
 def check_role(role: str, who: str) -> None:
     """Refuse a name that no role can have, and one who cannot be asked; ValueError says why."""
-    if not ROLE.fullmatch(role):
+    if not NAME.fullmatch(role):
         raise ValueError(
             f"the role {role!r} needs another name: lower-case letters, digits and underscores, "
             "a letter first"
@@ -38,22 +40,40 @@ def check_role(role: str, who: str) -> None:
             f"the role {POLICY} is the model that is trained, and cannot be answered by {who!r}; "
             "give that a role of its own"
         )
-    if not WHO.fullmatch(who):
+    if who.startswith(ANOTHER):
+        _check_name(role, who.removeprefix(ANOTHER))
+    elif not WHO.fullmatch(who):
         raise ValueError(
-            f"the role {role} is answered by {who!r}; give {POLICY}, "
-            f"{FUNCTION}package.module:name, or a LiteLLM model as provider/model"
+            f"the role {role} is answered by {who!r}; give {POLICY}, {ANOTHER}name for another "
+            f"policy, {FUNCTION}package.module:name, or a LiteLLM model as provider/model"
         )
 
 
-def answerers(roles: Mapping[str, str], run_seed: int) -> dict[str, Answerer | None]:
-    """Role → who answers it, of a recipe's `roles`; None is the policy.
+def policy_of(who: str) -> str | None:
+    """The name of the policy that answers, if one does: `policy`, or what `policy:` names."""
+    if who.startswith(ANOTHER):
+        return who.removeprefix(ANOTHER)
+    return POLICY if who == POLICY else None
+
+
+def answerers(roles: Mapping[str, str], run_seed: int) -> dict[str, Answerer | str]:
+    """Role → who answers it, of a recipe's `roles`; of a policy its name.
 
     A function that is not there and a LiteLLM that is not installed are refused.
     """
     return {
-        role: None if who == POLICY else _answerer(who, _reply(role, who), run_seed)
+        role: policy_of(who) or _answerer(who, _reply(role, who), run_seed)
         for role, who in roles.items()
     }
+
+
+def _check_name(role: str, policy: str) -> None:
+    if policy == POLICY or not NAME.fullmatch(policy):
+        raise ValueError(
+            f"the role {role} is answered by {ANOTHER + policy!r}, and {policy!r} cannot name "
+            "another policy: give lower-case letters, digits and underscores, a letter first, "
+            f"such as {ANOTHER}{role}; or {POLICY}, which is the main one"
+        )
 
 
 def _reply(role: str, who: str) -> Reply:

@@ -134,7 +134,8 @@ def _heard(role: str, blocks: Sequence[Body], places: Sequence[str]) -> list[Mes
     heard: list[Message] = []
     for block, place in zip(blocks, places, strict=True):
         if block.get("type") == "tool_result":
-            content = text_of(block.get("content") or "", ("text",), f"{place}.content")
+            sent = block.get("content")
+            content = "" if sent is None else text_of(sent, ("text",), f"{place}.content")
             name = typed(block, "tool_use_id", str, "a string", f"{place}.") or ""
             heard.append({"role": "tool", "content": content, "tool_call_id": name})
         elif heard and heard[-1]["role"] == role:
@@ -183,19 +184,20 @@ def _choice(body: Body, tools: Sequence[dict[str, Any]]) -> Choice:
 
 
 def _format(body: Body) -> Format | None:
-    """The form of the answer, by its field of today or of the beta before it."""
-    for where, form in (
-        ("output_config.format", object_of(body, "output_config").get("format")),
-        ("output_format", body.get("output_format")),
-    ):
-        if form is None:
-            continue
-        named = form.get("type") if isinstance(form, dict) else kind(form)
-        if named != "json_schema":
-            raise bad(f"{where}.type is {named!r}; it must be json_schema.", where)
-        schema = typed(form, "schema", dict, "an object", f"{where}.")
-        return format_of(schema, f"{where}.schema")
-    return None
+    """The form of the answer, by its field of today or else of the beta before it."""
+    today = _form(object_of(body, "output_config").get("format"), "output_config.format")
+    before = _form(body.get("output_format"), "output_format")
+    return today or before
+
+
+def _form(value: Any, where: str) -> Format | None:
+    if value is None:
+        return None
+    named = value.get("type") if isinstance(value, dict) else kind(value)
+    if named != "json_schema":
+        raise bad(f"{where}.type is {named!r}; it must be json_schema.", where)
+    schema = typed(value, "schema", dict, "an object", f"{where}.")
+    return format_of(schema, f"{where}.schema")
 
 
 def _opening(completion: Completion) -> dict[str, Any]:

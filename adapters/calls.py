@@ -13,7 +13,7 @@ Message = dict[str, Any]
 """role and content (always text); also tool_calls, tool_call_id, name, reasoning_content."""
 
 POLICY = "policy"
-"""The role of the model that is trained."""
+"""The main policy, which every recipe has, and the role that always is its own."""
 
 
 @dataclass(frozen=True, slots=True)

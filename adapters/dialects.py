@@ -37,8 +37,9 @@ DIALECTS: dict[str, Dialect] = {
 
 def spoken(request: HttpRequest) -> Dialect:
     """The dialect of a path; of a path of none, what its client's headers say, or else OpenAI's."""
+    asked = request.url.path.removesuffix("/count_tokens")
     for path, dialect in DIALECTS.items():
-        if request.url.path.endswith(path):
+        if asked.endswith(path):
             return dialect
     return anthropic_messages if "anthropic-version" in request.headers else openai_chat
 

@@ -5,6 +5,7 @@ import hmac
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from typing import Any, Self
@@ -12,7 +13,7 @@ from typing import Any, Self
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from adapters import anthropic_messages, openai_chat
+from adapters import anthropic_messages, openai_chat, openapi
 from adapters.agents import Example
 from adapters.answerers import Answerer
 from adapters.answers import answered
@@ -28,15 +29,25 @@ from adapters.structured import told
 PREFIX = "/rollout/{rollout_id}/attempt/{attempt}/role/{role}/v1"
 
 
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A rollout attempt that is answered: what it was admitted with, and its calls by role."""
+
+    recorded: Sequence[Completion]
+    failures: int
+    example: Example
+    roles: dict[str, RoleCalls] = field(default_factory=dict)
+
+
 class Door:
     """Serves the policy to agents on loopback while it is open, and reports every completion.
 
-    `policy` and `sampling` may be set at any time, from any thread; a call is answered by those
-    that were set when it arrived. `record` is awaited on the door's own event loop, and no answer
-    leaves before it returns; `begin` is told of every call that is about to be answered, and
-    must not block. Only rollout attempts that are admitted are answered. `roles` says who answers
-    the roles beside `policy`; None is the policy. `beside` is answered at the same port, behind
-    whatever guards it.
+    `policy`, `others` (more of them, by name) and `sampling` may be set at any time, from any
+    thread; a call is answered by those that were set when it arrived. `record` is awaited on the
+    door's own event loop, and no answer leaves before it returns; `begin` is told of every call
+    that is about to be answered, and must not block. Only rollout attempts that are admitted are
+    answered. `roles` says who answers the roles beside `policy`; a policy is named. `beside` is
+    answered at the same port, behind whatever guards it.
     """
 
     prefix = PREFIX
@@ -51,11 +62,12 @@ class Door:
         port: int = 0,
         begin: Begin | None = None,
         max_calls: int | None = None,
-        roles: Mapping[str, Answerer | None] | None = None,
+        roles: Mapping[str, Answerer | str] | None = None,
         host: str = LOOPBACK,
         beside: APIRouter | None = None,
     ) -> None:
         self.policy: Policy | None = None
+        self.others: Mapping[str, Policy] = {}
         self.sampling = defaults
         self._chat = chat
         self._token = token.encode()
@@ -63,12 +75,11 @@ class Door:
         self._begin = begin
         self._run_seed = run_seed
         self._max_calls = max_calls
-        roles = {POLICY: None, **(roles or {})}
-        self._answerers = {role: answerer or self._by_policy for role, answerer in roles.items()}
-        self._examples: dict[tuple[str, int], Example] = {}
-        self._open: dict[tuple[str, int], dict[str, RoleCalls]] = {}
-        self._recorded: dict[tuple[str, int], Sequence[Completion]] = {}
-        self._failures: dict[tuple[str, int], int] = {}
+        self._answerers = {
+            role: partial(self._by_policy, who) if isinstance(who, str) else who
+            for role, who in {POLICY: POLICY, **(roles or {})}.items()
+        }
+        self._admitted: dict[tuple[str, int], Admitted] = {}
         self._dismissed: set[tuple[str, int]] = set()
         app = self._app()
         if beside is not None:
@@ -102,10 +113,7 @@ class Door:
     ) -> None:
         """Answer this attempt from now on, as `recorded` for as long as the requests are those."""
         self._dismissed.discard((rollout_id, attempt))
-        self._recorded[rollout_id, attempt] = recorded
-        self._failures[rollout_id, attempt] = failures
-        self._examples[rollout_id, attempt] = example or {}
-        self._open.setdefault((rollout_id, attempt), {})
+        self._admitted[rollout_id, attempt] = Admitted(recorded, failures, example or {})
 
     def dismiss(self, rollout_id: str, attempt: int) -> Future[int]:
         """Answer it no more. Done when the calls that were under way have been recorded.
@@ -140,20 +148,19 @@ class Door:
         return openai_chat.answer(completion, self._chat, *others)
 
     async def _close(self, key: tuple[str, int]) -> int:
-        roles = self._open.pop(key, {})
-        self._recorded.pop(key, None)
-        self._failures.pop(key, None)
-        self._examples.pop(key, None)
-        await asyncio.gather(*(calls.finish() for calls in roles.values()))
-        return sum(calls.refused for calls in roles.values())
+        admitted = self._admitted.pop(key, None)
+        roles = [] if admitted is None else [*admitted.roles.values()]
+        await asyncio.gather(*(calls.finish() for calls in roles))
+        return sum(calls.refused for calls in roles)
 
-    def _by_policy(self, _: Example) -> Answer:
-        if self.policy is None:
+    def _by_policy(self, name: str, _: Example) -> Answer:
+        policy = self.policy if name == POLICY else self.others.get(name)
+        if policy is None:
             raise Refused(503, "No policy is served yet; try again.", code="no_policy")
         return partial(
             answered,
             chat=self._chat,
-            policy=self.policy,
+            policy=policy,
             sampling=self.sampling,
             run_seed=self._run_seed,
         )
@@ -165,6 +172,7 @@ class Door:
                 app.add_api_route(prefix + path, self._answer, methods=["POST"])
             app.add_api_route(f"{prefix}/messages/count_tokens", self._count, methods=["POST"])
             app.add_api_route(f"{prefix}/models", self._models, methods=["GET"])
+            app.add_api_route(prefix + openapi.PATH, self._document, methods=["GET"])
         app.add_exception_handler(404, self._nowhere)
         app.add_exception_handler(405, self._nowhere)
         app.add_exception_handler(Refused, refuse)
@@ -190,6 +198,11 @@ class Door:
         self._whose(request)
         return JSONResponse(openai_chat.models(self._model_of(request)))
 
+    async def _document(self, request: Request) -> Response:
+        """Behind the key as all is: who has none learns nothing of a run, not even its routes."""
+        self._whose(request)
+        return JSONResponse(openapi.document(request.url.path.removesuffix(openapi.PATH)))
+
     def _model_of(self, request: Request) -> str:
         return request.path_params["role"]
 
@@ -200,7 +213,9 @@ class Door:
             return await refuse(request, refused)
         where = f"{request.method} {request.url.path}"
         paths = ", ".join(f"POST …/v1{path}" for path in DIALECTS)
-        text = f"There is no {where} here: only {paths} and GET …/v1/models."
+        text = (
+            f"There is no {where} here: only {paths}, GET …/v1/models and GET …/v1{openapi.PATH}."
+        )
         return await refuse(request, Refused(404, text, code="unknown_url"))
 
     def _whose(self, request: Request) -> tuple[RoleCalls, Answer]:
@@ -220,17 +235,16 @@ class Door:
             raise Refused(404, text, code="no_role")
         if key in self._dismissed:
             raise Refused(410, f"{rollout_id}, attempt {attempt}, is over.", code="over")
-        roles = self._open.get(key)
-        if roles is None:
+        admitted = self._admitted.get(key)
+        if admitted is None:
             text = f"{rollout_id}, attempt {attempt}, is not being played."
             raise Refused(404, text, code="not_admitted")
-        calls = roles.get(role)
+        calls = admitted.roles.get(role)
         if calls is None:
-            calls = roles[role] = self._calls_of(*key, role)
-        return calls, self._answerers[role](self._examples.get(key, {}))
+            calls = admitted.roles[role] = self._calls_of(*key, role, admitted)
+        return calls, self._answerers[role](admitted.example)
 
-    def _calls_of(self, rollout_id: str, attempt: int, role: str) -> RoleCalls:
-        recorded = self._recorded.get((rollout_id, attempt), ())
+    def _calls_of(self, rollout_id: str, attempt: int, role: str, admitted: Admitted) -> RoleCalls:
         return RoleCalls(
             rollout_id,
             attempt,
@@ -238,8 +252,8 @@ class Door:
             chat=self._chat,
             record=self._record,
             begin=self._begin,
-            recorded=[completion for completion in recorded if completion.place.role == role],
-            failures=self._failures.get((rollout_id, attempt), 0),
+            recorded=[one for one in admitted.recorded if one.place.role == role],
+            failures=admitted.failures,
             max_calls=self._max_calls,
         )
 

@@ -60,13 +60,11 @@ def check_ranges(body: Body, ranges: Mapping[str, tuple[float, float]]) -> None:
 
 def at_least_one(body: Body, *names: str) -> int | None:
     """The first of these fields that is set, a whole number above 0; None if none is."""
-    for name in names:
-        value = typed(body, name, int, "an integer")
+    values = [typed(body, name, int, "an integer") for name in names]
+    for name, value in zip(names, values, strict=True):
         if value is not None and value < 1:
             raise bad(f"{name} is {value}; it must be at least 1.", name)
-        if value is not None:
-            return value
-    return None
+    return next((value for value in values if value is not None), None)
 
 
 def stops(body: Body, name: str) -> list[str]:

@@ -188,8 +188,8 @@ def _message(message: Any, where: str) -> Message:
     for name in ("name", "tool_call_id", "reasoning_content"):
         if isinstance(message.get(name), str):
             read[name] = message[name]
-    if role == "assistant" and message.get("tool_calls"):
-        calls = listed(message, "tool_calls")
+    calls = listed(message, "tool_calls", f"{where}.") if role == "assistant" else []
+    if calls:
         read["tool_calls"] = [_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(calls)]
     return read
 

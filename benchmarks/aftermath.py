@@ -5,6 +5,7 @@ ledger and optimizer states, not from what the program says of itself.
 """
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from safetensors.numpy import load_file
 from tasks.journal import read_journal
 from tasks.spans import Span
 
-CLOCKS = ("seconds/", "replay/")
+CLOCKS = re.compile(r"(policies/\w+/)?(seconds|replay)/")
 LUCK = ("rollouts/retried", "calls/lost")
 """What a kill may change, besides clocks: they say that it happened."""
 
@@ -50,14 +51,14 @@ class Counts:
 def counts(run: Path) -> Counts:
     spans = [span for path in (run / "journal").glob("*.jsonl") for span in read_journal(path)]
     calls = [span for span in spans if span["kind"] == "llm"]
-    ledger = [line for line in read_json_lines(run / "checkpoints.jsonl") if is_saved(line)]
+    made = [[line["step"] for line in saved(home)] for home in homes(run)]
     return Counts(
         finished_rerun=finished_rerun(spans),
         applied_twice=sum(abs(extra) for extra in extra_steps(run).values()),
         sampled_twice=sampled_twice(calls),
         replayed=sum(tokens(span) for span in calls if span.get("replayed")),
         lost=lost(spans),
-        rebuilt=len(ledger) - len({line["step"] for line in ledger}),
+        rebuilt=sum(len(steps) - len({*steps}) for steps in made),
     )
 
 
@@ -96,9 +97,9 @@ def tokens(span: Span) -> int:
 def extra_steps(run: Path) -> dict[str, int]:
     """Saved state → its optimizer's steps, less the batches before it that had datums."""
     extra = {}
-    for line in read_json_lines(run / "checkpoints.jsonl"):
-        if is_saved(line) and line["state"]:
-            batches = (run / "datums" / f"{step:05d}.parquet" for step in range(line["step"]))
+    for home in homes(run):
+        for line in (line for line in saved(home) if line["state"]):
+            batches = (home / "datums" / f"{step:05d}.parquet" for step in range(line["step"]))
             wanted = sum(pq.read_metadata(path).num_rows > 0 for path in batches)
             optimizer = load_file(state_folder(run, line["state"]) / "optimizer.safetensors")
             extra[line["state"]] = int(optimizer["step"]) - wanted
@@ -106,12 +107,12 @@ def extra_steps(run: Path) -> dict[str, int]:
 
 
 def contents(run: Path) -> Contents:
-    """What two runs of a recipe share to the bit: final state, datums, metrics, evaluations."""
-    states = [line for line in read_json_lines(run / "checkpoints.jsonl") if is_saved(line)]
-    final = state_folder(run, next(line["state"] for line in reversed(states) if line["state"]))
+    """What two runs of a recipe share to the bit: final states, datums, metrics, evaluations."""
+    states = [[line["state"] for line in saved(home) if line["state"]] for home in homes(run)]
+    final = [state_folder(run, of_policy[-1]) for of_policy in states]
     return {
-        "weights": _digests(final, "*.safetensors"),
-        "datums": _digests(run / "datums", "*.parquet"),
+        "weights": [_digests(folder, "*.safetensors") for folder in final],
+        "datums": [_digests(home / "datums", "*.parquet") for home in homes(run)],
         "metrics": [_without_clocks(row) for row in read_json_lines(run / "metrics.jsonl")],
         "evaluations": _digests(run / "evaluations", "*.json"),
     }
@@ -148,17 +149,23 @@ def stage(run: Path) -> str:
     return "between"
 
 
+def homes(run: Path) -> list[Path]:
+    """Where each policy has its ledger and its datums: the main one in the run's own folder."""
+    return [run, *sorted(run.glob("policies/*"))]
+
+
+def saved(home: Path) -> list[dict[str, Any]]:
+    """The lines of a ledger that name a checkpoint, and not what is under way."""
+    lines = read_json_lines(home / "checkpoints.jsonl")
+    return [line for line in lines if line.get("phase", "saved") == "saved"]
+
+
 def state_folder(run: Path, address: str) -> Path:
     """Where the engine keeps the tensors of a checkpoint."""
     found = list((run / "engine" / "tensors").glob(f"{address.removeprefix('tinker://')}.*"))
     if len(found) != 1:
         raise SystemExit(f"{run} has {len(found)} folders of the state {address}")
     return found[0]
-
-
-def is_saved(line: Mapping[str, Any]) -> bool:
-    """Whether a line of the ledger names a checkpoint, and not what is under way."""
-    return line.get("phase", "saved") == "saved"
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
@@ -172,7 +179,7 @@ def _digests(folder: Path, pattern: str) -> dict[str, str]:
 
 
 def _without_clocks(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in row.items() if not k.startswith(CLOCKS) and k not in LUCK}
+    return {k: v for k, v in row.items() if not CLOCKS.match(k) and k not in LUCK}
 
 
 def _stems(folder: Path) -> set[str]:

@@ -53,6 +53,13 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "dataset.path=datasets/guess_the_number.jsonl",
         'dataset.columns=["high","guesses","secret"]',
     ),
+    "whispers": (  # two policies
+        *SHORT,
+        "steps=6",
+        "agent=whispers",
+        "roles.teller=policy",
+        "roles.listener=policy:listener",
+    ),
 }
 
 

@@ -173,7 +173,9 @@ def dryrun(
 
 @app.command()
 def serve(
-    model: Annotated[str, typer.Argument(help="RUN, RUN@STEP, or a base model by its id.")],
+    model: Annotated[
+        str, typer.Argument(help="RUN, RUN@STEP, RUN:POLICY@STEP, or a base model's id.")
+    ],
     port: Annotated[int, typer.Option(help="0 is any that is free.")] = 0,
 ) -> None:
     """Serve a checkpoint to any OpenAI client, until Ctrl-C or the end of stdin."""

@@ -1,13 +1,12 @@
 """Who is evaluated: a checkpoint of a run, the base model, or any model of LiteLLM."""
 
-import re
 from dataclasses import dataclass
 from typing import Self
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
 from flows.recipe import Model, Recipe, Tracking
-from tasks.runs import folder_of, latest_run, recipe_of
+from tasks.runs import folder_of, latest_run, named, recipe_of
 
 BASE = "base"
 
@@ -55,8 +54,8 @@ class Contender:
     def _apart(cls, recipe: Recipe, model: str) -> Self:
         """In a folder of its own, kept as a run is: checkpoint 0 of a run is the base model."""
         bound = recipe.model_copy(update={"tracking": Tracking()})
-        name = re.sub(r"[^A-Za-z0-9_.]+", "-", f"{recipe.agent}-{model}").strip("-.")
-        return cls(f"evaluations/{name}-{bound.fingerprint()[:8]}", bound, bound, 0)
+        name = named(recipe.agent, model, bound.fingerprint()[:8])
+        return cls(f"evaluations/{name}", bound, bound, 0)
 
 
 def named_checkpoint(name: str) -> tuple[str, int | None]:

@@ -7,6 +7,7 @@ from flows.recipe import Recipe
 from flows.rehearsing import DryRun
 from tasks.dryruns import describe
 from tasks.evaluations import score_spans
+from tasks.runs import policy_folder
 from tasks.stages import assemble_trajectories, build_datums, collect_rollouts, draw_shard
 
 
@@ -32,19 +33,16 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
             sampled(recipe),
             rollouts.attempts,
         )
-    trajectories = assemble_trajectories(folder, 0, spans, recipe.trained_roles())
-    datums = build_datums(
-        folder,
-        0,
-        trajectories,
-        algorithm.advantage,
-        algorithm.normalise,
-        rollouts.smallest_group(),
-        algorithm.discount,
-    )
+    smallest = rollouts.smallest_group()
+    weighing = algorithm.advantage, algorithm.normalise, smallest, algorithm.discount
+    made = {}
+    for name, roles in recipe.policies().items():
+        home = policy_folder(folder, name)
+        trajectories = assemble_trajectories(home, 0, spans, roles)
+        made[name] = trajectories, build_datums(home, 0, trajectories, *weighing)
     score = score_spans(spans, shard)
     return DryRun(
         rollouts=score.rollouts,
         failed=score.failed,
-        report=describe(spans, trajectories, datums),
+        report=describe(spans, made),
     )

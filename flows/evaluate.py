@@ -29,8 +29,8 @@ def evaluate(
     contender = Contender.of(recipe, run, checkpoint, model)
     asked, tag = contender.asked, settings_tag(contender.bound, contender.asked)
     with opened(contender.bound, contender.run) as parts:
-        folder, ledger = parts.folder, parts.ledger
-        at = ledger.at(ledger.last_step() if contender.step is None else contender.step)
+        folder, step = parts.folder, contender.step
+        at = parts.ledger.at(parts.last_step() if step is None else step)
         spans = held_out(asked, parts, at, tag)
         file = scored(asked, folder, spans, f"{at.version}{tag}")
         columns, threshold = asked.dataset.columns, asked.evaluation.threshold

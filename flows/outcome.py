@@ -8,6 +8,9 @@ from tasks.evaluations import read_evaluation
 from tasks.forks import REPLAY, parent_of
 from tasks.metrics import read_metrics
 
+SPENT = ("seconds/sampling", "seconds/training")
+"""The ends of metrics' names: each policy has its training."""
+
 
 class Outcome(BaseModel):
     """Held-out reward of the first and the last checkpoint, and what lay between."""
@@ -34,7 +37,7 @@ def outcome_of(folder: Path) -> Outcome:
         steps=len(metrics),
         before=_reward(folder, 0),
         after=_reward(folder, len(metrics)),
-        seconds=sum(row["seconds/sampling"] + row["seconds/training"] for row in metrics),
+        seconds=sum(row[name] for row in metrics for name in row if name.endswith(SPENT)),
         drift=tuple(row["kl_sample_train_v2"] for row in metrics if "kl_sample_train_v2" in row)
         if replayed
         else (),

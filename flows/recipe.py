@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from adapters.answerers import check_role
+from adapters.answerers import check_role, policy_of
 from adapters.calls import POLICY
 from tasks.datums import check_loss
 
@@ -275,8 +275,9 @@ class Recipe(Section):
     """The one seed; all others derive from it."""
 
     roles: dict[str, str] = {}
-    """Who answers each role of the agent: `policy`, which is trained in it, a scripted
-    `function:package.module:name`, or a model of LiteLLM's, such as `openai/gpt-4o-mini`."""
+    """Who answers each role of the agent: `policy`, which is trained in it, another policy that is
+    trained beside it, as `policy:name`, a scripted `function:package.module:name`, or a model of
+    LiteLLM's, such as `openai/gpt-4o-mini`."""
 
     # What each section is for, its own docstring says.
     dataset: Dataset
@@ -296,10 +297,14 @@ class Recipe(Section):
             check_role(role, who)
         return roles
 
-    def trained_roles(self) -> tuple[str, ...]:
-        """The roles in which the policy is trained."""
-        others = sorted(role for role, who in self.roles.items() if who == POLICY != role)
-        return (POLICY, *others)
+    def policies(self) -> dict[str, tuple[str, ...]]:
+        """Each policy, by name, with the roles that it is trained in: the main one first."""
+        trained: dict[str, list[str]] = {POLICY: [POLICY]}
+        for role, who in sorted(self.roles.items(), key=lambda item: (item[1], item[0])):
+            name = policy_of(who)
+            if name is not None and role != POLICY:
+                trained.setdefault(name, []).append(role)
+        return {name: tuple(roles) for name, roles in trained.items()}
 
     def fingerprint(self) -> str:
         """SHA-256 of the recipe's canonical JSON: a run is bound to it.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from adapters.calls import POLICY
+from adapters.answerers import policy_of
 from adapters.errors import UserError
 from flows.recipe import Model, Recipe, Tracking
 
@@ -38,7 +38,7 @@ def rehearsed(recipe: Recipe, examples: int) -> Recipe:
 def offline(recipe: Recipe) -> Recipe:
     """The recipe with the tiny model, unless its own is a folder; roles must be scripted."""
     for role, answerer in recipe.roles.items():
-        if answerer != POLICY and not answerer.startswith(SCRIPTED):
+        if policy_of(answerer) is None and not answerer.startswith(SCRIPTED):
             raise OfflineError(
                 f"the role {role} is answered by {answerer}, which needs a network: allow it by "
                 f'--online, or script it by --set \'roles={{"{role}": "{SCRIPTED}module:name"}}\''

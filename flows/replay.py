@@ -9,8 +9,15 @@ from flows.recipe import Recipe
 from flows.scoring import score
 from tasks.artifacts import Progress, publish
 from tasks.forks import replay_run
+from tasks.metrics import Metrics
 from tasks.runs import exists, folder_of
-from tasks.stages import assemble_trajectories, build_datums, record_step, update_policy
+from tasks.stages import (
+    assemble_trajectories,
+    build_datums,
+    measure_step,
+    record_step,
+    update_policy,
+)
 
 
 @flow(name="replay")
@@ -30,20 +37,23 @@ def replay(recipe: Recipe, parent: str, run: str | None = None) -> Outcome:
         values = recipe.model_dump(mode="json")
         replay_run(folder_of(parent), name, values, recipe.fingerprint())
     algorithm, steps = recipe.algorithm, recipe.steps
-    smallest, trained = recipe.rollouts.smallest_group(), recipe.trained_roles()
+    smallest = recipe.rollouts.smallest_group()
     weighing = algorithm.advantage, algorithm.normalise, smallest, algorithm.discount
     with opened(recipe, name, on_policy=False) as parts:
         folder, progress = parts.folder, Progress(parts.folder, steps)
         for step in range(parts.steps_done(), steps):
-            checkpoint = parts.ledger.at(step)
             saves = recipe.checkpoints.due(step + 1, steps)
             spans = folder / "spans" / f"train-{step:05d}.parquet"
-            trajectories = assemble_trajectories(folder, step, spans, trained)
-            datums = build_datums(folder, step, trajectories, *weighing)
-            update = update_policy(folder, step, parts.learner, checkpoint, datums, saves)
-            metrics = record_step(
-                folder, step, spans, trajectories, datums, update, smallest, trained, sampled=False
-            )
+            metrics: Metrics = {}
+            for policy in parts.policies:
+                own, roles = policy.folder, policy.roles
+                trajectories = assemble_trajectories(own, step, spans, roles)
+                datums = build_datums(own, step, trajectories, *weighing)
+                before = policy.ledger.at(step)
+                update = update_policy(own, step, policy.learner, before, datums, saves)
+                made = trajectories, datums, update
+                metrics |= measure_step(policy.name, spans, *made, smallest, roles, sampled=False)
+            record_step(folder, step, metrics)
             parts.tracker.log(metrics, step)
             progress.show(step, metrics)
         score(recipe, parts, parts.ledger.at(steps))

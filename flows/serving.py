@@ -9,14 +9,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
 
-from adapters.calls import Policy, Sampling
+from adapters.calls import POLICY, Policy, Sampling
 from adapters.chat import Chat
 from adapters.serving import OpenDoor
 from adapters.tinker import PatientSampler, Service, connect
-from flows.contenders import named_checkpoint
+from flows.contenders import ContenderError, named_checkpoint
 from flows.recipe import Model, Recipe
 from tasks.checkpoints import Ledger
-from tasks.runs import folder_of, opened_run, recipe_of
+from tasks.runs import folder_of, opened_run, policy_folder, recipe_of
 
 LOOK_SECONDS = 0.5
 MOST_TOKENS = 512
@@ -59,7 +59,7 @@ class Served:
 
 @contextmanager
 def serving(name: str, port: int = 0) -> Iterator[Served]:
-    """Serve RUN, RUN@STEP or, as its id has a slash, a base model."""
+    """Serve RUN, RUN@STEP, RUN:POLICY@STEP or, as its id has a slash, a base model."""
     weights = _of_base(name) if "/" in name else _of_run(*named_checkpoint(name))
     with weights as found:
         base, service = found.model.base, found.service
@@ -89,18 +89,22 @@ def stdin_closed() -> Event:
 
 
 @contextmanager
-def _of_run(run: str, step: int | None) -> Iterator[Weights]:
+def _of_run(name: str, step: int | None) -> Iterator[Weights]:
+    run, _, policy = name.partition(":")
     recipe = Recipe.model_validate(recipe_of(folder_of(run)))
-    rollouts = recipe.rollouts
+    rollouts, policy = recipe.rollouts, policy or POLICY
+    if policy not in recipe.policies():
+        there = ", ".join(recipe.policies())
+        raise ContenderError(f"{run} trains no policy {policy!r}; there is: {there}")
     defaults = Sampling(rollouts.max_tokens, rollouts.temperature, top_p=1.0, top_k=-1)
     with (
         opened_run(run, recipe.model_dump(mode="json"), recipe.fingerprint()) as folder,
         connect(recipe.model.base, folder / "engine", recipe.service.timeout_seconds) as service,
     ):
-        ledger = Ledger(folder / "checkpoints.jsonl")
+        ledger = Ledger(policy_folder(folder, policy) / "checkpoints.jsonl")
         checkpoint = ledger.at(ledger.last_step() if step is None else step)
         sampler = service.sampler(checkpoint.sampler)
-        yield Weights(f"{run}@{checkpoint.step}", service, sampler, recipe.model, defaults)
+        yield Weights(f"{name}@{checkpoint.step}", service, sampler, recipe.model, defaults)
 
 
 @contextmanager

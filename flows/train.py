@@ -8,11 +8,14 @@ from flows.outcome import Outcome, outcome_of
 from flows.recipe import Recipe
 from flows.scoring import score
 from tasks.artifacts import Progress, publish
+from tasks.metrics import Metrics
+from tasks.runs import named
 from tasks.stages import (
     assemble_trajectories,
     build_datums,
     collect_rollouts,
     draw_shard,
+    measure_step,
     record_step,
     update_policy,
 )
@@ -28,10 +31,10 @@ def train(recipe: Recipe, run: str | None = None) -> Outcome:
     """
     source, sampling, steps = train_split(recipe), sampled(recipe), recipe.steps
     rollouts, algorithm = recipe.rollouts, recipe.algorithm
-    smallest, trained = rollouts.smallest_group(), recipe.trained_roles()
+    smallest = rollouts.smallest_group()
     weighing = algorithm.advantage, algorithm.normalise, smallest, algorithm.discount
-    with opened(recipe, run or f"{recipe.agent}-{flow_run.id[:8]}") as parts:
-        folder, runner, learner, ledger = parts.folder, parts.runner, parts.learner, parts.ledger
+    with opened(recipe, run or named(recipe.agent, flow_run.id[:8])) as parts:
+        folder, runner, ledger = parts.folder, parts.runner, parts.ledger
         progress = Progress(folder, steps)
         for step in range(parts.steps_done(), steps):
             checkpoint = ledger.at(step)
@@ -49,12 +52,16 @@ def train(recipe: Recipe, run: str | None = None) -> Outcome:
                 sampling,
                 rollouts.attempts,
             )
-            trajectories = assemble_trajectories(folder, step, spans, trained)
-            datums = build_datums(folder, step, trajectories, *weighing)
-            update = update_policy(folder, step, learner, checkpoint, datums, saves)
-            metrics = record_step(
-                folder, step, spans, trajectories, datums, update, smallest, trained
-            )
+            metrics: Metrics = {}
+            for policy in parts.policies:
+                own, roles = policy.folder, policy.roles
+                trajectories = assemble_trajectories(own, step, spans, roles)
+                datums = build_datums(own, step, trajectories, *weighing)
+                before = policy.ledger.at(step)
+                update = update_policy(own, step, policy.learner, before, datums, saves)
+                made = trajectories, datums, update
+                metrics |= measure_step(policy.name, spans, *made, smallest, roles)
+            record_step(folder, step, metrics)
             parts.tracker.log(metrics, step)
             progress.show(step, metrics)
         score(recipe, parts, ledger.at(steps))

@@ -68,5 +68,11 @@ def _place(data: bytes) -> int | None:
 
 def _remedy(path: Path) -> str:
     source = MADE_FROM.get(path.parent.name)
-    of = f" of {path.parents[1] / source}" if source else ""
+    of = f" of {_home(path, source) / source}" if source else ""
     return f"Delete it, and resume the run: it is made anew{of}"
+
+
+def _home(path: Path, source: str) -> Path:
+    """The folder with `source`: the rollouts are the run's, and not in another policy's folder."""
+    own = path.parents[1]
+    return next((folder for folder in path.parents[1:4] if (folder / source).exists()), own)

@@ -1,7 +1,9 @@
 """A batch that was played and not trained on → what a person wants to see of it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
+from adapters.calls import POLICY
 from tasks.checksums import verified
 from tasks.drift import read_drift
 from tasks.games import Game, read_games
@@ -13,15 +15,19 @@ MOST_SPANS = 40
 WIDEST = 48
 LONGEST_QUESTION = 240
 
+Made = Mapping[str, tuple[Path, Path]]
+"""Policy → the trajectories and the datums that were made of a batch for it."""
 
-def describe(spans: Path, trajectories: Path, datums: Path) -> str:
+
+def describe(spans: Path, made: Made) -> str:
     """The spans, the drift, the rewards, the datums and one transcript."""
     games = read_games(spans)
+    drifts = [drift for trajectories, _ in made.values() for drift in read_drift(trajectories)]
     parts = {
         "spans": _spans(spans),
-        "drift": "\n".join(map(str, read_drift(trajectories))) or "no rollout has a reward",
+        "drift": "\n".join(map(str, drifts)) or "no rollout has a reward",
         "rewards": _rewards(games),
-        "datums": _datums(trajectories, datums),
+        "datums": "\n".join(_datums(name, *files) for name, files in made.items()),
         "transcript": _transcript(games),
     }
     return "\n\n".join(f"# {title}\n\n{text}" for title, text in parts.items())
@@ -53,13 +59,17 @@ def _rewards(games: list[Game]) -> str:
     return aligned(["group", *map(str, range(columns))], [[g, *r] for g, r in groups.items()])
 
 
-def _datums(trajectories: Path, datums: Path) -> str:
+def _datums(policy: str, trajectories: Path, datums: Path) -> str:
     trained = [mask.any() for mask in arrays(read(trajectories)["mask"])]
     masks = [mask.sum() for mask in arrays(read(datums)["mask"])]
     return (
-        f"{sum(trained)} trajectories of the policy made {len(masks)} datums, "
+        f"{sum(trained)} trajectories of the {_called(policy)} made {len(masks)} datums, "
         f"in which {sum(masks)} tokens would be trained"
     )
+
+
+def _called(policy: str) -> str:
+    return POLICY if policy == POLICY else f"{POLICY} {policy}"
 
 
 def _transcript(games: list[Game]) -> str:

@@ -18,6 +18,7 @@ from prefect.states import Completed
 
 from adapters.faults import is_passing
 from tasks.files import is_full
+from tasks.runs import POLICIES
 
 RETRY_DELAYS = [2.0, 10.0, 30.0]
 
@@ -43,7 +44,7 @@ def durable(place: str, name: str) -> Callable[[Stage[P]], Call[P]]:
 
         @task(
             name=write.__name__,
-            task_run_name=name,
+            task_run_name=_named(name),
             cache_policy=NO_CACHE,
             persist_result=False,
             retries=len(RETRY_DELAYS),
@@ -66,6 +67,17 @@ def durable(place: str, name: str) -> Callable[[Stage[P]], Call[P]]:
         return call
 
     return decorate
+
+
+def _named(name: str) -> Callable[..., str]:
+    """The task run's name; where the file is of another policy than the main one, of whom."""
+
+    def named(parameters: dict[str, Any]) -> str:
+        home: Path = parameters["path"].parents[1]
+        of = f" of {home.name}" if home.parent.name == POLICIES else ""
+        return name.format(**parameters) + of
+
+    return named
 
 
 def _may_pass(_task: Task[..., Any], _run: TaskRun, state: State) -> bool:

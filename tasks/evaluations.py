@@ -2,15 +2,16 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from math import comb, sqrt
+from math import comb, fsum, sqrt
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from tasks.checksums import verified
 from tasks.files import write_text
+from tasks.metrics import COST
 from tasks.tables import select
 
 QUERY = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
@@ -19,12 +20,33 @@ Z95 = NormalDist().inv_cdf(0.975)
 """1.96: how many standard errors either side hold the mean with 95 % confidence."""
 
 
+class Spent(BaseModel):
+    """What a role's calls came to that no policy answered.
+
+    `cost` is in US dollars, of the `priced` of its `calls`; None where nobody knows any price.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    calls: int
+    priced: int
+    prompt_tokens: int
+    sampled_tokens: int
+    cost: float | None
+
+    @property
+    def tokens(self) -> int:
+        """Those that were read and those that were written."""
+        return self.prompt_tokens + self.sampled_tokens
+
+
 class Outcome(NamedTuple):
-    """How a rollout ended; a failed one has no reward."""
+    """How a rollout ended, and what it spent, by role; a failed one has no reward."""
 
     group_id: str
     reward: float | None
     category: str | None = None
+    spent: Mapping[str, Spent] = {}
 
 
 class Estimate(BaseModel):
@@ -46,7 +68,10 @@ class Estimate(BaseModel):
 
 
 class Score(BaseModel):
-    """What a batch of rollouts is worth, stated with its failed rollouts left out and as zeros."""
+    """What a batch of rollouts is worth, stated with its failed rollouts left out and as zeros.
+
+    `spent` is by role, of all rollouts in every attempt.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -55,6 +80,7 @@ class Score(BaseModel):
     threshold: float
     finished: Estimate
     failed_as_zero: Estimate
+    spent: dict[str, Spent] = {}
     categories: dict[str, "Score"] = {}
 
     def metrics(self, prefix: str = "test") -> dict[str, float]:
@@ -65,6 +91,7 @@ class Score(BaseModel):
             "reward/mean_failed_as_zero": self.failed_as_zero.mean,
             "rollouts/failed": self.failed,
             **{f"pass@{k}": value for k, value in self.failed_as_zero.pass_at.items()},
+            **{f"{COST}{role}": spent.cost for role, spent in self.spent.items()},
         }
         return {f"{prefix}/{name}": value for name, value in values.items() if value is not None}
 
@@ -75,7 +102,7 @@ def score_spans(spans: Path, shard: Path, threshold: float = 1.0) -> Score:
     A rollout passes if its reward is at least `threshold`.
     """
     rows = select(QUERY, spans=verified(spans), shard=shard).to_pylist()
-    return score([Outcome(r["group_id"], r["reward"], r["category"]) for r in rows], threshold)
+    return score([_outcome(row) for row in rows], threshold)
 
 
 def score(outcomes: Sequence[Outcome], threshold: float = 1.0) -> Score:
@@ -91,6 +118,7 @@ def score(outcomes: Sequence[Outcome], threshold: float = 1.0) -> Score:
         threshold=threshold,
         finished=_estimate(finished, threshold),
         failed_as_zero=_estimate(outcomes, threshold),
+        spent=_summed([outcome.spent for outcome in outcomes]),
         categories={name: score(categories[name], threshold) for name in sorted(categories)},
     )
 
@@ -129,6 +157,31 @@ def write_evaluation(path: Path, scores: Mapping[str, Score]) -> Path:
 def read_evaluation(path: Path) -> dict[str, Score]:
     """What `write_evaluation` wrote."""
     return SCORES.validate_json(path.read_bytes())
+
+
+def _outcome(row: Mapping[str, Any]) -> Outcome:
+    spent = {of["role"]: Spent.model_validate(of) for of in row["spent"]}
+    return Outcome(row["group_id"], row["reward"], row["category"], spent)
+
+
+def _summed(rollouts: Sequence[Mapping[str, Spent]]) -> dict[str, Spent]:
+    """What all rollouts spent, by role."""
+    by_role: dict[str, list[Spent]] = defaultdict(list)
+    for spent in rollouts:
+        for role, own in spent.items():
+            by_role[role].append(own)
+    return {role: _sum(by_role[role]) for role in sorted(by_role)}
+
+
+def _sum(parts: Sequence[Spent]) -> Spent:
+    costs = [part.cost for part in parts if part.cost is not None]
+    return Spent(
+        calls=sum(part.calls for part in parts),
+        priced=sum(part.priced for part in parts),
+        prompt_tokens=sum(part.prompt_tokens for part in parts),
+        sampled_tokens=sum(part.sampled_tokens for part in parts),
+        cost=fsum(costs) if costs else None,
+    )
 
 
 def _estimate(outcomes: Iterable[Outcome], threshold: float) -> Estimate:

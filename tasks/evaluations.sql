@@ -1,4 +1,6 @@
--- One row per rollout of a batch: its reward, null if it failed, and the category of its example.
+-- One row per rollout of a batch: its reward, null if it failed, the category of its example, and
+-- what the calls came to that no policy answered. Those are of every attempt, also where the rollout
+-- failed: they were paid for. What an attempt was given again from an earlier one was paid for there.
 with
 
 examples as (
@@ -21,14 +23,55 @@ rollouts as (
     from read_parquet($spans)
     group by rollout_id
 
+),
+
+calls as (
+
+    select
+        rollout_id,
+        role,
+        span_id,
+        gen_ai_usage_input_tokens as prompt,
+        gen_ai_usage_output_tokens as sampled,
+        (attributes ->> '$.cost')::double as cost
+
+    from read_parquet($spans)
+    where kind = 'llm' and gen_ai_provider_name = 'other' and replayed is not true
+
+),
+
+spent as (
+
+    select
+        rollout_id,
+        list({'role': role, 'calls': calls, 'priced': priced, 'prompt_tokens': prompt,
+              'sampled_tokens': sampled, 'cost': cost} order by role) as spent
+
+    from (
+        select
+            rollout_id,
+            role,
+            count(*) as calls,
+            count(cost) as priced,
+            sum(prompt)::bigint as prompt,
+            sum(sampled)::bigint as sampled,
+            sum(cost order by span_id) as cost
+
+        from calls
+        group by rollout_id, role
+    )
+    group by rollout_id
+
 )
 
 select
     rollout_id,
     group_id,
     reward,
-    category
+    category,
+    coalesce(spent, []) as spent
 
 from rollouts
+left join spent using (rollout_id)
 left join examples on regexp_extract(group_id, '\d+$')::bigint = place
 order by rollout_id

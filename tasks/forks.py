@@ -5,10 +5,12 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from adapters.answerers import policy_of
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics, record_metrics
 from tasks.runs import (
@@ -17,6 +19,8 @@ from tasks.runs import (
     exists,
     folder_of,
     manifest_of,
+    policy_folder,
+    policy_names,
     recipe_of,
     write_manifest,
 )
@@ -44,14 +48,17 @@ def fork_run(parent: Path, name: str, step: int, recipe: dict[str, Any], fingerp
     if recipe["steps"] <= step:
         raise RunError(f"a fork at {step} needs more steps than that: give --set steps={step + 1}")
     _refuse(parent, recipe, WEIGHTS, "the weights are the parent's; train a new run instead")
+    _refuse_new_policies(parent, recipe, step)
     with _new_run(parent, name, recipe, fingerprint, {"how": FORK, "step": step}) as folder:
         for path in _shared(parent, step, STAGES):
             _link(path, folder / path.relative_to(parent))
         for path in _files_of_engine(parent / "engine"):
             _link(path, folder / path.relative_to(parent))
-        for checkpoint in Ledger(parent / "checkpoints.jsonl").checkpoints():
-            if checkpoint.step <= step:
-                Ledger(folder / "checkpoints.jsonl").add(checkpoint)
+        for policy in policy_names(parent):
+            ours = _ledger(folder, policy)
+            for checkpoint in _ledger(parent, policy).checkpoints():
+                if checkpoint.step <= step:
+                    ours.add(checkpoint)
         for row in read_metrics(parent / "metrics.jsonl")[:step]:
             measured = {key: value for key, value in row.items() if key != "step"}
             record_metrics(folder / "metrics.jsonl", int(row["step"]), measured)
@@ -115,14 +122,30 @@ def _refuse(parent: Path, recipe: dict[str, Any], fixed: Sequence[str], why: str
         raise RunError(f"{'; '.join(refused)}: {why}")
 
 
+def _refuse_new_policies(parent: Path, recipe: dict[str, Any], step: int) -> None:
+    """At step 0 a policy may be new: none is trained yet."""
+    asked = {policy for who in recipe["roles"].values() if (policy := policy_of(who))}
+    for policy in sorted(asked) if step > 0 else ():
+        if all(checkpoint.step != step for checkpoint in _ledger(parent, policy).checkpoints()):
+            raise RunError(
+                f"{parent} has trained no policy {policy} up to step {step}: give its roles to "
+                "another one, fork at 0, or train a new run"
+            )
+
+
+def _ledger(folder: Path, policy: str) -> Ledger:
+    return Ledger(policy_folder(folder, policy) / "checkpoints.jsonl")
+
+
 def _shared(parent: Path, before: int, stages: Sequence[str]) -> Iterator[Path]:
     """The files of the steps before `before`; of the journals, those that are not written to."""
-    for stage in stages:
-        for path in sorted((parent / stage).glob("*.*")):
+    homes = [policy_folder(parent, name) for name in policy_names(parent)]
+    for home, stage in product(homes, stages):
+        for path in sorted((home / stage).glob("*.*")):
             named = STEP.search(path.name)
             if named is None or path.name.startswith(".") or int(named[1]) >= before:
                 continue
-            if stage != "journal" or (parent / "spans" / f"{path.stem}.parquet").exists():
+            if stage != "journal" or (home / "spans" / f"{path.stem}.parquet").exists():
                 yield path
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from adapters.calls import POLICY
 from tasks.advantages import is_uniform
 from tasks.checksums import verified
 from tasks.files import append_line, read_lines
@@ -23,6 +24,9 @@ Metrics = dict[str, float]
 
 COST = "cost/"
 """Before the name of a role: what its calls cost, in US dollars."""
+
+OF_ROLLOUTS = ("rollouts/", "reward/", COST, "calls/", "replay/", "seconds/sampling")
+"""What is measured of a step's rollouts, whichever policies were sampled in them."""
 
 
 def measure(
@@ -87,6 +91,14 @@ def divergence(datums: Path, logprobs: Sequence[np.ndarray]) -> Metrics:
         "kl_sample_train_v1": float(apart.mean()),
         "kl_sample_train_v2": float((apart**2).mean() / 2),
     }
+
+
+def of_policy(name: str, metrics: Metrics) -> Metrics:
+    """What is a policy's own, under its name. The main policy has the plain names, and all."""
+    if name == POLICY:
+        return metrics
+    own = {key: value for key, value in metrics.items() if not key.startswith(OF_ROLLOUTS)}
+    return {f"policies/{name}/{key}": value for key, value in own.items()}
 
 
 def record_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> bool:

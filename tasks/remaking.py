@@ -16,14 +16,17 @@ def datums_of(
     smallest_group: int,
     discount: float = 1.0,
     trained_roles: Sequence[str] = TRAINED_ROLES,
+    home: Path | None = None,
 ) -> Path:
     """The datums of a step, for weights that are rebuilt.
 
     A file that was deleted, since it was damaged, is made anew of what it was made of, byte for
-    byte. Where that is gone too, so is the file.
+    byte. Where that is gone too, so is the file. `home` is the policy's folder, if it has one of
+    its own in the run's `folder`.
     """
-    datums = folder / "datums" / f"{step:05d}.parquet"
-    trajectories = folder / "trajectories" / datums.name
+    home = home or folder
+    datums = home / "datums" / f"{step:05d}.parquet"
+    trajectories = home / "trajectories" / datums.name
     spans = folder / "spans" / f"train-{step:05d}.parquet"
     journal = folder / "journal" / f"train-{step:05d}.jsonl"
     if not datums.exists() and any(map(Path.exists, (trajectories, spans, journal))):

@@ -3,16 +3,17 @@
 import fcntl
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from adapters.calls import POLICY
 from tasks.checkpoints import Ledger
 from tasks.checksums import verified
 from tasks.evaluations import Score
 from tasks.metrics import read_metrics
-from tasks.runs import recipe_of
+from tasks.runs import policy_folder, policy_names, recipe_of
 from tasks.tables import select
 
 QUERY = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
@@ -30,6 +31,9 @@ METRICS = (
     "seconds/sampling",
     "seconds/training",
 )
+
+SPENT = {"tokens": "tokens", "cost": "USD"}
+"""What is shown of a role that no policy answered, and its name in the table."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +69,19 @@ def runs_table(root: Path) -> str:
 def scores_table(scores: Mapping[str, Score]) -> str:
     """An evaluation for a terminal: a line for each way of sampling, and one for each category.
 
-    The reward is over finished rollouts, with the interval that holds it with 95 % confidence.
+    The reward is over finished rollouts, with the interval that holds it with 95 % confidence. Of
+    each role that no policy answered stand the tokens, and what they cost where that is known.
     """
     names = ["played", "category", "examples", "failed", "reward", "95 % interval"]
+    spent = _columns(scores.values())
     rows = []
     for how, whole in scores.items():
         for category, score in {"all": whole, **whole.categories}.items():
             known = score.finished
             between = " to ".join(f"{bound:.3g}" for bound in known.interval or ()) or None
-            rows.append([how, category, known.examples, score.failed, known.mean, between])
-    return aligned(names, rows)
+            row = [how, category, known.examples, score.failed, known.mean, between]
+            rows.append([*row, *(_spent(score, *column) for column in spent)])
+    return aligned([*names, *(f"{role} {SPENT[what]}" for role, what in spent)], rows)
 
 
 def aligned(names: Sequence[str], cells: Iterable[Sequence[object]]) -> str:
@@ -116,8 +123,12 @@ def _summary(folder: Path) -> RunSummary:
 
 
 def _stopped(folder: Path) -> str:
-    doubtful = Ledger(folder / "checkpoints.jsonl").in_doubt()
-    return "stopped" if doubtful is None else f"stopped, update {doubtful - 1} in doubt"
+    doubts = []
+    for name in policy_names(folder):
+        doubtful = Ledger(policy_folder(folder, name) / "checkpoints.jsonl").in_doubt()
+        of = "" if name == POLICY else f" of {name}"
+        doubts += [] if doubtful is None else [f"update {doubtful - 1}{of} in doubt"]
+    return ", ".join(["stopped", *doubts])
 
 
 def _is_open(folder: Path) -> bool:
@@ -144,6 +155,18 @@ def _transcript(title: str, rollout: dict[str, Any]) -> str:
             parts.append(f"*asked of the {conversation['role']}*\n")
         parts += [f"**{message['role']}**\n\n{_fenced(_text(message))}\n" for message in messages]
     return "\n".join(parts)
+
+
+def _columns(scores: Collection[Score]) -> list[tuple[str, str]]:
+    """The roles, and what is known of each that is not 0."""
+    roles = sorted({role for score in scores for role in score.spent})
+    every = [(role, what) for role in roles for what in SPENT]
+    return [column for column in every if any(_spent(score, *column) for score in scores)]
+
+
+def _spent(score: Score, role: str, what: str) -> float | None:
+    spent = score.spent.get(role)
+    return None if spent is None else getattr(spent, what)
 
 
 def _text(message: dict[str, Any]) -> str:

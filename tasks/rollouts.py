@@ -94,7 +94,8 @@ class Runner:
         timeout_seconds: float,
         replay: bool = True,
         max_calls: int | None = None,
-        roles: Mapping[str, Answerer | None] | None = None,
+        roles: Mapping[str, Answerer | str] | None = None,
+        others: Mapping[str, Callable[[int], Policy]] | None = None,
         listening: Listening | None = None,
         beside: APIRouter | None = None,
     ) -> None:
@@ -107,7 +108,8 @@ class Runner:
         self._timeout = timeout_seconds
         self._replay = replay
         self._token = secrets.token_urlsafe(32)
-        self._roles = {POLICY: None, **(roles or {})}
+        self._others = others or {}
+        self._roles = {POLICY: POLICY, **(roles or {})}
         self._door = Door(
             chat,
             self._token,
@@ -144,10 +146,12 @@ class Runner:
     ) -> None:
         """Play all rollouts, `concurrency` at a time; when this returns, `journal` shows every end.
 
-        Of a rollout whose player was lost it shows none, and it is to be planned once more. Raises
-        EngineDied if the engine does; what was journalled until then stays.
+        Of a rollout whose player was lost it shows none, and it is to be planned once more. The
+        other policies are sampled after as many steps as the checkpoint. Raises EngineDied if the
+        engine does; what was journalled until then stays.
         """
         self._door.policy = Policy(self._sampler(checkpoint), checkpoint.version)
+        self._door.others = {name: at(checkpoint.step) for name, at in self._others.items()}
         self._door.sampling = sampling
         with Journal(journal) as self._journal:
             asyncio.run(self._played([*map(self._anew, rollouts)], journal.stem))

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import socket
 from collections.abc import Iterator
@@ -14,12 +15,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from adapters.calls import POLICY
 from adapters.children import keep_from_children
 from adapters.errors import UserError
 from tasks.files import write_text
 
 APART = ("evaluations", "dryruns")
 """Folders of what is kept as a run is and trains nothing, so that no agent's newest run is one."""
+
+POLICIES = "policies"
+"""The folder in a run where each policy but the main one has its own, in the run's own shape."""
 
 RECORDED_VERSIONS = ("ratchet-rl", "tinker", "torch", "transformers", "renderers", "prefect")
 
@@ -58,6 +63,21 @@ def folder_of(name: str) -> Path:
     if last in ("", *APART) or last.startswith(".") or apart not in ("", *APART):
         raise RunError(f"{name!r} cannot name a run: use letters, digits, '-' and '_'")
     return runs_root() / name
+
+
+def named(*parts: str) -> str:
+    """A name for a run, of what may hold signs that a folder's should not, as an agent's may."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join(parts)).strip("-.")
+
+
+def policy_folder(folder: Path, name: str) -> Path:
+    """Where a policy of the run in `folder` has its own files: the main one, in the run's."""
+    return folder if name == POLICY else folder / POLICIES / name
+
+
+def policy_names(folder: Path) -> list[str]:
+    """The policies that the run in `folder` has begun to train, the main one first."""
+    return [POLICY, *sorted(path.name for path in (folder / POLICIES).glob("*"))]
 
 
 def exists(folder: Path) -> bool:

@@ -13,7 +13,7 @@ from tasks.evaluations import score_spans, write_evaluation
 from tasks.files import write_text
 from tasks.games import write_games
 from tasks.journal import seal
-from tasks.metrics import COST, Metrics, divergence, measure, record_metrics
+from tasks.metrics import COST, Metrics, divergence, measure, of_policy, record_metrics
 from tasks.rollouts import Runner, plan
 from tasks.shards import Source, choose, read_shard, write_shard
 from tasks.tables import read
@@ -103,9 +103,8 @@ def list_games(
     write_games(spans, path, columns, threshold)
 
 
-def record_step(
-    folder: Path,
-    step: int,
+def measure_step(
+    policy: str,
     spans: Path,
     trajectories: Path,
     datums: Path,
@@ -115,17 +114,21 @@ def record_step(
     *,
     sampled: bool = True,
 ) -> Metrics:
-    """Everything measured of a step, added to metrics.jsonl: with that the step is done.
+    """Everything measured of a step: of its rollouts, and of what the policy made of them.
 
-    Where its rollouts were not `sampled` by this run, it is not this run that paid for them.
+    Of another policy than the main one only its own, each name after `policies/<its name>/`. Where
+    the rollouts were not `sampled` by this run, it is not this run that paid for them.
     """
     made = measure(spans, trajectories, datums, smallest_group, trained_roles)
     made["seconds/sampling"] = _seconds(spans)
     if not sampled:
         made |= {name: 0 for name in made if name in PAID or name.startswith(COST)}
-    metrics = {**made, **_measured(update)}
+    return of_policy(policy, {**made, **_measured(update)})
+
+
+def record_step(folder: Path, step: int, metrics: Metrics) -> None:
+    """What was measured, added to metrics.jsonl: with that the step is done."""
     record_metrics(folder / "metrics.jsonl", step, metrics)
-    return metrics
 
 
 def _measured(update: Path) -> Metrics:

@@ -18,6 +18,7 @@ from tests.opened_door import ASK, CALL, CHAT, TOKEN, Opened
 HELLO = {"role": "user", "content": "hello"}
 USE = {"type": "tool_use", "id": "u", "name": "look", "input": {"at": "x"}}
 TOOL: Any = {"name": "look", "input_schema": {"type": "object"}}
+SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
 
 
 class Verdict(BaseModel):
@@ -206,9 +207,8 @@ def test_which_tools_are_to_be_called(chosen: dict[str, Any], choice: Choice) ->
 
 
 def test_the_form_of_an_answer_by_either_name() -> None:
-    form = {"type": "json_schema", "schema": {"type": "object"}}
-    assert read(body(output_format=form)).format == Format({"type": "object"})
-    assert read(body(output_config={"format": form})).format == Format({"type": "object"})
+    assert read(body(output_format=SCHEMA)).format == Format({"type": "object"})
+    assert read(body(output_config={"format": SCHEMA})).format == Format({"type": "object"})
 
 
 @pytest.mark.parametrize(
@@ -225,6 +225,7 @@ def test_the_form_of_an_answer_by_either_name() -> None:
         (content("user", "x"), "messages[1].content[0]"),
         (content("user", {"type": "image"}), "messages[1].content[0][0]"),
         (content("assistant", {"type": "tool_use"}), "messages[1].content[0]"),
+        (content("user", {"type": "tool_result", "content": 0}), "messages[1].content[0].content"),
         (body(system=3), "system"),
         (body(tools=[{"type": "bash_20250124", "name": "bash"}]), "tools[0]"),
         (body(tools=["look"]), "tools[0]"),
@@ -236,6 +237,7 @@ def test_the_form_of_an_answer_by_either_name() -> None:
         (body(temperature=9), "temperature"),
         (body(output_config={"format": {"type": "text"}}), "output_config.format"),
         (body(output_format={"type": "json_schema", "schema": 1}), "output_format.schema"),
+        (body(output_config={"format": SCHEMA}, output_format={}), "output_format"),
     ],
 )
 def test_a_bad_request_is_told_which_field_is_wrong(bad: object, param: str | None) -> None:

@@ -127,6 +127,21 @@ def test_no_stage_reads_a_damaged_file_and_the_remedy_is_named(
         measure(files["spans"], files["trajectories"], files["datums"])
 
 
+def test_another_policy_s_file_is_made_from_its_own_and_its_run_s(
+    run: Path, tmp_path: Path
+) -> None:
+    copy = copytree(run, tmp_path / "run")
+    home = copy / "policies" / "fox"
+    for folder, source in (("trajectories", copy / "spans"), ("datums", home / "trajectories")):
+        path = damaged(copy / folder / "00000.parquet", home, 0.3, 0x10)
+        with pytest.raises(Damaged, match=f"made anew of {source}"):
+            verified(path)
+        path.unlink()
+    made = datums_of(copy, 0, "centred", "none", 1, home=home)
+    assert made == home / "datums" / "00000.parquet"
+    assert made.read_bytes() == (copy / "datums" / "00000.parquet").read_bytes()
+
+
 @pytest.mark.parametrize("deleted", [1, 2, 3])
 def test_what_was_deleted_is_made_anew_byte_for_byte(
     run: Path, tmp_path: Path, deleted: int

@@ -30,7 +30,7 @@ def snippets(language: str) -> list[str]:
 
 
 FUNCTION, TEST, ROLES, CREW = snippets("python")
-DEPLOYMENT, JUDGE, GEM, VERIFIERS = map(yaml.safe_load, snippets("yaml"))
+DEPLOYMENT, JUDGE, APART, GEM, VERIFIERS = map(yaml.safe_load, snippets("yaml"))
 [EXAMPLES] = snippets("json")
 [NODE] = snippets("js")
 BY_HAND, SEEDS = snippets("sh")
@@ -86,6 +86,11 @@ def test_an_agent_with_roles_asks_them_all(project: Path) -> None:
     (project / "agents" / "judged_riddles.py").write_text(ROLES)
     assert play("judged_riddles", PIANO, "judge").roles == {"policy": 1.0}
     assert play("judged_riddles", PIANO | {"answer": "door"}, "judge").value == 0.0
+
+
+def test_the_policies_are_two() -> None:
+    recipe = Recipe.model_validate(DEPLOYMENT[0]["parameters"]["recipe"] | APART)
+    assert recipe.policies() == {"policy": ("policy", "teller"), "listener": ("listener",)}
 
 
 def test_the_crewai_flow_plays(project: Path) -> None:

@@ -1,13 +1,17 @@
-"""The door, asked for anything: by the schemas of its clients' own request types, and damaged.
+"""The door, asked for anything: by its own document, and by its clients' request types, damaged.
 
-`FUZZ` says how many requests are sent (`make fuzz`: 10,000).
+`FUZZ` says how many requests are sent of each kind (`make fuzz`: 10,000).
 """
 
 import asyncio
 import json
+import logging
 import os
 import random
+import time
 from collections import Counter
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +23,31 @@ from pydantic import TypeAdapter
 
 from adapters.dialects import DIALECTS
 from adapters.door import Door
+from tests.requests_from_document import complaint, drawn, written
 from tests.requests_from_schema import Drawn
 from tests.stand_in import CHAT, StandIn, tool_call, turn
 from tests.token_identity import differences
 from tests.witness import TOKEN, Witnessed
 
-REQUESTS = int(os.environ.get("FUZZ", "999"))
+BY_DOCUMENT = int(os.environ.get("FUZZ", "64"))
+BY_TYPES = int(os.environ.get("FUZZ", "999"))
 A_ROLLOUT = 20
 AT_ONCE = 8
+FIRST = range(20, 200)
+"""Tokens of text. An answer begins with one that no other of its rollout has, since equal answers
+to equal prompts could not be told apart.
+"""
 HANGS = 120
 """Seconds without a byte, after which the door counts as hanging."""
+
+pytestmark = pytest.mark.timeout(max(300, BY_DOCUMENT))
+log = logging.getLogger(__name__)
+
+Complain = Callable[[httpx.Response], str]
+"""What is wrong with the answer to a request; empty if nothing is."""
+
+Ask = Callable[[int, str], tuple[httpx.Request, Complain]]
+"""The request of a number, to a base URL."""
 
 
 def schemas() -> dict[str, dict[str, Any]]:
@@ -67,11 +86,12 @@ ODD_PATHS = (
     "/%00",
     "/responses/abc",
     "/v1/models",
+    "/openapi.json/",
 )
 
 
-def request(number: int, url: str) -> httpx.Request:
-    """The `number`-th request, always the same one."""
+def by_type(number: int, url: str) -> tuple[httpx.Request, Complain]:
+    """The `number`-th request of those that clients' types allow or nearly do."""
     chosen = random.Random(number)
     path = [*SCHEMAS][number % len(SCHEMAS)]
     drawn = Drawn(SCHEMAS[path], number)
@@ -84,39 +104,86 @@ def request(number: int, url: str) -> httpx.Request:
         path = chosen.choice(ODD_PATHS)
     method = "POST" if chosen.random() < 0.95 else chosen.choice(("GET", "PUT", "DELETE", "PATCH"))
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-    return httpx.Request(method, url + path, content=content, headers=raw)
+    return httpx.Request(method, url + path, content=content, headers=raw), undecent
 
 
-async def send_all(urls: list[str]) -> list[str]:
-    """The numbers of the requests that had no decent answer, and what they had."""
-    free, bad, statuses = asyncio.Semaphore(AT_ONCE), [], Counter()
-
-    async def send(client: httpx.AsyncClient, number: int) -> None:
-        async with free:
-            response = await client.send(request(number, urls[number // A_ROLLOUT]))
-        statuses[response.status_code] += 1
-        if not is_decent(response):
-            bad.append(f"{number}: {response.status_code} {response.text[:500]}")
-
-    async with httpx.AsyncClient(timeout=HANGS) as client:
-        await asyncio.gather(*(send(client, number) for number in range(REQUESTS)))
-    assert statuses[200] > REQUESTS / 20, statuses
-    return bad
-
-
-def is_decent(response: httpx.Response) -> bool:
-    """Whether it is a whole answer, or a refusal that says why, in JSON."""
+def undecent(response: httpx.Response) -> str:
+    """Nothing, if it is a whole answer, or a refusal that says why, in JSON."""
     try:
         if "event-stream" in response.headers["content-type"]:
             lines = response.text.splitlines()
             data = [line[6:] for line in lines if line.startswith("data: ")]
-            return bool(data) and all(part == "[DONE]" or json.loads(part) for part in data)
-        body = response.json()
+            decent = bool(data) and all(part == "[DONE]" or json.loads(part) for part in data)
+        elif response.status_code == 200:
+            decent = isinstance(response.json(), dict)
+        else:
+            said = bool(response.json()["error"]["message"])
+            decent = 400 <= response.status_code < 500 and said
     except ValueError:
-        return False
-    if response.status_code == 200:
-        return isinstance(body, dict)
-    return 400 <= response.status_code < 500 and bool(body["error"]["message"])
+        decent = False
+    return "" if decent else f"{response.status_code} {response.text[:500]}"
+
+
+async def send_all(many: int, ask: Ask, urls: list[str]) -> tuple[list[str], Counter[int]]:
+    """What was wrong with which requests, and how often each status was answered."""
+    free, bad, statuses = asyncio.Semaphore(AT_ONCE), [], Counter()
+
+    async def send(client: httpx.AsyncClient, number: int) -> None:
+        request, complain = ask(number, urls[number // A_ROLLOUT])
+        try:
+            async with free:
+                response = await client.send(request)
+        except httpx.TimeoutException as error:
+            bad.append(f"{number} hangs: {error!r}")
+            return
+        statuses[response.status_code] += 1
+        if wrong := undecent(response) or complain(response):
+            bad.append(f"{number}: {wrong}")
+
+    async with httpx.AsyncClient(timeout=HANGS) as client:
+        await asyncio.gather(*(send(client, number) for number in range(many)))
+    return bad, statuses
+
+
+def fuzz(folder: Path, many: int, asking: Callable[[str], Ask]) -> Counter[int]:
+    """The statuses of so many requests. All were answered well, and trained as sampled.
+
+    `asking` is told a base URL of the door before the first of them.
+    """
+    rollouts = [f"train-00000-{n:04d}-00" for n in range(many // A_ROLLOUT + 1)]
+    found: list[tuple[list[str], Counter[int]]] = []
+
+    def play(door: Door) -> None:
+        urls = [door.url(rollout, 0) for rollout in rollouts]
+        ask, started = asking(urls[0]), time.monotonic()
+        found.append(asyncio.run(send_all(many, ask, urls)))
+        seconds = time.monotonic() - started
+        log.info("%d requests, %d bad, %.0f s: %s", many, len(found[0][0]), seconds, found[0][1])
+
+    answers = count()
+
+    def write(chosen: random.Random, *_: object) -> list[int]:
+        said = turn(chosen) if chosen.random() < 0.7 else tool_call("look", '{"at": 1}')
+        return [FIRST[next(answers) % len(FIRST)], *said]
+
+    sent = Witnessed(folder, rollouts, StandIn(write), CHAT, play)
+    ((bad, statuses),) = found
+    assert bad == []
+    assert differences(sent.trajectories, sent.calls) == []
+    return statuses
+
+
+def by_document(url: str) -> Ask:
+    """Requests that the document at this door allows, and as many that it forbids."""
+    bearer = {"authorization": f"Bearer {TOKEN}"}
+    described = httpx.get(f"{url}/openapi.json", headers=bearer).raise_for_status().json()
+    cases = drawn(described, BY_DOCUMENT)
+
+    def ask(number: int, to: str) -> tuple[httpx.Request, Complain]:
+        case = cases[number]
+        return written(case, to, bearer), lambda response: complaint(case, response)
+
+    return ask
 
 
 def test_every_path_that_the_door_answers_is_fuzzed() -> None:
@@ -125,16 +192,12 @@ def test_every_path_that_the_door_answers_is_fuzzed() -> None:
     assert SCHEMAS.keys() == DIALECTS.keys()
 
 
-def test_whatever_is_sent_is_answered_or_refused_and_trained_as_sampled(tmp_path: Path) -> None:
-    rollouts = [f"train-00000-{n:04d}-00" for n in range(REQUESTS // A_ROLLOUT + 1)]
-    bad = []
+def test_what_the_document_allows_and_forbids_is_answered_as_it_says(tmp_path: Path) -> None:
+    statuses = fuzz(tmp_path, BY_DOCUMENT, by_document)
+    assert statuses[200] > BY_DOCUMENT / 5
+    assert statuses[200] + statuses[400] == BY_DOCUMENT
 
-    def play(door: Door) -> None:
-        bad.extend(asyncio.run(send_all([door.url(rollout, 0) for rollout in rollouts])))
 
-    def write(chosen: random.Random, *_: object) -> list[int]:
-        return turn(chosen) if chosen.random() < 0.7 else tool_call("look", '{"at": 1}')
-
-    sent = Witnessed(tmp_path, rollouts, StandIn(write), CHAT, play)
-    assert bad == []
-    assert differences(sent.trajectories, sent.calls) == []
+def test_whatever_clients_may_send_is_answered_or_refused(tmp_path: Path) -> None:
+    statuses = fuzz(tmp_path, BY_TYPES, lambda _: by_type)
+    assert statuses[200] > BY_TYPES / 20

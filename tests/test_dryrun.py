@@ -31,6 +31,20 @@ def test_a_dry_run_shows_what_is_recorded_and_leaves_nothing(
     assert list((tmp_path / "dryruns").iterdir()) == []
 
 
+@pytest.mark.usefixtures("prefect_server", "no_tinker")
+def test_a_dry_run_of_several_policies_shows_what_each_would_learn_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+    apart = ["--set", "roles.listener=policy:listener"]
+    said = CliRunner().invoke(app, ["dryrun", "whispers", "--examples", "2", *apart])
+    assert said.exit_code == 0, said.output
+    _, _, datums = said.output.partition("# datums")
+    assert "trajectories of the policy made " in datums
+    assert "trajectories of the policy listener made " in datums
+
+
 def test_a_rehearsed_recipe_is_small_and_logs_nowhere() -> None:
     recipe = rehearsed(small_recipe(tracking={"project": "p"}, steps=9), 3)
     assert (recipe.steps, recipe.rollouts.groups, recipe.rollouts.group_size) == (1, 3, 2)
@@ -43,6 +57,8 @@ def test_offline_takes_the_tiny_model_and_scripted_roles() -> None:
     assert (model.base, model.renderer) == ("local/tiny-chat", "qwen3")
     with pytest.raises(OfflineError, match="role answerer is answered by openai/gpt-5-mini"):
         offline(small_recipe(roles={"answerer": "openai/gpt-5-mini"}))
+    several = small_recipe(roles={"teller": "policy", "listener": "policy:listener"})
+    assert offline(several) == several
 
 
 def test_drift_counts_the_turns_that_kept_their_tokens(tmp_path: Path) -> None:

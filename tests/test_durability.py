@@ -6,6 +6,7 @@ from threading import Thread
 
 import pytest
 from prefect import flow
+from prefect.client.orchestration import get_client
 
 from tasks import files
 from tasks.durability import durable
@@ -35,6 +36,14 @@ def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
 
     make_things(str(tmp_path), [1, 2, 3])
     assert written == [1, 2, 3]
+
+
+def test_a_task_run_is_named_by_what_it_makes_and_by_whose_policy_it_is(tmp_path: Path) -> None:
+    make_things(str(tmp_path), [1])
+    make_things(str(tmp_path / "policies" / "fox"), [1])
+    with get_client(sync_client=True) as client:
+        named = {run.name for run in client.read_task_runs()}
+    assert {"thing 1", "thing 1 of fox"} <= named
 
 
 def test_a_task_that_fails_leaves_no_file(tmp_path: Path) -> None:

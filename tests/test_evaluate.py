@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from adapters.calls import Policy, Sampling
+from adapters.calls import POLICY, Policy, Sampling
 from adapters.serving import OpenDoor
 from flows.contenders import Contender, ContenderError, named_checkpoint
 from flows.evaluate import evaluate
@@ -95,6 +95,9 @@ def test_a_model_of_litellm_answers_as_the_policy(
         evaluated = evaluate(recipe, model="openai/any")
     assert set(evaluated.scores) == {"sampled"}
     assert evaluated.scores["sampled"].failed == 0
+    spent = evaluated.scores["sampled"].spent[POLICY]
+    assert (spent.calls, spent.priced, spent.cost) == (2, 0, None)
+    assert spent.sampled_tokens == 2 * len([*letters("I am here."), END])
     folder = evaluated.file.parents[1]
     assert folder.name.startswith("hello-openai-any-")
     calls = [

@@ -9,6 +9,7 @@ import pytest
 
 from tasks.evaluations import (
     Outcome,
+    Spent,
     interval_of,
     pass_at,
     read_evaluation,
@@ -125,6 +126,45 @@ def test_examples_without_a_category_have_none(tmp_path: Path) -> None:
     row = {"rollout_id": "test-00000-0000-00", "group_id": "test-00000-0000", "attempt": 0}
     spans = write(table([row | EARNED]), tmp_path / "spans.parquet")
     assert score_spans(spans, shard).categories == {}
+
+
+def test_what_roles_spent_is_summed_over_every_attempt(tmp_path: Path) -> None:
+    shard = write_shard(
+        [{"example_id": 0, "example": {"category": "animal"}}], tmp_path / "s.jsonl"
+    )
+
+    def call(number: int, cost: float | None = None, **columns: object) -> dict:
+        return {
+            "rollout_id": "test-00000-0000-00",
+            "group_id": "test-00000-0000",
+            "attempt": 0,
+            "span_id": str(number),
+            "kind": "llm",
+            "role": "judge",
+            "gen_ai_provider_name": "other",
+            "gen_ai_usage_input_tokens": 10,
+            "gen_ai_usage_output_tokens": 2,
+            "attributes": {"cost": cost},
+            **columns,
+        }
+
+    rows = [
+        call(0, 0.25, attempt=0),
+        call(1, 0.5, attempt=1),
+        call(2, 0.25, attempt=1, replayed=True),
+        call(3),
+        call(4, role="seer"),
+        call(5, role="policy", gen_ai_provider_name="ratchet", attributes={}),
+        call(6, attempt=1, kind="error", role=None, error_type="TimeoutError"),
+    ]
+    result = score_spans(write(table(rows), tmp_path / "spans.parquet"), shard)
+    judge = Spent(calls=3, priced=2, prompt_tokens=30, sampled_tokens=6, cost=0.75)
+    seer = Spent(calls=1, priced=0, prompt_tokens=10, sampled_tokens=2, cost=None)
+    assert result.spent == result.categories["animal"].spent == {"judge": judge, "seer": seer}
+    assert result.metrics("test")["test/cost/judge"] == 0.75
+    assert "test/cost/seer" not in result.metrics("test")
+    path = write_evaluation(tmp_path / "scores.json", {"sampled": result})
+    assert read_evaluation(path) == {"sampled": result}
 
 
 def test_an_evaluation_is_a_file_that_reads_back(tmp_path: Path) -> None:

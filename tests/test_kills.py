@@ -8,6 +8,8 @@ from prefect.settings import PREFECT_API_URL
 
 from benchmarks import kills, victims
 
+TRIED = ("hello", "guessing")
+"""Two are as much as a test may take; `make kills` has all."""
 SHORT = ("steps=4", "evaluation.every=0", "checkpoints.every=2")
 
 
@@ -18,8 +20,8 @@ def test_runs_that_are_killed_at_random_end_as_if_they_had_not_been(tmp_path: Pa
     harness = kills.Harness(tmp_path, environment, seed=0, each=3, spread=0.5)
     with ThreadPoolExecutor() as beside:
         tries = [
-            beside.submit(kills.tried, harness, name, (*settings, *SHORT), 0)
-            for name, settings in kills.WORKLOADS.items()
+            beside.submit(kills.tried, harness, name, (*kills.WORKLOADS[name], *SHORT), 0)
+            for name in TRIED
         ]
     for ended in tries:
         ended.result()

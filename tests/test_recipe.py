@@ -112,8 +112,25 @@ def test_who_plays_is_no_part_of_what_a_run_is_bound_to() -> None:
 
 def test_the_roles_that_the_policy_answers_are_trained_and_policy_always_is() -> None:
     roles = {"teller": "policy", "judge": "openai/gpt-4o-mini", "listener": "policy"}
-    assert small_recipe(roles=roles).trained_roles() == ("policy", "listener", "teller")
-    assert small_recipe().trained_roles() == ("policy",)
+    assert small_recipe(roles=roles).policies() == {"policy": ("policy", "listener", "teller")}
+    assert small_recipe().policies() == {"policy": ("policy",)}
+
+
+def test_each_policy_is_trained_in_its_own_roles_and_the_main_one_comes_first() -> None:
+    roles = {"b": "policy:fox", "a": "policy:fox", "c": "policy", "d": "policy:ant", "e": "x/y"}
+    policies = {"policy": ("policy", "c"), "ant": ("d",), "fox": ("a", "b")}
+    assert small_recipe(roles=roles).policies() == policies
+    assert [*small_recipe(roles=roles).policies()] == [*policies]
+
+
+def test_a_run_of_one_policy_is_bound_to_what_it_was_before_there_could_be_several() -> None:
+    told = {"agent": "whispers", "roles": {"teller": "policy", "listener": "policy"}, "steps": 8}
+    dataset = {"path": "datasets/hello.csv", "columns": ["identity"]}
+    recipe = Recipe.model_validate(
+        {**told, "dataset": dataset, "optimizer": {"learning_rate": 0.005}}
+    )
+    known = "a6735a9254b59fbb8c579e117eb82ce7187b57e8b5222c94f2f58ed2c21ae562"
+    assert recipe.fingerprint() == known
 
 
 def test_a_role_that_nobody_can_answer_is_refused() -> None:

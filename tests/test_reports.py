@@ -10,7 +10,7 @@ import pytest
 
 from tasks.checkpoints import Ledger
 from tasks.datums import write_datums
-from tasks.evaluations import Outcome, score
+from tasks.evaluations import Outcome, Spent, score
 from tasks.metrics import record_metrics
 from tasks.reports import list_runs, metrics_table, runs_table, scores_table, transcripts
 from tasks.spans import Span, table
@@ -194,4 +194,19 @@ def test_scores_are_a_line_for_each_category_with_their_intervals() -> None:
         "greedy  all       2         1       0.5     0.0945 to 0.905",
         "greedy  bird      2         0       0.5     0.0945 to 0.905",
         "greedy  fish      0         1       -       -",
+    ]
+
+
+def test_scores_say_what_roles_spent_where_anybody_knows_it() -> None:
+    judged = Spent(calls=3, priced=2, prompt_tokens=90, sampled_tokens=10, cost=0.25)
+    free = Spent(calls=1, priced=0, prompt_tokens=0, sampled_tokens=0, cost=None)
+    outcomes = [
+        Outcome("a", 1.0, "bird", {"judge": judged, "scripted": free}),
+        Outcome("b", 1.0, "fish"),
+    ]
+    assert scores_table({"greedy": score(outcomes)}).splitlines() == [
+        "played  category  examples  failed  reward  95 % interval  judge tokens  judge USD",
+        "greedy  all       2         0       1       0.342 to 1     100           0.25",
+        "greedy  bird      1         0       1       0.207 to 1     100           0.25",
+        "greedy  fish      1         0       1       0.207 to 1     -             -",
     ]

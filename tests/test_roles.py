@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 
 from adapters.agents import load_agent
 from adapters.answerers import answerers, check_role
-from adapters.calls import Place, Request, Sampling
+from adapters.calls import Place, Policy, Request, Sampling
 from adapters.players import Here
 from adapters.prefixes import Prefixes
 from adapters.recorded import Memory, Recorded
@@ -27,7 +27,7 @@ from tasks.spans import Span
 from tasks.tables import read
 from tasks.trajectories import write_trajectories
 from tests.opened_door import TOKEN, admitted, opening
-from tests.stand_in import CHAT, StandIn, turn
+from tests.stand_in import CHAT, END, StandIn, letters, turn
 
 BATCH = "train-00000"
 SHARD: Any = [{"example_id": 0, "example": {"secret": "otter"}}]
@@ -107,11 +107,14 @@ def collect(service: Service, tmp_path: Path) -> Collect:
     """The journal's spans when all rollouts have ended, played one after the other."""
 
     def collected(roles: dict[str, str] = ROLES, group_size: int = 3) -> list[Span]:
+        """The policy says anything, and another one, called fox, its name."""
         journal = tmp_path / f"{BATCH}.jsonl"
         play = load_agent("tests.test_roles:tells_and_listens", roles)
         policy: Any = StandIn(lambda chosen, *_: turn(chosen))
         options: Any = {"run": "one", "run_seed": 0, "concurrency": 1, "timeout_seconds": 60.0}
         options["roles"] = answerers(roles, run_seed=0)
+        fox: Any = StandIn(lambda *_: [*letters("I am a fox"), END])
+        options["others"] = {"fox": lambda step: Policy(fox, f"fox@{step:05d}")}
         with Runner(service, lambda _: policy, Here(play), CHAT, **options) as runner:
             rollouts = plan(BATCH, SHARD, group_size, journal)
             runner.collect(rollouts, journal, Checkpoint(0, "nowhere"), SAMPLING)
@@ -224,6 +227,26 @@ def test_a_rollout_that_is_started_again_asks_nobody_twice(
     assert metrics["calls/other_roles"] == 2
 
 
+def test_another_policy_answers_its_roles_and_is_never_taken_for_the_main_one(
+    collect: Collect,
+) -> None:
+    apart = ROLES | {"listener": "policy:fox"}
+    first = collect(apart, group_size=1)
+    (heard,) = calls_of(first, "listener")
+    assert (heard["policy_version"], heard["reply"]["content"]) == ("fox@00000", "I am a fox")
+    assert {call["policy_version"] for call in calls_of(first, "policy")} == {"00000"}
+
+
+def test_what_one_policy_has_answered_is_not_given_again_as_another_s(
+    collect: Collect, tmp_path: Path
+) -> None:
+    collect(ROLES | {"listener": "policy:fox"}, group_size=1)
+    ends_cut_off(tmp_path, "reward")
+    again = collect(ROLES, group_size=1)
+    replayed = {role: [c["replayed"] for c in calls_of(again, role)] for role in TRAINED}
+    assert replayed == {"policy": [False, False, True, True], "listener": [False, False]}
+
+
 def test_a_rollout_that_was_killed_between_its_rewards_is_not_rewarded(
     collect: Collect, tmp_path: Path
 ) -> None:
@@ -294,7 +317,7 @@ def test_a_model_of_litellm_answers_a_role_and_its_cost_is_counted(
 
 def test_a_function_may_call_tools_and_their_ids_are_given() -> None:
     answerer = answerers({"judge": "function:tests.test_roles:looks"}, run_seed=0)["judge"]
-    assert answerer is not None
+    assert callable(answerer)
     request = Request("judge", [user("who won?")], [], None, [], {})
     memory = Memory(Prefixes(CHAT), Recorded(), lambda begun: None)
     place = Place(f"{BATCH}-0000-00", 0, "judge", 0)
@@ -310,8 +333,13 @@ def test_a_function_may_call_tools_and_their_ids_are_given() -> None:
     [
         ("Judge", "policy", "role 'Judge' needs another name: lower-case"),
         ("policy", "openai/gpt-4o-mini", "the role policy is the model that is trained"),
-        ("judge", "polcy", "answered by 'polcy'; give policy, function:package.module:name"),
+        ("judge", "polcy", "answered by 'polcy'; give policy, policy:name for another"),
         ("judge", "function:tests.test_roles", "answered by 'function:tests.test_roles'; give"),
+        ("policy", "policy:other", "cannot be answered by 'policy:other'; give that a role of its"),
+        ("judge", "policy:", "and '' cannot name another policy: give lower-case letters"),
+        ("judge", "policy:policy", "cannot name .* such as policy:judge; or policy, which"),
+        ("judge", "policy:Bad Name", "'policy:Bad Name', and 'Bad Name' cannot name another"),
+        ("judge", "policy:a/b", "and 'a/b' cannot name another policy"),
     ],
 )
 def test_a_role_that_nobody_can_answer_is_refused(role: str, who: str, message: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runs import RunError, latest_run, opened_run, recipe_of
+from tasks.runs import RunError, folder_of, latest_run, named, opened_run, recipe_of
 
 RECIPE = {"agent": "hello", "dataset": {"path": __file__}, "optimizer": {"learning_rate": 0.1}}
 
@@ -63,6 +63,12 @@ def test_a_second_process_is_refused_with_the_first_ones_name(root: Path) -> Non
 def test_a_name_that_leaves_the_folder_is_refused(name: str) -> None:
     with pytest.raises(RunError, match="cannot name a run"), opened_run(name, RECIPE, "f00d"):
         pass
+
+
+def test_any_agent_can_name_a_run() -> None:
+    name = named("command:python agents/x.py --fast", "1f")
+    assert name == "command-python-agents-x.py-fast-1f"
+    assert folder_of(name).name == name
 
 
 def test_the_newest_run_of_an_agent_is_found(root: Path) -> None:

@@ -10,10 +10,12 @@ from typer.testing import CliRunner
 from adapters.calls import Sampling
 from adapters.serving import asked_sampling
 from flows.cli import app
+from flows.contenders import ContenderError
 from flows.opening import opened
 from flows.serving import Served, serving
 from tests.engine_server import Address
 from tests.small_recipe import small_recipe
+from tests.two_policies import two_policies
 
 ROOT = Path(__file__).parent.parent
 ASK = [{"role": "user", "content": "You are a quiet otter. Who are you?"}]
@@ -49,6 +51,20 @@ def test_a_checkpoint_is_served_by_its_name_at_a_plain_address(
     assert served.base_url.endswith("/v1")
     assert [model.id for model in client.models.list()] == ["one@0"]
     assert set(served.exports()) == {"OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL"}
+
+
+@pytest.mark.usefixtures("served")
+def test_one_policy_of_several_is_served_by_its_name() -> None:
+    with opened(two_policies(), "several") as parts:
+        _, listener = parts.policies
+    with serving("several:listener@0") as served:
+        assert served.model == "several:listener@0"
+    assert listener.ledger.at(0).sampler != parts.ledger.at(0).sampler
+    with (
+        pytest.raises(ContenderError, match="several trains no policy 'fox'; there is: policy, li"),
+        serving("several:fox"),
+    ):
+        pass
 
 
 def test_what_the_client_asks_for_is_how_it_is_sampled(client: openai.OpenAI) -> None:
