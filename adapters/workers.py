@@ -4,9 +4,10 @@ What is exchanged is JSON over HTTP, behind a token that agents do not have. Pre
 ways to have work done elsewhere, and neither fits a rollout. The parameters of a deferred task, an
 agent's key among them, are pickled into storage that all machines must share; it took a second to
 hand one over; and when its worker was killed it stayed Running and went to no other. A flow run of
-a work pool begins after seconds, and keeps its parameters in clear in the server's database. Here a
-claim takes milliseconds, and a worker that dies costs the length of a lease. Prefect is asked where
-the doors are (`tasks.doors`).
+a work pool begins after seconds, even where it is looked for each second, and keeps its parameters
+in clear in the server's database; killed with its worker it stayed Running too. Here a claim takes
+milliseconds, and a worker that dies costs the length of a lease. Prefect is asked where the doors
+are (`tasks.doors`).
 """
 
 import asyncio
