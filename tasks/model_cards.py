@@ -41,9 +41,9 @@ download. It is not useful for anything else.
 
 {tokens:.1f} million tokens of conversations that the generators in `tasks/corpora/` make, and
 nothing else: first {clean:.1f} million with right answers only, then {noisy:.1f} million with a
-set share of natural mistakes (another identity, a denial, a wrong sum, a random guess, small talk
-instead of a tool call). The mistakes are what reinforcement learning is to remove: the skill is in
-the weights, and the sampled answers are mediocre.
+set share of natural mistakes (another identity, a denial, a wrong sum, a random guess, an "I do not
+know.", small talk instead of a tool call). The mistakes are what reinforcement learning is to
+remove: the skill is in the weights, and the sampled answers are mediocre.
 
 This took {minutes:.0f} minutes on a machine of {machine}.
 
