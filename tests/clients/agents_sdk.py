@@ -8,7 +8,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 from pydantic import BaseModel
-from ways import run
+from ways import QUESTIONS, run
 
 from agents import (
     Agent,
@@ -20,7 +20,6 @@ from agents import (
 )
 
 MODEL = os.environ["OPENAI_MODEL"]
-QUESTIONS = ("Who are you?", "What is 2 + 3?", "Say it again.")
 
 
 class Guess(BaseModel):

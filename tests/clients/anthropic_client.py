@@ -7,11 +7,10 @@ import os
 from typing import Any
 
 from anthropic import Anthropic, AsyncAnthropic
-from ways import run
+from ways import QUESTIONS, run
 
 MODEL = os.environ["OPENAI_MODEL"]
 KEY = os.environ["OPENAI_API_KEY"]
-QUESTIONS = ("Who are you?", "What is 2 + 3?", "Say it again.")
 TOOLS: Any = [
     {
         "name": "look",

@@ -16,10 +16,9 @@ os.environ |= {
 from crewai import LLM, Agent
 from crewai.tools import tool
 from pydantic import BaseModel
-from ways import run
+from ways import QUESTIONS, run
 
 MODEL = os.environ["OPENAI_MODEL"]
-QUESTIONS = ("Who are you?", "What is 2 + 3?", "Say it again.")
 
 
 class Guess(BaseModel):

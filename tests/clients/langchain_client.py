@@ -9,9 +9,7 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
-from ways import run
-
-QUESTIONS = ("Who are you?", "What is 2 + 3?", "Say it again.")
+from ways import QUESTIONS, run
 
 
 class Guess(BaseModel):

@@ -7,20 +7,9 @@ from typing import Any
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # before the import: it would fetch the map
 
 import litellm
-from ways import run
+from ways import QUESTIONS, TOOLS, run
 
 MODEL = f"openai/{os.environ['OPENAI_MODEL']}"
-QUESTIONS = ("Who are you?", "What is 2 + 3?", "Say it again.")
-TOOLS: Any = [
-    {
-        "type": "function",
-        "function": {
-            "name": "look",
-            "description": "Look at something.",
-            "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
-        },
-    }
-]
 
 
 def sync(base_url: str) -> None:

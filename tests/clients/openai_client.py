@@ -8,20 +8,9 @@ from typing import Any
 from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessage
 from pydantic import BaseModel
-from ways import run
+from ways import QUESTIONS, TOOLS, run
 
 MODEL = os.environ["OPENAI_MODEL"]
-QUESTIONS = ("Who are you?", "What is 2 + 3?", "Say it again.")
-TOOLS: Any = [
-    {
-        "type": "function",
-        "function": {
-            "name": "look",
-            "description": "Look at something.",
-            "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
-        },
-    }
-]
 
 
 class Guess(BaseModel):

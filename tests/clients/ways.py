@@ -1,9 +1,22 @@
-"""Runs the ways of a client that its arguments name: NAME URL NAME URL …, each a rollout's URL."""
+"""What every client says, and its ways, of which its arguments name some: NAME URL NAME URL …"""
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 Way = Callable[[str], None]
+
+QUESTIONS = ("Who are you?", "What is 2 + 3?", "Say it again.")
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "description": "Look at something.",
+            "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+        },
+    }
+]
 
 
 def run(*ways: Way) -> None:
