@@ -4,14 +4,13 @@ It is an OpenAI client's program like any other: each request repeats the conver
 nothing in it knows that it may be started again.
 """
 
-import re
-import ssl
 from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+from agents.guess_the_number import TLS, guess_in, opening, reply
+
 TURNS = 4
-TLS = ssl.create_default_context()
 
 
 async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
@@ -24,7 +23,7 @@ async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: s
         for _ in range(TURNS):
             completion = await client.chat.completions.create(model=model, messages=messages)
             answer = completion.choices[0].message.content or ""
-            guess = number_in(answer)
+            guess = guess_in(answer)
             if guess == secret:
                 break
             messages += [
@@ -32,19 +31,3 @@ async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: s
                 {"role": "user", "content": reply(guess, secret)},
             ]
     return 0.0 if guess is None else max(0.0, 1.0 - abs(guess - secret) / high)
-
-
-def opening(high: int, guesses: int) -> str:
-    return f"I think of a number from 1 to {high}. You have {guesses} guesses. What is your guess?"
-
-
-def reply(guess: int | None, secret: int) -> str:
-    if guess is None:
-        return "Please guess a number."
-    return "Higher." if guess < secret else "Lower."
-
-
-def number_in(answer: str) -> int | None:
-    """The last whole number of the answer."""
-    numbers = re.findall(r"\d+", answer)
-    return int(numbers[-1][:6]) if numbers else None
