@@ -19,6 +19,7 @@ from tasks.runs import folder_of, recipe_of
 
 HOW = "sampled"
 SECONDS = ("seconds/sampling", "seconds/training")
+"""The ends of metrics' names: each policy has its training."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ def learning(run: str) -> Learning:
     """Of a run that has begun."""
     folder = folder_of(run)
     steps = read_metrics(folder / "metrics.jsonl")
-    minutes = [*accumulate(sum(step[name] for name in SECONDS) / 60 for step in steps)]
+    seconds = (sum(step[name] for name in step if name.endswith(SECONDS)) for step in steps)
+    minutes = [*accumulate(spent / 60 for spent in seconds)]
     ledger, scored = Ledger(folder / "checkpoints.jsonl"), dict[float, tuple[float, float]]()
     for step, after in enumerate([0.0, *minutes]):
         path = folder / "evaluations" / f"{ledger.at(step).version}.json"
