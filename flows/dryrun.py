@@ -37,9 +37,9 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
     weighing = algorithm.advantage, algorithm.normalise, smallest, algorithm.discount
     made = {}
     for name, roles in recipe.policies().items():
-        home = policy_folder(folder, name)
-        trajectories = assemble_trajectories(home, 0, spans, roles)
-        made[name] = trajectories, build_datums(home, 0, trajectories, *weighing)
+        own = policy_folder(folder, name)
+        trajectories = assemble_trajectories(own, 0, spans, roles)
+        made[name] = trajectories, build_datums(own, 0, trajectories, *weighing)
     score = score_spans(spans, shard)
     return DryRun(
         rollouts=score.rollouts,
