@@ -1,15 +1,12 @@
 """The door's OpenAPI document."""
 
-from collections.abc import Iterator
 from typing import cast
 
 import httpx
-import pytest
 from fastapi.routing import APIRoute
 from schemathesis.specs.openapi.checks import ignored_auth, unsupported_method
 
-from adapters.door import Door
-from tests.opened_door import ASK, TOKEN, TOOLS, Opened, admitted, opening
+from tests.opened_door import ASK, TOKEN, TOOLS, Opened
 from tests.requests_from_document import CHECKS, operations
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -19,18 +16,6 @@ BODIES = {
     "/messages": {"model": "m", "messages": ASK, "max_tokens": 9},
     "/messages/count_tokens": {"model": "m", "messages": ASK},
 }
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[tuple[Door, list]]:
-    with opening() as found:
-        yield found
-
-
-@pytest.fixture
-def opened(shared: tuple[Door, list]) -> Iterator[Opened]:
-    with admitted(shared) as one:
-        yield one
 
 
 def described(url: str) -> dict:
