@@ -112,7 +112,9 @@ def contained_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -
         except (SystemExit, KeyboardInterrupt) as error:
             raise AgentExit(f"the agent raised {error!r}") from error
 
-    return asyncio.Task(contained(), loop=loop, **options)
+    task = asyncio.Task(contained(), loop=loop, **options)
+    task.add_done_callback(lambda _: work.close())  # cancelled before its first step, it never ran
+    return task
 
 
 def _end_child(process: int) -> None:

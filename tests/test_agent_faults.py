@@ -2,11 +2,12 @@
 
 import asyncio
 import fcntl
+import inspect
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from adapters.agents import load_agent
+from adapters.agents import contained_task, load_agent
 from adapters.calls import Sampling
 from adapters.chat import Chat
 from adapters.players import Here
@@ -203,6 +204,19 @@ def ends(spans: Spans) -> list[tuple[str, str | None, float | None]]:
 )
 def test_an_agent_that_ends_the_program_ends_only_its_rollout(played: Any, agent: Any) -> None:
     assert ends(played(agent)) == [("00", "AgentExit", None), ("01", None, 1.0)]
+
+
+def test_a_task_that_is_cancelled_before_it_begins_is_closed() -> None:
+    async def begun() -> None:
+        raise AssertionError("it began")
+
+    async def cancelled(work: Coroutine[Any, Any, None]) -> None:
+        asyncio.get_running_loop().set_task_factory(contained_task)
+        asyncio.create_task(work).cancel()
+
+    work = begun()
+    asyncio.run(cancelled(work))
+    assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
 
 
 def test_the_row_says_how_the_agent_wanted_to_leave(played: Any) -> None:
