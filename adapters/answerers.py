@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -12,48 +11,15 @@ from typing import Any
 from adapters import litellm
 from adapters.agents import Example
 from adapters.asked import Answer
-from adapters.calls import POLICY, Begun, Completion, Message, Place, Request, Usage
+from adapters.calls import Begun, Completion, Message, Place, Request, Usage
 from adapters.litellm import Helped
 from adapters.openai_fields import spelt
 from adapters.recorded import Memory
+from adapters.roles import FUNCTION, policy_of
 from adapters.scripted import Reply, scripted
-
-FUNCTION = "function:"
-ANOTHER = f"{POLICY}:"
-"""Before the name of another policy than the main one."""
-NAME = re.compile(r"[a-z][a-z0-9_]*")
-WHO = re.compile(rf"{POLICY}|{FUNCTION}[\w.]+:\w+|(?!{FUNCTION})[^/\s]+/\S+")
 
 Answerer = Callable[[Example], Answer]
 """Who answers the calls of a role in a rollout of this example."""
-
-
-def check_role(role: str, who: str) -> None:
-    """Refuse a name that no role can have, and one who cannot be asked; ValueError says why."""
-    if not NAME.fullmatch(role):
-        raise ValueError(
-            f"the role {role!r} needs another name: lower-case letters, digits and underscores, "
-            "a letter first"
-        )
-    if role == POLICY and who != POLICY:
-        raise ValueError(
-            f"the role {POLICY} is the model that is trained, and cannot be answered by {who!r}; "
-            "give that a role of its own"
-        )
-    if who.startswith(ANOTHER):
-        _check_name(role, who.removeprefix(ANOTHER))
-    elif not WHO.fullmatch(who):
-        raise ValueError(
-            f"the role {role} is answered by {who!r}; give {POLICY}, {ANOTHER}name for another "
-            f"policy, {FUNCTION}package.module:name, or a LiteLLM model as provider/model"
-        )
-
-
-def policy_of(who: str) -> str | None:
-    """The name of the policy that answers, if one does: `policy`, or what `policy:` names."""
-    if who.startswith(ANOTHER):
-        return who.removeprefix(ANOTHER)
-    return POLICY if who == POLICY else None
 
 
 def answerers(roles: Mapping[str, str], run_seed: int) -> dict[str, Answerer | str]:
@@ -65,15 +31,6 @@ def answerers(roles: Mapping[str, str], run_seed: int) -> dict[str, Answerer | s
         role: policy_of(who) or _answerer(who, _reply(role, who), run_seed)
         for role, who in roles.items()
     }
-
-
-def _check_name(role: str, policy: str) -> None:
-    if policy == POLICY or not NAME.fullmatch(policy):
-        raise ValueError(
-            f"the role {role} is answered by {ANOTHER + policy!r}, and {policy!r} cannot name "
-            "another policy: give lower-case letters, digits and underscores, a letter first, "
-            f"such as {ANOTHER}{role}; or {POLICY}, which is the main one"
-        )
 
 
 def _reply(role: str, who: str) -> Reply:

@@ -118,7 +118,7 @@ def evaluate(
         typer.Option(help="RUN, RUN@STEP, base, or one of LiteLLM, such as openai/gpt-4o-mini."),
     ] = None,
     run: Annotated[
-        str | None, typer.Option(help="Whose checkpoint; the agent's newest run.")
+        str | None, typer.Option(help="Whose checkpoint; the newest of the agent and its roles.")
     ] = None,
     checkpoint: Annotated[int | None, typer.Option(help="After how many steps; the last.")] = None,
     verbose: Verbose = False,

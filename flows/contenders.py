@@ -45,7 +45,7 @@ class Contender:
 
     @classmethod
     def _of_run(cls, recipe: Recipe, run: str | None, step: int | None) -> Self:
-        folder = folder_of(run) if run else latest_run(recipe.agent)
+        folder = folder_of(run) if run else latest_run(recipe.agent, recipe.roles)
         bound = Recipe.model_validate(recipe_of(folder))
         asked = bound.model_copy(update={"evaluation": recipe.evaluation})
         return cls(folder.name, bound, asked, step)

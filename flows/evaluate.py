@@ -21,7 +21,7 @@ def evaluate(
 
     Args:
         recipe: Whose `evaluation` says how; for a run's checkpoint the rest is the run's own.
-        run: The run; the agent's newest if empty.
+        run: The run; if empty the newest of the agent whose roles train the same policies.
         checkpoint: After how many steps; the last if empty.
         model: Instead of run and checkpoint, RUN@STEP; or `base`, the recipe's untrained model; or
             a model of LiteLLM, such as openai/gpt-4o-mini, which then answers as the policy.

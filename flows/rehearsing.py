@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from adapters.answerers import policy_of
 from adapters.errors import UserError
+from adapters.roles import policy_of
 from flows.recipe import Model, Recipe, Tracking
 
 LOCAL = "local/"

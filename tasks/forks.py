@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from adapters.answerers import policy_of
+from adapters.roles import policy_of
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics, record_metrics
 from tasks.runs import (

@@ -8,7 +8,7 @@ import platform
 import re
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -18,6 +18,7 @@ from typing import Any
 from adapters.calls import POLICY
 from adapters.children import keep_from_children
 from adapters.errors import UserError
+from adapters.roles import policy_of
 from tasks.files import write_text
 
 APART = ("evaluations", "dryruns")
@@ -38,13 +39,24 @@ def runs_root() -> Path:
     return Path(os.environ.get("RATCHET_RUNS", "runs"))
 
 
-def latest_run(agent: str) -> Path:
-    """The newest run of an agent."""
-    manifests = list(runs_root().glob("*/manifest.json"))
-    of_agent = [path for path in manifests if _read(path)["recipe"]["agent"] == agent]
-    if not of_agent:
-        raise RunError(f"{runs_root()} has no run of the agent {agent!r}; train one first")
-    return max(of_agent, key=lambda path: _read(path)["created"]).parent
+def latest_run(agent: str, roles: Mapping[str, str]) -> Path:
+    """The newest run of an agent with these roles; who helps in them may differ, not who trains."""
+    manifests = {path.parent: _read(path) for path in runs_root().glob("*/manifest.json")}
+    wanted = agent, _trained(roles)
+    created = {
+        folder: manifest["created"]
+        for folder, manifest in manifests.items()
+        if (manifest["recipe"]["agent"], _trained(manifest["recipe"]["roles"])) == wanted
+    }
+    if not created:
+        having = f" with the roles {', '.join(roles)}" if roles else ""
+        raise RunError(f"{runs_root()} has no run of the agent {agent!r}{having}; train one first")
+    return max(created, key=lambda folder: created[folder])
+
+
+def _trained(roles: Mapping[str, str]) -> dict[str, str | None]:
+    """Each role, and the policy that it trains, if any."""
+    return {role: policy_of(who) for role, who in roles.items()}
 
 
 @contextmanager

@@ -11,11 +11,12 @@ import pytest
 from openai import AsyncOpenAI
 
 from adapters.agents import load_agent
-from adapters.answerers import answerers, check_role
+from adapters.answerers import answerers
 from adapters.calls import Place, Policy, Request, Sampling
 from adapters.players import Here
 from adapters.prefixes import Prefixes
 from adapters.recorded import Memory, Recorded
+from adapters.roles import check_role
 from adapters.scripted import ScriptError
 from adapters.tinker import Service
 from tasks.checkpoints import Checkpoint

@@ -9,7 +9,12 @@ import pytest
 
 from tasks.runs import RunError, folder_of, latest_run, named, opened_run, recipe_of
 
-RECIPE = {"agent": "hello", "dataset": {"path": __file__}, "optimizer": {"learning_rate": 0.1}}
+RECIPE = {
+    "agent": "hello",
+    "dataset": {"path": __file__},
+    "roles": {},
+    "optimizer": {"learning_rate": 0.1},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -75,9 +80,23 @@ def test_the_newest_run_of_an_agent_is_found(root: Path) -> None:
     for name in ("b", "a"):
         with opened_run(name, RECIPE, "f00d"):
             pass
-    assert latest_run("hello") == root / "a"
-    with pytest.raises(RunError, match="no run of the agent 'arithmetic'"):
-        latest_run("arithmetic")
+    assert latest_run("hello", {}) == root / "a"
+    with pytest.raises(RunError, match="no run of the agent 'arithmetic'; train"):
+        latest_run("arithmetic", {})
+
+
+def test_the_newest_run_of_an_agent_has_the_same_roles_whoever_helps_in_them(root: Path) -> None:
+    for name, roles in {
+        "one": {"teller": "policy", "judge": "function:package.module:name"},
+        "two": {"teller": "policy:teller", "judge": "function:package.module:name"},
+        "three": {},
+    }.items():
+        with opened_run(name, {**RECIPE, "roles": roles}, "f00d"):
+            pass
+    assert latest_run("hello", {"teller": "policy", "judge": "openai/gpt-4o-mini"}) == root / "one"
+    assert latest_run("hello", {"teller": "policy:teller", "judge": "openai/o"}) == root / "two"
+    with pytest.raises(RunError, match="no run of the agent 'hello' with the roles teller; train"):
+        latest_run("hello", {"teller": "policy"})
 
 
 def test_a_run_that_is_not_there_is_said_to_be_missing(root: Path) -> None:

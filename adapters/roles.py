@@ -1,0 +1,48 @@
+"""Who answers a role, as a recipe writes it."""
+
+import re
+
+from adapters.calls import POLICY
+
+FUNCTION = "function:"
+ANOTHER = f"{POLICY}:"
+"""Before the name of another policy than the main one."""
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+WHO = re.compile(rf"{POLICY}|{FUNCTION}[\w.]+:\w+|(?!{FUNCTION})[^/\s]+/\S+")
+
+
+def check_role(role: str, who: str) -> None:
+    """Refuse a name that no role can have, and one who cannot be asked; ValueError says why."""
+    if not NAME.fullmatch(role):
+        raise ValueError(
+            f"the role {role!r} needs another name: lower-case letters, digits and underscores, "
+            "a letter first"
+        )
+    if role == POLICY and who != POLICY:
+        raise ValueError(
+            f"the role {POLICY} is the model that is trained, and cannot be answered by {who!r}; "
+            "give that a role of its own"
+        )
+    if who.startswith(ANOTHER):
+        _check_name(role, who.removeprefix(ANOTHER))
+    elif not WHO.fullmatch(who):
+        raise ValueError(
+            f"the role {role} is answered by {who!r}; give {POLICY}, {ANOTHER}name for another "
+            f"policy, {FUNCTION}package.module:name, or a LiteLLM model as provider/model"
+        )
+
+
+def policy_of(who: str) -> str | None:
+    """The name of the policy that answers, if one does: `policy`, or what `policy:` names."""
+    if who.startswith(ANOTHER):
+        return who.removeprefix(ANOTHER)
+    return POLICY if who == POLICY else None
+
+
+def _check_name(role: str, policy: str) -> None:
+    if policy == POLICY or not NAME.fullmatch(policy):
+        raise ValueError(
+            f"the role {role} is answered by {ANOTHER + policy!r}, and {policy!r} cannot name "
+            "another policy: give lower-case letters, digits and underscores, a letter first, "
+            f"such as {ANOTHER}{role}; or {POLICY}, which is the main one"
+        )
