@@ -1,5 +1,6 @@
-"""The environment in which the frameworks of agents open no connection but the agent's own."""
+"""What keeps the frameworks of agents from connections of their own, and from chatter."""
 
+import logging
 import os
 
 SILENT = {
@@ -12,8 +13,13 @@ SILENT = {
 }
 """Read when CrewAI and LiteLLM are imported. Without them CrewAI also replaces signal handlers."""
 
+CHATTER = "crewai.llms.base_llm"
+"""A logger that warns at every call of an agent with tools that it only estimates its tokens."""
+
 
 def keep_silent() -> None:
-    """Set what the user has not set; for this process and the ones it starts."""
+    """Set what the user has not set; for this process and, of the environment, those it starts."""
     for name, value in SILENT.items():
         os.environ.setdefault(name, value)
+    if logging.getLogger(CHATTER).level == logging.NOTSET:
+        logging.getLogger(CHATTER).setLevel(logging.ERROR)
