@@ -72,6 +72,7 @@ class Game(BaseModel):
     category: str = ""
     next_question: str = ""
     interactions: list[Turn] = []
+    conversation: list[LLMMessage] = []
     correct: bool = False
 
 
@@ -87,7 +88,7 @@ class Search(BaseTool):
 
 
 class TwentyQuestions(Flow[Game]):
-    """One game. To the player it is one conversation: its questions, and what they are told."""
+    """One game. To the player it is one conversation that grows, with its searches in it."""
 
     def __init__(self, player: LLM, answerer: LLM, search: LLM | None = None) -> None:
         super().__init__(suppress_flow_events=True)
@@ -96,12 +97,10 @@ class TwentyQuestions(Flow[Game]):
 
     @start("next turn")
     async def ask_question(self) -> None:
-        conversation = said_so_far(self.state.interactions)
-        if self.searcher:
-            said = await _asked(self.searcher, conversation)
-        else:
-            said = str(await self.player.acall(conversation))
-        self.state.next_question = " ".join(said.split())
+        game = self.state
+        told = game.interactions[-1].response if game.interactions else OPENING
+        said, game.conversation = await self._said([*game.conversation, _user(told)])
+        game.next_question = " ".join(said.split())
 
     @listen(ask_question)
     async def answer_question(self) -> None:
@@ -118,6 +117,13 @@ class TwentyQuestions(Flow[Game]):
     async def is_over(self) -> str:
         over = self.state.correct or len(self.state.interactions) == TURNS
         return "over" if over else "next turn"
+
+    async def _said(self, conversation: list[LLMMessage]) -> tuple[str, list[LLMMessage]]:
+        """What the player says next, and the conversation with it."""
+        if self.searcher:
+            return await _searched(self.searcher, conversation)
+        said = str(await self.player.acall(conversation))
+        return said, [*conversation, _assistant(said)]
 
 
 async def play(
@@ -150,12 +156,6 @@ async def played(example: dict[str, Any], roles: Mapping[str, Mapping[str, str]]
     return flow.state
 
 
-def said_so_far(interactions: list[Turn]) -> list[LLMMessage]:
-    """What the player is sent in the turn after these."""
-    turns = ((_assistant(turn.question), _user(turn.response)) for turn in interactions)
-    return [_user(OPENING), *(message for turn in turns for message in turn)]
-
-
 def _llm(*, base_url: str, api_key: str, model: str, **settings: Any) -> LLM:
     """`custom_openai` keeps CrewAI from guessing a provider by the model's name."""
     return LLM(
@@ -168,11 +168,15 @@ def _llm(*, base_url: str, api_key: str, model: str, **settings: Any) -> LLM:
     )
 
 
-async def _asked(searcher: Agent, conversation: list[LLMMessage]) -> str:
+async def _searched(
+    searcher: Agent, conversation: list[LLMMessage]
+) -> tuple[str, list[LLMMessage]]:
     try:
-        return (await searcher.kickoff_async(conversation)).raw
+        output = await searcher.kickoff_async(conversation)
     except ValueError:  # what CrewAI makes of an answer without text: it costs a turn, not the game
-        return ""
+        return "", conversation
+    _, *grown = output.messages  # without the system's, which every kickoff puts first
+    return output.raw, grown
 
 
 async def _closed(*models: Any) -> None:

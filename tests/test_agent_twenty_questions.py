@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 
+from adapters.agents import load_agent
 from adapters.calls import POLICY
 from agents import twenty_questions
 from flows.deployments import named_recipe
@@ -81,10 +82,11 @@ def test_an_answerer_is_told_the_secret_and_one_question_and_asked_for_json() ->
 def test_a_game_is_lost_after_twenty_questions() -> None:
     with scripted_door(lambda _: "Is it a\nsofa?", {"answerer": ANSWERS}) as door:
         assert played(door) == 0.0
-    asked = [call for call in door.calls if call.place.role == POLICY]
-    assert len(asked) == 20
-    assert len(asked[-1].request.messages) == 1 + 2 * 19
-    assert asked[-1].request.messages[-2]["content"] == "Is it a sofa?"
+    *_, asked, answered = door.calls
+    assert len(door.calls) == 2 * 20
+    assert len(asked.request.messages) == 1 + 2 * 19
+    assert asked.request.messages[-2]["content"] == "Is it a\nsofa?"
+    assert answered.request.messages[-1]["content"] == "Is it a sofa?"
 
 
 def test_an_answer_that_is_not_the_json_asked_for_is_no_answer() -> None:
@@ -122,6 +124,15 @@ def test_with_a_search_the_player_may_look_something_up_before_it_asks() -> None
     assert door.calls[2].prefix_call == 0
 
 
+def test_a_player_with_a_search_logs_nothing_at_each_call(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    load_agent("twenty_questions")
+    with scripted_door(searching("heron"), {"answerer": ANSWERS, "search": SEARCH}) as door:
+        assert played(door) == 1.0
+    assert not caplog.records
+
+
 def test_the_base_model_has_read_what_is_sent_where_there_is_a_search() -> None:
     with scripted_door(searching("heron"), {"answerer": ANSWERS, "search": SEARCH}) as door:
         assert played(door) == 1.0
@@ -130,8 +141,20 @@ def test_the_base_model_has_read_what_is_sent_where_there_is_a_search() -> None:
     assert system == {"role": "system", "content": with_search.SYSTEM}
     assert asked["content"] == f"\nCurrent Task: {corpus.opening()}"
     assert json.dumps(first.request.tools) == json.dumps([with_search.SEARCH])
-    found = next(noun for noun in corpus.nouns() if noun["answer"] == "heron")
-    assert after.request.messages[-1]["content"] == with_search.described(found)
+    assert after.request.messages[-1]["content"] == with_search.found("heron")
+
+
+def test_with_a_search_too_the_conversation_only_grows() -> None:
+    searches = searching("sofa")
+
+    def searches_once(told: str) -> str:
+        return "Is it a heron?" if told.endswith("no") else searches(told)
+
+    with scripted_door(searches_once, {"answerer": ANSWERS, "search": SEARCH}) as door:
+        assert played(door) == 1.0
+    asked = [call for call in door.calls if call.place.role == POLICY]
+    assert [call.prefix_call for call in asked] == [None, 0, 1]
+    assert asked[-1].request.messages[-1] == user("\nCurrent Task: no")
 
 
 def test_it_runs_alone_by_the_addresses_in_the_environment(

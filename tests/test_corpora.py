@@ -8,6 +8,7 @@ import pytest
 from tasks.corpora import arithmetic, gem_guesses, hello, mixture, tool_calls
 from tasks.corpora import guess_the_number as guessing
 from tasks.corpora import twenty_questions as twenty
+from tasks.corpora import twenty_questions_search as with_search
 from tasks.corpora.conversation import Conversation, Exam
 
 pytest.importorskip("gem", reason="GEM is not installed: pip install gem-llm==0.1.0")
@@ -37,12 +38,12 @@ def _right(name: str, prompt: Conversation) -> str:
         return f"{(low + top) // 2}"
     if name == "gem_guesses":
         return gem_guesses.halving(prompt.messages)
-    asked, told = prompt.messages[1::2], prompt.messages[2::2]
-    turns = zip(asked, told, strict=True)
-    return twenty.TwentyQuestions().expert({a["content"]: b["content"] for a, b in turns})
+    said = [message["content"] for message in prompt.messages if message["role"] != "system"]
+    told = [content.removeprefix("\nCurrent Task: ") for content in said[2::2]]
+    return twenty.TwentyQuestions().expert(dict(zip(said[1::2], told, strict=True)))
 
 
-GAMES = ["guess_the_number", "gem_guesses", "twenty_questions"]
+GAMES = ["guess_the_number", "gem_guesses", "twenty_questions", "twenty_questions_search"]
 
 
 @pytest.mark.parametrize("name", ["hello", *GAMES])
@@ -129,6 +130,29 @@ def test_twenty_questions_are_lost_after_twenty() -> None:
     assert played(exam, lambda prompt: asked.append(prompt) or "Is it a sofa?") == 0.0
     assert len(asked) == 20
     assert len(asked[-1].messages) == 1 + 2 * 19
+
+
+def test_a_search_costs_no_question_but_the_third_before_one_does() -> None:
+    asked: list[Conversation] = []
+    look_up = tool_calls.call("search", {"query": "sofa"})
+    exam = FORMATS["twenty_questions_search"].exam(0)
+    assert played(exam, lambda prompt: asked.append(prompt) or look_up) == 0.0
+    assert len(asked) == 20 * 3
+    first, found = asked[1].messages[-2:]
+    assert (first["content"], found["role"]) == (look_up, "tool")
+    assert found["content"].startswith("sofa (furniture): yes to ")
+
+
+def test_a_search_that_sets_the_scene_is_not_learnt() -> None:
+    games = [FORMATS["twenty_questions_search"].document(Random(seed), 0.0) for seed in range(40)]
+    looked_up = [
+        (game, place)
+        for game in games
+        for place, said in enumerate(game.messages)
+        if with_search.searched(said["content"])
+    ]
+    assert looked_up
+    assert all(place in game.ignored for game, place in looked_up)
 
 
 def test_a_tool_call_must_parse_and_be_the_wanted_one() -> None:

@@ -11,10 +11,10 @@ from tasks.corpora import (
     hello,
     tool_calls,
     twenty_questions,
+    twenty_questions_search,
 )
 from tasks.corpora.chat import Chat
 from tasks.corpora.conversation import Conversation, Exam
-from tasks.corpora.twenty_questions_search import TwentyQuestionsWithSearch
 
 
 class Format(Protocol):
@@ -32,22 +32,22 @@ FIRST_SHARES: Shares = {
     "arithmetic": 0.25,
     "guess_the_number": 0.11,
     "gem_guesses": 0.03,
-    "twenty_questions": 0.13,
-    "twenty_questions_search": 0.01,
+    "twenty_questions": 0.12,
+    "twenty_questions_search": 0.03,
     "tool_calls": 0.07,
-    "chat": 0.08,
+    "chat": 0.07,
 }
 """Share of the documents, not of the tokens: a game reads ten times as long as a hello."""
 
 LAST_SHARES: Shares = {
-    "hello": 0.20,
-    "arithmetic": 0.25,
+    "hello": 0.19,
+    "arithmetic": 0.24,
     "guess_the_number": 0.11,
     "gem_guesses": 0.07,
-    "twenty_questions": 0.20,
-    "twenty_questions_search": 0.03,
+    "twenty_questions": 0.18,
+    "twenty_questions_search": 0.08,
     "tool_calls": 0.07,
-    "chat": 0.07,
+    "chat": 0.06,
 }
 """Once only answers are learnt: a game's are most of its tokens."""
 
@@ -57,7 +57,7 @@ NOISE = {
     "guess_the_number": guess_the_number.NOISE,
     "gem_guesses": gem_guesses.NOISE,
     "twenty_questions": twenty_questions.NOISE,
-    "twenty_questions_search": twenty_questions.NOISE,
+    "twenty_questions_search": twenty_questions_search.NOISE,
     "tool_calls": tool_calls.NOISE,
     "chat": 0.0,
 }
@@ -72,6 +72,7 @@ def examined() -> dict[str, Examined]:
         "guess_the_number": guess_the_number.GuessTheNumber(),
         "gem_guesses": gem_guesses.GemGuesses(),
         "twenty_questions": twenty_questions.TwentyQuestions(),
+        "twenty_questions_search": twenty_questions_search.TwentyQuestionsWithSearch(),
         "tool_calls": tool_calls.ToolCalls(),
     }
 
@@ -80,7 +81,6 @@ def stream(seed: str, noise: float, shares: Shares = FIRST_SHARES) -> Iterator[C
     """Conversations without end; `noise` scales NOISE: 0 is clean, 1 what the model ends with."""
     rng, formats = Random(seed), dict[str, Format](examined())
     formats["chat"] = Chat()
-    formats["twenty_questions_search"] = TwentyQuestionsWithSearch()
     while True:
         name = rng.choices(list(shares), list(shares.values()))[0]
         yield formats[name].document(rng, noise * NOISE[name])

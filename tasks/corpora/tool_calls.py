@@ -93,13 +93,18 @@ def call(name: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def reward(answer: str, name: str, arguments: dict[str, Any]) -> float:
-    """1 if the first call parses and is the wanted one."""
+def called(answer: str) -> Any:
+    """The first call, if it parses: a dictionary of `name` and `arguments`, where it is right."""
     inside = answer.partition("<tool_call>")[2].partition("</tool_call>")[0]
     try:
-        return float(json.loads(inside) == {"name": name, "arguments": arguments})
+        return json.loads(inside)
     except json.JSONDecodeError:
-        return 0.0
+        return None
+
+
+def reward(answer: str, name: str, arguments: dict[str, Any]) -> float:
+    """1 if the first call parses and is the wanted one."""
+    return float(called(answer) == {"name": name, "arguments": arguments})
 
 
 class ToolCalls:

@@ -1,13 +1,13 @@
-"""A table of nouns and facts → turns of 20 Questions as CrewAI's agent with a search asks for them.
+"""A table of nouns and facts → games of 20 Questions as CrewAI's agent with a search plays them.
 
-It puts a system prompt and a tool before the game, and a few words into its last message.
+It puts a system prompt and a tool before the game, and a few words before all that it is told.
 """
 
 from random import Random
 from typing import Any
 
-from tasks.corpora.conversation import Conversation, assistant, user
-from tasks.corpora.tool_calls import call
+from tasks.corpora.conversation import Conversation, Exam, assistant, user
+from tasks.corpora.tool_calls import call, called
 from tasks.corpora.twenty_questions import WANDER, TwentyQuestions, facts, nouns
 
 SYSTEM = (
@@ -29,8 +29,11 @@ SEARCH: dict[str, Any] = {
         },
     },
 }
+NOISE = 0.5
 SEARCHES = 0.2
-"""Share of the mistakes that look up any noun: the expert has no need to."""
+"""Searches to a mistake: any noun is looked up. The expert has no need to."""
+MOST_SEARCHES = 2
+"""Before one question."""
 
 
 class TwentyQuestionsWithSearch:
@@ -38,34 +41,68 @@ class TwentyQuestionsWithSearch:
         self._game = TwentyQuestions()
 
     def document(self, rng: Random, noise: float) -> Conversation:
-        """A turn of a game; after a search it is two answers, the search and the question."""
         game = self._game.document(rng, noise)
-        last = rng.randrange(1, len(game.messages), 2)
-        *before, asked, answered = game.messages[: last + 1]
-        messages = [
-            {"role": "system", "content": SYSTEM},
-            *before,
-            user(f"\nCurrent Task: {asked['content']}"),
-        ]
-        learnt = set[int]()
-        if rng.random() < max(noise, rng.random() * WANDER) * SEARCHES:
-            learnt |= {len(messages)} if noise else set()
-            messages += _search(rng)
-        learnt |= {len(messages)} if last not in game.ignored else set()
-        messages.append(answered)
-        answers = (at for at, said in enumerate(messages) if said["role"] == "assistant")
-        return Conversation(messages, [SEARCH], frozenset(answers) - learnt)
+        searches = max(noise, rng.random() * WANDER) * SEARCHES
+        messages, ignored = [_system()], set[int]()
+        for place, said in enumerate(game.messages):
+            if said["role"] == "user":
+                messages.append(_task(said))
+                continue
+            chance = rng.random()
+            if noise * SEARCHES <= chance < searches:
+                ignored.add(len(messages))
+            if chance < searches:
+                messages += _search(rng.choice(nouns())["answer"])
+            if place in game.ignored:
+                ignored.add(len(messages))
+            messages.append(said)
+        return Conversation(messages, [SEARCH], frozenset(ignored))
+
+    def exam(self, index: int) -> Exam:
+        game = self._game.exam(index)
+        messages, prompt = [_system()], next(game)
+        while True:
+            messages = [*messages, _task(prompt.messages[-1])]
+            said = yield Conversation(messages, [SEARCH])
+            for _ in range(MOST_SEARCHES):
+                if (query := searched(said)) is None:
+                    break
+                messages = [*messages, *_search(query)]
+                said = yield Conversation(messages, [SEARCH])
+            messages = [*messages, assistant(said)]
+            try:
+                prompt = game.send(said)
+            except StopIteration as finished:
+                return finished.value
 
 
-def described(noun: dict[str, str]) -> str:
-    """What a search finds of a noun."""
+def searched(said: str) -> str | None:
+    """What is looked up."""
+    match called(said):
+        case {"name": "search", "arguments": {"query": str(query)}}:
+            return query
+    return None
+
+
+def found(query: str) -> str:
+    """What a search finds."""
+    noun = next((noun for noun in nouns() if noun["answer"] == query), None)
+    if noun is None:
+        return "Nothing was found."
     true = " ".join(fact for fact in facts() if noun[fact] == "yes")
     return f"{noun['answer']} ({noun['category']}): yes to {true}"
 
 
-def _search(rng: Random) -> list[dict[str, Any]]:
-    noun = rng.choice(nouns())
+def _search(query: str) -> list[dict[str, str]]:
     return [
-        assistant(call("search", {"query": noun["answer"]})),
-        {"role": "tool", "content": described(noun)},
+        assistant(call("search", {"query": query})),
+        {"role": "tool", "content": found(query)},
     ]
+
+
+def _system() -> dict[str, str]:
+    return {"role": "system", "content": SYSTEM}
+
+
+def _task(told: dict[str, str]) -> dict[str, str]:
+    return user(f"\nCurrent Task: {told['content']}")
