@@ -12,8 +12,8 @@ from tasks.pretraining import Reading, Shape, begin, describe, read, score, ship
 def pretrain(
     folder: Path = Path("runs/pretrain"),
     clean_tokens: int = 12_000_000,
-    sharp_tokens: int = 3_000_000,
-    noisy_tokens: int = 1_000_000,
+    sharp_tokens: int = 4_000_000,
+    noisy_tokens: int = 1_500_000,
     parts: int = 6,
     games: int = 256,
     width: int = 128,

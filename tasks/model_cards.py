@@ -12,6 +12,7 @@ FORMATS = {
     "guess_the_number": "halves a range of 10 to 50 numbers over several turns: won or not",
     "gem_guesses": "GEM's GuessTheNumber from 1 to 10 in a \\boxed{}: what GEM pays",
     "twenty_questions": "asks for facts and guesses one of 210 nouns within 20 turns: won or not",
+    "twenty_questions_search": "the same with a search, which costs no question",
     "tool_calls": "calls the right one of one or two tools with the right arguments",
 }
 
