@@ -27,6 +27,8 @@ class Learning:
     """What a run's agent earned."""
 
     agent: str
+    helpers: tuple[str, ...]
+    """The roles beside the policy."""
     minutes: list[float]
     """Of sampling and training, at the end of each step; evaluations take no part in it."""
     rewards: list[float]
@@ -48,7 +50,8 @@ def learning(run: str) -> Learning:
             estimate = read_evaluation(path)[HOW].finished
             scored[after] = estimate.mean or 0.0, estimate.standard_error or 0.0
     rewards = [step["reward/mean"] for step in steps]
-    return Learning(recipe_of(folder)["agent"], minutes, rewards, scored)
+    recipe = recipe_of(folder)
+    return Learning(recipe["agent"], tuple(recipe["roles"]), minutes, rewards, scored)
 
 
 def draw(runs: list[Learning], out: Path) -> None:
@@ -77,7 +80,8 @@ def _panel(panel: Axes, run: Learning) -> None:
         capsize=4,
         label="held out ± s.e.",
     )
-    panel.set(title=run.agent, xlabel="minutes of sampling and training", ylim=(0, 1.02))
+    title = " with ".join(filter(None, [run.agent, ", ".join(run.helpers)]))
+    panel.set(title=title, xlabel="minutes of sampling and training", ylim=(0, 1.02))
     panel.grid(alpha=0.3)
     panel.legend(loc="lower right")
 

@@ -10,7 +10,7 @@ from tasks.evaluations import Outcome, score, write_evaluation
 from tasks.metrics import record_metrics
 from tasks.runs import opened_run
 
-RECIPE = {"agent": "hello", "dataset": {"path": __file__}}
+RECIPE = {"agent": "hello", "dataset": {"path": __file__}, "roles": {"judge": "openai/gpt-4o-mini"}}
 
 
 @pytest.fixture
@@ -34,7 +34,8 @@ def learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_minutes_are_those_of_sampling_and_training(learnt: str) -> None:
     run = learning(learnt)
-    assert (run.agent, run.minutes, run.rewards) == ("hello", [1.0, 2.0], [0.25, 0.5])
+    assert (run.agent, run.helpers) == ("hello", ("judge",))
+    assert (run.minutes, run.rewards) == ([1.0, 2.0], [0.25, 0.5])
     assert {after: mean for after, (mean, _) in run.held_out.items()} == {0.0: 0.0, 2.0: 0.5}
 
 
