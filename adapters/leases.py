@@ -20,6 +20,10 @@ LEASE_SECONDS = 15.0
 log = logging.getLogger(__name__)
 
 
+class NoMore(Exception):
+    """Nothing will be on offer any more."""
+
+
 @dataclass(eq=False)
 class Lease:
     """A rollout that was offered; `worker` is whoever plays it."""
@@ -43,6 +47,7 @@ class Leases:
         self._offers: deque[Lease] = deque()
         self._leased: dict[str, Lease] = {}
         self._news = owed()
+        self._closed = False
         self._lock = Lock()
 
     def offer(self, job: Job) -> Lease:
@@ -50,16 +55,25 @@ class Leases:
         lease = Lease(job)
         with self._lock:
             self._offers.append(lease)
-            news, self._news = self._news, owed()
-        news.set_result(None)
+        self._tell()
         return lease
 
+    def close(self) -> None:
+        """Let nobody wait for an offer any more."""
+        self._closed = True
+        self._tell()
+
     async def claim(self, worker: str, most: int, seconds: float) -> list[Lease]:
-        """Up to `most` rollouts for the worker: those on offer now, or the first within a time."""
+        """Up to `most` rollouts for the worker: those on offer now, or the first within a time.
+
+        Raises NoMore when the offers are closed.
+        """
         deadline = time.monotonic() + seconds
         while True:
             with self._lock:
                 news, leases = self._news, self._take(worker, most)
+            if self._closed:
+                raise NoMore
             left = deadline - time.monotonic()
             if leases or left <= 0:
                 return leases
@@ -112,6 +126,12 @@ class Leases:
                 self._expire(lease)
             await asyncio.wait([ended], timeout=max(left, 0.01))
         return ended.result()
+
+    def _tell(self) -> None:
+        """Wake those that wait for an offer."""
+        with self._lock:
+            news, self._news = self._news, owed()
+        news.set_result(None)
 
     def _take(self, worker: str, most: int) -> list[Lease]:
         leases = [self._offers.popleft() for _ in range(min(most, len(self._offers)))]

@@ -136,6 +136,8 @@ async def _answer(
         response = await http.request(method, url, content=body, headers=headers)
         if response.status_code == httpx.codes.UNAUTHORIZED:
             raise WorkerRefused(f"{http.base_url}: {response.json()['error']['message']}")
+        if response.status_code == httpx.codes.GONE:
+            raise DoorGone(f"the run at {http.base_url} has ended")
         return response.raise_for_status().json()
     except (httpx.HTTPError, ValueError, LookupError) as error:
         raise DoorGone(f"nobody answers workers at {http.base_url} ({error!r})") from error

@@ -21,7 +21,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
 
 from adapters.calls import Refused
-from adapters.leases import LEASE_SECONDS, Lease, Leases
+from adapters.leases import LEASE_SECONDS, Lease, Leases, NoMore
 from adapters.players import AgentFailed, Job, PlayerLost, Playing, Written, read_outcome
 from adapters.waiting import Wait
 
@@ -66,6 +66,10 @@ class Workers:
     def __exit__(self, *error: object) -> None:
         pass
 
+    def close(self) -> None:
+        """Tell whoever claims that the run has ended."""
+        self._leases.close()
+
     @asynccontextmanager
     async def begun(self, job: Job) -> AsyncIterator[Playing]:
         lease = self._leases.offer(job)
@@ -106,7 +110,10 @@ class Workers:
     async def _claim(self, worker: str, claim: Claim, request: Request) -> Written:
         leases: list[Lease] = []
         for _ in range(POLLS):
-            leases = await self._leases.claim(worker, claim.most, POLL_SECONDS)
+            try:
+                leases = await self._leases.claim(worker, claim.most, POLL_SECONDS)
+            except NoMore:
+                raise Refused(410, "The run has ended.", code="run_ended") from None
             if await request.is_disconnected():
                 self._leases.leave(worker, [lease.id for lease in leases])
                 break

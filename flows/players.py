@@ -1,7 +1,7 @@
 """recipe → who plays its rollouts, and how workers find a run that wants them."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from fastapi import APIRouter
@@ -31,9 +31,9 @@ def routes_of(player: Player) -> APIRouter | None:
 
 @contextmanager
 def inviting(player: Player, folder: Path, door: str) -> Iterator[None]:
-    """Let workers find the door, if the player needs any."""
+    """Let workers find the door, if the player needs any, and know in the end that it is over."""
     if isinstance(player, Workers):
-        with announced(folder, Announced(door, player.token)):
+        with closing(player), announced(folder, Announced(door, player.token)):
             yield
     else:
         yield

@@ -9,7 +9,7 @@ import pytest
 from adapters import leases
 from adapters.agents import Endpoint
 from adapters.calls import POLICY
-from adapters.leases import Lease, Leases
+from adapters.leases import Lease, Leases, NoMore
 from adapters.players import Job, PlayerLost
 from adapters.rewards import Reward
 
@@ -40,6 +40,19 @@ def test_a_claim_waits_for_an_offer() -> None:
         await asyncio.sleep(0)
         offer = board.offer(JOB)
         assert await claiming == [offer]
+
+    run(wait())
+
+
+def test_a_claim_does_not_wait_where_nothing_will_be_on_offer() -> None:
+    async def wait() -> None:
+        board = Leases()
+        claiming = asyncio.create_task(board.claim("one", 1, seconds=60))
+        await asyncio.sleep(0)
+        board.close()
+        for claim in (claiming, board.claim("two", 1, seconds=60)):
+            with pytest.raises(NoMore):
+                await claim
 
     run(wait())
 
