@@ -157,6 +157,13 @@ def test_with_a_search_too_the_conversation_only_grows() -> None:
     assert asked[-1].request.messages[-1] == user("\nCurrent Task: no")
 
 
+def test_an_answer_without_text_costs_a_player_with_a_search_a_turn_and_not_the_game() -> None:
+    said = iter(["", "Is it a heron?"])
+    with scripted_door(lambda _: next(said), {"answerer": ANSWERS, "search": SEARCH}) as door:
+        assert played(door) == 1.0
+    assert [call.place.role for call in door.calls] == [POLICY, "answerer"] * 2
+
+
 def test_it_runs_alone_by_the_addresses_in_the_environment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
