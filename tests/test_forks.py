@@ -1,7 +1,6 @@
 """Forks and replays: what lies before a step is shared, and the same settings give the same run."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,6 @@ from tests.test_train import final_weights, without_clocks
 pytestmark = pytest.mark.usefixtures("prefect_server", "no_tinker")
 
 RECIPE = small_recipe(steps=3, checkpoints={"every": 2})
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    root = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RATCHET_RUNS", str(root))
-        yield root
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -31,14 +30,6 @@ ROOT = Path(__file__).parent.parent
 POLICIES = ("policy", "listener")
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "no_tinker")
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    root = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RATCHET_RUNS", str(root))
-        yield root
 
 
 @pytest.fixture(scope="module")
