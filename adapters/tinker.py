@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import tinker
 from renderers.base import Tokenizer
 
+from adapters.cancelling import cancelled
 from adapters.engines import needs_engine, running_engine
 from adapters.errors import ServiceError
 from adapters.faults import SDK_ERRORS, ServiceRefused, TimedOut, told
@@ -91,7 +92,7 @@ class Service:
             self.died.result()
 
     async def while_alive(self, work: Awaitable[T], what: str) -> T:
-        """What `work` comes to; if the engine dies first, EngineDied, and `work` is cancelled."""
+        """What `work` comes to; if the engine dies first, it is cancelled, and then EngineDied."""
         task, waiting = asyncio.ensure_future(work), Wait(what, None)
         try:
             while not task.done():
@@ -99,7 +100,7 @@ class Service:
                 waiting.speak(self._unanswered())
                 await asyncio.wait([task], timeout=WATCH_SECONDS)
         finally:
-            task.cancel()
+            await cancelled(task)
         return task.result()
 
     def _unanswered(self) -> str:

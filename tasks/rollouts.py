@@ -15,6 +15,7 @@ from fastapi import APIRouter
 from adapters.agents import Endpoint, Example, contained_task
 from adapters.answerers import Answerer
 from adapters.calls import POLICY, Begun, Completion, Policy, Sampler, Sampling
+from adapters.cancelling import cancelled
 from adapters.chat import Chat
 from adapters.door import Door
 from adapters.inside import asking
@@ -180,11 +181,12 @@ class Runner:
         asyncio.get_running_loop().set_task_factory(contained_task)
         places = asyncio.Semaphore(self._concurrency)
         holding = asyncio.create_task(self._hold_clocks())
-        try:
-            async with told_of_standstill():
-                await asyncio.gather(*(self._play(rollout, places) for rollout in rollouts))
-        finally:
-            holding.cancel()
+        playing = [asyncio.create_task(self._play(rollout, places)) for rollout in rollouts]
+        async with told_of_standstill():
+            try:
+                await asyncio.gather(*playing)
+            finally:
+                await cancelled(holding, *playing)
 
     async def _hold_clocks(self) -> None:
         """While the disk is full no answer leaves the door, which is not the rollouts' time."""

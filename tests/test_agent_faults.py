@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -22,7 +23,7 @@ from adapters.players import Here
 from adapters.tinker import Service
 from tasks.checkpoints import Checkpoint
 from tasks.datums import write_datums
-from tasks.journal import read_journal, seal
+from tasks.journal import Journal, read_journal, seal
 from tasks.metrics import measure
 from tasks.rollouts import Runner, plan
 from tasks.runs import opened_run
@@ -95,6 +96,21 @@ async def exits_in_a_task(example: Any, *, base_url: str, api_key: str, model: s
     if first_of_its_group(base_url):
         await asyncio.create_task(leave())
     await ask(base_url, api_key)
+    return 1.0
+
+
+async def begins_tasks(example: Any, *, base_url: str, **_: str) -> float:
+    """Goes on until it is cancelled, whenever that is with some tasks that have yet to begin."""
+
+    async def begin(after_turns: int) -> None:
+        for _ in range(after_turns):
+            await asyncio.sleep(0)
+        while True:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(anyio.sleep, 0)
+
+    if not first_of_its_group(base_url):
+        await asyncio.gather(*map(begin, range(8)))
     return 1.0
 
 
@@ -217,6 +233,20 @@ def test_a_task_that_is_cancelled_before_it_begins_is_closed() -> None:
     work = begun()
     asyncio.run(cancelled(work))
     assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
+
+
+def test_rollouts_that_are_cut_off_end_what_they_began(
+    played: Any, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Were all tasks ended at once, anyio would leave coroutines that never ran, and would warn."""
+
+    async def cut_off(journal: Journal, span: dict[str, Any]) -> None:
+        raise EOFError
+
+    monkeypatch.setattr(Journal, "append", cut_off)
+    with pytest.raises(EOFError):
+        played(begins_tasks)
+    assert not [warning.message for warning in recwarn if warning.category is RuntimeWarning]
 
 
 def test_the_row_says_how_the_agent_wanted_to_leave(played: Any) -> None:
