@@ -82,6 +82,30 @@ def test_a_dead_engine_is_learnt_of_before_the_patience_ends(service: Service) -
         service.result(asked, "an answer")
 
 
+def test_what_an_engine_leaves_undone_has_ended_before_its_death_is_raised(
+    service: Service,
+) -> None:
+    ended: list[str] = []
+
+    async def work() -> None:
+        try:
+            service.died.set_exception(EngineDied("it ended"))
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+            ended.append("work")
+
+    async def work_while_alive() -> None:
+        try:
+            await service.while_alive(work(), "the rollouts of train-00003")
+        finally:
+            ended.append("the wait")
+
+    with pytest.raises(EngineDied):
+        asyncio.run(work_while_alive())
+    assert ended == ["work", "the wait"]
+
+
 def test_a_silent_sampler_ends_in_a_timeout_that_the_door_answers(service: Service) -> None:
     async def forever(*_: object) -> None:
         await asyncio.Event().wait()
