@@ -12,7 +12,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic test check format constraints server worker deploy bench peers kills cookbook clients fuzz verifiers inspect clean
+.PHONY: help setup hello arithmetic test check format constraints server worker deploy bench peers kills cookbook clients hosts fuzz verifiers inspect clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -92,6 +92,9 @@ $(CLIENTS_READY): Makefile
 
 clients: $(READY) $(CLIENTS_READY) ## play every client we know against the engine, and compare the tokens
 	CLIENTS_PYTHON=$(CURDIR)/$(CLIENTS) $(BIN)/python -m pytest tests/test_client_matrix.py
+
+hosts: $(READY) ## train with workers on another host, of two network namespaces (as root; needs iproute2)
+	TWO_HOSTS=1 $(BIN)/python -m pytest tests/test_two_hosts.py
 
 FUZZ ?= 10000
 

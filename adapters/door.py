@@ -95,8 +95,8 @@ class Door:
 
     @property
     def address(self) -> str:
-        """By which other machines reach it, if it listens to them."""
-        return f"http://{self._server.reached_by}:{self._server.port}"
+        """Where it listens."""
+        return f"http://{self._server.host}:{self._server.port}"
 
     def url(self, rollout_id: str, attempt: int, role: str = POLICY) -> str:
         """The base URL for a client of either."""

@@ -41,7 +41,7 @@ class LoopbackServer:
     def __init__(self, app: Any, port: int = 0, host: str = LOOPBACK) -> None:
         self._socket = _listening(port, host)
         self.port: int = self._socket.getsockname()[1]
-        self.reached_by = socket.getfqdn() if host == EVERYWHERE else host
+        self.host = host
         config = uvicorn.Config(
             app,
             log_config=None,

@@ -140,4 +140,7 @@ async def _answer(
             raise DoorGone(f"the run at {http.base_url} has ended")
         return response.raise_for_status().json()
     except (httpx.HTTPError, ValueError, LookupError) as error:
-        raise DoorGone(f"nobody answers workers at {http.base_url} ({error!r})") from error
+        raise DoorGone(
+            f"nobody answers workers at {http.base_url} ({error!r}); if its run goes on, give "
+            "--door the address by which it is reached from here"
+        ) from error

@@ -9,11 +9,14 @@ import json
 import logging
 import os
 import secrets
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import cast
+from urllib.parse import urlsplit
 
 import httpx
 from prefect.client.orchestration import get_client
@@ -26,6 +29,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 
+from adapters.loopback import EVERYWHERE, LOOPBACK
 from tasks.files import appearing
 from tasks.runs import runs_root
 
@@ -52,6 +56,7 @@ def run_token() -> str:
 @contextmanager
 def announced(folder: Path, door: Announced) -> Iterator[None]:
     """Let workers find the door of the run in `folder` while the block runs."""
+    door = replace(door, url=door.url.replace(f"//{EVERYWHERE}:", f"//{own_address()}:"))
     path = folder / FILE
     with appearing(path) as aside:
         aside.touch(mode=0o600)
@@ -63,6 +68,17 @@ def announced(folder: Path, door: Announced) -> Iterator[None]:
         yield
     finally:
         path.unlink(missing_ok=True)
+
+
+def own_address() -> str:
+    """By which others reach this machine: where the Prefect server sees it, otherwise its name."""
+    server = urlsplit(PREFECT_API_URL.value() or "").hostname or LOOPBACK
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+        route.connect((server, 1))  # which only looks up the way; nothing is sent
+        address: str = route.getsockname()[0]
+        if not ip_address(address).is_loopback:
+            return address
+    return socket.getfqdn()
 
 
 def found_doors() -> list[Announced]:

@@ -1,6 +1,8 @@
 """Workers find a run by its folder on this machine, and by the Prefect server from another."""
 
+import socket
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,25 @@ def test_a_run_of_another_machine_is_found_on_the_prefect_server_by_whoever_has_
 
     elsewhere()
     assert found_doors() == []
+
+
+def test_a_door_that_listens_everywhere_is_announced_where_the_prefect_server_sees_it(
+    runs: Path,
+) -> None:
+    name = socket.getfqdn()
+    seen = {address: address for address in own_addresses()}
+    for server, address in {**seen, "127.0.0.1": name, "none.invalid": name}.items():
+        with (
+            temporary_settings({PREFECT_API_URL: f"http://{server}:4200/api"}),
+            announced(runs / "one", Announced("http://0.0.0.0:7000", DOOR.token)),
+        ):
+            assert found_doors() == [Announced(f"http://{address}:7000", DOOR.token)]
+
+
+def own_addresses() -> list[str]:
+    """This machine's beside loopback, of IPv4; none where `hostname` cannot tell."""
+    told = subprocess.run(["hostname", "-I"], capture_output=True, text=True)
+    return [address for address in told.stdout.split() if "." in address]
 
 
 def test_the_token_is_the_one_that_is_set_or_a_new_one(
