@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from tasks.journal import read_journal
+from tests.prefect_api import prefect_api
 from tests.small_recipe import small_recipe, with_fault
 
 ROOT = Path(__file__).parent.parent
@@ -69,7 +70,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Clien
     with ExitStack() as stack:
         server = [PREFECT, "server", "start", "--host", "127.0.0.1", "--port", port]
         stack.enter_context(running(server, variables, folder / "server.log"))
-        client = stack.enter_context(httpx.Client(base_url=api, timeout=30))
+        client = stack.enter_context(prefect_api(api))
         _wait_for_health(client)
         for command in (
             ["work-pool", "create", "ratchet", "--type", "process", "--overwrite"],

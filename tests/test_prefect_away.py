@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tasks.metrics import read_metrics
+from tests.prefect_api import prefect_api
 
 ROOT = Path(__file__).parent.parent
 PREFECT = str(Path(sys.executable).with_name("prefect"))
@@ -52,7 +53,7 @@ def server(variables: dict[str, str], log: Path) -> Iterator[httpx.Client]:
     with (
         log.open("ab") as output,
         subprocess.Popen(command, env=variables, stdout=output, stderr=output) as process,
-        httpx.Client(base_url=url, timeout=30) as api,
+        prefect_api(str(url)) as api,
     ):
         try:
             wait_until(lambda: answers(api))
