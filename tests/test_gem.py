@@ -19,6 +19,19 @@ pytest.importorskip("gem", reason="GEM is not installed: pip install gem-llm==0.
 
 ROOT = Path(__file__).parent.parent
 GUESS = "gem:game:GuessTheNumber-v0-easy"
+OWN_LUCK = """
+import logging, random
+import numpy as np
+from tests.test_gem import GUESS, play
+
+random.seed(1)
+np.random.seed(1)
+expected = random.Random(1).random(), np.random.RandomState(1).random()
+handlers = [*logging.root.handlers]
+play(GUESS, [3], lambda _: "no number")
+assert (random.random(), np.random.random()) == expected
+assert logging.root.handlers == handlers
+"""
 
 
 def play(name: str, seeds: list[int], answer: Callable[[str], str]) -> "tuple[list, ScriptedDoor]":
@@ -76,22 +89,9 @@ def test_a_question_of_a_data_set_is_the_seed_s() -> None:
 
 def test_the_program_s_own_luck_and_logging_are_left_alone() -> None:
     """In a process of its own: the SDK's threads draw from this one's luck for their retries."""
-    subprocess.run([sys.executable, "-c", OWN_LUCK], cwd=ROOT, check=True, timeout=120)
-
-
-OWN_LUCK = """
-import logging, random
-import numpy as np
-from tests.test_gem import GUESS, play
-
-random.seed(1)
-np.random.seed(1)
-expected = random.Random(1).random(), np.random.RandomState(1).random()
-handlers = [*logging.root.handlers]
-play(GUESS, [3], lambda _: "no number")
-assert (random.random(), np.random.random()) == expected
-assert logging.root.handlers == handlers
-"""
+    command = [sys.executable, "-c", OWN_LUCK]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_answer_that_is_no_move_ends_the_game_with_the_environment_s_own_reward() -> None:
