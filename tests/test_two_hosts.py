@@ -23,7 +23,7 @@ SERVER = f"http://{ADDRESSES[HERE]}:4200/api"
 RATCHET = [sys.executable, "-m", "flows.cli"]
 SHORT = ["--set", "steps=2", "--set", "rollouts.groups=8"]
 TRAIN = [*RATCHET, "train", "guess_the_number", *SHORT]
-CUT_SECONDS = 15.0
+CUT_SECONDS = 20.0
 """Longer than a lease lasts."""
 
 pytestmark = [
