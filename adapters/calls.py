@@ -155,7 +155,7 @@ class Completion:
     started: datetime
     ended: datetime
     request_sha: str = ""
-    """Of all that can change the answer (`adapters.recorded.request_sha`)."""
+    """Of all that can change the answer (`adapters.door.recorded.request_sha`)."""
     replayed: bool = False
     """Whether it was sampled in an earlier attempt, and only given again in this one."""
     usage: Usage | None = None

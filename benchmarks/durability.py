@@ -27,8 +27,8 @@ from transformers import AutoTokenizer
 
 from adapters.calls import Begun, Completion, Policy, Sampler, Sampling
 from adapters.chat import Chat
-from adapters.door import Door
-from adapters.tinker import connect
+from adapters.door.door import Door
+from adapters.tinker.service import connect
 from benchmarks.measuring import Took, alternated, machine, paired_ratio, table
 from benchmarks.turns import TURNS, Turn, turns
 from engine.base_models import find

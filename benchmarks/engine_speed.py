@@ -15,7 +15,7 @@ import tinker
 import torch
 import transformers
 
-from adapters.tinker import Service, connect
+from adapters.tinker.service import Service, connect
 from benchmarks import plain_transformers as plain
 from benchmarks.measuring import SPEED, alternated, machine, speed_rows, table
 from engine.base_models import find

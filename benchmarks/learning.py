@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from tasks.checkpoints import Ledger
 from tasks.evaluations import read_evaluation
 from tasks.metrics import read_metrics
-from tasks.runs import folder_of, recipe_of
+from tasks.storage.run_folder import folder_of, recipe_of
 
 HOW = "sampled"
 SECONDS = ("seconds/sampling", "seconds/training")

@@ -8,8 +8,8 @@ from adapters.calls import POLICY, Place
 from adapters.chat import Chat
 from agents.hello import question
 from engine.base_models import find
-from flows.opening import sampled, train_split
 from flows.recipe import Recipe
+from flows.runtime.open_run import sampled, train_split
 from tasks.shards import choose
 
 

@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from adapters.errors import UserError
-from flows.ahead import quiet_prefect
-from flows.asking import IfExists, settle
-from flows.running import trained
+from flows.runtime.command_line import trained
+from flows.runtime.existing_run import IfExists, settle
+from flows.runtime.prefect_startup import quiet_prefect
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -67,7 +67,7 @@ def train(
 def resume(run: Run, verbose: Verbose = False) -> None:
     """Go on with a run where it stopped, by the recipe it was started with."""
     from flows.deployments import changed_recipe
-    from tasks.runs import folder_of, recipe_of
+    from tasks.storage.run_folder import folder_of, recipe_of
 
     print(trained(run, changed_recipe(recipe_of(folder_of(run))), verbose))
 
@@ -82,8 +82,8 @@ def fork(
 ) -> None:
     """Go on with a copy of a run from any of its steps; what lies before is shared, not copied."""
     from flows.deployments import changed_recipe
-    from tasks.forks import fork_run
-    from tasks.runs import folder_of, recipe_of
+    from flows.runtime.forks import fork_run
+    from tasks.storage.run_folder import folder_of, recipe_of
 
     parent, name = folder_of(run), as_ or f"{run}-at-{at}"
     recipe = changed_recipe(recipe_of(parent), set_ or [])
@@ -100,8 +100,8 @@ def replay(
 ) -> None:
     """Train anew from a run's recorded rollouts, say with another algorithm; nothing is sampled."""
     from flows.deployments import changed_recipe
-    from tasks.forks import replay_run
-    from tasks.runs import folder_of, recipe_of
+    from flows.runtime.forks import replay_run
+    from tasks.storage.run_folder import folder_of, recipe_of
 
     parent, name = folder_of(run), as_ or f"{run}-replay-{datetime.now():%Y%m%d-%H%M%S}"
     recipe = changed_recipe(recipe_of(parent), set_ or [])
@@ -129,7 +129,7 @@ def evaluate(
     recipe = named_recipe(name, set_ or [])
     quiet_prefect(verbose)
     from flows.evaluate import evaluate as flow
-    from tasks.reports import scores_table
+    from tasks.reports.reports import scores_table
 
     evaluated = flow(recipe=recipe, run=run, checkpoint=checkpoint, model=model)
     print(scores_table(evaluated.scores))
@@ -150,7 +150,7 @@ def dryrun(
 ) -> None:
     """Play a few examples, show what is recorded of them, and train nothing."""
     from flows.deployments import named_recipe
-    from flows.rehearsing import offline, rehearsed, without_service
+    from flows.runtime.dryrun_recipe import offline, rehearsed, without_service
 
     recipe = rehearsed(named_recipe(name, set_ or []), examples)
     if not online:
@@ -158,7 +158,7 @@ def dryrun(
         without_service()
     quiet_prefect(verbose)
     from flows.dryrun import dryrun as flow
-    from tasks.runs import delete_run, folder_of
+    from tasks.storage.run_folder import delete_run, folder_of
 
     folder = folder_of(run := f"dryruns/{name}-{datetime.now():%Y%m%d-%H%M%S}")
     try:
@@ -179,7 +179,7 @@ def serve(
     port: Annotated[int, typer.Option(help="0 is any that is free.")] = 0,
 ) -> None:
     """Serve a checkpoint to any OpenAI client, until Ctrl-C or the end of stdin."""
-    from flows.serving import serving, stdin_closed
+    from flows.runtime.serving import serving, stdin_closed
 
     with serving(model, port) as served, suppress(KeyboardInterrupt):
         for variable, value in served.exports().items():
@@ -216,8 +216,8 @@ def worker(
 @app.command()
 def runs() -> None:
     """List the runs of this folder."""
-    from tasks.reports import runs_table
-    from tasks.runs import runs_root
+    from tasks.reports.reports import runs_table
+    from tasks.storage.run_folder import runs_root
 
     print(runs_table(runs_root()))
 

@@ -2,13 +2,13 @@
 
 from prefect import flow
 
-from flows.opening import opened, sampled, train_split
 from flows.recipe import Recipe
-from flows.rehearsing import DryRun
-from tasks.dryruns import describe
+from flows.runtime.dryrun_recipe import DryRun
+from flows.runtime.open_run import opened, sampled, train_split
 from tasks.evaluations import score_spans
-from tasks.runs import policy_folder
+from tasks.reports.dryruns import describe
 from tasks.stages import assemble_trajectories, build_datums, collect_rollouts, draw_shard
+from tasks.storage.run_folder import policy_folder
 
 
 @flow(name="dryrun")

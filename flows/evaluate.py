@@ -2,10 +2,10 @@
 
 from prefect import flow
 
-from flows.contenders import Contender
-from flows.opening import opened
 from flows.recipe import Recipe
-from flows.scoring import Evaluated, held_out, scored, settings_tag
+from flows.runtime.eval_targets import Contender
+from flows.runtime.open_run import opened
+from flows.runtime.scoring import Evaluated, held_out, scored, settings_tag
 from tasks.evaluations import read_evaluation
 from tasks.stages import list_games
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from adapters.calls import POLICY
-from adapters.roles import check_role, policy_of
+from adapters.door.roles import check_role, policy_of
 from tasks.datums import check_loss
 
 LossName = Literal["importance_sampling", "ppo", "cispo", "dro", "gspo"]

@@ -3,14 +3,13 @@
 from prefect import flow
 from prefect.runtime import flow_run
 
-from flows.opening import opened
-from flows.outcome import Outcome, outcome_of
 from flows.recipe import Recipe
-from flows.scoring import score
-from tasks.artifacts import Progress, publish
-from tasks.forks import replay_run
+from flows.runtime.forks import replay_run
+from flows.runtime.open_run import opened
+from flows.runtime.run_summary import Outcome, outcome_of
+from flows.runtime.scoring import score
 from tasks.metrics import Metrics
-from tasks.runs import exists, folder_of
+from tasks.reports.artifacts import Progress, publish
 from tasks.stages import (
     assemble_trajectories,
     build_datums,
@@ -18,6 +17,7 @@ from tasks.stages import (
     record_step,
     update_policy,
 )
+from tasks.storage.run_folder import exists, folder_of
 
 
 @flow(name="replay")

@@ -3,13 +3,12 @@
 from prefect import flow
 from prefect.runtime import flow_run
 
-from flows.opening import opened, sampled, train_split
-from flows.outcome import Outcome, outcome_of
 from flows.recipe import Recipe
-from flows.scoring import score
-from tasks.artifacts import Progress, publish
+from flows.runtime.open_run import opened, sampled, train_split
+from flows.runtime.run_summary import Outcome, outcome_of
+from flows.runtime.scoring import score
 from tasks.metrics import Metrics
-from tasks.runs import named
+from tasks.reports.artifacts import Progress, publish
 from tasks.stages import (
     assemble_trajectories,
     build_datums,
@@ -19,6 +18,7 @@ from tasks.stages import (
     record_step,
     update_policy,
 )
+from tasks.storage.run_folder import named
 
 
 @flow(name="train")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from adapters.errors import UserError
-from tasks.files import append_line, read_lines
+from tasks.storage.files import append_line, read_lines
 
 INTENT, APPLIED, SAVED = "intent", "applied", "saved"
 

@@ -12,7 +12,7 @@ import tinker
 
 from tasks.advantages import advantages_by_call
 from tasks.returns import Calls, Returns, calls_of, returns_by_role
-from tasks.tables import arrays, read, write
+from tasks.storage.tables import arrays, read, write
 from tasks.trajectories import LISTS
 
 Normalise = Literal["none", "tokens", "rollouts"]

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 
-from adapters.rewards import Reward, RewardError, check_roles
+from adapters.harness.rewards import Reward, RewardError, check_roles
 from tasks.spans import Span, credit_span, error_span, reward_span
 
 Times = tuple[datetime, datetime]

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from tasks.checksums import verified
-from tasks.files import write_text
 from tasks.metrics import COST
-from tasks.tables import select
+from tasks.storage.checksums import verified
+from tasks.storage.files import write_text
+from tasks.storage.tables import select
 
 QUERY = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
 

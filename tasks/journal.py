@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from adapters.children import keep_from_children
 from adapters.errors import UserError
-from tasks.files import is_full
 from tasks.spans import SCHEMA, TIMES, Span, check, identity, table, without_answered
-from tasks.tables import read, write
+from tasks.storage.files import is_full
+from tasks.storage.tables import read, write
 
 OPENING = b'{"crc32": "%08x", "span": '
 CLOSING = b"}\n"

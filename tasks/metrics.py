@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from adapters.calls import POLICY
 from tasks.advantages import is_uniform
-from tasks.checksums import verified
-from tasks.files import append_line, read_lines
-from tasks.tables import arrays, read, select
+from tasks.storage.checksums import verified
+from tasks.storage.files import append_line, read_lines
+from tasks.storage.tables import arrays, read, select
 from tasks.trajectories import TRAINED_ROLES, rewards_by_role
 
 QUERY = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")

@@ -19,9 +19,9 @@ from engine.answering import Answerer
 from engine.pretraining import Shape
 from tasks.corpora.conversation import Conversation, Exam
 from tasks.corpora.mixture import LAST_SHARES, Shares, examined, stream
-from tasks.durability import durable
-from tasks.files import append_line, write_text
 from tasks.model_cards import card
+from tasks.storage.durability import durable
+from tasks.storage.files import append_line, write_text
 
 MAX_ANSWER_TOKENS = 48
 

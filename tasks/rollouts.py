@@ -10,24 +10,24 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+from adapters.players import HERE, Job, Player, PlayerLost, PlayersFailed
 from fastapi import APIRouter
 
-from adapters.agents import Endpoint, Example, contained_task
-from adapters.answerers import Answerer
 from adapters.calls import POLICY, Begun, Completion, Policy, Sampler, Sampling
 from adapters.cancelling import cancelled
 from adapters.chat import Chat
-from adapters.door import Door
-from adapters.inside import asking
+from adapters.door.backends import Answerer
+from adapters.door.door import Door
+from adapters.harness.agents import Endpoint, Example, contained_task
+from adapters.harness.current_rollout import asking
+from adapters.harness.loop_watchdog import told_of_standstill
+from adapters.harness.rewards import Reward
 from adapters.loopback import Listening
-from adapters.players import HERE, Job, Player, PlayerLost, PlayersFailed
-from adapters.rewards import Reward
-from adapters.standstill import told_of_standstill
-from adapters.tinker import Service
+from adapters.tinker.service import Service
 from tasks.checkpoints import Checkpoint
 from tasks.ends import end_spans
 from tasks.journal import Journal, read_journal
-from tasks.recorded import recorded_calls
+from tasks.recorded_calls import recorded_calls
 from tasks.shards import Example as Row
 from tasks.spans import ERROR, REWARD, Span, begun_span, call_span
 

@@ -11,8 +11,8 @@ from typing import Any, TypedDict
 import duckdb
 
 from adapters.errors import UserError
-from tasks.files import write_text
-from tasks.tables import select
+from tasks.storage.files import write_text
+from tasks.storage.tables import select
 
 # CSV knows no types, so its values stay the strings they are ("007" is not 7) and an empty cell is
 # None; JSON lines are parsed by Python's json, so that nothing is guessed to be a date.

@@ -11,10 +11,10 @@ from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
+from adapters.players import AgentFailed
 
 from adapters.calls import Begun, Completion
-from adapters.players import AgentFailed
-from adapters.structured import outcomes
+from adapters.dialects.structured import outcomes
 
 Span = dict[str, Any]
 """A row of SCHEMA; columns it lacks are null. JSON columns hold plain values, times `datetime`s."""

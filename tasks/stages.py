@@ -8,15 +8,15 @@ from pathlib import Path
 from adapters.calls import Sampling
 from tasks.checkpoints import Checkpoint
 from tasks.datums import Normalise, write_datums
-from tasks.durability import durable
 from tasks.evaluations import score_spans, write_evaluation
-from tasks.files import write_text
-from tasks.games import write_games
 from tasks.journal import seal
 from tasks.metrics import COST, Metrics, divergence, measure, of_policy, record_metrics
+from tasks.reports.games import write_games
 from tasks.rollouts import Runner, plan
 from tasks.shards import Source, choose, read_shard, write_shard
-from tasks.tables import read
+from tasks.storage.durability import durable
+from tasks.storage.files import write_text
+from tasks.storage.tables import read
 from tasks.trajectories import write_trajectories
 from tasks.updates import Learner
 

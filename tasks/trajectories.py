@@ -6,8 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from adapters.calls import POLICY
-from tasks.checksums import verified
-from tasks.tables import arrays, select, write
+from tasks.storage.checksums import verified
+from tasks.storage.tables import arrays, select, write
 
 QUERY = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
 TRAINED_ROLES = (POLICY,)
@@ -26,7 +26,7 @@ def assemble(spans: Path, trained_roles: Sequence[str] = TRAINED_ROLES) -> pa.Ta
     one, or else the rollout's. Calls that no policy answered have no tokens.
 
     `begins` says why a trajectory does not continue an earlier call: it is `new` (a conversation
-    without history), or a prefix broke. Then it is the door's reason (`adapters.prefixes.Prompt`),
+    without history), or a prefix broke. Then it is the door's reason (`adapters.door.prefixes.Prompt`),
     a `branch` (another call has already grown from the same one), or a `mismatch`: the door says
     the tokens were kept, and they are not the same.
     """

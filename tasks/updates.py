@@ -9,11 +9,11 @@ from secrets import token_hex
 import numpy as np
 
 from adapters.calls import Sampler
-from adapters.faults import ServiceFailed, ServiceRefused
-from adapters.tinker import Service
+from adapters.tinker.faults import ServiceFailed, ServiceRefused
+from adapters.tinker.live_policy import Lora, Method, Trainee
+from adapters.tinker.service import Service
 from tasks.checkpoints import Checkpoint, Ledger
-from tasks.rebuilds import Rebuilder, Rebuilt, read_batch
-from tasks.trainees import Lora, Method, Trainee
+from tasks.recovery import Rebuilder, Rebuilt, read_batch
 
 __all__ = ["Learner", "Lora", "Method", "Update"]
 

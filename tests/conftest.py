@@ -9,7 +9,7 @@ import pytest
 
 if TYPE_CHECKING:
     from adapters.calls import Completion
-    from adapters.door import Door
+    from adapters.door.door import Door
     from tests.opened_door import Opened
 
 # Read when the packages are imported: nothing leaves this machine, and ids are found in the cache.

@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     import tinker
 
-    from adapters.tinker import Service
+    from adapters.tinker.service import Service
 
 # Everything heavy is imported where it is used: a test that needs no engine loads this file too.
 
@@ -109,7 +109,7 @@ def tiny_chat_service(state: Path) -> "Iterator[Service]":
     """The shipped model's service, as a run has it."""
     import tinker
 
-    from adapters.tinker import Service
+    from adapters.tinker.service import Service
 
     with (
         serving(TINY, state) as address,

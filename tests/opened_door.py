@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from adapters.calls import Completion, Policy, Sampling
 from adapters.chat import Chat
-from adapters.door import Door
+from adapters.door.door import Door
 
 TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
 CHAT = Chat(AutoTokenizer.from_pretrained(TINY), context=400)

@@ -10,11 +10,11 @@ import numpy as np
 from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
-from adapters.agents import Endpoint, Example
-from adapters.answerers import answerers
 from adapters.calls import POLICY, Completion, Policy, Sampling
 from adapters.chat import Chat
-from adapters.door import Door
+from adapters.door.backends import answerers
+from adapters.door.door import Door
+from adapters.harness.agents import Endpoint, Example
 
 TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
 TOKEN = "a-token-of-this-door"

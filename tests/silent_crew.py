@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from adapters.agents import Endpoint, load_agent
+from adapters.harness.agents import Endpoint, load_agent
 
 OPENS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
 STARTS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system")

@@ -14,20 +14,20 @@ from typing import Any
 import anyio
 import openai
 import pytest
+from adapters.players import Here
 from openai import AsyncOpenAI
 
-from adapters.agents import contained_task, load_agent
 from adapters.calls import Sampling
 from adapters.chat import Chat
-from adapters.players import Here
-from adapters.tinker import Service
+from adapters.harness.agents import contained_task, load_agent
+from adapters.tinker.service import Service
 from tasks.checkpoints import Checkpoint
 from tasks.datums import write_datums
 from tasks.journal import Journal, read_journal, seal
 from tasks.metrics import measure
 from tasks.rollouts import Runner, plan
-from tasks.runs import opened_run
-from tasks.tables import read
+from tasks.storage.run_folder import opened_run
+from tasks.storage.tables import read
 from tasks.trajectories import rewards_by_group, write_trajectories
 from tests.engine_server import TINY, tiny_chat_service
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from adapters.agents import load_agent
 from adapters.calls import POLICY
+from adapters.harness.agents import load_agent
 from agents import twenty_questions
 from flows.deployments import named_recipe
 from tasks.corpora import twenty_questions as corpus

@@ -10,8 +10,8 @@ import pytest
 from anthropic.types import TextBlock, ToolUseBlock
 from pydantic import BaseModel
 
-from adapters.anthropic_messages import error, read
 from adapters.calls import Choice, Format, Refused
+from adapters.dialects.anthropic_messages import error, read
 from tasks.spans import call_span
 from tests.opened_door import ASK, CALL, CHAT, TOKEN, Opened
 

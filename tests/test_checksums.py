@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.checksums import Damaged, verified
 from tasks.datums import read_datums, write_datums
 from tasks.journal import JournalError, read_journal, seal
 from tasks.metrics import measure
 from tasks.remaking import datums_of
 from tasks.spans import reward_span
-from tasks.tables import read, write
+from tasks.storage.checksums import Damaged, verified
+from tasks.storage.tables import read, write
 from tasks.trajectories import write_trajectories
 from tests.test_journal import NOON, call, written
 

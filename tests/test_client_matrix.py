@@ -14,7 +14,7 @@ from tinker import ModelInput, SampleResponse, SamplingParams
 
 from adapters.calls import POLICY
 from adapters.chat import Chat
-from adapters.door import Door
+from adapters.door.door import Door
 from tests.engine_server import connected, serving
 from tests.stand_in import END, TINY, TOKENIZER, StandIn, letters, tool_call
 from tests.token_identity import Reuse, differences, reuse

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from adapters.agents import Endpoint, load_agent
-from adapters.commands import LONGEST_OUTPUT, CommandFailed, NoCommand
-from adapters.rewards import Reward, RewardError
+from adapters.harness.agents import Endpoint, load_agent
+from adapters.harness.commands import LONGEST_OUTPUT, CommandFailed, NoCommand
+from adapters.harness.rewards import Reward, RewardError
 from tests.scripted_door import scripted_door
 
 NOWHERE = {"policy": Endpoint("http://127.0.0.1:1/v1", "a-secret-key", "policy")}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.datums import LOSS_INPUTS, build, check_loss, read_datums, write_datums
-from tasks.tables import write
+from tasks.storage.tables import write
 
 SCHEMA = pa.schema(
     [

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters import anthropic_messages, openai_chat, openai_responses
 from adapters.calls import Refused, Request, Sampling
-from adapters.dialects import DIALECTS, Dialect
-from adapters.prefixes import Prefixes
-from adapters.recorded import request_sha
-from adapters.structured import outcomes, told
+from adapters.dialects import anthropic_messages, openai_chat, openai_responses
+from adapters.dialects.structured import outcomes, told
+from adapters.dialects.table import DIALECTS, Dialect
+from adapters.door.prefixes import Prefixes
+from adapters.door.recorded import request_sha
 from tests.opened_door import CHAT
 
 WORDS = [

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from adapters.calls import Completion, Sampling
-from adapters.door import Door
+from adapters.door.door import Door
 from tasks import journal as journals
 from tasks.journal import Journal, JournalError, read_journal
 from tasks.spans import call_span
-from tasks.tables import read
+from tasks.storage.tables import read
 from tests.test_door import ASK, CHAT, TOKEN, Opened, Scripted
 from tests.test_journal import call
 from tests.test_recorded import Collect, collect, service

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 import agents
-from adapters.agents import Endpoint, load_agent
-from adapters.rewards import Reward
+from adapters.harness.agents import Endpoint, load_agent
+from adapters.harness.rewards import Reward
 from flows.recipe import Recipe
 from tasks.shards import Source
 from tests.scripted_door import scripted_door

@@ -12,7 +12,7 @@ import pytest
 import tinker
 
 from adapters.calls import Completion, Policy, Sampling
-from adapters.door import Door
+from adapters.door.door import Door
 from adapters.loopback import PortTaken
 from tests.opened_door import ASK, CALL, CHAT, TOKEN, TOOLS, Opened, Scripted
 

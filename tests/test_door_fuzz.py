@@ -21,8 +21,8 @@ from openai.types.chat.completion_create_params import CompletionCreateParams
 from openai.types.responses.response_create_params import ResponseCreateParams
 from pydantic import TypeAdapter
 
-from adapters.dialects import DIALECTS
-from adapters.door import Door
+from adapters.dialects.table import DIALECTS
+from adapters.door.door import Door
 from tests.requests_from_document import complaint, drawn, written
 from tests.requests_from_schema import Drawn
 from tests.stand_in import CHAT, StandIn, tool_call, turn

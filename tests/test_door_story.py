@@ -10,7 +10,7 @@ from tinker import ModelInput
 
 from adapters.calls import Completion, Policy, Sampling
 from adapters.chat import Chat
-from adapters.door import Door
+from adapters.door.door import Door
 from tasks.journal import Journal, read_spans, seal
 from tasks.spans import call_span
 from tests.engine_server import connected, serving

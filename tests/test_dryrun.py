@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.rehearsing import OfflineError, offline, rehearsed
-from tasks.drift import Drift, read_drift
-from tasks.tables import write
+from flows.runtime.dryrun_recipe import OfflineError, offline, rehearsed
+from tasks.reports.drift import Drift, read_drift
+from tasks.storage.tables import write
 from tests.small_recipe import small_recipe
 
 ROOT = Path(__file__).parent.parent

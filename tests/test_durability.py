@@ -8,9 +8,9 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 
-from tasks import files
-from tasks.durability import durable
-from tasks.files import appearing, write_text
+from tasks.storage import files
+from tasks.storage.durability import durable
+from tasks.storage.files import appearing, write_text
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 written: list[int] = []

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from adapters import engines
-from adapters.engines import engine_begun, running_engine
 from adapters.errors import ServiceError
+from adapters.tinker import engines
+from adapters.tinker.engines import engine_begun, running_engine
 
 pytestmark = pytest.mark.usefixtures("no_tinker")
 

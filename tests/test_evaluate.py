@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from adapters.calls import POLICY, Policy, Sampling
-from adapters.serving import OpenDoor
-from flows.contenders import Contender, ContenderError, named_checkpoint
+from adapters.door.serving import OpenDoor
 from flows.evaluate import evaluate
-from tasks.games import read_games
+from flows.runtime.eval_targets import Contender, ContenderError, named_checkpoint
 from tasks.journal import Journal, read_journal
-from tasks.reports import runs_table
-from tasks.runs import RunError
+from tasks.reports.games import read_games
+from tasks.reports.reports import runs_table
+from tasks.storage.run_folder import RunError
 from tests.small_recipe import small_recipe
 from tests.stand_in import CHAT, END, StandIn, letters
 

@@ -19,7 +19,7 @@ from tasks.evaluations import (
 )
 from tasks.shards import write_shard
 from tasks.spans import table
-from tasks.tables import write
+from tasks.storage.tables import write
 
 EARNED = {"kind": "reward", "reward_name": "reward", "reward": 1.0}
 

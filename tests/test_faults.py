@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from adapters.faults import ServiceRefused, TimedOut
+from adapters.tinker.faults import ServiceRefused, TimedOut
 from flows.recipe import Recipe
 from flows.train import train
 from tasks.journal import read_journal
@@ -61,7 +61,7 @@ def trained(name: str, engine: Address, timeout_seconds: float = 60) -> list[Any
 
 
 def folder_of(name: str) -> Path:
-    from tasks.runs import runs_root
+    from tasks.storage.run_folder import runs_root
 
     return runs_root() / name
 

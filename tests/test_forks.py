@@ -7,11 +7,11 @@ import pytest
 
 from flows.recipe import Recipe
 from flows.replay import replay
+from flows.runtime.forks import fork_run, replay_run
 from flows.train import train
-from tasks.forks import fork_run, replay_run
 from tasks.metrics import read_metrics
 from tasks.rollouts import Runner
-from tasks.runs import RunError, delete_run, recipe_at
+from tasks.storage.run_folder import RunError, delete_run, recipe_at
 from tests.small_recipe import small_recipe
 from tests.test_train import final_weights, without_clocks
 

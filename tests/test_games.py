@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tasks.games import read_games, write_games
+from tasks.reports.games import read_games, write_games
 from tasks.spans import table
-from tasks.tables import write
+from tasks.storage.tables import write
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 LOOK = {"type": "function", "function": {"name": "search", "arguments": "{}"}}

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from adapters.agents import load_agent
-from adapters.environments import NoEnvironment
-from adapters.rewards import Reward
+from adapters.harness.agents import load_agent
+from adapters.harness.environments import NoEnvironment
+from adapters.harness.rewards import Reward
 from tests.scripted_door import ScriptedDoor, scripted_door
 
 pytest.importorskip("gem", reason="GEM is not installed: pip install gem-llm==0.1.0")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.imports import when_imported
+from adapters.harness.imports import when_imported
 
 
 @pytest.fixture

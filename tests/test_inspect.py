@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.serving import serving
+from flows.runtime.serving import serving
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = "tests/inspect_program.py"  # Inspect wants it relative

@@ -8,7 +8,7 @@ from benchmarks.learning import draw, learning
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.evaluations import Outcome, score, write_evaluation
 from tasks.metrics import record_metrics
-from tasks.runs import opened_run
+from tasks.storage.run_folder import opened_run
 
 RECIPE = {"agent": "hello", "dataset": {"path": __file__}, "roles": {"judge": "openai/gpt-4o-mini"}}
 

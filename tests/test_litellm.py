@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from adapters.players import Here
 from pydantic import BaseModel
 
-import adapters.asked
-from adapters.agents import load_agent
+import adapters.door.call_sequence
 from adapters.calls import Refused, Sampling
-from adapters.inside import asked, asking, asking_at
+from adapters.harness.agents import load_agent
+from adapters.harness.current_rollout import asked, asking, asking_at
 from adapters.litellm import Helped, complete, loaded
-from adapters.players import Here
-from adapters.tinker import Service
+from adapters.tinker.service import Service
 from tasks.checkpoints import Checkpoint
 from tasks.journal import read_journal
 from tasks.rollouts import Runner, plan
@@ -272,8 +272,8 @@ def test_a_caller_that_gave_up_finds_its_answer_when_it_comes_back(
         first.cancel()
         return await ask()
 
-    recognised = adapters.asked._again
-    monkeypatch.setattr(adapters.asked, "_again", again)
+    recognised = adapters.door.call_sequence._again
+    monkeypatch.setattr(adapters.door.call_sequence, "_again", again)
     inside.sampler.hold = slow
     assert asyncio.run(twice()).id == inside.spans[0].response_id
     assert len(inside.spans) == 1

@@ -9,7 +9,7 @@ import pytest
 from tasks.datums import read_datums, write_datums
 from tasks.metrics import divergence, measure, read_metrics, record_metrics
 from tasks.spans import table
-from tasks.tables import write
+from tasks.storage.tables import write
 from tasks.trajectories import write_trajectories
 
 

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from adapters.calls import Choice, Format, Refused
-from adapters.openai_chat import error, read
-from adapters.openai_fields import spelt
+from adapters.dialects.openai_chat import error, read
+from adapters.dialects.openai_fields import spelt
 
 HELLO = {"role": "user", "content": "hello"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}

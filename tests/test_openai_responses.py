@@ -9,7 +9,7 @@ from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel
 
 from adapters.calls import Choice, Format, Refused
-from adapters.openai_responses import error, read
+from adapters.dialects.openai_responses import error, read
 from tasks.spans import call_span
 from tests.opened_door import ASK, CALL, CHAT, Opened
 

@@ -13,16 +13,16 @@ from prefect.settings import PREFECT_API_URL
 from safetensors.numpy import load_file
 
 from flows.evaluate import evaluate
-from flows.policies import lora_seed
 from flows.recipe import Recipe
 from flows.replay import replay
+from flows.runtime.forks import fork_run
+from flows.runtime.policies import lora_seed
 from flows.train import train
 from tasks.checkpoints import Ledger
-from tasks.forks import fork_run
 from tasks.metrics import read_metrics
-from tasks.reports import list_runs
-from tasks.runs import RunError, policy_folder, policy_names
-from tasks.tables import read
+from tasks.reports.reports import list_runs
+from tasks.storage.run_folder import RunError, policy_folder, policy_names
+from tasks.storage.tables import read
 from tests.test_train import without_clocks
 from tests.two_policies import CHANGES, two_policies
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
-from adapters.answers import answered
-from adapters.asked import Delivery, RoleCalls
 from adapters.calls import Completion, Message, Policy, Request, Sampling
 from adapters.chat import Chat
-from adapters.prefixes import Prefixes
+from adapters.door.call_sequence import Delivery, RoleCalls
+from adapters.door.policy_backend import answered
+from adapters.door.prefixes import Prefixes
 
 TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
 CHAT = Chat(AutoTokenizer.from_pretrained(TINY))

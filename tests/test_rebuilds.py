@@ -14,13 +14,13 @@ import pytest
 import tinker
 from tinker import AdamParams
 
-from adapters.faults import ServiceFailed
-from adapters.tinker import Service
+from adapters.tinker.faults import ServiceFailed
+from adapters.tinker.live_policy import Trainee
+from adapters.tinker.service import Service
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
 from tasks.datums import SCHEMA
-from tasks.rebuilds import ProbeError
-from tasks.tables import write
-from tasks.trainees import Trainee
+from tasks.recovery import ProbeError
+from tasks.storage.tables import write
 from tasks.updates import Learner, Lora, Method
 from tests.engine_server import Address, connected
 

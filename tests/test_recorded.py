@@ -5,21 +5,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from adapters.players import Here
 from openai import AsyncOpenAI
 
-from adapters.agents import load_agent
 from adapters.calls import Sampling
 from adapters.chat import Chat
-from adapters.players import Here
-from adapters.tinker import Service
+from adapters.harness.agents import load_agent
+from adapters.tinker.service import Service
 from tasks.checkpoints import Checkpoint
 from tasks.datums import write_datums
 from tasks.journal import read_journal, seal
 from tasks.metrics import Metrics, measure
-from tasks.recorded import recorded_calls
+from tasks.recorded_calls import recorded_calls
 from tasks.rollouts import Runner, plan
 from tasks.spans import Span, reward_span
-from tasks.tables import read
+from tasks.storage.tables import read
 from tasks.trajectories import write_trajectories
 from tests.engine_server import TINY, tiny_chat_service
 from tests.test_journal import NOON

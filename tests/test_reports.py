@@ -12,9 +12,9 @@ from tasks.checkpoints import Ledger
 from tasks.datums import write_datums
 from tasks.evaluations import Outcome, Spent, score
 from tasks.metrics import record_metrics
-from tasks.reports import list_runs, metrics_table, runs_table, scores_table, transcripts
+from tasks.reports.reports import list_runs, metrics_table, runs_table, scores_table, transcripts
 from tasks.spans import Span, table
-from tasks.tables import write
+from tasks.storage.tables import write
 from tasks.trajectories import write_trajectories
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "sql.md"

@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from adapters.players import Here
 from openai import AsyncOpenAI
 
-from adapters.agents import load_agent
-from adapters.answerers import answerers
 from adapters.calls import Place, Policy, Request, Sampling
-from adapters.players import Here
-from adapters.prefixes import Prefixes
-from adapters.recorded import Memory, Recorded
-from adapters.roles import check_role
-from adapters.scripted import ScriptError
-from adapters.tinker import Service
+from adapters.door.backends import answerers
+from adapters.door.prefixes import Prefixes
+from adapters.door.recorded import Memory, Recorded
+from adapters.door.roles import check_role
+from adapters.door.scripted import ScriptError
+from adapters.harness.agents import load_agent
+from adapters.tinker.service import Service
 from tasks.checkpoints import Checkpoint
 from tasks.datums import write_datums
 from tasks.journal import read_journal, seal
 from tasks.metrics import measure
 from tasks.rollouts import Runner, plan
 from tasks.spans import Span
-from tasks.tables import read
+from tasks.storage.tables import read
 from tasks.trajectories import write_trajectories
 from tests.opened_door import TOKEN, admitted, opening
 from tests.stand_in import CHAT, END, StandIn, letters, turn

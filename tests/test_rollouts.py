@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from adapters.players import Here
 from openai import AsyncOpenAI, OpenAI
 
-from adapters.agents import load_agent
 from adapters.calls import Sampler, Sampling
 from adapters.chat import Chat
-from adapters.players import Here
-from adapters.tinker import Service
+from adapters.harness.agents import load_agent
+from adapters.tinker.service import Service
 from tasks.checkpoints import Checkpoint
 from tasks.journal import read_journal
 from tasks.rollouts import Runner, plan

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runs import RunError, folder_of, latest_run, named, opened_run, recipe_of
+from tasks.storage.run_folder import RunError, folder_of, latest_run, named, opened_run, recipe_of
 
 RECIPE = {
     "agent": "hello",
@@ -46,7 +46,7 @@ def test_another_recipe_is_refused_with_what_differs() -> None:
 
 def test_a_second_process_is_refused_with_the_first_ones_name(root: Path) -> None:
     program = (
-        "from tasks.runs import opened_run\n"
+        "from tasks.storage.run_folder import opened_run\n"
         f"with opened_run('one', {RECIPE!r}, 'f00d'): print('open', flush=True); input()"
     )
     with subprocess.Popen(

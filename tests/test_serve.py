@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from adapters.calls import Sampling
-from adapters.serving import asked_sampling
+from adapters.door.serving import asked_sampling
 from flows.cli import app
-from flows.contenders import ContenderError
-from flows.opening import opened
-from flows.serving import Served, serving
+from flows.runtime.eval_targets import ContenderError
+from flows.runtime.open_run import opened
+from flows.runtime.serving import Served, serving
 from tests.engine_server import Address
 from tests.small_recipe import small_recipe
 from tests.two_policies import two_policies

@@ -1,6 +1,6 @@
 import json
 
-from adapters.sse import data
+from adapters.dialects.sse import data
 
 
 def test_a_piece_is_one_line_whatever_a_client_takes_for_the_end_of_a_line() -> None:

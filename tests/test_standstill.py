@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from adapters.standstill import told_of_standstill
+from adapters.harness.loop_watchdog import told_of_standstill
 
 
 async def blocking(seconds: float) -> None:

@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from adapters.calls import Choice, Format, Message, Refused, Request, Sampling
-from adapters.recorded import request_sha
-from adapters.structured import format_of, outcomes, told
+from adapters.dialects.structured import format_of, outcomes, told
+from adapters.door.recorded import request_sha
 from tasks.spans import call_span
 from tests.opened_door import ASK, CALL, CHAT, TOOLS, Opened
 

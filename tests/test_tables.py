@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.tables import arrays, select, write
+from tasks.storage.tables import arrays, select, write
 
 
 def test_a_query_is_answered_in_its_order_with_its_parameters(tmp_path: Path) -> None:

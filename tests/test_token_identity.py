@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from tinker import SamplingParams
 
-from adapters.door import Door
+from adapters.door.door import Door
 from tests.stand_in import CHAT, StandIn, anything, letters, tool_call, turn
 from tests.token_identity import Reuse, differences, reuse
 from tests.witness import TOKEN, Witnessed

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from adapters.agents import AgentError
 from adapters.errors import EngineDied, ServiceError
-from adapters.tinker import Service
+from adapters.harness.agents import AgentError
+from adapters.tinker.live_policy import Applying, Trainee
+from adapters.tinker.service import Service
 from flows.evaluate import evaluate
 from flows.train import train
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics
 from tasks.rollouts import Runner
-from tasks.runs import RunError
 from tasks.shards import DatasetError
-from tasks.trainees import Applying, Trainee
+from tasks.storage.run_folder import RunError
 from tests.small_recipe import HELLO, small_recipe
 
 OF_A_RESTART = ("seconds/", "replay/", "rollouts/retried", "calls/lost")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.spans import table
-from tasks.tables import write
+from tasks.storage.tables import write
 from tasks.trajectories import assemble, rewards_by_group, write_trajectories
 
 ROLLOUT = "train-00000-0000-00"

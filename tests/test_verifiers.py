@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from adapters.agents import load_agent
-from adapters.commands import CommandFailed
-from adapters.environments import NoEnvironment
+from adapters.harness.agents import load_agent
+from adapters.harness.commands import CommandFailed
+from adapters.harness.environments import NoEnvironment
 from tests.scripted_door import scripted_door
 
 ROOT = Path(__file__).parent.parent

@@ -7,8 +7,8 @@ import pytest
 
 from adapters.errors import UserError
 from tasks.journal import Journal, seal
+from tasks.reports.views import spans_view
 from tasks.spans import Span, reward_span
-from tasks.views import spans_view
 from tests.test_journal import NOON, call
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "sql.md"

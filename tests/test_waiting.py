@@ -12,8 +12,8 @@ import tinker
 from tinker.types import RequestErrorCategory
 
 from adapters.errors import EngineDied
-from adapters.faults import ServiceFailed, ServiceRefused, TimedOut, is_passing, told
-from adapters.tinker import PatientSampler, Service
+from adapters.tinker.faults import ServiceFailed, ServiceRefused, TimedOut, is_passing, told
+from adapters.tinker.service import PatientSampler, Service
 from adapters.waiting import Wait
 
 

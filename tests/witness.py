@@ -10,7 +10,7 @@ from tinker import ModelInput, SampleResponse, SamplingParams
 
 from adapters.calls import POLICY, Completion, Place, Policy, Sampler, Sampling
 from adapters.chat import Chat
-from adapters.door import Door
+from adapters.door.door import Door
 from tasks.journal import Journal, read_spans, seal
 from tasks.spans import call_span, reward_span
 from tasks.trajectories import assemble

@@ -1,0 +1,57 @@
+"""A request's body: read to its end, and strictly as JSON."""
+
+import json
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from adapters.dialects.fields import bad
+
+LARGEST_BODY = 16 * 1024 * 1024
+DEEPEST = 200
+"""Levels of nesting; what reads a body goes down them on the stack."""
+
+
+async def whole(request: Request) -> bytes:
+    """The body, read to its end even if refused: a client that still writes reads no answer."""
+    parts, size = [], 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size <= LARGEST_BODY:
+                parts.append(part)
+    except ClientDisconnect as error:
+        raise bad("The client left before its request was whole.") from error
+    if size > LARGEST_BODY:
+        text = f"The body has {size} bytes; the most that is read is {LARGEST_BODY}."
+        raise bad(text, code="body_too_large")
+    return b"".join(parts)
+
+
+def parsed(body: bytes) -> object:
+    """The JSON value of a body. Python would also read NaN, 1e999 and half of a surrogate pair."""
+    try:
+        value = json.loads(body, parse_constant=_no_constant)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        _check_depth(value)
+    except (ValueError, RecursionError) as error:
+        raise bad(f"The body is not JSON ({error}).", code="invalid_json") from error
+    return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _check_depth(value: object) -> None:
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+
+
+def _inside(value: object) -> list[object]:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [item for item in inner if isinstance(item, dict | list)]

@@ -1,0 +1,186 @@
+"""request → completion: renders, samples, and reads what was sampled."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import tinker
+from tinker import ModelInput, SamplingParams
+
+from adapters.calls import Begun, Completion, Message, Place, Policy, Refused, Request, Sampling
+from adapters.chat import Chat
+from adapters.dialects.structured import told
+from adapters.door.prefixes import Prompt
+from adapters.door.recorded import Memory, request_sha
+
+NOT_NOTHING = " ?"
+"""What a client gets for an empty answer: several crash on none, and ask again without end."""
+
+USER_ERRORS = (tinker.BadRequestError, tinker.UnprocessableEntityError)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What was kept of a sequence; `words` is its text if a stop string of the client cut it."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    stopped: bool
+    words: str | None
+
+
+async def answered(
+    request: Request,
+    place: Place,
+    memory: Memory,
+    *,
+    chat: Chat,
+    policy: Policy,
+    sampling: Sampling,
+    run_seed: int,
+) -> Completion:
+    """The policy's answer to a call. It is not yet recorded, nor known to the memory's prefixes."""
+    started, sha = datetime.now(UTC), request_sha(request, sampling)
+    again = memory.recorded.answer(place, request, sha, policy.version)
+    if again is not None:
+        return again
+    prompt = memory.prefixes.prompt(request.messages, request.tools, told(request))
+    most = _most_tokens(request, sampling, chat, len(prompt.tokens))
+    seed = place.seed(run_seed)
+    params = SamplingParams(
+        max_tokens=most,
+        seed=seed,
+        stop=_stops(request, chat),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+    )
+    memory.begin(Begun(place, sha, policy.version, seed, started))
+    sampled = _kept(await _sample(policy, prompt, params), request.stop, chat)
+    message = _message(sampled, request, place, chat)
+    return Completion(
+        place=place,
+        response_id=f"chatcmpl-{place.name('answer')}",
+        request=request,
+        sampling=Sampling(most, sampling.temperature, sampling.top_p, sampling.top_k),
+        seed=seed,
+        prompt_tokens=prompt.tokens,
+        prefix_len=prompt.prefix_len,
+        prefix_call=prompt.prefix_call,
+        prefix_how=prompt.how,
+        sampled_tokens=sampled.tokens,
+        logprobs=sampled.logprobs,
+        finish_reason=_finish_reason(sampled, message),
+        message=message,
+        policy_version=policy.version,
+        renderer=chat.renderer,
+        tokenizer_sha=chat.tokenizer_sha,
+        started=started,
+        ended=datetime.now(UTC),
+        request_sha=sha,
+    )
+
+
+def stop_string(completion: Completion, chat: Chat) -> str | None:
+    """The client's stop string that ended an answer; None if something else did."""
+    if completion.finish_reason == "length" or chat.ended(completion.sampled_tokens):
+        return None
+    text = chat.said_text(completion.sampled_tokens)
+    reached = [stop for stop in completion.request.stop if stop in text]
+    return min(reached, key=text.find, default=None)
+
+
+def _most_tokens(request: Request, sampling: Sampling, chat: Chat, prompt: int) -> int:
+    wanted = min(request.max_tokens or sampling.max_tokens, sampling.max_tokens)
+    if chat.context is None:
+        return wanted
+    if prompt >= chat.context:
+        raise Refused(
+            400,
+            f"This model's maximum context length is {chat.context} tokens, and the messages have "
+            f"{prompt} tokens. Please reduce the length of the messages.",
+            code="context_length_exceeded",
+            param="messages",
+        )
+    return min(wanted, chat.context - prompt)
+
+
+def _stops(request: Request, chat: Chat) -> list[int] | list[str]:
+    """The SDK takes token ids or strings, not both: beside a client's strings, ours are spelt out.
+
+    A sampler that does not see special tokens in text runs on past them; `_kept` then cuts.
+    """
+    if not request.stop:
+        return chat.stop_tokens
+    return [*request.stop, *(chat.text([token]) for token in chat.stop_tokens)]
+
+
+async def _sample(policy: Policy, prompt: Prompt, params: SamplingParams) -> tinker.SampledSequence:
+    try:
+        response = await policy.sampler.sample(ModelInput.from_ints(prompt.tokens), 1, params)
+    except tinker.RequestFailedError as error:
+        raise _refusal(error, error.category == tinker.types.RequestErrorCategory.User) from error
+    except (tinker.TinkerError, ValueError, ConnectionError, TimeoutError) as error:
+        raise _refusal(error, isinstance(error, USER_ERRORS)) from error
+    return response.sequences[0]
+
+
+def _refusal(error: Exception, by_user: bool) -> Refused:
+    body = getattr(error, "body", None)
+    said = body.get("detail", error) if isinstance(body, dict) else error
+    if by_user:
+        return Refused(400, f"The sampler refused the request: {said}", code="sampler_refused")
+    text = f"The sampler could not answer ({type(error).__name__}: {said}); try again."
+    return Refused(503, text, code="sampler_unavailable")
+
+
+def _kept(sequence: tinker.SampledSequence, stops: Sequence[str], chat: Chat) -> Sampled:
+    """The sequence up to its first stop, whichever the sampler heeded.
+
+    A prefix of a sampled sequence was sampled too, so cutting keeps tokens and log-probabilities
+    exact. `words` is its text before the client's stop string, if one was reached.
+    """
+    tokens, logprobs = sequence.tokens, sequence.logprobs
+    if logprobs is None or len(logprobs) != len(tokens):
+        raise Refused(503, "The sampler gave no log-probabilities.", code="sampler_unavailable")
+    end = next((i + 1 for i, token in enumerate(tokens) if token in chat.stop_tokens), None)
+    stopped = end is not None or sequence.stop_reason == "stop"
+    tokens = tokens[:end]
+    words = None
+    if any(stop in chat.said_text(tokens) for stop in stops):
+        tokens = tokens[: _first_with(stops, tokens, chat)]
+        text = chat.said_text(tokens)
+        words = text[: min(text.find(stop) for stop in stops if stop in text)]
+    return Sampled(tokens, logprobs[: len(tokens)], stopped or words is not None, words)
+
+
+def _first_with(stops: Sequence[str], tokens: Sequence[int], chat: Chat) -> int:
+    """How many tokens it takes for a stop string to appear: by bisection, since it then stays."""
+    low, high = 1, len(tokens)
+    while low < high:
+        middle = (low + high) // 2
+        text = chat.said_text(tokens[:middle])
+        if any(stop in text for stop in stops):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _message(sampled: Sampled, request: Request, place: Place, chat: Chat) -> Message:
+    """The message the client gets: never empty, its tool calls with ids of ours."""
+    tokens = sampled.tokens if sampled.words is None else chat.encode(sampled.words)
+    message = chat.parse(tokens, with_tools=request.may_call)
+    calls = message.get("tool_calls", ())
+    if calls:
+        name = place.name("tool call")
+        message["tool_calls"] = [{"id": f"call_{name}{i}", **call} for i, call in enumerate(calls)]
+    elif not message["content"].strip():
+        message["content"] = NOT_NOTHING
+    return message
+
+
+def _finish_reason(sampled: Sampled, message: Message) -> str:
+    if not sampled.stopped:
+        return "length"
+    return "tool_calls" if message.get("tool_calls") else "stop"

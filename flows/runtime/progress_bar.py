@@ -1,0 +1,46 @@
+"""A bar in the terminal that follows a run's metrics file while the run goes on."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tasks.storage.files import read_lines
+
+LOOK_SECONDS = 0.5
+
+
+@contextmanager
+def showing_progress(folder: Path, steps: int) -> Iterator[None]:
+    """Show steps and reward on stderr until the block ends."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[reward]}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+    )
+    task = bar.add_task(f"training {folder.name}", total=steps, reward="starting")
+    over = Event()
+
+    def follow() -> None:
+        while not over.wait(LOOK_SECONDS):
+            lines = read_lines(folder / "metrics.jsonl")
+            if lines:
+                reward = json.loads(lines[-1]).get("reward/mean")
+                said = "no reward" if reward is None else f"reward {reward:+.2f}"
+                bar.update(task, completed=len(lines), reward=said)
+
+    with bar:
+        thread = Thread(target=follow, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()

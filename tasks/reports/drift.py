@@ -1,0 +1,52 @@
+"""trajectories → drift: in how many turns the tokens of the history were kept exactly."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from tasks.storage.tables import arrays, read
+from tasks.trajectories import LISTS
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Of one trained role. A turn is a call that has a history: an earlier answer in its messages.
+
+    Where the tokens of that answer are not those that were sampled, the trajectory ends: `broken`
+    counts by reason (`tasks.trajectories.assemble` names them).
+    """
+
+    role: str
+    turns: int
+    kept: int
+    broken: Mapping[str, int]
+
+    def __str__(self) -> str:
+        reasons = ", ".join(f"{count} by {reason}" for reason, count in self.broken.items())
+        if not self.turns:
+            return f"{self.role}: no call had a history"
+        return (
+            f"{self.role}: {self.kept} of {self.turns} turns kept the tokens that were sampled "
+            f"({self.kept / self.turns:.0%}); broken: {reasons or 'none'}"
+        )
+
+
+def read_drift(trajectories: Path) -> list[Drift]:
+    """The drift of every role of which something is trained, by the role's name."""
+    table = read(trajectories)
+    trained = [bool(mask.any()) for mask in arrays(table["mask"])]
+    rows = table.filter(pa.array(trained, pa.bool_())).drop_columns(list(LISTS)).to_pylist()
+    return [
+        _drift(role, [row for row in rows if row["role"] == role])
+        for role in sorted({row["role"] for row in rows})
+    ]
+
+
+def _drift(role: str, trajectories: list[dict]) -> Drift:
+    reasons = Counter(row["begins"] for row in trajectories)
+    begun = reasons.pop("new", 0)
+    calls = sum(row["calls"] for row in trajectories)
+    return Drift(role, calls - begun, calls - len(trajectories), dict(sorted(reasons.items())))
