@@ -1,6 +1,5 @@
-"""The command line: thin over the flows."""
+"""The command line of Ratchet: a thin layer over the flows."""
 
-import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Annotated
 import typer
 
 from adapters.errors import UserError
-from flows.runtime.command_line import trained
+from flows.runtime.command_line import train_with_bar
 from flows.runtime.existing_run import IfExists, settle
 from flows.runtime.prefect_startup import quiet_prefect
 
@@ -40,8 +39,8 @@ def train(
     set_: Overrides = None,
     steps: Annotated[int | None, typer.Option(help="Short for --set steps=N.")] = None,
     search: Annotated[bool, typer.Option("--search", help="Short for NAME-search.")] = False,
-    rollouts: Annotated[
-        str | None, typer.Option(help="Short for --set rollouts.where=…, such as workers.")
+    batches: Annotated[
+        int | None, typer.Option(help="Short for --set rollouts.batches=N.")
     ] = None,
     run: Annotated[
         str | None, typer.Option(help="The run's name; that of the agent and the time if empty.")
@@ -56,20 +55,21 @@ def train(
 
     name = f"{name}-search" if search else name
     overrides = [*(set_ or []), *([f"steps={steps}"] if steps else [])]
-    overrides += [f"rollouts.where={rollouts}"] if rollouts else []
+    overrides += [f"rollouts.batches={batches}"] if batches else []
     recipe = named_recipe(name, overrides)
     run = run or f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     settle(run, if_exists)
-    print(trained(run, recipe, verbose))
+    print(train_with_bar(run, recipe, verbose))
 
 
 @app.command()
 def resume(run: Run, verbose: Verbose = False) -> None:
     """Go on with a run where it stopped, by the recipe it was started with."""
     from flows.deployments import changed_recipe
-    from tasks.storage.run_folder import folder_of, recipe_of
+    from tasks.storage.manifest import recipe_of
+    from tasks.storage.run_folder import folder_of
 
-    print(trained(run, changed_recipe(recipe_of(folder_of(run))), verbose))
+    print(train_with_bar(run, changed_recipe(recipe_of(folder_of(run))), verbose))
 
 
 @app.command()
@@ -83,12 +83,13 @@ def fork(
     """Go on with a copy of a run from any of its steps; what lies before is shared, not copied."""
     from flows.deployments import changed_recipe
     from flows.runtime.forks import fork_run
-    from tasks.storage.run_folder import folder_of, recipe_of
+    from tasks.storage.manifest import recipe_of
+    from tasks.storage.run_folder import folder_of
 
     parent, name = folder_of(run), as_ or f"{run}-at-{at}"
     recipe = changed_recipe(recipe_of(parent), set_ or [])
     fork_run(parent, name, at, recipe.model_dump(mode="json"), recipe.fingerprint())
-    print(trained(name, recipe, verbose))
+    print(train_with_bar(name, recipe, verbose))
 
 
 @app.command()
@@ -101,12 +102,13 @@ def replay(
     """Train anew from a run's recorded rollouts, say with another algorithm; nothing is sampled."""
     from flows.deployments import changed_recipe
     from flows.runtime.forks import replay_run
-    from tasks.storage.run_folder import folder_of, recipe_of
+    from tasks.storage.manifest import recipe_of
+    from tasks.storage.run_folder import folder_of
 
     parent, name = folder_of(run), as_ or f"{run}-replay-{datetime.now():%Y%m%d-%H%M%S}"
     recipe = changed_recipe(recipe_of(parent), set_ or [])
     replay_run(parent, name, recipe.model_dump(mode="json"), recipe.fingerprint())
-    print(trained(name, recipe, verbose))
+    print(train_with_bar(name, recipe, verbose))
 
 
 @app.command()
@@ -150,25 +152,25 @@ def dryrun(
 ) -> None:
     """Play a few examples, show what is recorded of them, and train nothing."""
     from flows.deployments import named_recipe
-    from flows.runtime.dryrun_recipe import offline, rehearsed, without_service
+    from flows.runtime.dryrun_recipe import forget_service, shrink, take_offline
 
-    recipe = rehearsed(named_recipe(name, set_ or []), examples)
+    recipe = shrink(named_recipe(name, set_ or []), examples)
     if not online:
-        recipe = offline(recipe)
-        without_service()
+        recipe = take_offline(recipe)
+        forget_service()
     quiet_prefect(verbose)
     from flows.dryrun import dryrun as flow
-    from tasks.storage.run_folder import delete_run, folder_of
+    from tasks.storage.run_folder import folder_of
 
     folder = folder_of(run := f"dryruns/{name}-{datetime.now():%Y%m%d-%H%M%S}")
     try:
-        outcome = flow(recipe=recipe, run=run)
+        result = flow(recipe=recipe, run=run)
     finally:
         if not keep and folder.exists():
-            delete_run(folder)
-    print(outcome.report)
-    if outcome.failed:
-        raise UserError(f"{outcome.failed} of {outcome.rollouts} rollouts failed; see above")
+            folder.delete()
+    print(result.report)
+    if result.failed:
+        raise UserError(f"{result.failed} of {result.rollouts} rollouts failed; see above")
 
 
 @app.command()
@@ -179,47 +181,20 @@ def serve(
     port: Annotated[int, typer.Option(help="0 is any that is free.")] = 0,
 ) -> None:
     """Serve a checkpoint to any OpenAI client, until Ctrl-C or the end of stdin."""
-    from flows.runtime.serving import serving, stdin_closed
+    from flows.runtime.serving import serve_model, stdin_closed
 
-    with serving(model, port) as served, suppress(KeyboardInterrupt):
+    with serve_model(model, port) as served, suppress(KeyboardInterrupt):
         for variable, value in served.exports().items():
             print(f"export {variable}={value}", flush=True)
         served.until(stdin_closed())
 
 
 @app.command()
-def worker(
-    server: Annotated[
-        str | None, typer.Option(help="The API of the Prefect server that knows the runs.")
-    ] = None,
-    door: Annotated[
-        str | None, typer.Option(help="A run's door, as http://HOST:PORT, instead of any found.")
-    ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Rollouts at the same time.")] = 16,
-    processes: Annotated[int, typer.Option(min=1, help="In how many processes.")] = 1,
-) -> None:
-    """Play the rollouts of runs that were started with --rollouts workers, until Ctrl-C.
-
-    Runs of this machine are found by their folders, others on the Prefect server, which needs
-    RATCHET_TOKEN: any word that was set for the run as well.
-    """
-    if server:
-        os.environ["PREFECT_API_URL"] = server
-    quiet_prefect(verbose=False)
-    from flows.worker import work
-
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("adapters.worker").setLevel(logging.INFO)
-    work(door, concurrency, processes)
-
-
-@app.command()
 def runs() -> None:
     """List the runs of this folder."""
     from tasks.reports.reports import runs_table
-    from tasks.storage.run_folder import runs_root
 
-    print(runs_table(runs_root()))
+    print(runs_table())
 
 
 @app.command()
@@ -264,7 +239,7 @@ def pretrain(
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """What a user can mend is said in one line; the rest keeps its stack trace."""
+    """Print errors that a user can mend in one line; other errors keep their stack trace."""
     try:
         yield
     except UserError as error:
@@ -273,7 +248,7 @@ def plain_errors() -> Iterator[None]:
 
 
 def main() -> None:
-    """The console script `ratchet`."""
+    """Run the console script `ratchet`."""
     sys.path.insert(0, str(Path.cwd()))  # agents of the project that we are run in
     with plain_errors():
         app()

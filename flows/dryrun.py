@@ -1,17 +1,19 @@
-"""dryrun: a handful of examples through everything but the update."""
+"""Play a handful of examples through everything but the update."""
 
 from prefect import flow
 
 from flows.recipe import Recipe
+from flows.runtime.by_policy import assemble, build
 from flows.runtime.dryrun_recipe import DryRun
-from flows.runtime.open_run import opened, sampled, train_split
+from flows.runtime.open_run import name_of_run, open_run, train_split, training_sampling
+from flows.runtime.task_runner import task_runner
 from tasks.evaluations import score_spans
 from tasks.reports.dryruns import describe
-from tasks.stages import assemble_trajectories, build_datums, collect_rollouts, draw_shard
-from tasks.storage.run_folder import policy_folder
+from tasks.shards import draw_shard
+from tasks.storage.run_folder import shard_name
 
 
-@flow(name="dryrun")
+@flow(name="dryrun", flow_run_name=name_of_run)
 def dryrun(recipe: Recipe, run: str) -> DryRun:
     """Play the first step's examples with the untrained model, as far as datums.
 
@@ -19,30 +21,19 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
         recipe: How many examples, and how often each is played, is its `rollouts`.
         run: The name of the folder that is left, such as dryruns/hello.
     """
-    algorithm, rollouts, batch = recipe.algorithm, recipe.rollouts, "train-00000"
-    with opened(recipe, run) as parts:
-        folder = parts.folder
-        shard = draw_shard(folder, batch, train_split(recipe), recipe.seed, 0, rollouts.groups)
-        spans = collect_rollouts(
-            folder,
-            batch,
-            parts.runner,
-            shard,
-            parts.ledger.at(0),
-            rollouts.group_size,
-            sampled(recipe),
-            rollouts.attempts,
+    rollouts, sampling = recipe.rollouts, training_sampling(recipe)
+    with open_run(recipe, run) as opened, task_runner(rollouts) as runner:
+        path = opened.folder.shard(shard_name("train", 0))
+        shard = draw_shard(path, train_split(recipe), recipe.seed, 0, rollouts.groups)
+        batches = runner.play_shard(
+            opened, shard, 0, sampling, rollouts.group_size, rollouts.attempts
         )
-    smallest = rollouts.smallest_group()
-    weighing = algorithm.advantage, algorithm.normalise, smallest, algorithm.discount
-    made = {}
-    for name, roles in recipe.policies().items():
-        own = policy_folder(folder, name)
-        trajectories = assemble_trajectories(own, 0, spans, roles)
-        made[name] = trajectories, build_datums(own, 0, trajectories, *weighing)
+        trajectories = assemble(opened, 0, batches)
+        datums = build(opened, 0, trajectories, recipe.credit())
+    spans = [batch.result() for batch in batches]
     score = score_spans(spans, shard)
     return DryRun(
         rollouts=score.rollouts,
         failed=score.failed,
-        report=describe(spans, made),
+        report=describe(spans, trajectories, datums),
     )

@@ -1,41 +1,51 @@
-"""evaluate: one model, on held-out examples."""
+"""Evaluate one model on held-out examples."""
 
 from prefect import flow
+from prefect.runtime import flow_run
 
 from flows.recipe import Recipe
-from flows.runtime.eval_targets import Contender
-from flows.runtime.open_run import opened
-from flows.runtime.scoring import Evaluated, held_out, scored, settings_tag
+from flows.runtime.eval_targets import EvalTarget
+from flows.runtime.evaluation import Evaluation, play_held_out, score, settings_tag
+from flows.runtime.open_run import open_run
+from flows.runtime.task_runner import task_runner
 from tasks.evaluations import read_evaluation
-from tasks.stages import list_games
+from tasks.reports.games import list_games
 
 
-@flow(name="evaluate")
+def _name_of_target() -> str:
+    asked = flow_run.parameters
+    return f"evaluate {asked.get('model') or asked.get('run') or asked['recipe'].agent}"
+
+
+@flow(name="evaluate", flow_run_name=_name_of_target)
 def evaluate(
     recipe: Recipe,
     run: str | None = None,
     checkpoint: int | None = None,
     model: str | None = None,
-) -> Evaluated:
+) -> Evaluation:
     """Score a model; what was played before, by the same settings, is read and not repeated.
 
     Args:
-        recipe: Whose `evaluation` says how; for a run's checkpoint the rest is the run's own.
+        recipe: Its `evaluation` gives the settings; for a run's checkpoint the rest is the run's.
         run: The run; if empty the newest of the agent whose roles train the same policies.
         checkpoint: After how many steps; the last if empty.
         model: Instead of run and checkpoint, RUN@STEP; or `base`, the recipe's untrained model; or
             a model of LiteLLM, such as openai/gpt-4o-mini, which then answers as the policy.
     """
-    contender = Contender.of(recipe, run, checkpoint, model)
-    asked, tag = contender.asked, settings_tag(contender.bound, contender.asked)
-    with opened(contender.bound, contender.run) as parts:
-        folder, step = parts.folder, contender.step
-        at = parts.ledger.at(parts.last_step() if step is None else step)
-        spans = held_out(asked, parts, at, tag)
-        file = scored(asked, folder, spans, f"{at.version}{tag}")
+    target = EvalTarget.find(recipe, run, checkpoint, model)
+    asked, tag = target.asked, settings_tag(target.bound, target.asked)
+    with (
+        open_run(target.bound, target.run) as opened,
+        task_runner(target.bound.rollouts) as runner,
+    ):
+        step = opened.policies.last_step() if target.step is None else target.step
+        opened.ledger.at(step)  # refuse a checkpoint that the run does not have
+        played = play_held_out(asked, opened, runner, step, tag)
+        file = score(asked, opened, played, f"{step:05d}{tag}")
         columns, threshold = asked.dataset.columns, asked.evaluation.threshold
         games = {
-            how: list_games(folder, path.stem, path, columns, threshold)
-            for how, path in spans.items()
+            how: list_games(opened.folder.games(p.shard.stem), p.spans, columns, threshold)
+            for how, p in played.items()
         }
-    return Evaluated(file=file, scores=read_evaluation(file), games=games)
+    return Evaluation(file=file, scores=read_evaluation(file), games=games)

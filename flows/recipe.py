@@ -2,27 +2,29 @@
 
 import hashlib
 import json
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from tinker import AdamParams
+from tinker.types import LossFnType
 
 from adapters.calls import POLICY
 from adapters.door.roles import check_role, policy_of
-from tasks.datums import check_loss
-
-LossName = Literal["importance_sampling", "ppo", "cispo", "dro", "gspo"]
-LOSS_SETTINGS: dict[str, set[str]] = {
-    "importance_sampling": set(),
-    "ppo": {"clip_low_threshold", "clip_high_threshold"},
-    "cispo": {"clip_low_threshold", "clip_high_threshold"},
-    "dro": {"beta"},
-    "gspo": {"clip_low_threshold", "clip_high_threshold"},
-}
+from adapters.tinker.live_policy import UpdateMethod
+from tasks.advantages import CreditAssignment
+from tasks.losses import LOSSES, check_loss
 
 CHANGES_NO_RESULT: Any = {
     "service": True,
     "checkpoints": {"probe_tolerance"},
-    "rollouts": {"where", "processes", "listen"},
+    "rollouts": {"batches"},
 }
 
 
@@ -76,18 +78,12 @@ class Rollouts(Section):
     concurrency: int = Field(default=128, ge=1)
     """Rollouts that run at the same time."""
 
+    batches: int = Field(default=1, ge=1)
+    """Rollout batches of a step: parallel tasks that fail, retry and resume apart. Tokens, datums
+    and weights are the same with any number."""
+
     timeout_seconds: float = Field(default=120, gt=0)
-    """A rollout that takes longer has failed."""
-
-    where: Literal["here", "processes", "workers"] = "here"
-    """Who plays them: the run's process, a pool of processes (for agents that compute), or any
-    `ratchet worker`, here or on other machines. Tokens, datums and weights are the same."""
-
-    processes: int = Field(default=0, ge=0)
-    """How many processes the pool has, if that is where; 0 is one for each processor."""
-
-    listen: str = Field(default="127.0.0.1", pattern=r"^[^:\s]+(:\d{1,5})?$")
-    """Where the door listens for workers, as `host` or `host:port`; 0.0.0.0 is all addresses."""
+    """A rollout whose agent takes longer has failed; waiting for the model's answers is free."""
 
     max_tokens: int = Field(default=64, ge=1)
     """The most tokens one call may sample."""
@@ -113,20 +109,6 @@ class Rollouts(Section):
     """A group with fewer rollouts than that is not trained; of `drop_group` it is the whole."""
 
     @model_validator(mode="after")
-    def _players_are_asked_for(self) -> Self:
-        if self.processes and self.where != "processes":
-            raise ValueError(
-                f"processes {self.processes} does nothing where rollouts are played by "
-                f"{self.where}; leave it out, or set where: processes"
-            )
-        if self.listen != "127.0.0.1" and self.where != "workers":
-            raise ValueError(
-                f"listen {self.listen} does nothing where rollouts are played by {self.where}, "
-                "since only workers come from elsewhere; leave it out, or set where: workers"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _groups_are_treated_as_asked(self) -> Self:
         waits = self.partial_groups == "wait"
         if waits != (self.attempts > 1):
@@ -146,8 +128,12 @@ class Rollouts(Section):
             )
         return self
 
-    def smallest_group(self) -> int:
-        """A group that has fewer rollouts to train on is left out."""
+    def concurrency_of_batch(self) -> int:
+        """Return how many rollouts of one batch run at the same time."""
+        return max(1, self.concurrency // self.batches)
+
+    def min_group_size(self) -> int:
+        """Return the size below which a group is not trained on."""
         return self.group_size if self.partial_groups == "drop_group" else self.minimum_group
 
 
@@ -158,7 +144,9 @@ class Algorithm(Section):
     """Rewards less their group's mean, or less the mean of the group's others (RLOO);
     `standardized` divides by the group's deviation as well (GRPO)."""
 
-    loss: LossName = "importance_sampling"
+    loss: Annotated[str, WithJsonSchema({"type": "string", "enum": [*LOSSES]})] = (
+        "importance_sampling"
+    )
     """Tinker's name of the loss."""
 
     loss_settings: dict[str, float] = {}
@@ -172,15 +160,8 @@ class Algorithm(Section):
     """Tinker sums a loss over tokens; divide it by the step's tokens, or by its rollouts."""
 
     @model_validator(mode="after")
-    def _settings_belong_to_the_loss(self) -> Self:
-        ignored = sorted(self.loss_settings.keys() - LOSS_SETTINGS[self.loss])
-        if ignored:
-            known = ", ".join(sorted(LOSS_SETTINGS[self.loss])) or "none"
-            raise ValueError(
-                f"the loss {self.loss} would ignore {', '.join(ignored)} (it reads: {known}); "
-                "remove them or choose another loss"
-            )
-        check_loss(self.loss, self.normalise)
+    def _loss_is_in_the_table(self) -> Self:
+        check_loss(self.loss, self.loss_settings, self.normalise)
         return self
 
 
@@ -247,8 +228,8 @@ class Checkpoints(Section):
         return step == steps or step % self.every == 0
 
 
-class Patience(Section):
-    """How the Tinker service is waited for."""
+class ServicePatience(Section):
+    """Patience with the Tinker service."""
 
     timeout_seconds: float = Field(default=600, gt=0)
     """The longest wait for one answer; then the task fails, and is retried on a new client."""
@@ -287,7 +268,7 @@ class Recipe(Section):
     optimizer: Optimizer
     evaluation: Evaluation = Evaluation()
     checkpoints: Checkpoints = Checkpoints()
-    service: Patience = Patience()
+    service: ServicePatience = ServicePatience()
     tracking: Tracking = Tracking()
 
     @field_validator("roles")
@@ -305,6 +286,19 @@ class Recipe(Section):
             if name is not None and role != POLICY:
                 trained.setdefault(name, []).append(role)
         return {name: tuple(roles) for name, roles in trained.items()}
+
+    def credit(self) -> CreditAssignment:
+        """Return how rewards become advantages."""
+        algorithm, min_group_size = self.algorithm, self.rollouts.min_group_size()
+        return CreditAssignment(
+            algorithm.advantage, algorithm.normalise, min_group_size, algorithm.discount
+        )
+
+    def update_method(self) -> UpdateMethod:
+        """Return the loss, its settings and the optimizer."""
+        loss = cast(LossFnType, self.algorithm.loss)
+        optimizer = AdamParams(**self.optimizer.model_dump())
+        return UpdateMethod(loss, self.algorithm.loss_settings, optimizer)
 
     def fingerprint(self) -> str:
         """SHA-256 of the recipe's canonical JSON: a run is bound to it.

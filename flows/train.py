@@ -1,69 +1,57 @@
-"""train: the whole path. One optimizer step a shard, each from the checkpoint the last one left."""
+"""Train a policy by reinforcement learning on an agent's own rollouts.
+
+Each step compares the rollouts of one example with each other (group-relative advantages, as
+`algorithm.advantage` says), weighs every sampled token by the advantage of its call, and takes one
+optimizer step on `algorithm.loss`. There is no value network and no reference model, and sampling
+is on-policy: step k is sampled by the weights after k updates.
+"""
 
 from prefect import flow
-from prefect.runtime import flow_run
 
 from flows.recipe import Recipe
-from flows.runtime.open_run import opened, sampled, train_split
-from flows.runtime.run_summary import Outcome, outcome_of
-from flows.runtime.scoring import score
-from tasks.metrics import Metrics
+from flows.runtime.by_policy import assemble, build, record_step, update
+from flows.runtime.evaluation import evaluate_checkpoint
+from flows.runtime.open_run import name_of_run, open_run, train_split, training_sampling
+from flows.runtime.run_summary import RunSummary, summarize_run
+from flows.runtime.task_runner import task_runner
+from tasks.metrics import StepFiles
 from tasks.reports.artifacts import Progress, publish
-from tasks.stages import (
-    assemble_trajectories,
-    build_datums,
-    collect_rollouts,
-    draw_shard,
-    measure_step,
-    record_step,
-    update_policy,
-)
-from tasks.storage.run_folder import named
+from tasks.shards import draw_shard
+from tasks.storage.run_folder import shard_name
 
 
-@flow(name="train")
-def train(recipe: Recipe, run: str | None = None) -> Outcome:
+@flow(name="train", flow_run_name=name_of_run)
+def train(recipe: Recipe, run: str | None = None) -> RunSummary:
     """Train the model behind an agent.
 
     Args:
         recipe: Everything the run depends on.
         run: Its name, a folder under runs/; a run that exists continues where it stopped.
     """
-    source, sampling, steps = train_split(recipe), sampled(recipe), recipe.steps
-    rollouts, algorithm = recipe.rollouts, recipe.algorithm
-    smallest = rollouts.smallest_group()
-    weighing = algorithm.advantage, algorithm.normalise, smallest, algorithm.discount
-    with opened(recipe, run or named(recipe.agent, flow_run.id[:8])) as parts:
-        folder, runner, ledger = parts.folder, parts.runner, parts.ledger
-        progress = Progress(folder, steps)
-        for step in range(parts.steps_done(), steps):
-            checkpoint = ledger.at(step)
-            if recipe.evaluation.due(step, steps):
-                score(recipe, parts, checkpoint)
-            batch, saves = f"train-{step:05d}", recipe.checkpoints.due(step + 1, steps)
-            shard = draw_shard(folder, batch, source, recipe.seed, step, rollouts.groups)
-            spans = collect_rollouts(
-                folder,
-                batch,
-                runner,
-                shard,
-                checkpoint,
-                rollouts.group_size,
-                sampling,
-                rollouts.attempts,
+    source, sampling, rollouts = train_split(recipe), training_sampling(recipe), recipe.rollouts
+    credit, method = recipe.credit(), recipe.update_method()
+    with open_run(recipe, run or name_of_run()) as opened, task_runner(rollouts) as runner:
+        folder, progress = opened.folder, Progress(opened.folder, recipe.steps)
+        for step in opened.steps_left():
+            if recipe.evaluation.due(step, recipe.steps):
+                evaluate_checkpoint(recipe, opened, runner, step)
+            shard = draw_shard(
+                folder.shard(shard_name("train", step)),
+                source,
+                recipe.seed,
+                step,
+                rollouts.groups,
+                rollouts.batches,
             )
-            metrics: Metrics = {}
-            for policy in parts.policies:
-                own, roles = policy.folder, policy.roles
-                trajectories = assemble_trajectories(own, step, spans, roles)
-                datums = build_datums(own, step, trajectories, *weighing)
-                before = policy.ledger.at(step)
-                update = update_policy(own, step, policy.learner, before, datums, saves)
-                made = trajectories, datums, update
-                metrics |= measure_step(policy.name, spans, *made, smallest, roles)
-            record_step(folder, step, metrics)
-            parts.tracker.log(metrics, step)
-            progress.show(step, metrics)
-        score(recipe, parts, ledger.at(steps))
+            spans = runner.play_shard(
+                opened, shard, step, sampling, rollouts.group_size, rollouts.attempts
+            )
+            trajectories = assemble(opened, step, spans)
+            datums = build(opened, step, trajectories, credit)
+            saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
+            updates = update(opened, step, datums, method, with_state=saves_state)
+            files = StepFiles([batch.result() for batch in spans], trajectories, datums, updates)
+            progress.show(step, record_step(opened, step, files, credit.min_group_size))
+        evaluate_checkpoint(recipe, opened, runner, recipe.steps)
         publish(folder)
-    return outcome_of(folder)
+    return summarize_run(folder)

@@ -1,19 +1,38 @@
-"""Rewards of one group → advantages. Pure: no files, no clock, no network."""
+"""Rewards of one group → advantages. All functions are pure."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean, stdev
+from typing import Literal
+
+Normalise = Literal["none", "tokens", "rollouts"]
 
 Estimator = Callable[[Sequence[float]], list[float]]
 
 
+@dataclass(frozen=True)
+class CreditAssignment:
+    """How rewards become the advantages of sampled tokens.
+
+    `discount` is γ of the returns of calls, `advantage` a name of ADVANTAGES, and `normalise` the
+    scale of a step's advantages (`tasks.datums.build`). A group with fewer than `min_group_size`
+    rollouts to train on is left out.
+    """
+
+    advantage: str
+    normalise: Normalise = "none"
+    min_group_size: int = 1
+    discount: float = 1.0
+
+
 def is_uniform(rewards: Sequence[float]) -> bool:
-    """Whether all rewards are equal: such a group, or a lone rollout, teaches nothing."""
+    """Return whether all rewards are equal, so that every advantage is 0."""
     return min(rewards) == max(rewards)
 
 
 def centred(rewards: Sequence[float]) -> list[float]:
-    """REINFORCE with the group's mean as baseline (Dr. GRPO): r_i - mean."""
+    """Subtract the group's mean: r_i - mean (Dr. GRPO, arXiv:2503.20783)."""
     if is_uniform(rewards):  # exactly zero, which r - mean need not be: fmean([.1, .1, .1]) > .1
         return [0.0] * len(rewards)
     mean = fmean(rewards)
@@ -21,10 +40,10 @@ def centred(rewards: Sequence[float]) -> list[float]:
 
 
 def standardized(rewards: Sequence[float]) -> list[float]:
-    """GRPO: (r_i - mean) / deviation, with the unbiased (n - 1) deviation.
+    """Standardize: (r_i - mean) / deviation (GRPO, arXiv:2402.03300).
 
-    Unbiased as in TRL, verl and Trinity, so that their learning rates carry over; the population's
-    would be larger by sqrt(n / (n - 1)): 7 % at a group of 8. No epsilon is added to the deviation.
+    The deviation is the unbiased one (n - 1), as in TRL, verl and Trinity, so that their learning
+    rates carry over. No epsilon is added to it.
     """
     if is_uniform(rewards):
         return [0.0] * len(rewards)
@@ -33,7 +52,7 @@ def standardized(rewards: Sequence[float]) -> list[float]:
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
-    """RLOO: each reward less the mean of the others, which is n / (n - 1) times centred."""
+    """Subtract the mean of the others (RLOO, arXiv:2402.14740): n / (n - 1) times `centred`."""
     count = len(rewards)
     return [advantage * count / (count - 1) if advantage else 0.0 for advantage in centred(rewards)]
 
@@ -48,10 +67,9 @@ ADVANTAGES: dict[str, Estimator] = {
 def advantages_of(
     groups: Mapping[str, Mapping[str, float | None]], estimator: str
 ) -> dict[str, float]:
-    """Group → rollout → reward becomes rollout → advantage.
+    """Map group → rollout → reward to rollout → advantage.
 
-    A rollout without a reward is not in its group: it has no advantage, and no other rollout's
-    baseline knows of it.
+    A rollout without a reward is not in its group: it gets no advantage and enters no baseline.
     """
     if estimator not in ADVANTAGES:
         raise ValueError(f"no advantage '{estimator}' (there is: {', '.join(ADVANTAGES)})")
@@ -68,11 +86,10 @@ def advantages_of(
 def advantages_by_call(
     group: Mapping[str, Sequence[float]], estimator: str
 ) -> dict[str, list[float]]:
-    """Rollout → the returns of its calls, of one group, becomes rollout → their advantages.
+    """Map rollout → returns of its calls, in one group, to rollout → advantages of its calls.
 
-    The n-th call is compared with the n-th of the other rollouts, as far as they came to one: a
-    baseline may depend on time (Williams 1992), not on what is sampled. One that a single rollout
-    came to has the advantage 0. Of one return each this is `advantages_of`.
+    The n-th call is compared with the n-th calls of the other rollouts: a baseline may depend on
+    time, not on what is sampled (Williams 1992). A call without a counterpart has the advantage 0.
     """
     advantages: dict[str, list[float]] = {rollout: [] for rollout in group}
     for call in range(max(map(len, group.values()), default=0)):

@@ -1,4 +1,4 @@
-"""The ledger of a run: what was begun, what was applied, what is saved. Resuming is reading it."""
+"""The ledger of a policy's checkpoints: which were begun, applied and saved."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -9,15 +9,17 @@ from adapters.errors import UserError
 from tasks.storage.files import append_line, read_lines
 
 INTENT, APPLIED, SAVED = "intent", "applied", "saved"
+NAMES = {INTENT: {"step"}, APPLIED: {"step"}, SAVED: {"step", "sampler", "state"}}
+"""What a line of each phase names."""
 
 
 class CheckpointError(UserError):
-    """The run has no such checkpoint, or its ledger is not one."""
+    """Refusal of a checkpoint that a run does not have, or of a damaged ledger."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The policy after `step` updates; checkpoint 0 is the untrained LoRA."""
+    """A policy after `step` updates; checkpoint 0 is the untrained LoRA."""
 
     step: int
     sampler: str
@@ -27,23 +29,23 @@ class Checkpoint:
 
     @property
     def version(self) -> str:
-        """How spans name it."""
+        """Name of the checkpoint in spans."""
         return f"{self.step:05d}"
 
 
 class Ledger:
-    """checkpoints.jsonl: for every checkpoint a line before its update is submitted (`intent`), one
-    once the update's results are in (`applied`), and one after what it names is saved (`saved`).
+    """The file checkpoints.jsonl.
 
-    Lines are never changed. A checkpoint that is made again gets all of them again, and counts as
-    it was made last. A line without a phase is a saved one.
+    Every checkpoint has three lines: `intent` before its update is submitted, `applied` when the
+    update's results have arrived, and `saved` when its weights are saved. Lines are never changed.
+    A checkpoint that is made again gets new lines, and the last ones count.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def checkpoints(self) -> list[Checkpoint]:
-        """The saved ones, in the order they were saved."""
+        """List the saved checkpoints, in the order in which they were saved."""
         return [
             Checkpoint(line["step"], line["sampler"], line["state"])
             for line in self._lines()
@@ -51,39 +53,40 @@ class Ledger:
         ]
 
     def last_step(self) -> int:
-        """Of the newest checkpoint."""
+        """Return the step of the newest checkpoint."""
         return max((c.step for c in self.checkpoints()), default=0)
 
     def last(self) -> Checkpoint | None:
+        """Return the newest checkpoint, if there is one."""
         return max(self.checkpoints(), key=lambda checkpoint: checkpoint.step, default=None)
 
     def in_doubt(self) -> int | None:
-        """The checkpoint whose update was begun last, if it was never saved: was it applied?"""
+        """Return the checkpoint that was begun last, if it was never saved."""
         last = next(iter(reversed(self._lines())), None)
         return None if last is None or last["phase"] == SAVED else last["step"]
 
     def states(self, step: int) -> list[Checkpoint]:
-        """The checkpoints up to `step` whose training state was saved: the newest first."""
+        """List the checkpoints up to `step` that have a training state, the newest first."""
         saved = [c for c in reversed(self.checkpoints()) if c.state is not None and c.step <= step]
         return sorted(saved, key=lambda checkpoint: -checkpoint.step)
 
     def at(self, step: int) -> Checkpoint:
-        """The checkpoint after `step` updates; the last one made, if it was made more than once."""
+        """Return the checkpoint after `step` updates; CheckpointError if there is none."""
         found = [c for c in self.checkpoints() if c.step == step]
         if not found:
             raise CheckpointError(f"{self._path} has no checkpoint {step}; {self._range()}")
         return found[-1]
 
     def begin(self, step: int) -> None:
-        """The update that makes checkpoint `step` is about to be submitted."""
+        """Note that the update that makes checkpoint `step` is about to be submitted."""
         self._append({"step": step, "phase": INTENT})
 
     def applied(self, step: int) -> None:
-        """Its results are in: the live weights are those of checkpoint `step`."""
+        """Note that the update's results have arrived."""
         self._append({"step": step, "phase": APPLIED})
 
     def add(self, checkpoint: Checkpoint) -> None:
-        """It is saved."""
+        """Note that a checkpoint is saved."""
         self._append({**asdict(checkpoint), "phase": SAVED})
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -94,11 +97,10 @@ class Ledger:
 
     def _line(self, number: int, text: str) -> dict[str, Any]:
         try:
-            line = {"phase": SAVED, "state": None, **json.loads(text)}
+            line = json.loads(text)
         except (ValueError, TypeError) as error:
             raise self._damaged(number) from error
-        named = {"step"} if line["phase"] in (INTENT, APPLIED) else {"step", "sampler"}
-        if line["phase"] not in (INTENT, APPLIED, SAVED) or not named <= line.keys():
+        if not isinstance(line, dict) or not NAMES.get(line.get("phase"), {""}) <= line.keys():
             raise self._damaged(number)
         return line
 

@@ -1,21 +1,21 @@
-"""trajectory × advantage → tinker.Datum, by way of a Parquet file that is the training batch."""
+"""trajectories × advantages → datums: a Parquet file that is the training batch of a step."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import tinker
 
-from tasks.advantages import advantages_by_call
+from tasks.advantages import CreditAssignment, Normalise, advantages_by_call
+from tasks.losses import find_loss
 from tasks.returns import Calls, Returns, calls_of, returns_by_role
+from tasks.storage.durability import durable
 from tasks.storage.tables import arrays, read, write
 from tasks.trajectories import LISTS
-
-Normalise = Literal["none", "tokens", "rollouts"]
 
 SCHEMA = pa.schema(
     [
@@ -35,63 +35,37 @@ SCHEMA = pa.schema(
     ]
 )
 
-# What each loss of Tinker reads, by Tinker's name → the column it comes from.
-# Cross-entropy weighted by advantages is REINFORCE without a ratio: -sum A log p.
-POLICY_GRADIENT = {"target_tokens": "targets", "logprobs": "logprobs", "advantages": "advantages"}
-LOSS_INPUTS = {
-    "cross_entropy": {"target_tokens": "targets", "weights": "advantages"},
-    "importance_sampling": POLICY_GRADIENT,
-    "ppo": POLICY_GRADIENT,
-    "cispo": POLICY_GRADIENT,
-    "dro": POLICY_GRADIENT,
-    "gspo": {**POLICY_GRADIENT, "sequence_ratio_mask": "mask"},
-}
 DTYPES = {"target_tokens": np.int64}
 
 
-def check_loss(loss: str, normalise: Normalise = "none") -> None:
-    """Refuse a loss that has no datums here, and a scale that the loss would not honour."""
-    if loss not in LOSS_INPUTS:
-        raise ValueError(f"no datums for the loss '{loss}' (there is: {', '.join(LOSS_INPUTS)})")
-    if loss == "dro" and normalise != "none":
-        raise ValueError(
-            f"normalise '{normalise}' scales advantages, but the quadratic term of dro has none: "
-            "use normalise 'none' with it"
-        )
+def build(trajectories: pa.Table, credit: CreditAssignment) -> pa.Table:
+    """Build the training batch: one row in SCHEMA per trajectory with a non-zero advantage.
 
+    A trajectory whose advantages are zero, or in which nothing is trained, moves no weight and is
+    left out; `trajectories.num_rows - build(…).num_rows` counts them. The trajectories of a group
+    with fewer than `credit.min_group_size` rollouts to train on are left out too.
 
-def build(
-    trajectories: pa.Table,
-    estimator: str,
-    normalise: Normalise = "none",
-    smallest_group: int = 1,
-    discount: float = 1.0,
-) -> pa.Table:
-    """The training batch: one row per trajectory that teaches something, in SCHEMA.
+    A role is compared with the same role of the group's other rollouts (`tasks.returns`), and if
+    its calls have rewards, each call with theirs; `advantage` is then the mean over the
+    trajectory's calls.
 
-    A trajectory whose advantages are zero, or of which nothing is trained, moves no weight: it is
-    left out, and `trajectories.num_rows - build(…).num_rows` counts it. So are the trajectories of
-    a group with fewer than `smallest_group` rollouts to train on, as if it was never played.
-
-    A role is compared with the same role of the group's other rollouts (`tasks.returns`), and where
-    its calls have rewards, each call with theirs; `advantage` is then the mean of the trajectory's.
-
-    Tinker sums its losses over tokens and datums, so `normalise` scales the advantages instead:
-    by nothing; by 1 / (the step's trained tokens), a mean over tokens; or by 1 / (the rollout's
-    trained tokens × the step's rollouts), a mean over rollouts of means over tokens. The divisors
-    count rollouts of zero advantage too, so that they do not depend on luck.
+    Tinker sums its losses over tokens and datums, so `credit.normalise` scales the advantages
+    instead: `none` by 1; `tokens` by 1 / (the step's trained tokens), a mean over tokens;
+    `rollouts` by 1 / (the rollout's trained tokens × the step's rollouts), a mean over rollouts of
+    means over tokens. The divisors count rollouts of zero advantage too.
     """
-    advantages = _advantages(returns_by_role(trajectories, discount), estimator, smallest_group)
+    returns = returns_by_role(trajectories, credit.discount)
+    advantages = _advantages(returns, credit.advantage, credit.min_group_size)
     compared = [name in advantages for name in _names(trajectories)]
     trajectories = trajectories.filter(pa.array(compared, pa.bool_()))
     tokens, logprobs, masks = (arrays(trajectories[name]) for name in LISTS)
     calls = calls_of(trajectories)
-    scales = _scales(trajectories["rollout_id"].to_pylist(), masks, normalise)
+    scales = _scales(trajectories["rollout_id"].to_pylist(), masks, credit.normalise)
     rows = []
     for place, row in enumerate(trajectories.drop_columns(list(LISTS)).to_pylist()):
         rollout, mask = row["rollout_id"], masks[place]
         name = row["role"], rollout
-        by_call = _of_its_calls(row, advantages[name], calls.get(name, {}))
+        by_call = _select_calls(row, advantages[name], calls.get(name, {}))
         if not mask.any() or not any(by_call):
             continue
         if mask[0]:
@@ -108,23 +82,19 @@ def build(
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
-def write_datums(
-    trajectories: Path,
-    path: Path,
-    estimator: str,
-    normalise: Normalise = "none",
-    smallest_group: int = 1,
-    discount: float = 1.0,
-) -> Path:
-    """`path`, holding the training batch made of the file `trajectories`; it may have no rows."""
-    return write(build(read(trajectories), estimator, normalise, smallest_group, discount), path)
+def write_datums(path: Path, trajectories: Path, credit: CreditAssignment) -> None:
+    """Write the training batch of a file of trajectories; the batch may have no rows."""
+    write(build(read(trajectories), credit), path)
+
+
+build_datums = durable("build_datums", write_datums)
+"""trajectories × advantages → datums, of one policy."""
 
 
 def read_datums(path: Path, loss: str) -> list[tinker.Datum]:
-    """The batch in `path` as `loss` wants it: exactly its inputs, as Tinker refuses others."""
-    check_loss(loss)
-    table = read(path)
-    columns = {"tokens", *LOSS_INPUTS[loss].values()}
+    """Read a training batch as Tinker's datums, with exactly the inputs that the loss takes."""
+    inputs, table = find_loss(loss).inputs, read(path)
+    columns = {"tokens", *inputs.values()}
     lists = {name: arrays(table[name]) for name in columns}
     return [
         tinker.Datum(
@@ -133,7 +103,7 @@ def read_datums(path: Path, loss: str) -> list[tinker.Datum]:
                 name: tinker.TensorData.from_numpy(
                     lists[column][row].astype(DTYPES.get(name, np.float32))
                 )
-                for name, column in LOSS_INPUTS[loss].items()
+                for name, column in inputs.items()
             },
         )
         for row in range(table.num_rows)
@@ -141,7 +111,7 @@ def read_datums(path: Path, loss: str) -> list[tinker.Datum]:
 
 
 def _names(trajectories: pa.Table) -> list[tuple[str, str]]:
-    """Role and rollout of each trajectory."""
+    """Return role and rollout of each trajectory."""
     columns = (trajectories[name].to_pylist() for name in ("role", "rollout_id"))
     return list(zip(*columns, strict=True))
 
@@ -149,7 +119,7 @@ def _names(trajectories: pa.Table) -> list[tuple[str, str]]:
 def _advantages(
     roles: Mapping[str, Mapping[str, Returns]], estimator: str, smallest_group: int
 ) -> dict[tuple[str, str], list[float]]:
-    """Role and rollout → the advantages of its calls, or one for all; smaller groups left out."""
+    """Map role and rollout to the advantages of its calls, or one for all; omit small groups."""
     return {
         (role, rollout): by_call
         for role, groups in roles.items()
@@ -159,10 +129,10 @@ def _advantages(
     }
 
 
-def _of_its_calls(
+def _select_calls(
     trajectory: Mapping[str, Any], advantages: list[float], calls: Calls
 ) -> list[float]:
-    """Of a role's advantages those of the trajectory's calls."""
+    """Select the advantages of the trajectory's calls from those of its role."""
     if len(advantages) == 1:
         return advantages
     by_number = dict(zip(calls, advantages, strict=True))
@@ -172,7 +142,7 @@ def _of_its_calls(
 def _scales(
     rollouts: Sequence[str], masks: Sequence[np.ndarray], normalise: Normalise
 ) -> dict[str, float]:
-    """Rollout → the factor of its advantage."""
+    """Map each rollout to the factor of its advantages."""
     tokens: dict[str, int] = defaultdict(int)
     for rollout, mask in zip(rollouts, masks, strict=True):
         tokens[rollout] += int(mask.sum())

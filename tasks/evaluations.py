@@ -1,7 +1,8 @@
-"""rollouts of a held-out split → scores, with what is not known of them."""
+"""rollouts of a held-out split → scores, with their uncertainty."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import comb, fsum, sqrt
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
@@ -11,19 +12,20 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from tasks.metrics import COST
 from tasks.storage.checksums import verified
-from tasks.storage.files import write_text
-from tasks.storage.tables import select
+from tasks.storage.durability import durable
+from tasks.storage.files import read_text, write_text
+from tasks.storage.tables import query_beside, select
 
-QUERY = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
+QUERY = query_beside(__file__)
 
 Z95 = NormalDist().inv_cdf(0.975)
-"""1.96: how many standard errors either side hold the mean with 95 % confidence."""
+"""1.96: the standard errors on either side of a mean that make its 95 % interval."""
 
 
 class Spent(BaseModel):
-    """What a role's calls came to that no policy answered.
+    """Usage of a role that no policy answers.
 
-    `cost` is in US dollars, of the `priced` of its `calls`; None where nobody knows any price.
+    `cost` is in US dollars, over the `priced` ones of its `calls`; None if no price is known.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -36,12 +38,12 @@ class Spent(BaseModel):
 
     @property
     def tokens(self) -> int:
-        """Those that were read and those that were written."""
+        """Tokens of prompts and answers together."""
         return self.prompt_tokens + self.sampled_tokens
 
 
-class Outcome(NamedTuple):
-    """How a rollout ended, and what it spent, by role; a failed one has no reward."""
+class ScoredRollout(NamedTuple):
+    """End of a rollout, and its usage by role; a failed rollout has no reward."""
 
     group_id: str
     reward: float | None
@@ -50,12 +52,12 @@ class Outcome(NamedTuple):
 
 
 class Estimate(BaseModel):
-    """Over examples, each counting once, however many rollouts it has.
+    """Estimate over examples; each example counts once, however many rollouts it has.
 
-    `standard_error` is that of the examples' means, for rollouts of one example are not
+    `standard_error` is that of the examples' means, since rollouts of one example are not
     independent (Miller 2024); None below two examples. `pass_at[k]` is the chance that the best of
-    k rollouts reaches the threshold; a k that some example has too few rollouts for is left out.
-    `interval` holds the mean with 95 % confidence, as `interval_of` says.
+    k rollouts reaches the threshold; a k for which some example has too few rollouts is left out.
+    `interval` holds the mean with 95 % confidence (`interval_of`).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -68,9 +70,9 @@ class Estimate(BaseModel):
 
 
 class Score(BaseModel):
-    """What a batch of rollouts is worth, stated with its failed rollouts left out and as zeros.
+    """Score of rollouts, with the failed ones left out (`finished`) and counted as zeros.
 
-    `spent` is by role, of all rollouts in every attempt.
+    `spent` is the usage by role, over all rollouts and attempts.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -84,7 +86,7 @@ class Score(BaseModel):
     categories: dict[str, "Score"] = {}
 
     def metrics(self, prefix: str = "test") -> dict[str, float]:
-        """The headline, flat: `test/reward/mean` is over finished rollouts."""
+        """Return the headline as flat metrics: `test/reward/mean` is over finished rollouts."""
         values = {
             "reward/mean": self.finished.mean,
             "reward/standard_error": self.finished.standard_error,
@@ -96,18 +98,19 @@ class Score(BaseModel):
         return {f"{prefix}/{name}": value for name, value in values.items() if value is not None}
 
 
-def score_spans(spans: Path, shard: Path, threshold: float = 1.0) -> Score:
-    """The score of a sealed batch; by category where its examples have a column of that name.
+def score_spans(spans: Sequence[Path], shard: Path, threshold: float = 1.0) -> Score:
+    """Score the sealed batches of a shard, and each category if its examples have that column.
 
     A rollout passes if its reward is at least `threshold`.
     """
-    rows = select(QUERY, spans=verified(spans), shard=shard).to_pylist()
+    files = [verified(path) for path in spans]
+    rows = select(QUERY, spans=files, shard=shard).to_pylist()
     return score([_outcome(row) for row in rows], threshold)
 
 
-def score(outcomes: Sequence[Outcome], threshold: float = 1.0) -> Score:
-    """The score of some rollouts."""
-    categories: dict[str, list[Outcome]] = defaultdict(list)
+def score(outcomes: Sequence[ScoredRollout], threshold: float = 1.0) -> Score:
+    """Score rollouts, as a whole and by category."""
+    categories: dict[str, list[ScoredRollout]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.category is not None:
             categories[outcome.category].append(outcome._replace(category=None))
@@ -124,18 +127,17 @@ def score(outcomes: Sequence[Outcome], threshold: float = 1.0) -> Score:
 
 
 def pass_at(k: int, rollouts: int, passed: int) -> float:
-    """The unbiased estimate of Chen et al. (2021): 1 - C(n - c, k) / C(n, k), for k <= n."""
+    """Estimate pass@k without bias: 1 - C(n - c, k) / C(n, k), for k <= n (Chen et al. 2021)."""
     if not 1 <= k <= rollouts:
         raise ValueError(f"pass@{k} needs k of 1 to {rollouts}, the number of rollouts")
     return (comb(rollouts, k) - comb(rollouts - passed, k)) / comb(rollouts, k)
 
 
 def interval_of(means: Sequence[float]) -> tuple[float, float] | None:
-    """Where the mean of these examples lies with 95 % confidence; None where nothing says it.
+    """Return the 95 % interval of the mean of examples; None below two examples that are not 0 or 1.
 
-    Of examples that are each won or lost, Wilson's score interval (1927): it holds for few of them,
-    and where none or all are won, which the normal one calls certain. Of others, the mean and 1.96
-    standard errors either side of it (Miller 2024).
+    If every example is 0 or 1, it is Wilson's score interval (1927), which also holds for few
+    examples and for means of 0 and 1. Otherwise it is the mean ± 1.96 standard errors (Miller 2024).
     """
     count = len(means)
     if count and set(means) <= {0.0, 1.0}:
@@ -149,23 +151,36 @@ def interval_of(means: Sequence[float]) -> tuple[float, float] | None:
     return fmean(means) - half, fmean(means) + half
 
 
-def write_evaluation(path: Path, scores: Mapping[str, Score]) -> Path:
-    """`path`, holding the scores by how they were sampled, such as `greedy` and `sampled`."""
-    return write_text(path, SCORES.dump_json(dict(scores), indent=2).decode() + "\n")
+@dataclass(frozen=True)
+class PlayedShard:
+    """A held-out shard that was played: the file of its examples, and its sealed batches."""
+
+    shard: Path
+    spans: Sequence[Path]
+
+
+def write_evaluation(path: Path, played: Mapping[str, PlayedShard], threshold: float) -> None:
+    """Write the scores of held-out shards, by how they were sampled (`sampled`, `greedy`)."""
+    scores = {how: score_spans(p.spans, p.shard, threshold) for how, p in played.items()}
+    write_text(path, SCORES.dump_json(scores, indent=2).decode() + "\n")
+
+
+score_rollouts = durable("score_rollouts", write_evaluation)
+"""rollouts of held-out examples → scores."""
 
 
 def read_evaluation(path: Path) -> dict[str, Score]:
-    """What `write_evaluation` wrote."""
-    return SCORES.validate_json(path.read_bytes())
+    """Read the scores that `write_evaluation` wrote."""
+    return SCORES.validate_json(read_text(path))
 
 
-def _outcome(row: Mapping[str, Any]) -> Outcome:
+def _outcome(row: Mapping[str, Any]) -> ScoredRollout:
     spent = {of["role"]: Spent.model_validate(of) for of in row["spent"]}
-    return Outcome(row["group_id"], row["reward"], row["category"], spent)
+    return ScoredRollout(row["group_id"], row["reward"], row["category"], spent)
 
 
 def _summed(rollouts: Sequence[Mapping[str, Spent]]) -> dict[str, Spent]:
-    """What all rollouts spent, by role."""
+    """Sum the usage of rollouts, by role."""
     by_role: dict[str, list[Spent]] = defaultdict(list)
     for spent in rollouts:
         for role, own in spent.items():
@@ -184,7 +199,7 @@ def _sum(parts: Sequence[Spent]) -> Spent:
     )
 
 
-def _estimate(outcomes: Iterable[Outcome], threshold: float) -> Estimate:
+def _estimate(outcomes: Iterable[ScoredRollout], threshold: float) -> Estimate:
     examples: dict[str, list[float | None]] = defaultdict(list)
     for outcome in outcomes:
         examples[outcome.group_id].append(outcome.reward)
@@ -204,7 +219,7 @@ def _estimate(outcomes: Iterable[Outcome], threshold: float) -> Estimate:
 
 
 def _doublings(most: int) -> list[int]:
-    """1, 2, 4 … and `most` itself."""
+    """Return 1, 2, 4 … and `most` itself."""
     return sorted({1 << power for power in range(most.bit_length())} | ({most} if most else set()))
 
 

@@ -1,4 +1,4 @@
-"""span → journal → Parquet. A span is on disk before anyone hears of it: a line with its CRC-32."""
+"""spans → journal → Parquet: a span is a line with its CRC-32, on disk before an answer leaves."""
 
 import asyncio
 import fcntl
@@ -21,35 +21,35 @@ import pyarrow as pa
 from adapters.children import keep_from_children
 from adapters.errors import UserError
 from tasks.spans import SCHEMA, TIMES, Span, check, identity, table, without_answered
-from tasks.storage.files import is_full
+from tasks.storage.files import is_full, is_written
 from tasks.storage.tables import read, write
 
 OPENING = b'{"crc32": "%08x", "span": '
 CLOSING = b"}\n"
 
 FULL_SECONDS = 1.0
-"""How often a full disk is tried again."""
+"""Delay between tries to write to a full disk."""
 
 log = logging.getLogger(__name__)
 
 
 class JournalError(UserError):
-    """A journal cannot be trusted, or cannot be written to."""
+    """Refusal of a journal that is damaged or cannot be written."""
 
 
 class Journal:
-    """Appends spans durably: each is synced to disk when its `append` returns.
+    """A batch's journal. A span is synced to disk when its `append` returns.
 
-    Appends that wait at the same time share one write and one sync. A journal is one process's at a
-    time. Opened again after a crash, it goes on after its last whole line. While the disk is full
-    appends wait. Once a write has failed otherwise it takes no more: what the disk then holds is
-    not known.
+    Appends that wait at the same time share one write and one sync. One process at a time has a
+    journal open. A journal that is opened after a crash continues after its last whole line.
+    Appends wait while the disk is full. After any other failed write the journal refuses further
+    spans, since the contents of the disk are unknown.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file, spans = _opened(path)
+        self._file, spans = _open(path)
         self._end = self._file.tell()
         self._known = {identity(span) for span in spans}
         self._waiting: queue.SimpleQueue[tuple[bytes, Future[None]] | None] = queue.SimpleQueue()
@@ -68,24 +68,24 @@ class Journal:
         self.close()
 
     async def append(self, span: Span) -> None:
-        """Durably add a span, from any event loop; one that breaks an invariant is refused."""
+        """Append a span durably, from any event loop; ValueError if it breaks an invariant."""
         await asyncio.wrap_future(self._submit(span))
 
     def append_now(self, span: Span) -> None:
-        """`append` for code that may block."""
+        """Append a span durably, blocking until it is on disk."""
         self._submit(span).result()
 
     @property
     def full(self) -> bool:
-        """Whether appends wait for space on the disk."""
+        """True while appends wait for space on the disk."""
         return self._full.is_set()
 
     def append_soon(self, span: Span) -> None:
-        """Add a span without waiting: it is on disk no later than any that is added after it."""
+        """Append a span without waiting: it reaches the disk no later than any later span."""
         self._submit(span)
 
     def close(self) -> None:
-        """Write what waits, unless the disk is full, and let the file go."""
+        """Write the waiting spans, unless the disk is full, and close the file."""
         with self._adding:
             if self._closed:
                 return
@@ -110,7 +110,7 @@ class Journal:
         return written
 
     def _write(self) -> None:
-        """The writer's thread: everything that has gathered, in one write and one sync."""
+        """Run the writer's thread: write all waiting spans with one sync."""
         ends = False
         while not ends:
             gathered = [self._waiting.get()]
@@ -134,7 +134,7 @@ class Journal:
             written.set_result(None)
 
     def _write_whole(self, data: bytes) -> None:
-        """Write and sync, when there is space. A part that was written is cut off first."""
+        """Write and sync once there is space; cut off a partial write first."""
         while True:
             try:
                 self._write_once(data)
@@ -161,7 +161,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[Span]:
-    """The spans of a journal, in the order of their writing. A torn last line never counted."""
+    """Read the spans of a journal, in order. A torn last line does not count."""
     spans = []
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -177,11 +177,11 @@ def read_journal(path: Path) -> list[Span]:
 
 
 def seal(journal: Path, parquet: Path) -> Path:
-    """`parquet`, holding the journal's spans, sorted; made once. The journal stays.
+    """Write the journal's spans to `parquet`, sorted, unless that exists. The journal stays.
 
-    Of the calls that were begun only the lost ones are kept.
+    Begun calls that were answered are left out.
     """
-    if not parquet.exists():
+    if not is_written(parquet):
         spans = read_journal(journal)
         repeated = [key for key, count in Counter(map(identity, spans)).items() if count > 1]
         if repeated:
@@ -191,14 +191,14 @@ def seal(journal: Path, parquet: Path) -> Path:
 
 
 def read_spans(path: Path) -> pa.Table:
-    """The spans of a journal or of its Parquet, the same table from either."""
+    """Read the spans of a journal or of its Parquet file: the same table from either."""
     if path.suffix == ".jsonl":
         return table(without_answered(read_journal(path)))
     return read(path, schema=SCHEMA)
 
 
-def _opened(path: Path) -> tuple[FileIO, list[Span]]:
-    """The file, locked, at its end, its torn tail cut, and its name on disk; and what it holds."""
+def _open(path: Path) -> tuple[FileIO, list[Span]]:
+    """Open and lock a journal, cut its torn end, sync its name; return the file and its spans."""
     file = path.open("ab+", buffering=0)
     keep_from_children(file)
     try:
@@ -221,7 +221,7 @@ def _opened(path: Path) -> tuple[FileIO, list[Span]]:
 
 
 def _line(span: Span) -> bytes:
-    """The checksum is over the span's own bytes, exactly as they stand in the line."""
+    """Write a span as a line; the checksum is over the span's bytes as they stand in the line."""
     try:
         data = orjson.dumps(span)
     except TypeError:  # a number of more than 64 bits, or half of a surrogate pair
@@ -236,7 +236,7 @@ def _intact(line: bytes) -> bool:
 
 
 def _held_a_span(tail: bytes) -> bool:
-    """Whether a tail without a newline is a whole line and more: then it was not torn."""
+    """Return whether a tail without a newline holds a whole line, and so was not torn."""
     text = tail[len(OPENING % 0) :].decode("ascii", "replace")
     try:
         _, end = json.JSONDecoder().raw_decode(text)

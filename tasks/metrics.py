@@ -1,8 +1,9 @@
-"""A step → one flat row of numbers, by the field's names."""
+"""A step → its metrics: one flat row of numbers, under the field's names."""
 
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import fsum
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -15,59 +16,74 @@ from adapters.calls import POLICY
 from tasks.advantages import is_uniform
 from tasks.storage.checksums import verified
 from tasks.storage.files import append_line, read_lines
-from tasks.storage.tables import arrays, read, select
+from tasks.storage.tables import arrays, query_beside, read, select
 from tasks.trajectories import TRAINED_ROLES, rewards_by_role
 
-QUERY = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
+QUERY = query_beside(__file__)
 
 Metrics = dict[str, float]
 
 COST = "cost/"
-"""Before the name of a role: what its calls cost, in US dollars."""
+"""Prefix of a role's name: what its calls cost, in US dollars."""
+
+PAID = ("calls", "calls/other_roles", "tokens/prompt", "tokens/sampled", "seconds/sampling")
+"""Metrics of what sampling costs, beside those of COST."""
 
 OF_ROLLOUTS = ("rollouts/", "reward/", COST, "calls/", "replay/", "seconds/sampling")
-"""What is measured of a step's rollouts, whichever policies were sampled in them."""
+"""Prefixes of the metrics of a step's rollouts, whichever policies they train."""
+
+
+@dataclass(frozen=True)
+class StepFiles:
+    """Files of a step: the sealed batches, and what each policy made of them, by its name."""
+
+    spans: Sequence[Path]
+    trajectories: Mapping[str, Path]
+    datums: Mapping[str, Path]
+    updates: Mapping[str, Path]
 
 
 def measure(
-    spans: Path,
-    trajectories: Path,
-    datums: Path,
-    smallest_group: int = 1,
+    files: StepFiles,
+    policy: str = POLICY,
     trained_roles: Sequence[str] = TRAINED_ROLES,
+    min_group_size: int = 1,
 ) -> Metrics:
-    """What is known of a step before its update. A number there is no value for is left out.
+    """Measure what a policy made of a step's rollouts, before its update. A metric without a value is left out.
 
     `reward/…` is over the rollouts that have a reward; `groups/…` over those of them in which the
-    policy was called, for each role that it has; `entropy` is the mean of -log q over their sampled
-    tokens, q being the policy that sampled them.
+    policy was called, for each of its roles; `entropy` is the mean of -log q over their sampled
+    tokens, q being the policy that sampled them; `seconds/sampling` lasts from the first call's
+    start to the last rollout's end.
     """
-    counts = select(QUERY, spans=verified(spans), trained=list(trained_roles)).to_pylist()[0]
+    spans = [verified(path) for path in files.spans]
+    counts = select(QUERY, spans=spans, trained=list(trained_roles)).to_pylist()[0]
     rewards, roles = counts.pop("rewards") or [], counts.pop("roles") or []
     sizes = {group["group_id"]: group["size"] for group in counts.pop("group_sizes") or []}
-    made, batch = read(trajectories), read(datums)
+    made, batch = read(files.trajectories[policy]), read(files.datums[policy])
     trained = [mask.any() for mask in arrays(made["mask"])]
     measures = {
         **counts,
         "reward/mean": fmean(rewards) if rewards else None,
         "reward/std": pstdev(rewards) if rewards else None,
         **_roles(roles),
-        **_groups(rewards_by_role(made), sizes, smallest_group),
+        **_groups(rewards_by_role(made), sizes, min_group_size),
         **_prefixes(made.filter(pa.array(trained, pa.bool_()))),
         "entropy": _mean(-_masked(made["logprobs"], made["mask"])),
         "datums": batch.num_rows,
         "datums/dropped": int(sum(trained)) - batch.num_rows,
         "tokens/trained": sum(int(mask.sum()) for mask in arrays(batch["mask"])),
+        "seconds/sampling": _seconds(files.spans),
     }
     return {name: value for name, value in measures.items() if value is not None}
 
 
 def divergence(datums: Path, logprobs: Sequence[np.ndarray]) -> Metrics:
-    """How far the policy that samples is from the one that trains, over the sampled tokens.
+    """Estimate the KL divergence of the training policy from the sampling one, over sampled tokens.
 
-    `logprobs` is what forward-backward returned, a datum each. With q sampling and p training,
-    v1 = mean(log q - log p) and v2 = mean((log q - log p)²) / 2. On-policy both are near 0.001
-    (an engine in one precision: near 0); a batch whose tokens are shifted shows 0.3 and more.
+    `logprobs` is what forward-backward returned, one array a datum. With q sampling and p
+    training, v1 = mean(log q - log p) and v2 = mean((log q - log p)²) / 2. On-policy both are near
+    0.001 (an engine in one precision: near 0); a batch whose tokens are shifted shows 0.3 or more.
     """
     batch = read(datums, columns=["rollout_id", "logprobs", "mask"])
     sampled = arrays(batch["logprobs"])
@@ -93,29 +109,42 @@ def divergence(datums: Path, logprobs: Sequence[np.ndarray]) -> Metrics:
     }
 
 
-def of_policy(name: str, metrics: Metrics) -> Metrics:
-    """What is a policy's own, under its name. The main policy has the plain names, and all."""
+def name_metrics(name: str, metrics: Metrics) -> Metrics:
+    """Name the metrics of a policy: `policies/<name>/…`, or the plain names for the main policy."""
     if name == POLICY:
         return metrics
     own = {key: value for key, value in metrics.items() if not key.startswith(OF_ROLLOUTS)}
     return {f"policies/{name}/{key}": value for key, value in own.items()}
 
 
-def record_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> bool:
-    """Add a step's line to metrics.jsonl; a step that has one keeps it, and False is returned."""
-    if any(row["step"] == step for row in read_metrics(path)):
-        return False
-    append_line(path, json.dumps({"step": step, **metrics}, allow_nan=False))
-    return True
+def drop_costs(metrics: Metrics) -> Metrics:
+    """Set what the rollouts cost to 0, for a step whose rollouts another run has paid for."""
+    return {
+        name: 0 if name in PAID or name.startswith(COST) else value
+        for name, value in metrics.items()
+    }
+
+
+def record_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
+    """Append a step's line to metrics.jsonl, which ends the step; a step has one line only."""
+    if all(row["step"] != step for row in read_metrics(path)):
+        append_line(path, json.dumps({"step": step, **metrics}, allow_nan=False))
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """The lines of metrics.jsonl, in order; none if there is no such file."""
+    """Read the lines of metrics.jsonl, in order; none if there is no such file."""
     return [json.loads(line) for line in read_lines(path)]
 
 
+def _seconds(spans: Sequence[Path]) -> float:
+    tables = [read(path, columns=["started", "ended"]) for path in spans]
+    started = [time for table in tables for time in table["started"].to_pylist()]
+    ended = [time for table in tables for time in table["ended"].drop_null().to_pylist()]
+    return (max(ended) - min(started)).total_seconds()  # a lost call has no end
+
+
 def _roles(roles: Sequence[Mapping[str, Any]]) -> Metrics:
-    """What each role earned, if its agent rewards roles, and cost, if its calls have a price."""
+    """Return each role's mean reward, if roles are rewarded, and its cost, if it has a price."""
     earned = {f"reward/{of['role']}/mean": fmean(of["rewards"]) for of in roles if of["rewards"]}
     return earned | {f"{COST}{of['role']}": fsum(of["costs"]) for of in roles if of["costs"]}
 
@@ -123,9 +152,9 @@ def _roles(roles: Sequence[Mapping[str, Any]]) -> Metrics:
 def _groups(
     roles: Mapping[str, Mapping[str, Mapping[str, float]]],
     played: Mapping[str, int],
-    smallest: int,
+    min_group_size: int,
 ) -> Metrics:
-    """`played` is the rollouts of each group, also of those that failed or called nothing."""
+    """Count the groups; `played` is the rollouts of each group, the failed ones included."""
     groups = [group for by_name in roles.values() for group in by_name.values()]
     left = [
         (len(by_name.get(name, {})), size)
@@ -135,7 +164,7 @@ def _groups(
     counts: Metrics = {
         "groups": len(groups),
         "groups/partial": sum(count < size for count, size in left),
-        "groups/dropped": sum(count < smallest for count, _ in left),
+        "groups/dropped": sum(count < min_group_size for count, _ in left),
     }
     if not groups:
         return counts
@@ -144,7 +173,7 @@ def _groups(
 
 
 def _prefixes(trajectories: pa.Table) -> Metrics:
-    """Trajectories that should have continued another one, by the reason why they do not."""
+    """Count the trajectories that should have continued another one, by reason."""
     reasons = Counter(trajectories["begins"].to_pylist())
     del reasons["new"]
     broken = {f"prefix/broken/{reason}": count for reason, count in sorted(reasons.items())}

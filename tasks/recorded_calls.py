@@ -1,4 +1,4 @@
-"""spans → the calls that an interrupted rollout need not sample again."""
+"""spans → recorded calls, which an interrupted rollout need not sample again."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,10 +10,10 @@ Calls = dict[tuple[str, int], Span]
 
 
 def recorded_calls(spans: Iterable[Span]) -> dict[str, list[Completion]]:
-    """Rollout → its answered calls since it last failed, from a journal's spans in their order.
+    """Return each rollout's answered calls since its last failure, from a journal's spans in order.
 
-    An attempt that was cut off early does not hide what an earlier one has answered beyond it,
-    unless it asked something else: then it was on another way.
+    A call of a later attempt replaces the call of the same number. If the two requests differ, the
+    agent took another course, and the earlier attempt's further calls are dropped.
     """
     answered: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
@@ -38,7 +38,7 @@ def _merged(spans: list[Span]) -> list[Completion]:
 
 
 def _completion(span: Span) -> Completion:
-    """The completion that `tasks.spans.call_span` recorded, as far as an answer needs it."""
+    """Rebuild a completion from its span, as far as an answer needs it."""
     usage = _usage(span)
     return Completion(
         place=Place(span["rollout_id"], span["attempt"], span["role"], span["call"]),

@@ -11,7 +11,8 @@ from typing import Any, TypedDict
 import duckdb
 
 from adapters.errors import UserError
-from tasks.storage.files import write_text
+from tasks.storage.durability import durable
+from tasks.storage.files import read_text, write_text
 from tasks.storage.tables import select
 
 # CSV knows no types, so its values stay the strings they are ("007" is not 7) and an empty cell is
@@ -33,16 +34,22 @@ class DatasetError(UserError):
 
 
 class Example(TypedDict):
-    """A row of a dataset: its number in the file, from 0, and its columns by name."""
+    """Row of a dataset: its number in the file, from 0, and its columns by name."""
 
     example_id: int
     example: dict[str, Any]
 
 
-def read_examples(dataset: Path, split: str, columns: Sequence[str] = ()) -> list[Example]:
-    """The rows of one split, in the file's order; each has every one of `columns`.
+class ShardRow(Example):
+    """Example of a shard, and the number of the rollout batch that plays it."""
 
-    A missing file, one we cannot read, a missing column or an empty split is a DatasetError that
+    batch: int
+
+
+def read_examples(dataset: Path, split: str, columns: Sequence[str] = ()) -> list[Example]:
+    """Read the rows of one split, in the file's order; each has every one of `columns`.
+
+    A missing or unreadable file, a missing column or an empty split raises a DatasetError that
     names what was found instead.
     """
     rows = _read_rows(dataset)
@@ -63,22 +70,48 @@ def read_examples(dataset: Path, split: str, columns: Sequence[str] = ()) -> lis
 
 @dataclass(frozen=True)
 class Source:
-    """Where examples come from: a dataset's split, and the columns its agent reads."""
+    """Source of examples: a dataset's split, and the columns its agent reads."""
 
     dataset: Path
     split: str
     columns: tuple[str, ...]
 
     def examples(self) -> list[Example]:
-        """See `read_examples`."""
+        """Read the examples (`read_examples`)."""
         return read_examples(self.dataset, self.split, self.columns)
 
 
-def choose(examples: Sequence[Example], seed: int, step: int, size: int) -> list[Example]:
-    """The `size` examples of step `step`, read off an endless series of shuffled passes.
+def write_shard(
+    path: Path, source: Source, seed: int, step: int, size: int, batches: int = 1
+) -> None:
+    """Write the examples of a step, one a line, split into `batches` rollout batches.
 
-    Nothing is dropped at the end of a pass: the next one begins within the same shard, so a shard
-    may hold an example twice. No state is kept: any step can be asked for at any time.
+    The file says which batch plays an example, so a run may go on with another number of batches:
+    a shard that was drawn keeps its own.
+    """
+    examples = choose(source.examples(), seed, step, size)
+    rows = [
+        {**example, "batch": place * min(batches, size) // size}
+        for place, example in enumerate(examples)
+    ]
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+draw_shard = durable("draw_shard", write_shard)
+"""dataset → shard."""
+
+
+def read_shard(path: Path) -> list[ShardRow]:
+    """Read a shard, in its order: an example's place names its group."""
+    # Not splitlines(): a text may hold a line separator that JSON leaves as it is.
+    return [json.loads(line) for line in read_text(path).split("\n") if line]
+
+
+def choose(examples: Sequence[Example], seed: int, step: int, size: int) -> list[Example]:
+    """Choose the `size` examples of step `step` from an endless series of shuffled passes.
+
+    The end of a pass drops nothing: the next pass begins within the same shard, so a shard may
+    hold an example twice. No state is kept: any step can be asked for at any time.
     """
     if size < 1 or step < 0:
         raise ValueError(f"a shard needs size >= 1 and step >= 0, got size {size}, step {step}")
@@ -89,20 +122,8 @@ def choose(examples: Sequence[Example], seed: int, step: int, size: int) -> list
 
 @lru_cache(maxsize=4)
 def pass_order(count: int, seed: int, turn: int) -> tuple[int, ...]:
-    """The shuffled order of pass `turn` over `count` examples: a keyed hash, the same for ever."""
+    """Return the shuffled order of pass `turn` over `count` examples, by a keyed hash."""
     return tuple(sorted(range(count), key=lambda place: sha256(_key(seed, turn, place)).digest()))
-
-
-def write_shard(examples: Sequence[Example], path: Path) -> Path:
-    """`path`, one example a line."""
-    lines = [json.dumps(example, ensure_ascii=False) + "\n" for example in examples]
-    return write_text(path, "".join(lines))
-
-
-def read_shard(path: Path) -> list[Example]:
-    """What `write_shard` wrote, in its order: an example's position names its group."""
-    # Not splitlines(): a text may hold a line separator that JSON leaves as it is.
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 def _read_rows(dataset: Path) -> list[dict[str, Any]]:

@@ -1,23 +1,25 @@
-"""model call → span: the one schema of everything that happened in a run.
+"""The schema of spans: the records of model calls, rewards and errors of a run.
 
-The `gen_ai_` columns are OpenTelemetry's attributes of that name; the tokens are our own.
+The `gen_ai_` columns are OpenTelemetry's attributes of that name.
 """
 
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
-from adapters.players import AgentFailed
+from adapters.door.batches import Failure
+from adapters.harness.rewards import Reward, RewardError, check_roles
 
 from adapters.calls import Begun, Completion
 from adapters.dialects.structured import outcomes
 
 Span = dict[str, Any]
-"""A row of SCHEMA; columns it lacks are null. JSON columns hold plain values, times `datetime`s."""
+"""Row of SCHEMA; missing columns are null. JSON columns hold plain values, times `datetime`s."""
 
 LLM, REWARD, CREDIT, ERROR, BEGUN = "llm", "reward", "credit", "error", "begun"
 KINDS = (LLM, REWARD, CREDIT, ERROR, BEGUN)
@@ -30,7 +32,7 @@ _numbers = pa.list_(pa.field("element", pa.float32(), nullable=False))
 SCHEMA = pa.schema(
     [
         ("run_id", pa.string()),
-        ("batch", pa.string()),
+        ("shard", pa.string()),
         ("step", pa.int32()),
         ("group_id", pa.string()),
         ("rollout_id", pa.string()),
@@ -81,11 +83,11 @@ JSON = ("messages", "reply", "tools", "attributes")
 TIMES = ("started", "ended")
 
 SECRET = re.compile(r"api[-_]?key|secret|password|authorization|credential|access[-_]token", re.I)
-NAME = re.compile(r"(?P<group>(?P<batch>.+-(?P<step>\d{5,}))-\d{4,})-\d{2,}")
+NAME = re.compile(r"(?P<group>(?P<shard>.+-(?P<step>\d{5,}))-\d{4,})-\d{2,}")
 
 
 def call_span(completion: Completion, run_id: str | None = None) -> Span:
-    """The record of one model call."""
+    """Record a model call."""
     place, request = completion.place, completion.request
     reused, (asked, answered) = completion.prefix_call, completion.counted
     return {
@@ -130,7 +132,7 @@ def call_span(completion: Completion, run_id: str | None = None) -> Span:
 
 
 def begun_span(begun: Begun, run_id: str | None = None) -> Span:
-    """The record that a call is about to be sampled."""
+    """Record that a call is about to be sampled."""
     place = begun.place
     return {
         **_of_rollout(place.rollout_id, place.attempt, run_id),
@@ -146,95 +148,84 @@ def begun_span(begun: Begun, run_id: str | None = None) -> Span:
 
 
 def without_answered(spans: Iterable[Span]) -> list[Span]:
-    """The spans without the begun calls that were answered: those that are left were lost."""
+    """Drop the begun calls that were answered; the begun calls that are left were lost."""
     kept = list(spans)
     answered = {_place(span) for span in kept if span["kind"] == LLM}
     return [span for span in kept if span["kind"] != BEGUN or _place(span) not in answered]
 
 
-def reward_span(
-    rollout_id: str,
-    attempt: int,
-    reward: float,
-    started: datetime,
-    ended: datetime,
-    *,
-    name: str = "reward",
-    run_id: str | None = None,
-) -> Span:
-    """The record of a finished rollout: what it earned, and when it began and ended."""
-    return {
-        **_of_rollout(rollout_id, attempt, run_id),
-        "span_id": f"{rollout_id}.{attempt}.{name}",
-        "kind": REWARD,
-        "started": started,
-        "ended": ended,
-        "status": "ok",
-        "reward_name": name,
-        "reward": reward,
-    }
+@dataclass(frozen=True, slots=True)
+class EndedAttempt:
+    """A rollout attempt that has ended, and when it began and ended."""
+
+    rollout_id: str
+    attempt: int
+    started: datetime
+    ended: datetime
+    run_id: str | None = None
 
 
-def credit_span(
-    rollout_id: str,
-    attempt: int,
-    reward: float,
-    started: datetime,
-    ended: datetime,
-    *,
-    role: str,
-    call: int | None = None,
-    run_id: str | None = None,
-) -> Span:
-    """The record of what a role of a finished rollout earned, or one call of it.
+def reward_span(end: EndedAttempt, reward: float) -> Span:
+    """Record a finished rollout: its reward, and when it began and ended."""
+    return {**_end_span(end, REWARD, REWARD), "reward_name": REWARD, "reward": reward}
 
-    It is written before the rollout's reward, and counts only if the same attempt has that.
+
+def credit_span(end: EndedAttempt, reward: float, role: str, call: int | None = None) -> Span:
+    """Record the reward of a role of a finished rollout, or of one call of the role.
+
+    The span is written before the rollout's reward, and counts only if the same attempt has one.
     """
     name = role if call is None else f"{role}.{call}"
     return {
-        **_of_rollout(rollout_id, attempt, run_id),
+        **_end_span(end, CREDIT, f"{name}.{CREDIT}"),
         "role": role,
         "call": call,
-        "span_id": f"{rollout_id}.{attempt}.{name}.{CREDIT}",
-        "kind": CREDIT,
-        "started": started,
-        "ended": ended,
-        "status": "ok",
         "reward_name": "role" if call is None else "call",
         "reward": reward,
     }
 
 
-def error_span(
-    rollout_id: str,
-    attempt: int,
-    error: BaseException,
-    started: datetime,
-    ended: datetime,
-    *,
-    run_id: str | None = None,
-) -> Span:
-    """The record of a failed rollout. It has no reward, which is not the same as a reward of 0."""
+def error_span(end: EndedAttempt, failure: Failure) -> Span:
+    """Record a failed rollout. It has no reward, which is not the same as a reward of 0."""
     return {
-        **_of_rollout(rollout_id, attempt, run_id),
-        "span_id": f"{rollout_id}.{attempt}.error",
-        "kind": ERROR,
-        "started": started,
-        "ended": ended,
+        **_end_span(end, ERROR, ERROR),
         "status": "error",
-        "error_type": error.kind if isinstance(error, AgentFailed) else type(error).__name__,
-        "error_message": str(error),
+        "error_type": failure.kind,
+        "error_message": failure.message,
     }
 
 
+def end_spans(
+    end: EndedAttempt, outcome: Reward | Failure, calls: Mapping[str, Sequence[int]]
+) -> list[Span]:
+    """Return the spans of an end, in the order in which they are recorded.
+
+    The last is the error or the reward. Without it the others count for nothing, so a rollout is
+    never half rewarded. A reward that does not fit the roles and their `calls`, which are the
+    numbers of the answered calls of every role, is an error.
+    """
+    if isinstance(outcome, Reward):
+        try:
+            check_roles(outcome, {role: len(numbers) for role, numbers in calls.items()})
+        except RewardError as error:
+            outcome = Failure(type(error).__name__, str(error))
+    if isinstance(outcome, Failure):
+        return [error_span(end, outcome)]
+    credits = [credit_span(end, reward, role) for role, reward in outcome.roles.items()]
+    for role, rewards in outcome.calls.items():
+        answered = zip(sorted(calls[role]), rewards, strict=True)
+        credits += [credit_span(end, reward, role, call) for call, reward in answered]
+    return [*credits, reward_span(end, outcome.value)]
+
+
 def identity(span: Span) -> tuple[Any, ...]:
-    """What no two spans share."""
+    """Return the key of a span; no two spans of a run share one."""
     names = ("rollout_id", "attempt", "kind", "role", "call", "reward_name")
     return tuple(span.get(name) for name in names)
 
 
 def check(span: Span) -> None:
-    """Refuse a span that assembly would misread."""
+    """Refuse (ValueError) a span that the assembly of trajectories would misread."""
     unknown = span.keys() - set(SCHEMA.names)
     if unknown:
         raise ValueError(f"a span has no column {', '.join(sorted(unknown))}; see tasks/spans.py")
@@ -247,13 +238,13 @@ def check(span: Span) -> None:
 
 
 def table(spans: Iterable[Span]) -> pa.Table:
-    """The spans as Arrow, sorted so that what one rollout's prompts share lies together."""
+    """Convert spans to an Arrow table, sorted so that similar prompts lie together."""
     rows = sorted(spans, key=_order)
     return pa.Table.from_pylist([_json_as_text(span) for span in rows], schema=SCHEMA)
 
 
 def without_secrets(value: Any) -> Any:
-    """The same value with `***` where a name says that a secret stands."""
+    """Replace by `***` every value whose name is that of a secret."""
     if isinstance(value, list):
         return [without_secrets(item) for item in value]
     if not isinstance(value, dict):
@@ -292,11 +283,22 @@ def _of_rollout(rollout_id: str, attempt: int, run_id: str | None) -> Span:
         )
     return {
         "run_id": run_id,
-        "batch": named["batch"],
+        "shard": named["shard"],
         "step": int(named["step"]),
         "group_id": named["group"],
         "rollout_id": rollout_id,
         "attempt": attempt,
+    }
+
+
+def _end_span(end: EndedAttempt, kind: str, name: str) -> Span:
+    return {
+        **_of_rollout(end.rollout_id, end.attempt, end.run_id),
+        "span_id": f"{end.rollout_id}.{end.attempt}.{name}",
+        "kind": kind,
+        "started": end.started,
+        "ended": end.ended,
+        "status": "ok",
     }
 
 
@@ -309,7 +311,7 @@ def _place(span: Span) -> tuple[Any, ...]:
 
 
 def _order(span: Span) -> tuple[Any, ...]:
-    """By rollout, attempt, role and call; what is of no role comes last in its attempt."""
+    """Return the sort key: rollout, attempt, role, call; spans without a role come last."""
     role, call = span.get("role"), span.get("call")
     return span["rollout_id"], span["attempt"], role is None, role or "", call or 0, span["kind"]
 

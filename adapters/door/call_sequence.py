@@ -5,28 +5,39 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import Protocol
 
 from adapters.calls import Begun, Completion, Place, Refused, Request
 from adapters.chat import Chat
 from adapters.door.prefixes import Prefixes
-from adapters.door.recorded import Begin, Memory, Recorded
+from adapters.door.recorded import Answer, Memory, Recorded
 from adapters.errors import UserError
 
 KEPT_ANSWERS = 16
-"""Finished answers that can be given again to a client that lost them."""
+"""Finished answers that are kept for clients that lost them."""
 
-Answer = Callable[[Request, Place, Memory], Awaitable[Completion]]
-Record = Callable[[Completion], Awaitable[None]]
 UNRECORDED = (OSError, ValueError, RuntimeError, UserError)
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """How a request came: a digest of its body, which try it is, and whether its client has left.
+class CallRecorder(Protocol):
+    """Recorder of calls."""
 
-    `retry` is the count that OpenAI's clients send, 0 for a first try; None where there is none.
+    def begun(self, begun: Begun) -> None:
+        """Record, without blocking, that a call is about to be sampled."""
+        ...
+
+    async def answered(self, completion: Completion) -> None:
+        """Record a completion durably; the answer leaves when this returns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMeta:
+    """Delivery of a request: the digest of its body, its retry count, whether its client has left.
+
+    `retry` is the count that OpenAI's clients send, 0 for a first try; None if there is none.
     """
 
     digest: bytes
@@ -35,94 +46,94 @@ class Delivery:
 
 
 @dataclass(slots=True)
-class Asked:
-    """A request under way, or answered a while ago."""
+class PendingRequest:
+    """A request that is being answered, or was answered a while ago."""
 
     call: int
     answering: asyncio.Task[Completion]
-    delivery: Delivery
+    meta: RequestMeta
 
     @property
     def failed(self) -> bool:
-        """Whether it ended without an answer."""
+        """Whether the request ended without an answer."""
         task = self.answering
         return task.done() and (task.cancelled() or task.exception() is not None)
 
 
-class RoleCalls:
-    """All calls of one role of one rollout attempt. Lives on the door's event loop."""
+class CallSequence:
+    """All calls of one role of one rollout attempt. It lives on the door's event loop.
+
+    `first` is the place of the role's first call. `recorded` are the role's calls that earlier
+    attempts answered; `max_calls` bounds the calls of this attempt.
+    """
 
     def __init__(
         self,
-        rollout_id: str,
-        attempt: int,
-        role: str,
-        *,
+        first: Place,
         chat: Chat,
-        record: Record,
-        begin: Begin | None = None,
+        recorder: CallRecorder,
         recorded: Iterable[Completion] = (),
-        failures: int = 0,
         max_calls: int | None = None,
     ) -> None:
         self.refused = 0
-        """Calls beyond `max_calls`."""
-        self._whose = (rollout_id, attempt, role)
-        self._failures = failures
+        """Calls that were refused because they exceeded `max_calls`."""
+        self.answered: list[int] = []
+        """Numbers of the calls that were answered and recorded."""
+        self._first = first
         self._max_calls = max_calls
-        self._record = record
-        self._report = begin
+        self._recorder = recorder
         self._begun: set[int] = set()
-        self._memory = Memory(Prefixes(chat), Recorded(recorded), self._has_begun)
-        self._asked: dict[bytes, Asked] = {}
+        self._memory = Memory(Prefixes(chat), Recorded(recorded), self._record_begun)
+        self._requests: dict[bytes, PendingRequest] = {}
         self._running: set[asyncio.Task[Completion]] = set()
         self._calls = 0
         self._closed = False
 
-    async def answers(
-        self, request: Request, delivery: Delivery, answer: Answer
+    async def answer_all(
+        self, request: Request, meta: RequestMeta, answer: Answer
     ) -> list[Completion]:
-        """As many answers as the request asks for, each of them a call with a seed of its own."""
-        digests = [sha256(delivery.digest + bytes([n])).digest() for n in range(request.answers)]
-        deliveries = [replace(delivery, digest=digest) for digest in digests]
-        return await asyncio.gather(*(self.answer(request, one, answer) for one in deliveries))
-
-    async def answer(self, request: Request, delivery: Delivery, answer: Answer) -> Completion:
-        """The answer to a request: the one it already has, if it was asked before.
-
-        It is made and recorded even if the client leaves meanwhile.
-        """
-        asked = self._asked.get(delivery.digest)
-        if asked is None or not await _again(asked, delivery):
-            asked = self._begin(request, delivery, answer, asked)
-        asked.delivery = delivery
-        return await asyncio.shield(asked.answering)
+        """Answer a request as often as it asks; each answer is a call with a seed of its own."""
+        digests = [sha256(meta.digest + bytes([n])).digest() for n in range(request.answers)]
+        metas = [replace(meta, digest=digest) for digest in digests]
+        return await asyncio.gather(*(self._answer_once(request, one, answer) for one in metas))
 
     async def finish(self) -> None:
-        """Begin nothing more, and return when nothing is under way."""
+        """Refuse further calls, and return when none is being answered."""
         self._closed = True
         if self._running:
             await asyncio.wait(self._running)
 
+    async def _answer_once(
+        self, request: Request, meta: RequestMeta, answer: Answer
+    ) -> Completion:
+        """Answer a request, or give the answer it already has if it was sent before.
+
+        The answer is made and recorded even if the client leaves meanwhile.
+        """
+        pending = self._requests.get(meta.digest)
+        if pending is None or not await _is_resent(pending, meta):
+            pending = self._begin(request, meta, answer, pending)
+        pending.meta = meta
+        return await asyncio.shield(pending.answering)
+
     def _begin(
-        self, request: Request, delivery: Delivery, answer: Answer, before: Asked | None
-    ) -> Asked:
-        """Answer it, under the number of its own failed try if there is one: the seed stays."""
+        self, request: Request, meta: RequestMeta, answer: Answer, before: PendingRequest | None
+    ) -> PendingRequest:
+        """Begin to answer. A retry of a failed request keeps its number, and so its seed."""
         if self._closed:
             raise Refused(410, "The rollout attempt is over.", code="over")
         if before is not None and before.failed:
             call = before.call
         else:
-            self._check_flood()
+            self._check_max_calls()
             call, self._calls = self._calls, self._calls + 1
-        place = Place(*self._whose, call, self._failures)
-        task = asyncio.create_task(self._answer(request, place, answer))
+        task = asyncio.create_task(self._answer(request, replace(self._first, call=call), answer))
         self._running.add(task)
         task.add_done_callback(self._end)
-        asked = self._asked[delivery.digest] = Asked(call, task, delivery)
-        return asked
+        pending = self._requests[meta.digest] = PendingRequest(call, task, meta)
+        return pending
 
-    def _check_flood(self) -> None:
+    def _check_max_calls(self) -> None:
         if self._max_calls is not None and self._calls >= self._max_calls:
             self.refused += 1
             text = (
@@ -134,27 +145,28 @@ class RoleCalls:
     def _end(self, task: asyncio.Task[Completion]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # seen: its client may have left, and asyncio would complain
-        finished = [digest for digest, asked in self._asked.items() if asked.answering.done()]
+            task.exception()  # retrieved: the client may have left, and asyncio would complain
+        finished = [digest for digest, asked in self._requests.items() if asked.answering.done()]
         for digest in finished[:-KEPT_ANSWERS]:
-            del self._asked[digest]
+            del self._requests[digest]
 
-    def _has_begun(self, begun: Begun) -> None:
-        """Report it once, however often it is tried."""
-        if self._report is None or begun.place.call in self._begun:
+    def _record_begun(self, begun: Begun) -> None:
+        """Record a call as begun once, however often it is tried."""
+        if begun.place.call in self._begun:
             return
         self._begun.add(begun.place.call)
         try:
-            self._report(begun)
+            self._recorder.begun(begun)
         except UNRECORDED as error:
-            raise _withheld(begun.place, error) from error
+            raise _withhold(begun.place, error) from error
 
     async def _answer(self, request: Request, place: Place, answer: Answer) -> Completion:
         completion = await answer(request, place, self._memory)
         try:
-            await self._record(completion)
+            await self._recorder.answered(completion)
         except UNRECORDED as error:
-            raise _withheld(place, error) from error
+            raise _withhold(place, error) from error
+        self.answered.append(place.call)
         self._memory.prefixes.remember(
             request.messages,
             request.tools,
@@ -165,23 +177,23 @@ class RoleCalls:
         return completion
 
 
-def _withheld(place: Place, error: Exception) -> Refused:
+def _withhold(place: Place, error: Exception) -> Refused:
     log.error("the answer to %s could not be recorded", place, exc_info=error)
     text = f"The answer could not be recorded, so it is withheld ({error})."
     return Refused(500, text, code="not_recorded")
 
 
-async def _again(asked: Asked, delivery: Delivery) -> bool:
-    """Whether a request equal to an earlier one is that one, sent again.
+async def _is_resent(pending: PendingRequest, meta: RequestMeta) -> bool:
+    """Return whether a request equal to an earlier one is that request, sent again.
 
-    A counted retry is. A client that counts and says "first try" is an agent that wants a second
-    opinion, unless the earlier one's client has left (its time was up). Where nobody counts, equal
-    requests under way at the same time are taken for one.
+    A counted retry is. A client that counts retries and sends a first try is an agent that wants a
+    second answer, unless the client of the earlier request has left (it timed out). Clients that
+    do not count are taken to resend while the earlier request is still being answered.
     """
-    if asked.failed:
+    if pending.failed:
         return False
-    if delivery.retry:
+    if meta.retry:
         return True
-    if asked.answering.done():
+    if pending.answering.done():
         return False
-    return delivery.retry is None or await asked.delivery.gone()
+    return meta.retry is None or await pending.meta.gone()

@@ -1,270 +1,154 @@
-"""The endpoint that agents talk to as to OpenAI or Anthropic; its address says whose call it is."""
+"""The door: an OpenAI-compatible proxy between the agents of a run and the models behind them.
+
+Its address says whose call a request is. Each rollout batch has a token of its own, which opens
+that batch until the batch is closed.
+"""
 
 import asyncio
 import hmac
-import json
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from functools import partial
-from hashlib import sha256
-from typing import Any, Self
+import secrets
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, TypeVar
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
-from adapters.calls import POLICY, Completion, Policy, Refused, Sampling
+from adapters.calls import POLICY, Completion, Refused
+from adapters.calls import Request as ChatRequest
 from adapters.chat import Chat
-from adapters.dialects import anthropic_messages, openai_chat, openapi
-from adapters.dialects.request_body import parsed, whole
-from adapters.dialects.structured import told
-from adapters.dialects.table import DIALECTS, broken, refuse, response, spoken
-from adapters.door.backends import Answerer
-from adapters.door.call_sequence import Answer, Delivery, Record, RoleCalls
-from adapters.door.policy_backend import answered
-from adapters.door.recorded import Begin
-from adapters.harness.agents import Example
-from adapters.loopback import LOOPBACK, LoopbackServer
+from adapters.dialects.fields import bad
+from adapters.dialects.request_body import parse_json, read_body
+from adapters.door.backends import Backend
+from adapters.door.batches import Attempt, Failure, OpenBatch
+from adapters.door.call_sequence import RequestMeta
+from adapters.door.chat_api import Caller, ChatApi, read_number, token_of
+from adapters.door.policy_backend import PolicyBackend
+from adapters.door.recorded import Answer
+from adapters.harness.batches import BATCH, ROLE, ROLLOUT
+from adapters.harness.rewards import Reward, RewardError, read_reward
 
-PREFIX = "/rollout/{rollout_id}/attempt/{attempt}/role/{role}/v1"
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """A rollout attempt that is answered: what it was admitted with, and its calls by role."""
-
-    recorded: Sequence[Completion]
-    failures: int
-    example: Example
-    roles: dict[str, RoleCalls] = field(default_factory=dict)
+T = TypeVar("T")
 
 
-class Door:
-    """Serves the policy to agents on loopback while it is open, and reports every completion.
+class Door(ChatApi):
+    """Proxy that answers for the open batches of a run, and for nothing else.
 
-    `policy`, `others` (more of them, by name) and `sampling` may be set at any time, from any
-    thread; a call is answered by those that were set when it arrived. `record` is awaited on the
-    door's own event loop, and no answer leaves before it returns; `begin` is told of every call
-    that is about to be answered, and must not block. Only rollout attempts that are admitted are
-    answered. `roles` says who answers the roles beside `policy`; a policy is named. `beside` is
-    answered at the same port, behind whatever guards it.
+    `backends` says who answers each role beside `policy`: a backend, or a policy by its name.
+    Completions, beginnings and ends go to the recorder of their batch; no answer leaves before
+    its completion is recorded.
     """
-
-    prefix = PREFIX
 
     def __init__(
         self,
         chat: Chat,
-        token: str,
-        record: Record,
-        defaults: Sampling,
+        backends: Mapping[str, Backend | str],
         run_seed: int,
-        port: int = 0,
-        begin: Begin | None = None,
         max_calls: int | None = None,
-        roles: Mapping[str, Answerer | str] | None = None,
-        host: str = LOOPBACK,
-        beside: APIRouter | None = None,
+        port: int = 0,
     ) -> None:
-        self.policy: Policy | None = None
-        self.others: Mapping[str, Policy] = {}
-        self.sampling = defaults
-        self._chat = chat
-        self._token = token.encode()
-        self._record = record
-        self._begin = begin
+        self.roles = {POLICY: POLICY, **backends}
         self._run_seed = run_seed
         self._max_calls = max_calls
-        self._answerers = {
-            role: partial(self._by_policy, who) if isinstance(who, str) else who
-            for role, who in {POLICY: POLICY, **(roles or {})}.items()
-        }
-        self._admitted: dict[tuple[str, int], Admitted] = {}
-        self._dismissed: set[tuple[str, int]] = set()
-        app = self._app()
-        if beside is not None:
-            app.include_router(beside)
-        self._server = LoopbackServer(app, port, host)
+        self._secret = secrets.token_bytes(32)
+        self._open: dict[str, OpenBatch] = {}
+        super().__init__(chat, ROLE, port)
+        self.app.add_api_route(f"{BATCH}/begin", self._begin, methods=["POST"])
+        self.app.add_api_route(f"{ROLLOUT}/waited", self._waited, methods=["GET"])
+        self.app.add_api_route(f"{ROLLOUT}/end", self._end, methods=["POST"])
 
-    def __enter__(self) -> Self:
-        self._server.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.stop()
-
-    @property
-    def address(self) -> str:
-        """Where it listens."""
-        return f"http://{self._server.host}:{self._server.port}"
-
-    def url(self, rollout_id: str, attempt: int, role: str = POLICY) -> str:
-        """The base URL for a client of either."""
-        path = self.prefix.format(rollout_id=rollout_id, attempt=attempt, role=role)
-        return f"http://127.0.0.1:{self._server.port}{path}"
-
-    def admit(
-        self,
-        rollout_id: str,
-        attempt: int,
-        recorded: Sequence[Completion] = (),
-        failures: int = 0,
-        example: Example | None = None,
-    ) -> None:
-        """Answer this attempt from now on, as `recorded` for as long as the requests are those."""
-        self._dismissed.discard((rollout_id, attempt))
-        self._admitted[rollout_id, attempt] = Admitted(recorded, failures, example or {})
-
-    def dismiss(self, rollout_id: str, attempt: int) -> Future[int]:
-        """Answer it no more. Done when the calls that were under way have been recorded.
-
-        Its result is how many calls were refused because the attempt had made all it may make.
-        """
-        key = (rollout_id, attempt)
-        self._dismissed.add(key)
-        return asyncio.run_coroutine_threadsafe(self._close(key), self._server.loop)
-
-    def ask(
-        self, rollout_id: str, attempt: int, role: str, body: Mapping[str, Any]
-    ) -> Future[dict[str, Any]]:
-        """What a chat completion over HTTP answers, for a caller in this process; from any thread.
-
-        Its exception is Refused. A caller that cancels it has left, like a client that hangs up.
-        """
-        asked = self._ask((rollout_id, attempt), role, dict(body))
-        return asyncio.run_coroutine_threadsafe(asked, self._server.loop)
-
-    async def _ask(self, key: tuple[str, int], role: str, body: dict[str, Any]) -> dict[str, Any]:
-        task = asyncio.current_task()
-
-        async def gone() -> bool:
-            return task is not None and task.cancelling() > 0
-
-        calls, answerer = self._calls_for(key, role)
-        written = json.dumps(body, sort_keys=True).encode()
-        delivery = Delivery(sha256(written).digest(), 0, gone)
-        asked = openai_chat.read(parsed(written))
-        completion, *others = await calls.answers(asked, delivery, answerer)
-        return openai_chat.answer(completion, self._chat, *others)
-
-    async def _close(self, key: tuple[str, int]) -> int:
-        admitted = self._admitted.pop(key, None)
-        roles = [] if admitted is None else [*admitted.roles.values()]
-        await asyncio.gather(*(calls.finish() for calls in roles))
-        return sum(calls.refused for calls in roles)
-
-    def _by_policy(self, name: str, _: Example) -> Answer:
-        policy = self.policy if name == POLICY else self.others.get(name)
-        if policy is None:
-            raise Refused(503, "No policy is served yet; try again.", code="no_policy")
-        return partial(
-            answered,
-            chat=self._chat,
-            policy=policy,
-            sampling=self.sampling,
-            run_seed=self._run_seed,
-        )
-
-    def _app(self) -> FastAPI:
-        app = FastAPI(openapi_url=None, redirect_slashes=False)
-        for prefix in (self.prefix, f"{self.prefix}/v1"):  # Anthropic's clients add a /v1
-            for path in DIALECTS:
-                app.add_api_route(prefix + path, self._answer, methods=["POST"])
-            app.add_api_route(f"{prefix}/messages/count_tokens", self._count, methods=["POST"])
-            app.add_api_route(f"{prefix}/models", self._models, methods=["GET"])
-            app.add_api_route(prefix + openapi.PATH, self._document, methods=["GET"])
-        app.add_exception_handler(404, self._nowhere)
-        app.add_exception_handler(405, self._nowhere)
-        app.add_exception_handler(Refused, refuse)
-        app.add_exception_handler(Exception, broken)
-        return app
-
-    async def _answer(self, request: Request) -> Response:
-        calls, answerer = self._whose(request)
-        body, dialect = await whole(request), spoken(request)
-        asked = dialect.read(parsed(body))
-        retry = _number(request.headers.get("x-stainless-retry-count", ""))
-        delivery = Delivery(sha256(body).digest(), retry, request.is_disconnected)
-        return response(dialect, await calls.answers(asked, delivery, answerer), self._chat)
-
-    async def _count(self, request: Request) -> Response:
-        """The length of a prompt that is rendered whole, as Anthropic's clients ask for it."""
-        self._whose(request)
-        asked = anthropic_messages.read(parsed(await whole(request)))
-        prompt = self._chat.render([*asked.messages, *told(asked)], asked.tools)
-        return JSONResponse({"input_tokens": len(prompt)})
-
-    async def _models(self, request: Request) -> Response:
-        self._whose(request)
-        return JSONResponse(openai_chat.models(self._model_of(request)))
-
-    async def _document(self, request: Request) -> Response:
-        """Behind the key as all is: who has none learns nothing of a run, not even its routes."""
-        self._whose(request)
-        return JSONResponse(openapi.document(request.url.path.removesuffix(openapi.PATH)))
-
-    def _model_of(self, request: Request) -> str:
-        return request.path_params["role"]
-
-    async def _nowhere(self, request: Request, _: Exception) -> Response:
+    @contextmanager
+    def opened(self, batch: OpenBatch) -> Iterator[str]:
+        """Answer for a batch while the block runs; yield the batch's token."""
+        self._open[batch.name] = batch
         try:
-            self._check_token(request)
-        except Refused as refused:
-            return await refuse(request, refused)
-        where = f"{request.method} {request.url.path}"
-        paths = ", ".join(f"POST …/v1{path}" for path in DIALECTS)
-        text = (
-            f"There is no {where} here: only {paths}, GET …/v1/models and GET …/v1{openapi.PATH}."
-        )
-        return await refuse(request, Refused(404, text, code="unknown_url"))
+            yield self.token(batch.name)
+        finally:
+            self._run(batch.supersede())
+            del self._open[batch.name]
 
-    def _whose(self, request: Request) -> tuple[RoleCalls, Answer]:
-        """The calls that the address names, and who answers them."""
-        self._check_token(request)
-        named = request.path_params
-        attempt = _number(named["attempt"])
-        return self._calls_for(
-            (named["rollout_id"], -1 if attempt is None else attempt), named["role"]
-        )
+    def token(self, batch: str) -> str:
+        """Return the token that opens a batch: an HMAC of its name by a secret of this door."""
+        return hmac.new(self._secret, batch.encode(), "sha256").hexdigest()
 
-    def _calls_for(self, key: tuple[str, int], role: str) -> tuple[RoleCalls, Answer]:
-        """The calls of a role of an attempt, and who answers them: with what is set now."""
-        rollout_id, attempt = key
-        if role not in self._answerers:
-            text = f"Nobody answers the role {role!r}; there is: {', '.join(self._answerers)}."
-            raise Refused(404, text, code="no_role")
-        if key in self._dismissed:
-            raise Refused(410, f"{rollout_id}, attempt {attempt}, is over.", code="over")
-        admitted = self._admitted.get(key)
-        if admitted is None:
-            text = f"{rollout_id}, attempt {attempt}, is not being played."
-            raise Refused(404, text, code="not_admitted")
-        calls = admitted.roles.get(role)
-        if calls is None:
-            calls = admitted.roles[role] = self._calls_of(*key, role, admitted)
-        return calls, self._answerers[role](admitted.example)
-
-    def _calls_of(self, rollout_id: str, attempt: int, role: str, admitted: Admitted) -> RoleCalls:
-        return RoleCalls(
-            rollout_id,
-            attempt,
-            role,
-            chat=self._chat,
-            record=self._record,
-            begin=self._begin,
-            recorded=[one for one in admitted.recorded if one.place.role == role],
-            failures=admitted.failures,
-            max_calls=self._max_calls,
-        )
-
-    def _check_token(self, request: Request) -> None:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        given = given or request.headers.get("x-api-key", "")
-        if not hmac.compare_digest(given.encode(), self._token):
-            text = "The API key is not this run's; use the one the agent was started with."
+    def check_token(self, request: Request) -> None:
+        """Refuse a request whose token is not that of the batch in its path."""
+        _, named, batch, *_ = [*request.url.path.split("/"), "", ""]
+        expected = self.token(batch if named == "batch" else "")
+        if not hmac.compare_digest(token_of(request).encode(), expected.encode()):
+            text = "The API key does not open this batch; use the one the agent was started with."
             raise Refused(401, text, code="invalid_api_key")
 
+    def find_caller(self, request: Request) -> Caller:
+        """Return who answers a role of a rollout attempt, from the request's path."""
+        batch, attempt = self._find_attempt(request)
+        role = request.path_params["role"]
+        if role not in self.roles:
+            text = f"Nobody answers the role {role!r}; there is: {', '.join(self.roles)}."
+            raise Refused(404, text, code="no_role")
+        calls = batch.calls(attempt, role, self.chat, self._max_calls)
+        answer = self._find_answer(role, batch, attempt)
 
-def _number(text: str) -> int | None:
-    """The number, if it is one that Python reads: beyond some thousand digits it does not."""
-    return int(text) if text.isdecimal() and len(text) < 20 else None
+        async def answer_all(asked: ChatRequest, meta: RequestMeta) -> list[Completion]:
+            with attempt.waiting():
+                return await calls.answer_all(asked, meta, answer)
+
+        return answer_all
+
+    def model_of(self, request: Request) -> str:
+        """Return the role of the request, which stands for its model."""
+        return request.path_params["role"]
+
+    def _find_answer(self, role: str, batch: OpenBatch, attempt: Attempt) -> Answer:
+        backend, sampled_by = self.roles[role], batch.sampled_by
+        if not isinstance(backend, str):
+            return backend(attempt.rollout.example)
+        policy = sampled_by.policies[backend]
+        return PolicyBackend(self.chat, policy, sampled_by.sampling, self._run_seed).answer
+
+    def _find_batch(self, request: Request) -> OpenBatch:
+        self.check_token(request)
+        name = request.path_params["batch"]
+        if name not in self._open:
+            raise Refused(410, f"The batch {name} is not open.", code="over")
+        return self._open[name]
+
+    def _find_attempt(self, request: Request) -> tuple[OpenBatch, Attempt]:
+        batch = self._find_batch(request)
+        number = read_number(request.path_params["attempt"])
+        rollout = request.path_params["rollout_id"]
+        return batch, batch.attempt(rollout, -1 if number is None else number)
+
+    async def _begin(self, request: Request) -> Response:
+        batch = self._find_batch(request)
+        number, rollouts = await batch.begin()
+        left = [{"id": rollout.id, "example": rollout.example} for rollout in rollouts]
+        return JSONResponse({"attempt": number, "rollouts": left, **asdict(batch.settings)})
+
+    async def _waited(self, request: Request) -> Response:
+        _, attempt = self._find_attempt(request)
+        return JSONResponse({"seconds": attempt.seconds_waited()})
+
+    async def _end(self, request: Request) -> Response:
+        batch, attempt = self._find_attempt(request)
+        outcome, seconds = _read_end(parse_json(await read_body(request)))
+        await batch.end(attempt.rollout.id, attempt.number, outcome, seconds)
+        return JSONResponse({})
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the door's event loop, from another thread."""
+        return asyncio.run_coroutine_threadsafe(work, self.server.loop).result()
+
+
+def _read_end(body: object) -> tuple[Reward | Failure, float]:
+    """Read {"reward": …} or {"failed": kind, "message": text}, each with its "seconds"."""
+    match body:
+        case {"reward": reward, "seconds": float(seconds)}:
+            try:
+                return read_reward(reward), seconds
+            except RewardError as error:
+                raise bad(str(error), "reward") from error
+        case {"failed": str(kind), "message": str(message), "seconds": float(seconds)}:
+            return Failure(kind, message), seconds
+    raise bad("The end of a rollout has `seconds`, and `reward`, or `failed` and `message`.")

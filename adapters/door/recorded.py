@@ -6,7 +6,7 @@ is started anew comes to where it was without a token being sampled twice.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 
@@ -56,3 +56,7 @@ def request_sha(request: Request, sampling: Sampling) -> str:
     asked = [shown, request.tools, request.max_tokens, request.stop, astuple(sampling)]
     canonical = json.dumps(asked, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+Answer = Callable[[Request, Place, Memory], Awaitable[Completion]]
+"""Answers a call of a role."""

@@ -1,100 +1,97 @@
-"""The door for callers outside a run: at plain /v1, and nothing is recorded."""
+"""A chat endpoint for clients outside a run: at plain /v1, and nothing is recorded."""
 
+import hmac
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, replace
 from uuid import uuid4
 
-from fastapi import Request as Received
+from fastapi import Request
 
-from adapters.calls import POLICY, Completion, Place, Policy, Request, Sampling
+from adapters.calls import POLICY, Begun, Completion, Place, Policy, Refused, Sampling
+from adapters.calls import Request as ChatRequest
 from adapters.chat import Chat
-from adapters.door.call_sequence import Answer, RoleCalls
-from adapters.door.door import Door
-from adapters.door.policy_backend import answered
+from adapters.door.call_sequence import CallSequence, RequestMeta
+from adapters.door.chat_api import Caller, ChatApi, token_of
+from adapters.door.policy_backend import PolicyBackend
 from adapters.door.recorded import Memory
 
+PREFIX = "/v1"
 
-class OpenDoor(Door):
-    """Serves one model, by the name `model`. Every call stands alone, with its messages rendered
-    whole; it is sampled as its client asks, and by `defaults` where the client does not say.
-    """
 
-    prefix = "/v1"
+@dataclass(frozen=True)
+class ServedModel:
+    """A model to serve: its name, its policy, and the sampling of clients that name none."""
 
-    def __init__(
-        self,
-        chat: Chat,
-        token: str,
-        policy: Policy,
-        model: str,
-        defaults: Sampling,
-        port: int = 0,
-    ) -> None:
-        super().__init__(chat, token, _forget, defaults, run_seed=0, port=port)
-        self.policy = policy
-        self.model = model
+    name: str
+    policy: Policy
+    defaults: Sampling
+
+
+class OpenDoor(ChatApi):
+    """Endpoint of one model. Every call stands alone, with its messages rendered whole."""
+
+    def __init__(self, chat: Chat, served: ServedModel, token: str, port: int = 0) -> None:
+        self._served = served
+        self._token = token.encode()
+        super().__init__(chat, PREFIX, port)
 
     @property
     def base_url(self) -> str:
-        """For an OpenAI client."""
-        return f"http://127.0.0.1:{self._server.port}{self.prefix}"
+        """Base URL for an OpenAI client."""
+        return self.address + PREFIX
 
-    def _whose(self, request: Received) -> tuple[RoleCalls, Answer]:
-        self._check_token(request)
-        assert self.policy is not None
-        alone = RoleCalls(uuid4().hex, 0, POLICY, chat=self._chat, record=self._record)
-        return alone, partial(
-            _as_asked, chat=self._chat, policy=self.policy, defaults=self.sampling
-        )
+    def check_token(self, request: Request) -> None:
+        """Refuse a request without the endpoint's token."""
+        if not hmac.compare_digest(token_of(request).encode(), self._token):
+            text = "The API key is not this endpoint's; use the one that was printed at its start."
+            raise Refused(401, text, code="invalid_api_key")
 
-    def _model_of(self, request: Received) -> str:
-        return self.model
+    def find_caller(self, request: Request) -> Caller:
+        """Return the model as the answer to a call of its own."""
+        self.check_token(request)
+        alone = CallSequence(Place(uuid4().hex, 0, POLICY, 0), self.chat, _NoRecorder())
 
+        async def answer_all(asked: ChatRequest, meta: RequestMeta) -> list[Completion]:
+            return await alone.answer_all(asked, meta, self._answer)
 
-async def _forget(_: Completion) -> None:
-    """What a run would record."""
+        return answer_all
 
+    def model_of(self, request: Request) -> str:
+        """Return the served model's name."""
+        return self._served.name
 
-async def _as_asked(
-    request: Request,
-    place: Place,
-    memory: Memory,
-    *,
-    chat: Chat,
-    policy: Policy,
-    defaults: Sampling,
-) -> Completion:
-    """The answer, sampled by the client's own numbers; equal requests with one seed are answered
-    alike.
-    """
-    seed = request.fields.get("seed")
-    seeded = place if seed is None else replace(place, rollout_id=f"seed-{seed}")
-    completion = await answered(
-        request,
-        seeded,
-        memory,
-        chat=chat,
-        policy=policy,
-        sampling=asked_sampling(request.max_tokens, request.fields, defaults),
-        run_seed=0,
-    )
-    return replace(completion, response_id=f"chatcmpl-{place.name('answer')}")
+    async def _answer(self, request: ChatRequest, place: Place, memory: Memory) -> Completion:
+        """Sample by the client's own numbers; equal requests with one seed get equal answers."""
+        seed, served = request.fields.get("seed"), self._served
+        seeded = place if seed is None else replace(place, rollout_id=f"seed-{seed}")
+        sampling = choose_sampling(request.max_tokens, request.fields, served.defaults)
+        backend = PolicyBackend(self.chat, served.policy, sampling, run_seed=0)
+        completion = await backend.answer(request, seeded, memory)
+        return replace(completion, response_id=f"chatcmpl-{place.name('answer')}")
 
 
-def asked_sampling(
-    max_tokens: int | None, fields: Mapping[str, Any], defaults: Sampling
+class _NoRecorder:
+    """Recorder that keeps nothing."""
+
+    def begun(self, begun: Begun) -> None:
+        pass
+
+    async def answered(self, completion: Completion) -> None:
+        pass
+
+
+def choose_sampling(
+    max_tokens: int | None, fields: Mapping[str, object], defaults: Sampling
 ) -> Sampling:
-    """The client's numbers over the defaults; one that it sends as null is not said."""
+    """Take the client's numbers over the defaults; null counts as absent."""
 
-    def number(name: str, default: float) -> Any:
+    def number(name: str, default: float) -> float:
         value = fields.get(name)
-        return default if value is None else value
+        return value if isinstance(value, int | float) else default
 
     return Sampling(
         max_tokens or defaults.max_tokens,
         number("temperature", defaults.temperature),
         number("top_p", defaults.top_p),
-        number("top_k", defaults.top_k),
+        int(number("top_k", defaults.top_k)),
     )

@@ -1,64 +1,74 @@
-"""Whose call it is where a program names its model and no address."""
+"""The rollout that the current context plays, for programs that name a model and no address."""
 
-import importlib
-from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache, partial
-from typing import Any
+from functools import cache
+
+import httpx
 
 from adapters.calls import Refused
-from adapters.harness.door_client import Roles, ask_over_http
-from adapters.harness.imports import when_imported
 
-Ask = Callable[[str, Mapping[str, Any]], Future[dict[str, Any]]]
-"""From a role and the body of a chat completion to the body of its answer, or Refused."""
+MOST_AT_ONCE = 64
 
-_ask: ContextVar[Ask] = ContextVar("ask")
+Roles = Mapping[str, Mapping[str, str]]
+"""Role → its base_url, api_key and model."""
+
+_roles: ContextVar[Roles] = ContextVar("roles")
+_threads = ThreadPoolExecutor(MOST_AT_ONCE, "current rollout")
 
 
 @contextmanager
-def asking(ask: Ask, roles: Collection[str]) -> Iterator[None]:
-    """What is called in here, tasks and copied contexts included, is a rollout that asks by `ask`.
+def rollout_context(roles: Roles) -> Iterator[None]:
+    """Make `roles` those of the rollout that the block plays, tasks and copied contexts included.
 
-    A program in it reaches each of its roles as LiteLLM's model `ratchet/<role>`.
+    A program in the block reaches each of its roles as LiteLLM's model `ratchet/<role>`.
     """
-    _provide(frozenset(roles))
-    token = _ask.set(ask)
+    token = _roles.set(roles)
     try:
         yield
     finally:
-        _ask.reset(token)
+        _roles.reset(token)
 
 
-def asking_at(roles: Roles) -> AbstractContextManager[None]:
-    """As `asking`, over HTTP: where the door is in another process, so nothing asks already."""
-    if _ask.get(None) is not None:
-        return nullcontext()
-    return asking(partial(ask_over_http, roles), roles)
-
-
-def asked(role: str, body: Mapping[str, Any]) -> Future[dict[str, Any]]:
-    """The answer to a call of the rollout that is being played here; Refused where there is none.
+def ask_role(role: str, body: Mapping[str, object]) -> "Future[dict[str, object]]":
+    """Ask a role of the current rollout for a chat completion; the future raises Refused.
 
     A thread knows its rollout if it was started with a copy of the context, as by
-    `asyncio.to_thread`.
+    `asyncio.to_thread`. Raises Refused where no rollout is played.
     """
-    ask = _ask.get(None)
-    if ask is None:
+    roles = _roles.get(None)
+    if roles is None:
         text = "No rollout is being played here, so there is nobody who answers; "
         remedy = "start the thread in contextvars.copy_context(), or ask the rollout's base URL."
         raise Refused(404, text + remedy, code="no_rollout")
-    return ask(role, body)
+    if role not in roles:
+        text = f"Nobody answers the role {role!r}; there is: {', '.join(roles)}."
+        raise Refused(404, text, code="no_role")
+    whole = {name: value for name, value in body.items() if name != "stream"}
+    return _threads.submit(_ask, roles[role], whole)
+
+
+def _ask(endpoint: Mapping[str, str], body: Mapping[str, object]) -> dict[str, object]:
+    headers = {
+        "authorization": f"Bearer {endpoint['api_key']}",
+        "x-stainless-retry-count": "0",  # an equal request that is being answered is no retry
+    }
+    try:
+        url = f"{endpoint['base_url']}/chat/completions"
+        response = _client().post(url, json=body, headers=headers)
+    except httpx.TransportError as error:
+        text = f"The door could not be reached ({type(error).__name__}: {error}); try again."
+        raise Refused(503, text, code="no_door") from error
+    answered = response.json()
+    if response.is_error:
+        refused = answered["error"]
+        raise Refused(response.status_code, refused["message"], code=refused["code"])
+    return answered
 
 
 @cache
-def _provide(roles: frozenset[str]) -> None:
-    """Have LiteLLM know the roles, whenever it is imported.
-
-    An agent may import it as late as at its first call, and most never do: it takes seconds.
-    """
-    when_imported(
-        "litellm", lambda: importlib.import_module("adapters.harness.litellm_provider").provide(roles)
-    )
+def _client() -> httpx.Client:
+    """Create the client once, which takes 50 ms. The door bounds the time of a request."""
+    return httpx.Client(timeout=None)

@@ -1,4 +1,4 @@
-"""One live training client, and what a run asks of it: apply datums, look at one, save."""
+"""A live training client, and what a run asks of it: apply datums, probe one, save."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from tinker.types import (
 )
 
 from adapters.tinker.service import Service
-from tasks.checkpoints import Checkpoint
 
 Saving = tuple[APIFuture[SaveWeightsForSamplerResponse], APIFuture[SaveWeightsResponse] | None]
+"""Submitted saves: the sampler's weights and, if asked for, the training state."""
 
 STEPS_TAKEN = "step:max"
-"""The metric in which an engine says how many steps its optimizer has taken."""
+"""Metric in which an engine reports how many steps its optimizer has taken."""
 
 
 @dataclass(frozen=True)
-class Lora:
+class LoraWeights:
     """The trainable weights, in the words of Tinker's `create_lora_training_client`."""
 
     base_model: str
@@ -35,17 +35,17 @@ class Lora:
 
 
 @dataclass(frozen=True)
-class Method:
-    """How datums change weights."""
+class UpdateMethod:
+    """How datums change weights: the loss with its settings, and the optimizer."""
 
     loss: LossFnType
     loss_settings: Mapping[str, float]
-    adam: AdamParams
+    optimizer: AdamParams
 
 
 @dataclass(frozen=True)
-class Applying:
-    """An update that is submitted."""
+class SubmittedUpdate:
+    """A forward-backward pass and an optimizer step that were submitted."""
 
     step: int
     output: APIFuture[ForwardBackwardOutput]
@@ -53,63 +53,69 @@ class Applying:
 
 
 @dataclass(frozen=True)
-class Applied:
-    """What an update measured: each datum's log-probabilities before it, and the optimizer's age.
+class UpdateResult:
+    """Measurements of an update.
 
-    `optimizer_step` is how many steps the optimizer has taken, this one included; None where the
-    service does not say, or there were no datums and so no step.
+    `logprobs` are each datum's log-probabilities before the update. `optimizer_step` is how many
+    steps the optimizer has taken, this one included; None if the service does not report it, or if
+    there were no datums and so no step.
     """
 
     logprobs: list[np.ndarray]
     optimizer_step: int | None
 
 
-class Trainee:
-    """A training client. No other process can attach to it, and once a request of it has failed
-    nobody knows what its weights are: it is then dropped.
+class LivePolicy:
+    """A training client.
+
+    No other process can attach to it, and once one of its requests has failed its weights are
+    unknown, so a client that failed is dropped.
     """
 
     def __init__(self, service: Service, client: TrainingClient) -> None:
         self._service = service
         self._client = client
 
-    def apply(self, step: int, datums: Sequence[Datum], method: Method) -> Applying | None:
-        """Tinker's workers tick every ten seconds: what is submitted together shares a tick."""
+    def submit(
+        self, step: int, datums: Sequence[Datum], method: UpdateMethod
+    ) -> SubmittedUpdate | None:
+        """Submit forward-backward and optimizer step; None if there are no datums.
+
+        Tinker's workers tick every ten seconds, and requests submitted together share a tick.
+        """
         if not datums:
             return None
-        settings = dict(method.loss_settings)
-        output = self._client.forward_backward(list(datums), method.loss, settings)
-        return Applying(step, output, self._client.optim_step(method.adam))
+        output = self._client.forward_backward(
+            list(datums), method.loss, dict(method.loss_settings)
+        )
+        return SubmittedUpdate(step, output, self._client.optim_step(method.optimizer))
 
-    def applied(self, applying: Applying | None) -> Applied:
-        """The update's outcome."""
-        if applying is None:
-            return Applied([], None)
-        step, result = applying.step, self._service.result
-        outputs = result(applying.output, f"forward_backward of step {step}").loss_fn_outputs
-        metrics = result(applying.optimizer, f"optim_step of step {step}").metrics or {}
+    def result(self, submitted: SubmittedUpdate | None) -> UpdateResult:
+        """Wait for an update."""
+        if submitted is None:
+            return UpdateResult([], None)
+        step, wait = submitted.step, self._service.result
+        outputs = wait(submitted.output, f"forward_backward of step {step}").loss_fn_outputs
+        metrics = wait(submitted.optimizer, f"optim_step of step {step}").metrics or {}
         taken = metrics.get(STEPS_TAKEN)
         logprobs = [datum["logprobs"].to_numpy() for datum in outputs]
-        return Applied(logprobs, None if taken is None else int(taken))
+        return UpdateResult(logprobs, None if taken is None else int(taken))
 
-    def look(self, step: int, datum: Datum, method: Method) -> np.ndarray:
-        """The datum's log-probabilities; nothing changes."""
-        looking = self._client.forward([datum], method.loss, dict(method.loss_settings))
-        outputs = self._service.result(looking, f"forward of step {step}").loss_fn_outputs
+    def probe(self, step: int, datum: Datum, method: UpdateMethod) -> np.ndarray:
+        """Return the datum's log-probabilities; nothing changes."""
+        forward = self._client.forward([datum], method.loss, dict(method.loss_settings))
+        outputs = self._service.result(forward, f"forward of step {step}").loss_fn_outputs
         return outputs[0]["logprobs"].to_numpy()
 
     def save(self, name: str, ttl_seconds: int | None, *, with_state: bool) -> Saving:
-        """A client's requests are served in order: what is saved holds every update before it."""
+        """Submit saves. Requests are served in order, so every update before is in what is saved."""
         sampler = self._client.save_weights_for_sampler(name, ttl_seconds=ttl_seconds)
         state = self._client.save_state(name, ttl_seconds=ttl_seconds) if with_state else None
         return sampler, state
 
-    def saved(self, step: int, saving: Saving) -> Checkpoint:
-        """The checkpoint that was saved."""
+    def saved(self, step: int, saving: Saving) -> tuple[str, str | None]:
+        """Wait for saves; return the paths of the sampler's weights and of the training state."""
         sampler, state = saving
-        result, whose = self._service.result, f"of checkpoint {step}"
-        return Checkpoint(
-            step,
-            sampler=result(sampler, f"the sampler weights {whose}").path,
-            state=result(state, f"the training state {whose}").path if state else None,
-        )
+        wait, whose = self._service.result, f"of checkpoint {step}"
+        path = wait(sampler, f"the sampler weights {whose}").path
+        return path, wait(state, f"the training state {whose}").path if state else None

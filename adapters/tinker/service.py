@@ -1,4 +1,4 @@
-"""A Tinker service by URL: the hosted one, this machine's engine, or any server of the API."""
+"""A Tinker service by URL: the hosted service, this machine's engine, or any server of the API."""
 
 import asyncio
 import logging
@@ -9,35 +9,40 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import tinker
 from renderers.base import Tokenizer
 
-from adapters.cancelling import cancelled
+from adapters.cancelling import cancel_and_wait
 from adapters.errors import ServiceError
 from adapters.tinker.engines import needs_engine, running_engine
-from adapters.tinker.faults import SDK_ERRORS, ServiceRefused, TimedOut, told
+from adapters.tinker.faults import SDK_ERRORS, ServiceRefused, TimedOut, translate_error
 from adapters.waiting import Wait
 
-CLOSING_SECONDS = 5
+CLOSING_SECONDS = 5.0
+DEAD_CLOSING_SECONDS = 0.5
+"""Time for the SDK to notice that nobody answers."""
+
 WATCH_SECONDS = 0.5
 PATIENCE_SECONDS = 600.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+SessionEnd = Literal["success", "errored", "interrupted"]
+
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Service:
-    """A Tinker service and, if it is the engine of this run, the news of its death.
+    """A Tinker service and, if it is the engine of this run, the notice of the engine's death.
 
-    The SDK keeps asking a dead address for five minutes, and a silent one for ever. Whatever
-    waits on the service waits here: it learns of a dead engine at once, says what it waits for,
-    and after `patience` seconds raises TimedOut. All that the service answers wrongly is raised as
-    a ServiceError, which says in a sentence what was asked.
+    The SDK retries a dead address for five minutes and waits for a silent one for ever, so every
+    wait on the service is made here. A wait raises EngineDied as soon as the engine dies, logs
+    what it waits for, and raises TimedOut after `patience` seconds. Every other fault of the
+    service is raised as a ServiceError that says what was asked.
     """
 
     client: tinker.ServiceClient
@@ -45,31 +50,31 @@ class Service:
     died: Future[None]
     calls: ThreadPoolExecutor
     engine: int | None
-    """The process of our own engine."""
+    """Process id of the run's own engine."""
     patience: float = PATIENCE_SECONDS
     sampling: dict[object, float] = field(default_factory=dict)
-    """When each sampling call that is under way was begun."""
+    """Start of each sampling call that is under way."""
 
     def result(self, future: tinker.APIFuture[T], what: str) -> T:
-        """The result of a submitted operation; `what` names it to who reads of a wait or fault."""
+        """Wait for a submitted operation; logs and errors call it `what`."""
         return self._first(future.future(), what)
 
     def call(self, what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of a function that blocks on the service."""
+        """Call a function that blocks on the service, and wait for its result."""
         return self._first(self.calls.submit(function, *args, **kwargs), what)
 
     def sampler(self, model_path: str) -> "PatientSampler":
-        """Samples from saved weights. Raises ServiceRefused where they are no more."""
+        """Return a sampler of saved weights; ServiceRefused if the weights are gone."""
         client = self.client.create_sampling_client(model_path=model_path)
         return PatientSampler(self.result(client, f"a sampler of {model_path}"), self)
 
     def base_sampler(self, base_model: str) -> "PatientSampler":
-        """Samples from a model as it is, without a LoRA."""
+        """Return a sampler of a base model, without a LoRA."""
         client = self.client.create_sampling_client(base_model=base_model)
         return PatientSampler(self.result(client, f"a sampler of {base_model}"), self)
 
     def tokenizer(self, model_path: str, base_model: str) -> Tokenizer:
-        """The tokenizer of the model behind sampler weights or, if they are gone, of its base."""
+        """Return the tokenizer of sampler weights or, if these are gone, of their base model."""
         try:
             sampler = self.sampler(model_path)
         except ServiceRefused:
@@ -77,33 +82,35 @@ class Service:
         return self.tokenizer_of(sampler)
 
     def tokenizer_of(self, sampler: "PatientSampler") -> Tokenizer:
-        """The tokenizer of the model that is sampled."""
+        """Return the tokenizer of a sampler's model."""
         return cast(Tokenizer, self.call("the tokenizer", sampler.client.get_tokenizer))
 
     def context(self, base_model: str) -> int | None:
-        """The most tokens a prompt and its answer may have, where the service says it."""
+        """Return the most tokens of a prompt with its answer; None if the service has no limit."""
         capabilities = self.result(self.rest.get_server_capabilities(), "the models it has")
         named = (m for m in capabilities.supported_models if m.model_name == base_model)
         return next((model.max_context_length for model in named), None)
 
     def check(self) -> None:
-        """Raise EngineDied if the engine has."""
+        """Raise EngineDied if the run's engine has died."""
         if self.died.done():
             self.died.result()
 
     async def while_alive(self, work: Awaitable[T], what: str) -> T:
-        """What `work` comes to; if the engine dies first, it is cancelled, and then EngineDied."""
+        """Return the result of `work`; if the engine dies, cancel it and raise EngineDied."""
         task, waiting = asyncio.ensure_future(work), Wait(what, None)
         try:
             while not task.done():
                 self.check()
-                waiting.speak(self._unanswered())
+                waiting.speak(self._describe_sampling())
                 await asyncio.wait([task], timeout=WATCH_SECONDS)
         finally:
-            await cancelled(task)
+            await cancel_and_wait(task)
+        if task.exception() is not None:
+            self.check()  # the engine's death is the cause, whatever it made fail
         return task.result()
 
-    def _unanswered(self) -> str:
+    def _describe_sampling(self) -> str:
         begun = list(self.sampling.values())
         if not begun:
             return ", and no sampling call is under way"
@@ -128,11 +135,11 @@ class Service:
         try:
             return future.result()
         except SDK_ERRORS as error:
-            raise told(error, what) from error
+            raise translate_error(error, what) from error
 
 
 class PatientSampler:
-    """A sampling client whose calls end: a TimeoutError after the service's patience."""
+    """Sampling client whose calls raise TimeoutError after the service's patience."""
 
     def __init__(self, client: tinker.SamplingClient, service: Service) -> None:
         self.client = client
@@ -141,7 +148,7 @@ class PatientSampler:
     async def sample(
         self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams
     ) -> tinker.SampleResponse:
-        """As the client's, which waits for ever."""
+        """Sample as the SDK's client does, which waits for ever."""
         begun, key = self._service.sampling, object()
         begun[key] = time.monotonic()
         try:
@@ -160,7 +167,7 @@ def _since(moment: float) -> float:
 
 @contextmanager
 def connect(base_model: str, state: Path, patience: float = PATIENCE_SECONDS) -> Iterator[Service]:
-    """A service that has `base_model`, each of whose answers is waited for `patience` seconds.
+    """Yield a service that has `base_model`; each answer is awaited for `patience` seconds.
 
     TINKER_BASE_URL names a server. Without it a Tinker key means the hosted service, and no key,
     or a model only the engine has, means an engine of our own that keeps its state in `state`
@@ -170,13 +177,13 @@ def connect(base_model: str, state: Path, patience: float = PATIENCE_SECONDS) ->
     check_key(key)
     if needs_engine(base_model):
         with (
-            running_engine(base_model, state) as engine,
-            _opened(*engine, patience) as service,
+            running_engine(base_model, state) as (url, engine_key, died, process),
+            _open_session(Server(url, engine_key, died, process), patience) as service,
         ):
             yield service
     else:
-        url = os.environ.get("TINKER_BASE_URL")
-        with _opened(url, key, Future(), None, patience) as service:
+        server = Server(os.environ.get("TINKER_BASE_URL"), key, Future(), None)
+        with _open_session(server, patience) as service:
             yield service
 
 
@@ -189,25 +196,41 @@ def check_key(key: str | None) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Server:
+    """Address of a server of the Tinker API; an engine of ours has a process that may die."""
+
+    url: str | None
+    key: str | None
+    died: Future[None]
+    process: int | None
+
+
 @contextmanager
-def _opened(
-    url: str | None, key: str | None, died: Future[None], engine: int | None, patience: float
-) -> Iterator[Service]:
-    client = tinker.ServiceClient(base_url=url, api_key=key)
-    rest = tinker.RestClient(base_url=url, api_key=key)
+def _open_session(server: Server, patience: float) -> Iterator[Service]:
+    """Yield the service; the SDK's session, and with it its heartbeat, ends on every way out."""
+    client = tinker.ServiceClient(base_url=server.url, api_key=server.key)
+    rest = tinker.RestClient(base_url=server.url, api_key=server.key)
     calls = ThreadPoolExecutor(max_workers=4, thread_name_prefix="tinker")
+    service = Service(client, rest, server.died, calls, server.process, patience)
+    status: SessionEnd = "errored"
     try:
-        service = Service(client, rest, died, calls, engine, patience)
         yield service
-        if not died.done():
-            _close(service)
+        status = "success"
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
     finally:
+        _end_session(service, status)
         calls.shutdown(wait=False, cancel_futures=True)  # one may wait on a silent service
 
 
-def _close(service: Service) -> None:
-    """The work is done: a service that is gone by now does not undo it."""
+def _end_session(service: Service, status: SessionEnd) -> None:
+    """Tell the service that the session ends. A dead engine is not told, but its heartbeat ends."""
+    ending = service.client.close(status).future()
     try:
-        service.call("the session's end", service.client.close("success").result, CLOSING_SECONDS)
-    except (ServiceError, TimeoutError) as error:
-        log.warning("the session with the Tinker service could not be closed: %s", error)
+        ending.result(DEAD_CLOSING_SECONDS if service.died.done() else CLOSING_SECONDS)
+    except (*SDK_ERRORS, TimeoutError) as error:
+        ending.cancel()  # which releases the session's heartbeat
+        if not service.died.done():
+            log.warning("the session with the Tinker service could not be closed: %r", error)

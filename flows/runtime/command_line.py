@@ -1,40 +1,39 @@
-"""A run from the command line: its flow, with a bar, and what came of it."""
+"""Runs a flow from the command line, with a progress bar and a closing line."""
 
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adapters.tinker.engines import engine_begun
-from flows.runtime.prefect_startup import quiet_prefect, server_begun
+from flows.runtime.prefect_startup import quiet_prefect, start_server
 
 if TYPE_CHECKING:
     from flows.recipe import Recipe
-    from flows.runtime.run_summary import Outcome
+    from flows.runtime.run_summary import RunSummary
+    from tasks.storage.run_folder import RunFolder
 
 
-def trained(run: str, recipe: "Recipe", verbose: bool) -> str:
-    """Run the flow that a run is of, with a bar, and say what came of it."""
+def train_with_bar(run: str, recipe: "Recipe", verbose: bool) -> str:
+    """Run the flow of a run, with a progress bar; return its closing lines."""
     quiet_prefect(verbose)
     started = time.monotonic()
-    with engine_begun(recipe.model.base), server_begun() as answers:
-        from flows.runtime.progress_bar import showing_progress
+    with engine_begun(recipe.model.base), start_server() as wait_for_server:
+        from flows.runtime.progress_bar import show_progress
         from tasks.storage.run_folder import folder_of
 
         folder = folder_of(run)
-        with showing_progress(folder, recipe.steps):
-            flow = _flow_of(folder)
-            answers()
-            outcome = flow(recipe=recipe, run=run)
-    return _drift(outcome) + _closing_line(outcome, folder, time.monotonic() - started)
+        with show_progress(folder, recipe.steps):
+            flow = _find_flow(folder)
+            wait_for_server()
+            summary = flow(recipe=recipe, run=run)
+    return _drift(summary) + _closing_line(summary, folder, time.monotonic() - started)
 
 
-def _flow_of(folder: Path) -> "Callable[..., Outcome]":
-    from flows.runtime.forks import REPLAY, parent_of
-    from tasks.storage.run_folder import exists
+def _find_flow(run: "RunFolder") -> "Callable[..., RunSummary]":
+    from tasks.storage.manifest import REPLAY, parent_of
 
-    parent = parent_of(folder) if exists(folder) else None
+    parent = parent_of(run) if run.exists() else None
     if parent and parent["how"] == REPLAY:
         from flows.replay import replay
 
@@ -44,21 +43,21 @@ def _flow_of(folder: Path) -> "Callable[..., Outcome]":
     return train
 
 
-def _drift(outcome: "Outcome") -> str:
-    """Of a replay, a line."""
-    by_step = " ".join(f"{drift:.2g}" for drift in outcome.drift)
+def _drift(summary: "RunSummary") -> str:
+    """Return a replay's drift in a line; empty for other runs."""
+    by_step = " ".join(f"{drift:.2g}" for drift in summary.drift)
     return f"drift (kl_sample_train_v2) by step: {by_step}\n" if by_step else ""
 
 
-def _closing_line(outcome: "Outcome", folder: Path, seconds: float) -> str:
-    """What was won, in how long, and where to look."""
+def _closing_line(summary: "RunSummary", run: "RunFolder", seconds: float) -> str:
+    """Say what was won, in how long, and where to look."""
     before, after = (
         "unknown" if reward is None else f"{reward:.2f}"
-        for reward in (outcome.before, outcome.after)
+        for reward in (summary.before, summary.after)
     )
-    statement = f"from '{folder}/metrics.jsonl'"
+    statement = f"from '{run.metrics}'"
     return (
-        f"held-out reward {before} → {after} in {outcome.steps} steps: {outcome.seconds:.0f} s of "
-        f"sampling and training, {seconds:.0f} s in all. The run is {folder}; see it in Prefect's "
-        f'UI with `make server`, and by SQL with `ratchet sql "{statement}"`'
+        f"held-out reward {before} → {after} in {summary.steps} steps: {summary.seconds:.0f} s of "
+        f"sampling and training, {seconds:.0f} s in all. The run is {run.path}; see it in "
+        f'Prefect\'s UI with `make server`, and by SQL with `ratchet sql "{statement}"`'
     )

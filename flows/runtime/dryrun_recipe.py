@@ -1,4 +1,4 @@
-"""A recipe → the same, small enough to look at, and answered on this machine alone."""
+"""The recipe of a dry run: small enough to look at, and answered on this machine alone."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ SCRIPTED = "function:"
 
 
 class DryRun(BaseModel):
-    """What became of a dry run."""
+    """Result of a dry run."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -24,19 +24,19 @@ class DryRun(BaseModel):
 
 
 class OfflineError(UserError):
-    """The recipe needs a network."""
+    """Refusal of a recipe that needs a network."""
 
 
-def rehearsed(recipe: Recipe, examples: int) -> Recipe:
-    """The recipe of a dry run: `examples` of them, two rollouts each, in this process."""
+def shrink(recipe: Recipe, examples: int) -> Recipe:
+    """Return the recipe with one step of `examples` examples, two rollouts each."""
     rollouts = recipe.rollouts.model_copy(
-        update={"groups": examples, "group_size": 2, "minimum_group": 2, "where": "here"}
+        update={"groups": examples, "group_size": 2, "minimum_group": 2}
     )
     return recipe.model_copy(update={"steps": 1, "rollouts": rollouts, "tracking": Tracking()})
 
 
-def offline(recipe: Recipe) -> Recipe:
-    """The recipe with the tiny model, unless its own is a folder; roles must be scripted."""
+def take_offline(recipe: Recipe) -> Recipe:
+    """Return the recipe with the tiny model, unless its own is a folder; roles must be scripted."""
     for role, answerer in recipe.roles.items():
         if policy_of(answerer) is None and not answerer.startswith(SCRIPTED):
             raise OfflineError(
@@ -49,7 +49,7 @@ def offline(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"model": recipe.model.model_copy(update=tiny)})
 
 
-def without_service() -> None:
-    """Let this process know of no Tinker service but an engine of its own."""
+def forget_service() -> None:
+    """Make this process use an engine of its own, whatever Tinker service is set."""
     for name in ("TINKER_BASE_URL", "TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"):
         os.environ.pop(name, None)

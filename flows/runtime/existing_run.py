@@ -1,15 +1,15 @@
-"""What becomes of a run that exists: asked of whom sits at the terminal, or told by a flag."""
+"""Decides what becomes of a run that exists: by a flag, or by asking at the terminal."""
 
 import sys
 from enum import StrEnum
 
 import typer
 
-from tasks.storage.run_folder import RunError, delete_run, exists, folder_of
+from tasks.storage.run_folder import RunError, folder_of
 
 
 class IfExists(StrEnum):
-    """The Tinker cookbook's four behaviours."""
+    """The four behaviours of the Tinker cookbook."""
 
     ASK = "ask"
     RESUME = "resume"
@@ -18,23 +18,23 @@ class IfExists(StrEnum):
 
 
 def settle(run: str, if_exists: IfExists) -> None:
-    """Return where the run may be trained on, or afresh; else RunError."""
-    folder = folder_of(run)
-    if not exists(folder):
+    """Clear the way for a run that is to be trained; RunError if it may not be."""
+    existing = folder_of(run)
+    if not existing.exists():
         return
     if if_exists is IfExists.ASK:
-        if_exists = _asked(run) if sys.stdin.isatty() else IfExists.RAISE
+        if_exists = _ask(run) if sys.stdin.isatty() else IfExists.RAISE
     if if_exists is IfExists.RAISE:
         raise RunError(
-            f"the run {folder} exists; continue it with --if-exists resume, start it afresh with "
+            f"the run {existing.path} exists; continue it with --if-exists resume, start it afresh with "
             "--if-exists delete, or give another name with --run"
         )
     if if_exists is IfExists.DELETE:
-        delete_run(folder)
+        existing.delete()
 
 
-def _asked(run: str) -> IfExists:
-    """Enter alone changes nothing."""
+def _ask(run: str) -> IfExists:
+    """Ask what to do; Enter alone changes nothing."""
     question = f"The run {run} exists. Resume it, delete it and start afresh, or stop?"
     answers = {"resume": IfExists.RESUME, "delete": IfExists.DELETE, "stop": IfExists.RAISE}
     while True:

@@ -1,110 +1,107 @@
-"""recipe → the live parts of a run: its folder, its policies and the runner."""
+"""Opens a run: its folder, the service, the policies, and the server of its rollouts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from prefect.runtime import flow_run
+
 from adapters.calls import POLICY, Sampling
 from adapters.chat import Chat
-from adapters.door.backends import answerers
+from adapters.door.backends import create_backends
+from adapters.door.batches import PlaySettings
+from adapters.door.door import Door
 from adapters.harness.agents import load_agent
-from adapters.loopback import Listening
 from adapters.tinker.service import connect
 from adapters.tracking import Tracker
-from flows.players import inviting, player_of, routes_of
 from flows.recipe import Recipe
-from flows.runtime.policies import Trained, policies_of
+from flows.runtime.policies import RunPolicies, open_policies
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics
-from tasks.rollouts import Runner
+from tasks.rollouts import RolloutServer
 from tasks.shards import Source
-from tasks.storage.run_folder import opened_run
+from tasks.storage.manifest import bind_run, lineage
+from tasks.storage.run_folder import RunFolder, name_run
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What a run holds while it is open."""
+class OpenRun:
+    """A run while a flow has it open."""
 
-    folder: Path
-    policies: tuple[Trained, ...]
-    """The main one first."""
-    runner: Runner
+    folder: RunFolder
+    policies: RunPolicies
+    rollouts: RolloutServer
     tracker: Tracker
+    steps: int
 
     @property
     def ledger(self) -> Ledger:
-        """The main policy's, whose checkpoint stands for those of all after as many steps."""
-        return self.policies[0].ledger
+        """Checkpoints of the main policy; every policy has the same steps."""
+        return self.policies.main.ledger
 
-    def steps_done(self) -> int:
-        """A step is done when its metrics are recorded, which is the last thing it does."""
-        return len(read_metrics(self.folder / "metrics.jsonl"))
-
-    def last_step(self) -> int:
-        """Of the newest checkpoint that every policy has."""
-        return min(policy.ledger.last_step() for policy in self.policies)
+    def steps_left(self) -> range:
+        """Return the steps that are not done; a step is done when its metrics are recorded."""
+        return range(len(read_metrics(self.folder.metrics)), self.steps)
 
 
 @contextmanager
-def opened(recipe: Recipe, run: str, *, on_policy: bool = True) -> Iterator[Parts]:
-    """The parts of a run. What its user can mend is refused before anything is started.
+def open_run(recipe: Recipe, name: str, *, on_policy: bool = True) -> Iterator[OpenRun]:
+    """Open a run, new or not. Mistakes of the user are refused before anything starts.
 
-    Rebuilt weights must give the recorded log-probabilities only where they sampled them.
+    Rebuilt weights must give the recorded log-probabilities if the run is `on_policy`: if they
+    are the weights that sampled.
     """
-    roles = answerers(recipe.roles, recipe.seed)
-    beside_policy = [role for role in roles if role != POLICY]
-    player = player_of(recipe, load_agent(recipe.agent, beside_policy))
+    backends = create_backends(recipe.roles, recipe.seed)
+    load_agent(recipe.agent, [role for role in backends if role != POLICY])
     for source in (train_split(recipe), test_split(recipe)):
         source.examples()
-    values = recipe.model_dump(mode="json")
+    values, rollouts = recipe.model_dump(mode="json"), recipe.rollouts
+    patience = recipe.service.timeout_seconds
     with (
-        opened_run(run, values, recipe.fingerprint()) as folder,
-        player,
-        connect(recipe.model.base, folder / "engine", recipe.service.timeout_seconds) as service,
+        bind_run(name, values, recipe.fingerprint()) as folder,
+        connect(recipe.model.base, folder.engine, patience) as service,
     ):
-        main, *others = policies = policies_of(recipe, folder, service, on_policy=on_policy)
-        tokenizer = service.tokenizer(main.ledger.at(0).sampler, recipe.model.base)
+        recipes = [(first, Recipe.model_validate(made)) for first, made in lineage(folder)]
+        policies = open_policies(recipe, recipes, folder, service, on_policy=on_policy)
+        tokenizer = service.tokenizer(policies.main.ledger.at(0).sampler, recipe.model.base)
         chat = Chat(tokenizer, recipe.model.renderer, service.context(recipe.model.base))
         with (
-            Runner(
-                service,
-                main.learner.sampler,
-                player,
-                chat,
-                run=run,
-                run_seed=recipe.seed,
-                concurrency=recipe.rollouts.concurrency,
-                timeout_seconds=recipe.rollouts.timeout_seconds,
-                replay=recipe.rollouts.replay,
-                max_calls=recipe.rollouts.max_calls,
-                roles=roles,
-                others={policy.name: policy.at for policy in others},
-                listening=Listening.at(recipe.rollouts.listen),
-                beside=routes_of(player),
-            ) as runner,
-            inviting(player, folder, runner.door),
-            Tracker(recipe.tracking.project, run, values, folder / "wandb") as tracker,
+            Door(chat, backends, recipe.seed, rollouts.max_calls) as door,
+            Tracker(recipe.tracking.project, name, values, folder.tracking) as tracker,
         ):
-            yield Parts(folder, policies, runner, tracker)
+            settings = PlaySettings(
+                recipe.agent,
+                list(door.roles),
+                rollouts.concurrency_of_batch(),
+                rollouts.timeout_seconds,
+            )
+            server = RolloutServer(folder, door, service, settings, rollouts.replay)
+            yield OpenRun(folder, policies, server, tracker, recipe.steps)
+
+
+def name_of_run() -> str:
+    """Name the run of the current flow run: its parameter `run`, or its agent and its own id."""
+    parameters = flow_run.parameters
+    return parameters.get("run") or name_run(parameters["recipe"].agent, str(flow_run.id)[:8])
 
 
 def train_split(recipe: Recipe) -> Source:
-    """The examples that are trained on."""
+    """Return the examples that are trained on."""
     return Source(Path(recipe.dataset.path), "train", recipe.dataset.columns)
 
 
 def test_split(recipe: Recipe) -> Source:
-    """The examples that are held out."""
+    """Return the examples that are held out."""
     return Source(Path(recipe.dataset.path), "test", recipe.dataset.columns)
 
 
-def sampled(recipe: Recipe) -> Sampling:
-    """How training rollouts and sampled evaluations are sampled: the distribution is left whole."""
+def training_sampling(recipe: Recipe) -> Sampling:
+    """Return the sampling of training and of sampled evaluations: the whole distribution."""
     rollouts = recipe.rollouts
     return Sampling(rollouts.max_tokens, rollouts.temperature, top_p=1.0, top_k=-1)
 
 
-def greedy(recipe: Recipe) -> Sampling:
-    """Always the likeliest token."""
+def greedy_sampling(recipe: Recipe) -> Sampling:
+    """Return the sampling that always takes the likeliest token."""
     return Sampling(recipe.rollouts.max_tokens, temperature=0.0, top_p=1.0, top_k=-1)

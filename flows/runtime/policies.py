@@ -1,106 +1,120 @@
-"""recipe → the policies of a run: each has its folder, its roles, its ledger and its learner."""
+"""The policies of a run: each with its roles, its checkpoints and the owner of its weights."""
 
 import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-from tinker import AdamParams
+from threading import Lock
 
 from adapters.calls import POLICY, Policy
+from adapters.tinker.live_policy import LoraWeights
 from adapters.tinker.service import Service
 from flows.recipe import Recipe
 from tasks.checkpoints import Ledger
-from tasks.remaking import datums_of
-from tasks.storage.run_folder import policy_folder, recipe_at
-from tasks.updates import Learner, Lora, Method
+from tasks.recovery import Era, RecordedSteps, TrainedPolicy
+from tasks.storage.run_folder import RunFolder
+from tasks.updates import PolicyUpdater
 
 
 @dataclass(frozen=True)
-class Trained:
-    """One policy of a run. All of them have checkpoint k when step k - 1 is done."""
+class RunPolicy:
+    """A policy of a run. Every policy has checkpoint k when step k - 1 is done."""
 
-    name: str
-    roles: tuple[str, ...]
-    """Whose calls train it, and no other's."""
-    folder: Path
-    """The run's own or, of another policy than the main one, `policies/<name>` in it."""
-    learner: Learner
+    trained: TrainedPolicy
+    updater: PolicyUpdater
+
+    @property
+    def name(self) -> str:
+        """Name of the policy."""
+        return self.trained.name
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles whose calls train the policy."""
+        return self.trained.roles
 
     @property
     def ledger(self) -> Ledger:
-        return self.learner.ledger
+        """Checkpoints of the policy."""
+        return self.updater.ledger
 
     def at(self, step: int) -> Policy:
-        """What is sampled after `step` updates; no span of it can be taken for the main one's."""
+        """Return the policy after `step` updates; its version names it, unless it is the main one."""
         checkpoint = self.ledger.at(step)
-        return Policy(self.learner.sampler(checkpoint), f"{self.name}@{checkpoint.version}")
+        named = "" if self.name == POLICY else f"{self.name}@"
+        return Policy(self.updater.sampler(checkpoint), f"{named}{checkpoint.version}")
 
 
-def policies_of(
-    recipe: Recipe, folder: Path, service: Service, *, on_policy: bool
-) -> tuple[Trained, ...]:
-    """Those of the run in `folder`, the main one first; each has its checkpoint 0."""
-    policies = tuple(
-        Trained(
-            name,
-            roles,
-            policy_folder(folder, name),
-            _learner(recipe, folder, name, service, on_policy=on_policy),
+class RunPolicies:
+    """All policies of a run, the main one first."""
+
+    def __init__(self, policies: Sequence[RunPolicy]) -> None:
+        self._policies = policies
+        self._opening = Lock()
+        self._sampled: tuple[int, Mapping[str, Policy]] = (-1, {})
+
+    def __iter__(self) -> Iterator[RunPolicy]:
+        return iter(self._policies)
+
+    @property
+    def main(self) -> RunPolicy:
+        """The main policy."""
+        return self._policies[0]
+
+    def last_step(self) -> int:
+        """Return the step of the newest checkpoint that every policy has."""
+        return min(policy.ledger.last_step() for policy in self)
+
+    def at(self, step: int) -> Mapping[str, Policy]:
+        """Return every policy after `step` updates, by name; batches of a step share samplers."""
+        with self._opening:
+            if self._sampled[0] != step:
+                self._sampled = step, {policy.name: policy.at(step) for policy in self}
+            return self._sampled[1]
+
+
+def open_policies(
+    recipe: Recipe,
+    recipes: Sequence[tuple[int, Recipe]],
+    folder: RunFolder,
+    service: Service,
+    *,
+    on_policy: bool,
+) -> RunPolicies:
+    """Return the policies of a run, each with its checkpoint 0.
+
+    `recipes` are those that made the run's steps, each with its first step.
+    """
+    eras = tuple(Era(first, made.credit(), made.update_method()) for first, made in recipes)
+    checkpoints = recipe.checkpoints
+    policies = []
+    for name, roles in recipe.policies().items():
+        trained = TrainedPolicy(name, roles, _lora(recipe, name))
+        updater = PolicyUpdater(
+            service,
+            Ledger(folder.checkpoints(name)),
+            RecordedSteps(folder, trained, eras),
+            checkpoints.ttl_seconds,
+            checkpoints.probe_tolerance if on_policy else None,
         )
-        for name, roles in recipe.policies().items()
-    )
-    for policy in policies:
-        policy.learner.initial()
-    return policies
+        updater.make_initial()
+        policies.append(RunPolicy(trained, updater))
+    return RunPolicies(policies)
 
 
 def lora_seed(run_seed: int, name: str) -> int:
-    """Of the main policy the run's; of another 31 bits, so that no two begin alike."""
+    """Seed a policy's LoRA: by the run seed for the main policy, otherwise by the name as well."""
     if name == POLICY:
         return run_seed
     return int(hashlib.sha256(f"{run_seed}/{name}".encode()).hexdigest()[:8], 16) >> 1
 
 
-def _learner(
-    recipe: Recipe, folder: Path, name: str, service: Service, *, on_policy: bool
-) -> Learner:
-    model, checkpoints = recipe.model, recipe.checkpoints
-
-    def at(step: int) -> Recipe:
-        return Recipe.model_validate(recipe_at(folder, step))
-
-    return Learner(
-        service,
-        Ledger(policy_folder(folder, name) / "checkpoints.jsonl"),
-        datums=lambda step: _datums(at(step), folder, name, step),
-        lora=Lora(
-            model.base,
-            model.lora_rank,
-            lora_seed(recipe.seed, name),
-            train_attn=model.train_attention,
-            train_mlp=model.train_mlp,
-            train_unembed=model.train_unembedding,
-        ),
-        method=lambda step: _method(at(step)),
-        ttl_seconds=checkpoints.ttl_seconds,
-        probe_tolerance=checkpoints.probe_tolerance if on_policy else None,
+def _lora(recipe: Recipe, name: str) -> LoraWeights:
+    model = recipe.model
+    return LoraWeights(
+        model.base,
+        model.lora_rank,
+        lora_seed(recipe.seed, name),
+        train_attn=model.train_attention,
+        train_mlp=model.train_mlp,
+        train_unembed=model.train_unembedding,
     )
-
-
-def _datums(recipe: Recipe, folder: Path, name: str, step: int) -> Path:
-    algorithm = recipe.algorithm
-    return datums_of(
-        folder,
-        step,
-        algorithm.advantage,
-        algorithm.normalise,
-        recipe.rollouts.smallest_group(),
-        algorithm.discount,
-        recipe.policies()[name],
-        policy_folder(folder, name),
-    )
-
-
-def _method(recipe: Recipe) -> Method:
-    algorithm, optimizer = recipe.algorithm, recipe.optimizer
-    return Method(algorithm.loss, algorithm.loss_settings, AdamParams(**optimizer.model_dump()))

@@ -1,4 +1,4 @@
-"""What comes before Prefect is imported: its settings, and meanwhile its embedded server."""
+"""Start-up of Prefect: its settings, and its embedded server, begun before Prefect is needed."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -7,10 +7,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def server_begun() -> Iterator[Callable[[], None]]:
-    """Where no Prefect server is set, begin to start the one that Prefect embeds.
+def start_server() -> Iterator[Callable[[], None]]:
+    """Begin to start Prefect's embedded server, unless another server is set.
 
-    Prefect would start it when the flow is called. What is yielded returns when it answers.
+    Prefect itself would start it when the flow is called. Yields a function that waits until the
+    server answers.
     """
     from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE
 
@@ -24,7 +25,7 @@ def server_begun() -> Iterator[Callable[[], None]]:
 
 
 def quiet_prefect(verbose: bool) -> None:
-    """Prefect reads its settings when it is imported."""
+    """Set Prefect's log level and time-outs, which it reads when it is imported."""
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO" if verbose else "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")

@@ -1,21 +1,21 @@
-"""A bar in the terminal that follows a run's metrics file while the run goes on."""
+"""Progress bar in the terminal that follows a run's metrics file."""
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Event, Thread
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tasks.storage.files import read_lines
+from tasks.storage.run_folder import RunFolder
 
 LOOK_SECONDS = 0.5
 
 
 @contextmanager
-def showing_progress(folder: Path, steps: int) -> Iterator[None]:
+def show_progress(run: RunFolder, steps: int) -> Iterator[None]:
     """Show steps and reward on stderr until the block ends."""
     bar = Progress(
         TextColumn("{task.description}"),
@@ -25,12 +25,12 @@ def showing_progress(folder: Path, steps: int) -> Iterator[None]:
         TimeElapsedColumn(),
         console=Console(stderr=True),
     )
-    task = bar.add_task(f"training {folder.name}", total=steps, reward="starting")
+    task = bar.add_task(f"training {run.name}", total=steps, reward="starting")
     over = Event()
 
     def follow() -> None:
         while not over.wait(LOOK_SECONDS):
-            lines = read_lines(folder / "metrics.jsonl")
+            lines = read_lines(run.metrics)
             if lines:
                 reward = json.loads(lines[-1]).get("reward/mean")
                 said = "no reward" if reward is None else f"reward {reward:+.2f}"

@@ -1,19 +1,23 @@
-"""What a finished run came to, in numbers a person asks for first."""
-
-from pathlib import Path
+"""Summary of a finished run, in the numbers that a person asks for first."""
 
 from pydantic import BaseModel, ConfigDict
 
-from flows.runtime.forks import REPLAY, parent_of
 from tasks.evaluations import read_evaluation
 from tasks.metrics import read_metrics
+from tasks.storage.files import is_written
+from tasks.storage.manifest import REPLAY, parent_of
+from tasks.storage.run_folder import RunFolder
 
 SPENT = ("seconds/sampling", "seconds/training")
-"""The ends of metrics' names: each policy has its training."""
+"""Endings of metrics' names: every policy has its training."""
 
 
-class Outcome(BaseModel):
-    """Held-out reward of the first and the last checkpoint, and what lay between."""
+class RunSummary(BaseModel):
+    """Held-out reward of the first and the last checkpoint, and the steps between.
+
+    `seconds` are those of sampling and training, without start-up and evaluation. `drift` is, in a
+    replay, how far each step's weights were from those that sampled its rollouts.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -22,28 +26,24 @@ class Outcome(BaseModel):
     before: float | None
     after: float | None
     seconds: float
-    """Of sampling and training, without start-up and evaluation."""
     drift: tuple[float, ...] = ()
-    """Of a replay: how far each step's weights were from those that sampled its rollouts."""
 
 
-def outcome_of(folder: Path) -> Outcome:
-    """Read off a run's folder."""
-    metrics = read_metrics(folder / "metrics.jsonl")
-    parent = parent_of(folder)
+def summarize_run(run: RunFolder) -> RunSummary:
+    """Summarize a run from its folder."""
+    metrics, parent = read_metrics(run.metrics), parent_of(run)
     replayed = parent is not None and parent["how"] == REPLAY
-    return Outcome(
-        run=folder.name,
+    drift = [row["kl_sample_train_v2"] for row in metrics if "kl_sample_train_v2" in row]
+    return RunSummary(
+        run=run.name,
         steps=len(metrics),
-        before=_reward(folder, 0),
-        after=_reward(folder, len(metrics)),
+        before=_reward(run, 0),
+        after=_reward(run, len(metrics)),
         seconds=sum(row[name] for row in metrics for name in row if name.endswith(SPENT)),
-        drift=tuple(row["kl_sample_train_v2"] for row in metrics if "kl_sample_train_v2" in row)
-        if replayed
-        else (),
+        drift=tuple(drift) if replayed else (),
     )
 
 
-def _reward(folder: Path, step: int) -> float | None:
-    path = folder / "evaluations" / f"{step:05d}.json"
-    return read_evaluation(path)["sampled"].finished.mean if path.exists() else None
+def _reward(run: RunFolder, step: int) -> float | None:
+    path = run.evaluation(f"{step:05d}")
+    return read_evaluation(path)["sampled"].finished.mean if is_written(path) else None

@@ -1,4 +1,4 @@
-"""A checkpoint or a base model as an OpenAI-compatible endpoint on loopback."""
+"""Serves a checkpoint or a base model as an OpenAI-compatible endpoint on loopback."""
 
 import secrets
 import sys
@@ -11,21 +11,22 @@ from threading import Event, Thread
 
 from adapters.calls import POLICY, Policy, Sampling
 from adapters.chat import Chat
-from adapters.door.serving import OpenDoor
+from adapters.door.serving import OpenDoor, ServedModel
 from adapters.tinker.service import PatientSampler, Service, connect
 from flows.recipe import Model, Recipe
-from flows.runtime.eval_targets import ContenderError, named_checkpoint
+from flows.runtime.eval_targets import EvalTargetError, read_checkpoint
 from tasks.checkpoints import Ledger
-from tasks.storage.run_folder import folder_of, opened_run, policy_folder, recipe_of
+from tasks.storage.manifest import bind_run, recipe_of
+from tasks.storage.run_folder import folder_of
 
 LOOK_SECONDS = 0.5
 MOST_TOKENS = 512
-"""Where a client names no limit to a base model."""
+"""Limit of a base model's answers for clients that name none."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What is served, by what name, and how it is sampled where a client does not say."""
+    """Weights to serve: their name, and the sampling of clients that name none."""
 
     name: str
     service: Service
@@ -36,7 +37,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Served:
-    """An endpoint that answers."""
+    """An endpoint while it answers."""
 
     base_url: str
     api_key: str
@@ -44,7 +45,7 @@ class Served:
     service: Service
 
     def exports(self) -> dict[str, str]:
-        """The variables that OpenAI's clients read."""
+        """Return the environment variables that OpenAI's clients read."""
         return {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_KEY": self.api_key,
@@ -52,29 +53,29 @@ class Served:
         }
 
     def until(self, closed: Event) -> None:
-        """Return when that is set; EngineDied if the engine of this machine dies before."""
+        """Wait until `closed` is set; EngineDied if the engine dies before."""
         while not closed.wait(LOOK_SECONDS):
             self.service.check()
 
 
 @contextmanager
-def serving(name: str, port: int = 0) -> Iterator[Served]:
-    """Serve RUN, RUN@STEP, RUN:POLICY@STEP or, as its id has a slash, a base model."""
-    weights = _of_base(name) if "/" in name else _of_run(*named_checkpoint(name))
+def serve_model(name: str, port: int = 0) -> Iterator[Served]:
+    """Serve RUN, RUN@STEP, RUN:POLICY@STEP or, if the name has a slash, a base model."""
+    weights = _of_base(name) if "/" in name else _of_run(*read_checkpoint(name))
     with weights as found:
         base, service = found.model.base, found.service
         tokenizer = service.tokenizer_of(found.sampler)
         chat = Chat(tokenizer, found.model.renderer, service.context(base))
         key = secrets.token_urlsafe(32)
-        policy = Policy(found.sampler, found.name)
-        with OpenDoor(chat, key, policy, found.name, found.defaults, port) as door:
+        model = ServedModel(found.name, Policy(found.sampler, found.name), found.defaults)
+        with OpenDoor(chat, model, key, port) as door:
             yield Served(door.base_url, key, found.name, service)
 
 
 def stdin_closed() -> Event:
-    """Set when stdin ends, as it does when the program that started us has died.
+    """Return an event that is set when stdin ends: when the program that started us has died.
 
-    In a terminal never: a job in the background may not read there.
+    At a terminal the event is never set, since a job in the background may not read there.
     """
     closed = Event()
 
@@ -95,13 +96,13 @@ def _of_run(name: str, step: int | None) -> Iterator[Weights]:
     rollouts, policy = recipe.rollouts, policy or POLICY
     if policy not in recipe.policies():
         there = ", ".join(recipe.policies())
-        raise ContenderError(f"{run} trains no policy {policy!r}; there is: {there}")
+        raise EvalTargetError(f"{run} trains no policy {policy!r}; there is: {there}")
     defaults = Sampling(rollouts.max_tokens, rollouts.temperature, top_p=1.0, top_k=-1)
     with (
-        opened_run(run, recipe.model_dump(mode="json"), recipe.fingerprint()) as folder,
-        connect(recipe.model.base, folder / "engine", recipe.service.timeout_seconds) as service,
+        bind_run(run, recipe.model_dump(mode="json"), recipe.fingerprint()) as folder,
+        connect(recipe.model.base, folder.engine, recipe.service.timeout_seconds) as service,
     ):
-        ledger = Ledger(policy_folder(folder, policy) / "checkpoints.jsonl")
+        ledger = Ledger(folder.checkpoints(policy))
         checkpoint = ledger.at(ledger.last_step() if step is None else step)
         sampler = service.sampler(checkpoint.sampler)
         yield Weights(f"{name}@{checkpoint.step}", service, sampler, recipe.model, defaults)

@@ -1,7 +1,6 @@
-"""A run → what Prefect's UI shows of it: progress, and then its metrics and transcripts."""
+"""Artifacts of a run in Prefect's UI: progress, metrics and transcripts."""
 
 import re
-from pathlib import Path
 from uuid import UUID
 
 from prefect.artifacts import (
@@ -13,19 +12,20 @@ from prefect.artifacts import (
 
 from tasks.metrics import Metrics, read_metrics
 from tasks.reports.reports import METRICS, transcripts
+from tasks.storage.run_folder import RunFolder, shard_name
 
 
 class Progress:
-    """A bar in the UI that says how far a run is, and what reward it has."""
+    """Progress bar of a run in the UI, with the reward of its last step."""
 
-    def __init__(self, folder: Path, steps: int) -> None:
+    def __init__(self, run: RunFolder, steps: int) -> None:
         self._steps = steps
         self._artifact = create_progress_artifact(
-            progress=0.0, key=_key(folder, "progress"), description=f"{folder.name}: starting"
+            progress=0.0, key=_key(run, "progress"), description=f"{run.name}: starting"
         )
 
     def show(self, step: int, metrics: Metrics) -> None:
-        """Step `step` (from 0) is done."""
+        """Show that step `step` (from 0) is done."""
         assert isinstance(self._artifact, UUID)
         reward = metrics.get("reward/mean")
         said = "no rollout has a reward" if reward is None else f"reward {reward:+.3f}"
@@ -36,19 +36,19 @@ class Progress:
         )
 
 
-def publish(folder: Path) -> None:
-    """The metrics by step, and three rollouts of the last step: best, middle and worst."""
-    metrics = read_metrics(folder / "metrics.jsonl")
+def publish(run: RunFolder) -> None:
+    """Publish the metrics by step, and the best, middle and worst rollout of the last step."""
+    metrics = read_metrics(run.metrics)
     rows = [{name: _short(row.get(name)) for name in ("step", *METRICS)} for row in metrics]
-    create_table_artifact(rows, key=_key(folder, "metrics"), description=f"{folder.name}, by step")
-    last = max((folder / "spans").glob("train-*.parquet"))
-    create_markdown_artifact(transcripts(last), key=_key(folder, "transcripts"))
+    create_table_artifact(rows, key=_key(run, "metrics"), description=f"{run.name}, by step")
+    last = run.sealed(shard_name("train", len(metrics) - 1))
+    create_markdown_artifact(transcripts(last), key=_key(run, "transcripts"))
 
 
 def _short(value: float | None) -> float | None:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def _key(folder: Path, what: str) -> str:
-    """Prefect's artifact keys hold lower-case letters, digits and dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", f"{folder.name}-{what}".lower()).strip("-")
+def _key(run: RunFolder, what: str) -> str:
+    """Return an artifact key, of lower-case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", f"{run.name}-{what}".lower()).strip("-")

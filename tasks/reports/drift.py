@@ -1,4 +1,4 @@
-"""trajectories → drift: in how many turns the tokens of the history were kept exactly."""
+"""Token drift: in how many turns the history's sampled tokens were kept exactly."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from tasks.trajectories import LISTS
 
 
 @dataclass(frozen=True)
-class Drift:
-    """Of one trained role. A turn is a call that has a history: an earlier answer in its messages.
+class TokenDrift:
+    """Token drift of a trained role. A turn is a call with an earlier answer in its messages.
 
-    Where the tokens of that answer are not those that were sampled, the trajectory ends: `broken`
-    counts by reason (`tasks.trajectories.assemble` names them).
+    If the tokens of that answer are not those that were sampled, the trajectory ends; `broken`
+    counts such turns by reason (`tasks.trajectories.assemble` names the reasons).
     """
 
     role: str
@@ -34,8 +34,8 @@ class Drift:
         )
 
 
-def read_drift(trajectories: Path) -> list[Drift]:
-    """The drift of every role of which something is trained, by the role's name."""
+def read_drift(trajectories: Path) -> list[TokenDrift]:
+    """Return the drift of every role that is trained, by the role's name."""
     table = read(trajectories)
     trained = [bool(mask.any()) for mask in arrays(table["mask"])]
     rows = table.filter(pa.array(trained, pa.bool_())).drop_columns(list(LISTS)).to_pylist()
@@ -45,8 +45,8 @@ def read_drift(trajectories: Path) -> list[Drift]:
     ]
 
 
-def _drift(role: str, trajectories: list[dict]) -> Drift:
+def _drift(role: str, trajectories: list[dict]) -> TokenDrift:
     reasons = Counter(row["begins"] for row in trajectories)
     begun = reasons.pop("new", 0)
     calls = sum(row["calls"] for row in trajectories)
-    return Drift(role, calls - begun, calls - len(trajectories), dict(sorted(reasons.items())))
+    return TokenDrift(role, calls - begun, calls - len(trajectories), dict(sorted(reasons.items())))

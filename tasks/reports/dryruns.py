@@ -1,6 +1,6 @@
-"""A batch that was played and not trained on → what a person wants to see of it."""
+"""Report of a dry run: its spans, drift, rewards, datums and one transcript."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from adapters.calls import POLICY
@@ -8,41 +8,40 @@ from tasks.reports.drift import read_drift
 from tasks.reports.games import Game, read_games
 from tasks.reports.reports import aligned
 from tasks.storage.checksums import verified
-from tasks.storage.tables import arrays, read, select
+from tasks.storage.tables import arrays, query_beside, read, select
 
-QUERY = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
+QUERY = query_beside(__file__)
 MOST_SPANS = 40
 WIDEST = 48
 LONGEST_QUESTION = 240
 
-Made = Mapping[str, tuple[Path, Path]]
-"""Policy → the trajectories and the datums that were made of a batch for it."""
 
-
-def describe(spans: Path, made: Made) -> str:
-    """The spans, the drift, the rewards, the datums and one transcript."""
+def describe(
+    spans: Sequence[Path], trajectories: Mapping[str, Path], datums: Mapping[str, Path]
+) -> str:
+    """Describe the sealed batches of a dry run, and what each policy made of them, by its name."""
     games = read_games(spans)
-    drifts = [drift for trajectories, _ in made.values() for drift in read_drift(trajectories)]
+    drifts = [drift for path in trajectories.values() for drift in read_drift(path)]
     parts = {
         "spans": _spans(spans),
         "drift": "\n".join(map(str, drifts)) or "no rollout has a reward",
         "rewards": _rewards(games),
-        "datums": "\n".join(_datums(name, *files) for name, files in made.items()),
+        "datums": "\n".join(_datums(name, trajectories[name], datums[name]) for name in datums),
         "transcript": _transcript(games),
     }
     return "\n\n".join(f"# {title}\n\n{text}" for title, text in parts.items())
 
 
-def _spans(spans: Path) -> str:
-    rows = select(QUERY, spans=verified(spans)).to_pylist()
+def _spans(spans: Sequence[Path]) -> str:
+    rows = select(QUERY, spans=[verified(path) for path in spans]).to_pylist()
     shown = [[_brief(value) for value in row.values()] for row in rows[:MOST_SPANS]]
     left = len(rows) - len(shown)
-    more = f"\n… and {left} more, in {spans}" if left else ""
+    more = f"\n… and {left} more, in {spans[0].parent}" if left else ""
     return aligned(list(rows[0]), shown) + more
 
 
 def _brief(value: object) -> object:
-    """One line of a text, short enough for a table."""
+    """Shorten a text to one line of a table."""
     if not isinstance(value, str):
         return value
     line = " ".join(value.split())
@@ -50,7 +49,7 @@ def _brief(value: object) -> object:
 
 
 def _rewards(games: list[Game]) -> str:
-    """By group, for they are compared within it: where all are alike, nothing is learnt."""
+    """List the rewards by group: a group with equal rewards teaches nothing."""
     groups: dict[str, list[object]] = {}
     for game in games:
         group = game["rollout"].rpartition("-")[0]
@@ -73,7 +72,7 @@ def _called(policy: str) -> str:
 
 
 def _transcript(games: list[Game]) -> str:
-    """Of the best rollout, or of one that failed: the end of each question, and each answer."""
+    """Show the best rollout, or a failed one: the end of each question, and each answer."""
     best = max(games, key=lambda game: float("-inf") if game["error"] else game["reward"])
     lines = [f"{best['rollout']}, {best['error'] or 'reward ' + format(best['reward'], 'g')}"]
     for turn in best["interactions"]:

@@ -1,4 +1,4 @@
-"""rollouts of a batch → games: a line of JSON each, for whoever reads them one by one."""
+"""rollouts of a shard → games: one line of JSON each, to be read one by one."""
 
 import json
 from collections.abc import Sequence
@@ -7,33 +7,41 @@ from typing import Any
 
 from adapters.calls import POLICY
 from tasks.storage.checksums import verified
+from tasks.storage.durability import durable
 from tasks.storage.files import write_text
-from tasks.storage.tables import select
+from tasks.storage.tables import query_beside, select
 
-QUERY = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
+QUERY = query_beside(__file__)
 
 Game = dict[str, Any]
 
 
-def read_games(spans: Path, columns: Sequence[str] = (), threshold: float = 1.0) -> list[Game]:
-    """The rollouts of a sealed batch, in its order.
+def read_games(
+    spans: Sequence[Path], columns: Sequence[str] = (), threshold: float = 1.0
+) -> list[Game]:
+    """Read the rollouts of sealed batches, in order.
 
-    A game has those `columns` of its example (all, if none is named) and, over them: `index`, the
-    example's row in the dataset; `reward`, and whether it is at least `threshold` (`correct`), both
-    None where the rollout failed (`error` says why); `turn_index`, the answers of the policy that
-    called no tool, and `num_tool_calls`; and `interactions`: whom what was asked last, and what was
-    answered.
+    A game has those `columns` of its example (all if none is named) and, besides: `index`, the
+    example's row in the dataset; `reward`, and `correct`, whether the reward is at least
+    `threshold`, both None if the rollout failed (`error` says why); `turn_index`, the number of
+    the policy's answers that called no tool, and `num_tool_calls`; and `interactions`, each with
+    the role, the last question and the answer.
     """
-    rows = select(QUERY, spans=verified(spans), policy=POLICY).to_pylist()
+    files = [verified(path) for path in spans]
+    rows = select(QUERY, spans=files, policy=POLICY).to_pylist()
     return [_game(row, columns, threshold) for row in rows]
 
 
 def write_games(
-    spans: Path, path: Path, columns: Sequence[str] = (), threshold: float = 1.0
-) -> Path:
-    """`path`, a game a line."""
+    path: Path, spans: Sequence[Path], columns: Sequence[str] = (), threshold: float = 1.0
+) -> None:
+    """Write the games of sealed batches, one a line."""
     games = read_games(spans, columns, threshold)
-    return write_text(path, "".join(f"{json.dumps(game, ensure_ascii=False)}\n" for game in games))
+    write_text(path, "".join(f"{json.dumps(game, ensure_ascii=False)}\n" for game in games))
+
+
+list_games = durable("list_games", write_games)
+"""rollouts of held-out examples → games."""
 
 
 def _game(row: dict[str, Any], columns: Sequence[str], threshold: float) -> Game:

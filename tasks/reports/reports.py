@@ -1,6 +1,5 @@
-"""A run → what a person wants to read of it: tables, and transcripts of its rollouts."""
+"""Reports of runs: tables for a terminal or Markdown, and transcripts of rollouts."""
 
-import fcntl
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,10 +12,11 @@ from tasks.checkpoints import Ledger
 from tasks.evaluations import Score
 from tasks.metrics import read_metrics
 from tasks.storage.checksums import verified
-from tasks.storage.run_folder import policy_folder, policy_names, recipe_of
-from tasks.storage.tables import select
+from tasks.storage.manifest import recipe_of
+from tasks.storage.run_folder import RunError, RunFolder, all_runs, runs_root
+from tasks.storage.tables import query_beside, select
 
-QUERY = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
+QUERY = query_beside(__file__)
 
 METRICS = (
     "reward/mean",
@@ -33,15 +33,16 @@ METRICS = (
 )
 
 SPENT = {"tokens": "tokens", "cost": "USD"}
-"""What is shown of a role that no policy answered, and its name in the table."""
+"""Usage of a role that no policy answers → its name in the table."""
 
 
 @dataclass(frozen=True)
-class RunSummary:
-    """A run at a glance. `reward` is the mean reward of its last step; None before the first.
+class RunLine:
+    """A run in the list of runs. `reward` is the mean reward of its last step, if it has one.
 
-    `state` is running (a process has it open), finished, or stopped: it can be continued. An update
-    in doubt was under way when it stopped; going on rebuilds the weights before it.
+    `state` is running (a process has it open), finished, stopped (it can be continued), or the
+    format of a run that another version of Ratchet wrote. An update in doubt was under way when
+    the run stopped; continuing rebuilds the weights before it.
     """
 
     name: str
@@ -52,25 +53,25 @@ class RunSummary:
     state: str
 
 
-def list_runs(root: Path) -> list[RunSummary]:
-    """The runs in a folder, by name."""
-    return [_summary(manifest.parent) for manifest in sorted(root.glob("*/manifest.json"))]
+def list_runs() -> list[RunLine]:
+    """List the runs, by name."""
+    return [_line(run) for run in all_runs()]
 
 
-def runs_table(root: Path) -> str:
-    """The runs in a folder, for a terminal."""
-    runs = [list(astuple(run)) for run in list_runs(root)]
+def runs_table() -> str:
+    """Return the runs as a table for a terminal."""
+    runs = [list(astuple(run)) for run in list_runs()]
     if not runs:
-        return f"{root} holds no runs yet; `ratchet train` makes one"
+        return f"{runs_root()} holds no runs yet; `ratchet train` makes one"
     names = ["run", "agent", "steps", "of", "reward", "state"]
     return aligned(names, runs)
 
 
 def scores_table(scores: Mapping[str, Score]) -> str:
-    """An evaluation for a terminal: a line for each way of sampling, and one for each category.
+    """Return an evaluation as a table: a line for each way of sampling and for each category.
 
-    The reward is over finished rollouts, with the interval that holds it with 95 % confidence. Of
-    each role that no policy answered stand the tokens, and what they cost where that is known.
+    The reward is over finished rollouts, with its 95 % interval. Each role that no policy answers
+    has a column for its tokens and, if their price is known, one for their cost.
     """
     names = ["played", "category", "examples", "failed", "reward", "95 % interval"]
     spent = _columns(scores.values())
@@ -85,25 +86,25 @@ def scores_table(scores: Mapping[str, Score]) -> str:
 
 
 def aligned(names: Sequence[str], cells: Iterable[Sequence[object]]) -> str:
-    """A table for a terminal; None is a dash."""
+    """Align cells as a table for a terminal; None is a dash."""
     rows = [names, *([_number(cell) for cell in row] for row in cells)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(names))]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def metrics_table(metrics: Path, names: Sequence[str] = METRICS) -> str:
-    """metrics.jsonl as Markdown, a line a step; names that no step has are left out."""
+    """Return metrics.jsonl as Markdown, one line a step; metrics that no step has are left out."""
     rows = read_metrics(metrics)
     shown = ["step", *(name for name in names if any(name in row for row in rows))]
     return _markdown(shown, ([_number(row.get(name)) for name in shown] for row in rows))
 
 
-def transcripts(spans: Path) -> str:
-    """The best, the middle and the worst rollout of a batch as Markdown, with their rewards.
+def transcripts(spans: Sequence[Path]) -> str:
+    """Return the best, the middle and the worst rollout of sealed batches as Markdown.
 
-    Where none has a reward, three that failed, with their errors.
+    If none has a reward, three failed ones are returned with their errors.
     """
-    rollouts = select(QUERY, spans=verified(spans)).to_pylist()
+    rollouts = select(QUERY, spans=[verified(path) for path in spans]).to_pylist()
     ended = sorted(
         (rollout for rollout in rollouts if rollout["reward"] is not None),
         key=lambda rollout: (-rollout["reward"], rollout["rollout_id"]),
@@ -114,34 +115,25 @@ def transcripts(spans: Path) -> str:
     return "\n".join(_transcript(chosen[place], ended[place]) for place in sorted(chosen))
 
 
-def _summary(folder: Path) -> RunSummary:
-    recipe, rows = recipe_of(folder), read_metrics(folder / "metrics.jsonl")
+def _line(run: RunFolder) -> RunLine:
+    try:
+        recipe = recipe_of(run)
+    except RunError:
+        return RunLine(run.name, "-", 0, 0, None, "of another format")
+    rows = read_metrics(run.metrics)
     steps, done = recipe["steps"], len(rows)
-    state = "running" if _is_open(folder) else "finished" if done >= steps else _stopped(folder)
+    state = "running" if run.is_open() else "finished" if done >= steps else _stopped(run)
     reward = rows[-1].get("reward/mean") if rows else None
-    return RunSummary(folder.name, recipe["agent"], done, steps, reward, state)
+    return RunLine(run.name, recipe["agent"], done, steps, reward, state)
 
 
-def _stopped(folder: Path) -> str:
+def _stopped(run: RunFolder) -> str:
     doubts = []
-    for name in policy_names(folder):
-        doubtful = Ledger(policy_folder(folder, name) / "checkpoints.jsonl").in_doubt()
-        of = "" if name == POLICY else f" of {name}"
+    for policy in run.policies():
+        doubtful = Ledger(run.checkpoints(policy)).in_doubt()
+        of = "" if policy == POLICY else f" of {policy}"
         doubts += [] if doubtful is None else [f"update {doubtful - 1}{of} in doubt"]
     return ", ".join(["stopped", *doubts])
-
-
-def _is_open(folder: Path) -> bool:
-    """Whether a process holds the run's lock, which the kernel drops when that process ends."""
-    lock = folder / "lock"
-    if not lock.exists():
-        return False
-    with lock.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def _transcript(title: str, rollout: dict[str, Any]) -> str:
@@ -158,7 +150,7 @@ def _transcript(title: str, rollout: dict[str, Any]) -> str:
 
 
 def _columns(scores: Collection[Score]) -> list[tuple[str, str]]:
-    """The roles, and what is known of each that is not 0."""
+    """Return the (role, usage) columns that some score fills."""
     roles = sorted({role for score in scores for role in score.spent})
     every = [(role, what) for role in roles for what in SPENT]
     return [column for column in every if any(_spent(score, *column) for score in scores)]
@@ -170,7 +162,7 @@ def _spent(score: Score, role: str, what: str) -> float | None:
 
 
 def _text(message: dict[str, Any]) -> str:
-    """The words of a message, and the tools it calls."""
+    """Return the words of a message, and the tools it calls."""
     words = [message.get("reasoning_content"), message.get("content")]
     calls = [call["function"] for call in message.get("tool_calls") or []]
     lines = [word for word in words if word]
@@ -178,7 +170,7 @@ def _text(message: dict[str, Any]) -> str:
 
 
 def _fenced(text: str) -> str:
-    """A code block that nothing in the text can end."""
+    """Fence a text as a code block that nothing in the text can end."""
     longest = max((len(ticks) for ticks in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text}\n{fence}"

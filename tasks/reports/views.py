@@ -1,6 +1,4 @@
-"""A run's journals and Parquet files → one view of its spans."""
-
-from pathlib import Path
+"""All spans of a run, from its journals and its Parquet files, as one view."""
 
 import duckdb
 import pyarrow as pa
@@ -8,22 +6,20 @@ import pyarrow as pa
 from tasks.journal import read_spans
 from tasks.spans import SCHEMA
 from tasks.storage.checksums import verified
+from tasks.storage.run_folder import RunFolder
+from tasks.storage.tables import query_beside
 
-QUERY = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
+QUERY = query_beside(__file__)
 
 
-def spans_view(folder: Path) -> duckdb.DuckDBPyConnection:
-    """A connection whose view `spans` is all that was recorded in the run at `folder` until now.
+def spans_view(run: RunFolder) -> duckdb.DuckDBPyConnection:
+    """Open a connection with the view `spans`: all that the run has recorded until now.
 
-    Every file is checked first: one that is damaged is refused and not read in part. Of a journal
-    what is torn off its end does not count; a call that is under way shows as begun. The columns
-    are those of `tasks.spans.SCHEMA`. Close the connection, or use it in a `with`.
+    Every file is checked first, and a damaged one is refused (Damaged). The torn end of a journal
+    does not count; a call that is being answered shows as begun. The columns are those of
+    `tasks.spans.SCHEMA`. Close the connection, or use it in a `with`.
     """
-    sealed = sorted((folder / "spans").glob("*.parquet"))
-    batches = {path.stem for path in sealed}
-    journals = [
-        path for path in sorted((folder / "journal").glob("*.jsonl")) if path.stem not in batches
-    ]
+    sealed, journals = run.all_spans()
     tables = [SCHEMA.empty_table(), *map(read_spans, journals)]
     connection = duckdb.connect()
     connection.register("journalled", pa.concat_tables(tables))

@@ -1,7 +1,7 @@
-"""A Parquet file carries the SHA-256 of itself, so that no byte of it can change unnoticed.
+"""Checksums of Parquet files: each file carries its own SHA-256.
 
-The digest stands in the footer's metadata, under KEY; it is taken of the file as it is with zeros
-in the digest's place. So it goes wherever the file goes, and other readers need not know of it.
+The digest stands in the footer's metadata, under KEY, and is computed with zeros in its place.
+Other readers ignore it.
 """
 
 import hashlib
@@ -13,15 +13,15 @@ KEY = "ratchet.sha256"
 BLANK = "0" * 64
 
 MADE_FROM = {"spans": "journal", "trajectories": "spans", "datums": "trajectories"}
-"""Which folder of a run has what the files of another are made from."""
+"""Folder of a run → the folder whose files its own are made from."""
 
 
 class Damaged(UserError):
-    """A file is not as it was written."""
+    """Refusal of a file that is not as it was written."""
 
 
 def stamp(path: Path) -> None:
-    """Put the digest where the writer has left BLANK."""
+    """Put the digest where the writer left BLANK."""
     data = path.read_bytes()
     place = _place(data)
     if place is None or data[place : place + len(BLANK)] != BLANK.encode():
@@ -32,13 +32,13 @@ def stamp(path: Path) -> None:
 
 
 def verified(path: Path) -> Path:
-    """The same path, if every byte of the file is as it was written; else Damaged."""
+    """Return the path if every byte of the file is as it was written; otherwise Damaged."""
     intact(path)
     return path
 
 
 def intact(path: Path) -> bytes:
-    """The bytes of the file, verified."""
+    """Read the bytes of a file; Damaged if they are not as they were written."""
     data = path.read_bytes()
     place = _place(data)
     if place is None:
@@ -58,7 +58,7 @@ def _digest(data: bytes, place: int) -> bytes:
 
 
 def _place(data: bytes) -> int | None:
-    """Where the digest's 64 digits begin: in the footer, after the key and a length."""
+    """Find where the digest's 64 digits begin: in the footer, after the key and a length."""
     footer = max(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), 0)
     key = data.rfind(KEY.encode(), footer)
     # Thrift's compact protocol: a field's header and a length, a byte each, before the value.
@@ -73,6 +73,6 @@ def _remedy(path: Path) -> str:
 
 
 def _home(path: Path, source: str) -> Path:
-    """The folder with `source`: the rollouts are the run's, and not in another policy's folder."""
+    """Find the folder that has `source`: rollouts lie in the run's folder, not in a policy's."""
     own = path.parents[1]
     return next((folder for folder in path.parents[1:4] if (folder / source).exists()), own)

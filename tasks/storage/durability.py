@@ -1,15 +1,14 @@
-"""A durable task is done when its file is there: in this flow run, in its retry, or in another one.
+"""Durable tasks: Prefect tasks that are done when the file they write is there.
 
-Prefect's own results would be a second truth, and its result files are not written atomically, so
-none are kept: a task whose file exists ends at once in the state *Cached*. A retry is safe for the
-same reason, and goes on where the failed try stopped.
+Prefect's own results would be a second truth, and Prefect does not write them atomically, so none
+are kept. A task whose file exists ends at once in the state *Cached*: in a retry of the task, in a
+retry of the flow, and in another flow run.
 """
 
-import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, cast
 
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
@@ -17,70 +16,48 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 
 from adapters.tinker.faults import is_passing
-from tasks.storage.files import is_full
-from tasks.storage.run_folder import POLICIES
+from tasks.storage.files import is_full, is_written
 
 RETRY_DELAYS = [2.0, 10.0, 30.0]
 
 P = ParamSpec("P")
-Stage = Callable[Concatenate[Path, P], None]
-Call = Callable[Concatenate[Path, P], Path]
 
 
-def durable(place: str, name: str) -> Callable[[Stage[P]], Call[P]]:
-    """Make of a function that writes the file `path` a Prefect task, called with a run's folder.
+def durable(name: str, write: Callable[Concatenate[Path, P], None]) -> "Task[Concatenate[Path, P], Path]":
+    """Make a Prefect task of a function that writes the file `path`; the task returns the path.
 
-    `place` is where in the folder the file lies, and `name` how the task run is called; both are
-    filled with the call's arguments. The function writes the file whole (`tasks.storage.files.appearing`),
-    so one that is interrupted leaves nothing, and is run again.
+    The function writes the file whole (`tasks.storage.files.appearing`), so an interrupted try
+    leaves nothing. A task run is named after its file. Errors that may pass are retried.
     """
 
-    def decorate(write: Stage[P]) -> Call[P]:
-        signature = inspect.signature(write)
+    @wraps(write)
+    def stage(path: Path, *args: P.args, **kwargs: P.kwargs) -> Path:
+        if is_written(path):
+            cached = Completed(name="Cached", message=f"{path} is there", data=path)
+            return cast(Path, cached)  # Prefect takes the state, and its data as the result
+        write(path, *args, **kwargs)
+        return path
 
-        def file_in(folder: Path, *args: P.args, **kwargs: P.kwargs) -> Path:
-            arguments = signature.bind(folder, *args, **kwargs).arguments
-            return folder / place.format(**arguments)
-
-        @task(
-            name=write.__name__,
-            task_run_name=_named(name),
-            cache_policy=NO_CACHE,
-            persist_result=False,
-            retries=len(RETRY_DELAYS),
-            retry_delay_seconds=RETRY_DELAYS,
-            retry_condition_fn=_may_pass,
-        )
-        @wraps(write)
-        def stage(path: Path, *args: P.args, **kwargs: P.kwargs) -> State | None:
-            if path.exists():
-                return Completed(name="Cached", message=f"{path} is there")
-            write(path, *args, **kwargs)
-            return None
-
-        @wraps(write)
-        def call(folder: Path, *args: P.args, **kwargs: P.kwargs) -> Path:
-            path = file_in(folder, *args, **kwargs)
-            stage(path, *args, **kwargs)
-            return path
-
-        return call
-
-    return decorate
+    return task(
+        stage,
+        name=name,
+        task_run_name=_name_task_run,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        retries=len(RETRY_DELAYS),
+        retry_delay_seconds=RETRY_DELAYS,
+        retry_condition_fn=_may_pass,
+    )
 
 
-def _named(name: str) -> Callable[..., str]:
-    """The task run's name; where the file is of another policy than the main one, of whom."""
-
-    def named(parameters: dict[str, Any]) -> str:
-        home: Path = parameters["path"].parents[1]
-        of = f" of {home.name}" if home.parent.name == POLICIES else ""
-        return name.format(**parameters) + of
-
-    return named
+def _name_task_run(parameters: dict[str, Any]) -> str:
+    """Name the task run after its file: `datums/00003`, `policies/listener/datums/00003`."""
+    path: Path = parameters["path"]
+    policies = [f"policies/{path.parts[-3]}"] if path.parts[-4:-3] == ("policies",) else []
+    return "/".join([*policies, path.parent.name, path.stem])
 
 
 def _may_pass(_task: Task[..., Any], _run: TaskRun, state: State) -> bool:
-    """Retry what may succeed later; a mistake, or a dead engine, is the same the next time."""
+    """Return whether a retry may succeed: a mistake or a dead engine fails again."""
     error = state.result(raise_on_failure=False)
     return isinstance(error, BaseException) and (is_passing(error) or is_full(error))

@@ -1,4 +1,7 @@
-"""Files that appear whole or not at all: a file that exists is a stage that is done."""
+"""Files that appear whole or not at all: a file that exists is a stage that is done.
+
+All reads and writes of a run's files go through this folder (`tasks/storage`) and the journal.
+"""
 
 import errno
 import logging
@@ -21,9 +24,9 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def appearing(path: Path) -> Iterator[Path]:
-    """Yield a neighbour to write to; on a clean exit it becomes `path`, durably.
+    """Yield a temporary path to write to; on a clean exit the file becomes `path`, durably.
 
-    The neighbour's name is hidden and ends in `.partial`, so that no reader's glob finds it.
+    The temporary name is hidden and ends in `.partial`, so that no reader's glob finds it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     wait_for_space(path.parent)
@@ -38,16 +41,35 @@ def appearing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """`path`, holding `text`, whole."""
+    """Write `text` to `path`, whole or not at all; return the path."""
     with appearing(path) as aside:
         aside.write_text(text, encoding="utf-8")
     return path
 
 
-def append_line(path: Path, line: str) -> None:
-    """Add one line durably: it is on disk when this returns.
+def read_text(path: Path) -> str:
+    """Read a text file of a run."""
+    return path.read_text(encoding="utf-8")
 
-    What a write that was cut off has left after the last whole line is removed first.
+
+def is_written(path: Path) -> bool:
+    """Return whether a file is there, and so whether its stage is done."""
+    return path.exists()
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Share a file between two runs by a hard link, or copy it where links are impossible."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line durably: the line is on disk when this returns.
+
+    The torn end of an interrupted write is removed first.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     wait_for_space(path.parent)
@@ -62,14 +84,14 @@ def append_line(path: Path, line: str) -> None:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The whole lines of a file that `append_line` wrote; none if it is not there."""
+    """Read the whole lines of a file that `append_line` wrote; none if there is no file."""
     if not path.exists():
         return []
     return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
 def wait_for_space(folder: Path) -> None:
-    """Return when the folder's disk has RESERVE_BYTES free, and say once that it is waited for."""
+    """Wait until the folder's disk has RESERVE_BYTES free; log the wait once."""
     told = False
     while (free := shutil.disk_usage(folder).free) < RESERVE_BYTES:
         if not told:
@@ -81,7 +103,7 @@ def wait_for_space(folder: Path) -> None:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether it was raised because there is no space."""
+    """Return whether the error says that the disk has no space left."""
     return isinstance(error, OSError) and error.errno in FULL
 
 

@@ -1,194 +1,222 @@
-"""A run on disk: its folder, the manifest that binds it to a recipe, and the lock on it."""
+"""A run on disk: where each of its files lies, and the lock that gives it one process at a time."""
 
 import fcntl
-import hashlib
-import json
 import os
-import platform
 import re
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from adapters.calls import POLICY
 from adapters.children import keep_from_children
-from adapters.door.roles import policy_of
 from adapters.errors import UserError
-from tasks.storage.files import write_text
 
 APART = ("evaluations", "dryruns")
-"""Folders of what is kept as a run is and trains nothing, so that no agent's newest run is one."""
+"""Folders of runs that train nothing; the newest run of an agent is never one of them."""
 
-POLICIES = "policies"
-"""The folder in a run where each policy but the main one has its own, in the run's own shape."""
+ROLLOUTS = ("shards", "journal", "spans")
+"""Folders with the rollouts of a run, whichever policies they train."""
 
-RECORDED_VERSIONS = ("ratchet-rl", "tinker", "torch", "transformers", "renderers", "prefect")
+LEARNING = ("trajectories", "datums", "updates")
+"""Folders that each policy of a run has for itself."""
 
 
 class RunError(UserError):
-    """The run cannot be opened as asked."""
+    """Refusal to open or change a run as it was asked."""
+
+
+def shard_name(split: str, step: int) -> str:
+    """Name the shard of a split at a step: `train-00003`."""
+    return f"{split}-{step:05d}"
+
+
+def batch_name(shard: str, number: int) -> str:
+    """Name a rollout batch of a shard: `train-00003.1`."""
+    return f"{shard}.{number}"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Folder of a run, with the place of every file in it.
+
+    The main policy's files lie in the folder itself; any other policy has a folder of the same
+    shape in `policies/<its name>`.
+    """
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.path.name
+
+    @property
+    def manifest(self) -> Path:
+        """What the run was started with."""
+        return self.path / "manifest.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One line for each finished step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def engine(self) -> Path:
+        """State of the run's own engine."""
+        return self.path / "engine"
+
+    @property
+    def tracking(self) -> Path:
+        """Files of Weights & Biases."""
+        return self.path / "wandb"
+
+    def shard(self, shard: str) -> Path:
+        """Return the file with the examples of a shard."""
+        return self.path / "shards" / f"{shard}.jsonl"
+
+    def journal(self, batch: str) -> Path:
+        """Return the journal of a rollout batch."""
+        return self.path / "journal" / f"{batch}.jsonl"
+
+    def spans(self, batch: str) -> Path:
+        """Return the Parquet file of a rollout batch."""
+        return self.path / "spans" / f"{batch}.parquet"
+
+    def trajectories(self, policy: str, step: int) -> Path:
+        """Return the trajectories of a policy at a step."""
+        return self._of(policy) / "trajectories" / f"{step:05d}.parquet"
+
+    def datums(self, policy: str, step: int) -> Path:
+        """Return the training batch of a policy at a step."""
+        return self._of(policy) / "datums" / f"{step:05d}.parquet"
+
+    def update(self, policy: str, step: int) -> Path:
+        """Return the measurements of a policy's update at a step."""
+        return self._of(policy) / "updates" / f"{step:05d}.json"
+
+    def checkpoints(self, policy: str) -> Path:
+        """Return the ledger of a policy's checkpoints."""
+        return self._of(policy) / "checkpoints.jsonl"
+
+    def evaluation(self, name: str) -> Path:
+        """Return the scores of an evaluation."""
+        return self.path / "evaluations" / f"{name}.json"
+
+    def games(self, shard: str) -> Path:
+        """Return the rollouts of an evaluated shard, one a line."""
+        return self.path / "games" / f"{shard}.jsonl"
+
+    def exists(self) -> bool:
+        """Return whether a run was ever opened here."""
+        return self.manifest.exists()
+
+    def policies(self) -> list[str]:
+        """List the policies that the run has begun to train, the main one first."""
+        return [POLICY, *sorted(path.name for path in (self.path / "policies").glob("*"))]
+
+    def journalled(self, shard: str) -> list[str]:
+        """List the batches of a shard that were begun, by their journals, in order."""
+        return _in_order(path.stem for path in (self.path / "journal").glob(f"{shard}.*.jsonl"))
+
+    def sealed(self, shard: str) -> list[Path]:
+        """List the sealed Parquet files of a shard's batches, in order."""
+        found = (path.stem for path in (self.path / "spans").glob(f"{shard}.*.parquet"))
+        return [self.spans(batch) for batch in _in_order(found)]
+
+    def all_spans(self) -> tuple[list[Path], list[Path]]:
+        """List every sealed Parquet file of the run, and the journals of batches without one."""
+        sealed = sorted((self.path / "spans").glob("*.parquet"))
+        batches = {path.stem for path in sealed}
+        journals = sorted((self.path / "journal").glob("*.jsonl"))
+        return sealed, [path for path in journals if path.stem not in batches]
+
+    def rollout_files(self, step: int) -> list[Path]:
+        """List the rollouts of a step: shards, Parquet files, and the journals that are sealed."""
+        found = [
+            path
+            for stage in ROLLOUTS
+            for path in sorted((self.path / stage).glob(f"[!.]*-{step:05d}.*"))
+        ]
+        return [p for p in found if p.parent.name != "journal" or self.spans(p.stem).exists()]
+
+    def learning_files(self, step: int) -> list[Path]:
+        """List what the policies made of the rollouts of a step: trajectories to updates."""
+        homes = [self._of(policy) for policy in self.policies()]
+        paths = [home / stage / f"{step:05d}" for home in homes for stage in LEARNING]
+        suffixes = (".json", ".parquet")
+        return [p.with_suffix(s) for p in paths for s in suffixes if p.with_suffix(s).exists()]
+
+    def evaluation_files(self, step: int) -> list[Path]:
+        """List the scores of checkpoint `step`, by whatever settings."""
+        return sorted((self.path / "evaluations").glob(f"{step:05d}*.json"))
+
+    def is_open(self) -> bool:
+        """Return whether a process holds the lock of the run."""
+        lock = self.path / "lock"
+        if not lock.exists():
+            return False
+        with lock.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out; the kernel drops the lock when this process ends."""
+        with (self.path / "lock").open("a+") as file:
+            keep_from_children(file)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                raise RunError(
+                    f"the run {self.path} is open in {file.read().strip()}; wait for it"
+                ) from error
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            yield
+
+    def delete(self) -> None:
+        """Remove the run if no process has it open; files that forks share with it stay theirs."""
+        with self.locked():
+            aside = self.path.with_name(f".{self.name}.deleted")
+            shutil.rmtree(aside, ignore_errors=True)
+            self.path.replace(aside)
+        shutil.rmtree(aside)
+
+    def _of(self, policy: str) -> Path:
+        return self.path if policy == POLICY else self.path / "policies" / policy
 
 
 def runs_root() -> Path:
-    """Where runs lie: RATCHET_RUNS, or `runs` in the working directory."""
+    """Return the folder of all runs: RATCHET_RUNS, or `runs` in the working directory."""
     return Path(os.environ.get("RATCHET_RUNS", "runs"))
 
 
-def latest_run(agent: str, roles: Mapping[str, str]) -> Path:
-    """The newest run of an agent with these roles; who helps in them may differ, not who trains."""
-    manifests = {path.parent: _read(path) for path in runs_root().glob("*/manifest.json")}
-    wanted = agent, _trained(roles)
-    created = {
-        folder: manifest["created"]
-        for folder, manifest in manifests.items()
-        if (manifest["recipe"]["agent"], _trained(manifest["recipe"]["roles"])) == wanted
-    }
-    if not created:
-        having = f" with the roles {', '.join(roles)}" if roles else ""
-        raise RunError(f"{runs_root()} has no run of the agent {agent!r}{having}; train one first")
-    return max(created, key=lambda folder: created[folder])
-
-
-def _trained(roles: Mapping[str, str]) -> dict[str, str | None]:
-    """Each role, and the policy that it trains, if any."""
-    return {role: policy_of(who) for role, who in roles.items()}
-
-
-@contextmanager
-def opened_run(name: str, recipe: dict[str, Any], fingerprint: str) -> Iterator[Path]:
-    """The run's folder, made if it is new; while it is open no other process can open it."""
-    folder = folder_of(name)
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder):
-        _bind(folder / "manifest.json", recipe, fingerprint)
-        yield folder
-
-
-def folder_of(name: str) -> Path:
-    """Where the run called `name` lies, or would; `evaluations/NAME` lies apart."""
+def folder_of(name: str) -> RunFolder:
+    """Return the folder of the run called `name`; RunError if no run can be called that."""
     apart, _, last = name.rpartition("/")
     if last in ("", *APART) or last.startswith(".") or apart not in ("", *APART):
         raise RunError(f"{name!r} cannot name a run: use letters, digits, '-' and '_'")
-    return runs_root() / name
+    return RunFolder(runs_root() / name)
 
 
-def named(*parts: str) -> str:
-    """A name for a run, of what may hold signs that a folder's should not, as an agent's may."""
+def all_runs() -> list[RunFolder]:
+    """List the runs, by name."""
+    return [RunFolder(path.parent) for path in sorted(runs_root().glob("*/manifest.json"))]
+
+
+def name_run(*parts: str) -> str:
+    """Join parts, such as an agent's name, into a name that a folder can have."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join(parts)).strip("-.")
 
 
-def policy_folder(folder: Path, name: str) -> Path:
-    """Where a policy of the run in `folder` has its own files: the main one, in the run's."""
-    return folder if name == POLICY else folder / POLICIES / name
-
-
-def policy_names(folder: Path) -> list[str]:
-    """The policies that the run in `folder` has begun to train, the main one first."""
-    return [POLICY, *sorted(path.name for path in (folder / POLICIES).glob("*"))]
-
-
-def exists(folder: Path) -> bool:
-    """Whether a run was ever opened there."""
-    return (folder / "manifest.json").exists()
-
-
-def delete_run(folder: Path) -> None:
-    """Remove a run that no process has open. What its forks share with it stays theirs."""
-    with _locked(folder):
-        aside = folder.with_name(f".{folder.name}.deleted")
-        shutil.rmtree(aside, ignore_errors=True)
-        folder.replace(aside)
-    shutil.rmtree(aside)
-
-
-def recipe_of(folder: Path) -> dict[str, Any]:
-    """The recipe a run is bound to."""
-    return manifest_of(folder)["recipe"]
-
-
-def recipe_at(folder: Path, step: int) -> dict[str, Any]:
-    """The recipe that step `step` was made by: in a fork, its parent's where the parent made it."""
-    described = manifest_of(folder)
-    while (parent := described.get("parent")) and step < parent["step"]:
-        described = parent
-    return described["recipe"]
-
-
-def manifest_of(folder: Path) -> dict[str, Any]:
-    """What a run was started with; in a fork or a replay `parent` says of which run, and how."""
-    if not exists(folder):
-        raise RunError(f"there is no run at {folder}; `ratchet runs` lists those there are")
-    return _read(folder / "manifest.json")
-
-
-def write_manifest(
-    folder: Path, recipe: dict[str, Any], fingerprint: str, parent: dict[str, Any] | None = None
-) -> None:
-    """Bind the folder to a recipe."""
-    described = _describe(recipe, fingerprint) | ({"parent": parent} if parent else {})
-    write_text(folder / "manifest.json", json.dumps(described, indent=2) + "\n")
-
-
-def _bind(manifest: Path, recipe: dict[str, Any], fingerprint: str) -> None:
-    if not manifest.exists():
-        write_manifest(manifest.parent, recipe, fingerprint)
-        return
-    bound = _read(manifest)
-    if bound["fingerprint"] != fingerprint:
-        differing = ", ".join(differences(bound["recipe"], recipe))
-        raise RunError(
-            f"the run {manifest.parent} was started with another recipe, which differs in "
-            f"{differing}; give the same values, or another name with --run"
-        )
-
-
-def _describe(recipe: dict[str, Any], fingerprint: str) -> dict[str, Any]:
-    dataset = Path(recipe["dataset"]["path"])
-    return {
-        "created": datetime.now(UTC).isoformat(),
-        "recipe": recipe,
-        "fingerprint": fingerprint,
-        "dataset_sha256": hashlib.sha256(dataset.read_bytes()).hexdigest(),
-        "versions": {name: version(name) for name in RECORDED_VERSIONS},
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-    }
-
-
-def differences(old: object, new: object, path: str = "") -> list[str]:
-    """What two recipes differ in, each as `section.key: old → new`."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = sorted(old.keys() | new.keys())
-        return [
-            difference
-            for key in keys
-            for difference in differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
-        ]
-    return [] if old == new else [f"{path}: {old!r} → {new!r}"]
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """The kernel drops this lock when its process dies, however it dies."""
-    with (folder / "lock").open("a+") as file:
-        keep_from_children(file)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            raise RunError(
-                f"the run {folder} is open in {file.read().strip()}; wait for it"
-            ) from error
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
-        yield
-
-
-def _read(manifest: Path) -> dict[str, Any]:
-    return json.loads(manifest.read_text(encoding="utf-8"))
+def _in_order(batches: Iterator[str]) -> list[str]:
+    """Sort the batches of one shard by their numbers."""
+    return sorted(batches, key=lambda batch: int(batch.rpartition(".")[2]))

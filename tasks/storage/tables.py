@@ -1,4 +1,4 @@
-"""A query and its parameters → an Arrow table → Parquet, whole."""
+"""Queries to Arrow tables, and Arrow tables to Parquet files that carry their checksum."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -16,7 +16,7 @@ ROWS_A_GROUP = 4096
 
 
 def select(query: str, **parameters: object) -> pa.Table:
-    """The rows of one statement, in the order it asks for; values enter as `$name` only."""
+    """Run one statement; values enter as `$name` only. The rows keep the statement's order."""
     values = {name: _bindable(value) for name, value in parameters.items()}
     with duckdb.connect() as connection:
         # `execute().to_arrow_table()` copies, and warns; `sql()` streams, in order.
@@ -24,9 +24,9 @@ def select(query: str, **parameters: object) -> pa.Table:
 
 
 def write(table: pa.Table, path: Path) -> Path:
-    """`path`, holding `table`: zstd, with token and log-probability lists byte-stream-split.
+    """Write `table` to `path`: zstd, with token and log-probability lists byte-stream-split.
 
-    Read-back is bit-exact. DuckDB's own COPY would store those lists plain, at twice the size.
+    Values are read back bit for bit. DuckDB's COPY would store the lists at twice the size.
     """
     split = {f"{field.name}.list.element" for field in table.schema if _is_numeric_list(field.type)}
     with appearing(path) as aside:
@@ -47,7 +47,7 @@ def write(table: pa.Table, path: Path) -> Path:
 def read(
     path: Path, columns: Sequence[str] | None = None, schema: pa.Schema | None = None
 ) -> pa.Table:
-    """What `write` wrote there; a file that has changed since is refused (Damaged)."""
+    """Read a table that `write` wrote; Damaged if the file has changed since."""
     return pq.read_table(
         pa.BufferReader(intact(path)),
         columns=None if columns is None else [*columns],
@@ -56,7 +56,7 @@ def read(
 
 
 def arrays(column: pa.ChunkedArray) -> list[np.ndarray]:
-    """The lists of a column, each a read-only view of the column's values."""
+    """Return the lists of a column, each a read-only view of the column's values."""
     return [
         chunk.values.to_numpy()[start:end]
         for chunk in column.chunks
@@ -64,7 +64,14 @@ def arrays(column: pa.ChunkedArray) -> list[np.ndarray]:
     ]
 
 
+def query_beside(module: str) -> str:
+    """Read the query `<module>.sql` that lies beside a module; `module` is its `__file__`."""
+    return Path(module).with_suffix(".sql").read_text(encoding="utf-8")
+
+
 def _bindable(value: object) -> object:
+    if isinstance(value, list):
+        return [_bindable(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 

@@ -1,0 +1,237 @@
+"""A rollout batch at the door: its rollouts, its attempts, and who may speak for it.
+
+A player asks the door what is to be played (`begin`) and tells it of every end (`end`). Each
+`begin` is a new attempt at the batch and ends the authority of the attempt before it, so whoever
+begins last speaks, and nothing that has ended is played again.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from adapters.calls import Completion, Example, Place, Policy, Refused, Sampling
+from adapters.chat import Chat
+from adapters.door.call_sequence import CallRecorder, CallSequence
+from adapters.harness.rewards import Reward
+
+
+class AttemptState(StrEnum):
+    """State of one attempt at a rollout."""
+
+    PLAYING = "playing"
+    """Handed to a player; calls are answered."""
+    ENDING = "ending"
+    """The end was told; the last calls are being recorded, and new ones are refused."""
+    REWARDED = "rewarded"
+    FAILED = "failed"
+    SUPERSEDED = "superseded"
+    """A later attempt at the batch has begun."""
+
+
+CHANGES: Mapping[AttemptState, frozenset[AttemptState]] = {
+    AttemptState.PLAYING: frozenset({AttemptState.ENDING, AttemptState.SUPERSEDED}),
+    AttemptState.ENDING: frozenset(
+        {AttemptState.REWARDED, AttemptState.FAILED, AttemptState.SUPERSEDED}
+    ),
+    AttemptState.REWARDED: frozenset(),
+    AttemptState.FAILED: frozenset(),
+    AttemptState.SUPERSEDED: frozenset(),
+}
+"""The legal changes of an attempt's state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Error of an agent: the name of its class, and its message."""
+
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRollout:
+    """A rollout that has not ended: its example, its past failures, its recorded calls."""
+
+    id: str
+    example: Example
+    failures: int = 0
+    recorded: Sequence[Completion] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutEnd:
+    """End of a rollout attempt. `calls` are the numbers of the answered calls of every role."""
+
+    rollout_id: str
+    attempt: int
+    outcome: Reward | Failure
+    seconds: float
+    """Time from the beginning of the attempt to its end."""
+    calls: Mapping[str, Sequence[int]]
+    refused: int
+    """Calls that were refused because the attempt had made all it may make."""
+
+
+class BatchRecorder(CallRecorder, Protocol):
+    """Recorder of a batch, which is the truth about what is left to play."""
+
+    def plan(self) -> tuple[int, Sequence[PlannedRollout]]:
+        """Return the next attempt's number, and the rollouts that have not ended. It may block."""
+        ...
+
+    async def ended(self, end: RolloutEnd) -> None:
+        """Record an end durably."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlaySettings:
+    """What a player needs to know of a batch beside its rollouts."""
+
+    agent: str
+    roles: Sequence[str]
+    concurrency: int
+    timeout_seconds: float
+
+
+@dataclass(frozen=True)
+class SampledBy:
+    """Policies, by name, that answer a batch's calls, and how they are sampled."""
+
+    policies: Mapping[str, Policy]
+    sampling: Sampling
+
+
+@dataclass
+class Attempt:
+    """One attempt at a rollout, with the calls of each role."""
+
+    rollout: PlannedRollout
+    number: int
+    state: AttemptState = AttemptState.PLAYING
+    roles: dict[str, CallSequence] = field(default_factory=dict)
+    _under_way: int = 0
+    _since: float = 0.0
+    _waited: float = 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time of the block as time in which the agent waits for an answer."""
+        if not self._under_way:
+            self._since = time.monotonic()
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._waited += time.monotonic() - self._since
+
+    def seconds_waited(self) -> float:
+        """Return for how long at least one call of the attempt was being answered, up to now."""
+        return self._waited + (time.monotonic() - self._since if self._under_way else 0.0)
+
+    def change(self, state: AttemptState) -> None:
+        """Change the state as CHANGES allows; Refused (410) if it does not."""
+        if state not in CHANGES[self.state]:
+            text = f"{self.rollout.id}, attempt {self.number}, is {self.state}."
+            raise Refused(410, text, code="over")
+        self.state = state
+
+    async def finish_calls(self) -> None:
+        """Refuse further calls, and wait until those being answered are recorded."""
+        await asyncio.gather(*(calls.finish() for calls in self.roles.values()))
+
+
+class OpenBatch:
+    """A batch that the door answers for. It lives on the door's event loop."""
+
+    def __init__(
+        self, name: str, recorder: BatchRecorder, sampled_by: SampledBy, settings: PlaySettings
+    ) -> None:
+        self.name = name
+        self.sampled_by = sampled_by
+        self.settings = settings
+        self._recorder = recorder
+        self._attempt = -1
+        self._attempts: dict[str, Attempt] = {}
+        self._beginning = asyncio.Lock()
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def begin(self) -> tuple[int, Sequence[PlannedRollout]]:
+        """Begin the next attempt; return its number and the rollouts that have not ended.
+
+        Calls of earlier attempts are recorded first, so that none is sampled twice.
+        """
+        async with self._beginning:
+            await self.supersede()
+            planned, rollouts = await asyncio.to_thread(self._recorder.plan)
+            self._attempt = max(self._attempt + 1, planned)
+            self._attempts = {
+                rollout.id: Attempt(rollout, self._attempt) for rollout in rollouts
+            }
+            return self._attempt, rollouts
+
+    async def supersede(self) -> None:
+        """Refuse the attempts under way, and wait until their calls and ends are recorded."""
+        attempts, self._attempts = self._attempts, {}
+        for attempt in attempts.values():
+            if attempt.state is AttemptState.PLAYING:
+                attempt.change(AttemptState.SUPERSEDED)
+        await asyncio.gather(*(attempt.finish_calls() for attempt in attempts.values()))
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    async def end(
+        self, rollout_id: str, number: int, outcome: Reward | Failure, seconds: float
+    ) -> None:
+        """Record the end of an attempt, which took `seconds`, once its last calls are recorded."""
+        attempt = self.attempt(rollout_id, number)
+        attempt.change(AttemptState.ENDING)
+        task = asyncio.create_task(self._end(attempt, outcome, seconds))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        await asyncio.shield(task)
+
+    async def _end(self, attempt: Attempt, outcome: Reward | Failure, seconds: float) -> None:
+        await attempt.finish_calls()
+        if self._attempts.get(attempt.rollout.id) is not attempt:
+            attempt.change(AttemptState.SUPERSEDED)
+        failed = isinstance(outcome, Failure)
+        attempt.change(AttemptState.FAILED if failed else AttemptState.REWARDED)
+        calls = {role: [] for role in self.settings.roles}
+        await self._recorder.ended(
+            RolloutEnd(
+                attempt.rollout.id,
+                attempt.number,
+                outcome,
+                seconds,
+                calls | {role: calls.answered for role, calls in attempt.roles.items()},
+                sum(calls.refused for calls in attempt.roles.values()),
+            )
+        )
+
+    def attempt(self, rollout_id: str, number: int) -> Attempt:
+        """Return the attempt that is being played; Refused (404, 410) if there is none."""
+        attempt = self._attempts.get(rollout_id)
+        if attempt is None or number > attempt.number:
+            text = f"{rollout_id}, attempt {number}, is not being played."
+            over = number <= self._attempt
+            raise Refused(410 if over else 404, text, code="over" if over else "not_begun")
+        if number < attempt.number or attempt.state is not AttemptState.PLAYING:
+            raise Refused(410, f"{rollout_id}, attempt {number}, is over.", code="over")
+        return attempt
+
+    def calls(self, attempt: Attempt, role: str, chat: Chat, max_calls: int | None) -> CallSequence:
+        """Return the calls of a role of an attempt, made at the role's first call."""
+        calls = attempt.roles.get(role)
+        if calls is None:
+            rollout = attempt.rollout
+            first = Place(rollout.id, attempt.number, role, 0, rollout.failures)
+            recorded = [call for call in rollout.recorded if call.place.role == role]
+            calls = CallSequence(first, chat, self._recorder, recorded, max_calls)
+            attempt.roles[role] = calls
+        return calls

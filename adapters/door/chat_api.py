@@ -1,0 +1,123 @@
+"""An OpenAI-compatible HTTP endpoint for a chat model, in every dialect that clients speak."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+from typing import Self
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+from adapters.calls import Completion, Refused
+from adapters.calls import Request as ChatRequest
+from adapters.chat import Chat
+from adapters.dialects import anthropic_messages, openai_chat, openapi
+from adapters.dialects.request_body import parse_json, read_body
+from adapters.dialects.structured import format_instructions
+from adapters.dialects.table import (
+    DIALECTS,
+    dialect_of,
+    write_failure,
+    write_refusal,
+    write_response,
+)
+from adapters.door.call_sequence import RequestMeta
+from adapters.loopback import LoopbackServer
+
+Caller = Callable[[ChatRequest, RequestMeta], Awaitable[list[Completion]]]
+"""Answers a client's request as often as the request asks; raises Refused."""
+
+
+class ChatApi(ABC):
+    """HTTP server of the chat routes below `prefix`, on loopback while it is entered."""
+
+    def __init__(self, chat: Chat, prefix: str, port: int = 0) -> None:
+        self.chat = chat
+        self.prefix = prefix
+        self.app = self._app()
+        self.server = LoopbackServer(self.app, port)
+
+    def __enter__(self) -> Self:
+        self.server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.stop()
+
+    @property
+    def address(self) -> str:
+        """Base of every URL of the server."""
+        return f"http://{self.server.host}:{self.server.port}"
+
+    @abstractmethod
+    def check_token(self, request: Request) -> None:
+        """Refuse (401) a request whose token does not open what the request names."""
+
+    @abstractmethod
+    def find_caller(self, request: Request) -> Caller:
+        """Return who answers, before the body is read; Refused if nobody does."""
+
+    @abstractmethod
+    def model_of(self, request: Request) -> str:
+        """Return the name of the model that the request reaches."""
+
+    def _app(self) -> FastAPI:
+        app = FastAPI(openapi_url=None, redirect_slashes=False)
+        for prefix in (self.prefix, f"{self.prefix}/v1"):  # Anthropic's clients add a /v1
+            for path in DIALECTS:
+                app.add_api_route(prefix + path, self._answer, methods=["POST"])
+            app.add_api_route(f"{prefix}/messages/count_tokens", self._count, methods=["POST"])
+            app.add_api_route(f"{prefix}/models", self._models, methods=["GET"])
+            app.add_api_route(prefix + openapi.PATH, self._document, methods=["GET"])
+        app.add_exception_handler(404, self._refuse_route)
+        app.add_exception_handler(405, self._refuse_route)
+        app.add_exception_handler(Refused, write_refusal)
+        app.add_exception_handler(Exception, write_failure)
+        return app
+
+    async def _answer(self, request: Request) -> Response:
+        answer = self.find_caller(request)
+        body, dialect = await read_body(request), dialect_of(request)
+        asked = dialect.read(parse_json(body))
+        retry = read_number(request.headers.get("x-stainless-retry-count", ""))
+        meta = RequestMeta(sha256(body).digest(), retry, request.is_disconnected)
+        return write_response(dialect, await answer(asked, meta), self.chat)
+
+    async def _count(self, request: Request) -> Response:
+        """Count the tokens of a prompt that is rendered whole, for Anthropic's clients."""
+        self.find_caller(request)
+        asked = anthropic_messages.read(parse_json(await read_body(request)))
+        prompt = self.chat.render([*asked.messages, *format_instructions(asked)], asked.tools)
+        return JSONResponse({"input_tokens": len(prompt)})
+
+    async def _models(self, request: Request) -> Response:
+        self.find_caller(request)
+        return JSONResponse(openai_chat.models(self.model_of(request)))
+
+    async def _document(self, request: Request) -> Response:
+        """Describe the routes, to clients with a token only."""
+        self.find_caller(request)
+        return JSONResponse(openapi.document(request.url.path.removesuffix(openapi.PATH)))
+
+    async def _refuse_route(self, request: Request, _: Exception) -> Response:
+        try:
+            self.check_token(request)
+        except Refused as refused:
+            return await write_refusal(request, refused)
+        route = f"{request.method} {request.url.path}"
+        paths = ", ".join(f"POST …/v1{path}" for path in DIALECTS)
+        text = (
+            f"There is no {route} here: only {paths}, GET …/v1/models and GET …/v1{openapi.PATH}."
+        )
+        return await write_refusal(request, Refused(404, text, code="unknown_url"))
+
+
+def read_number(text: str) -> int | None:
+    """Read a number of at most 19 digits; None if the text is no such number."""
+    return int(text) if text.isdecimal() and len(text) < 20 else None
+
+
+def token_of(request: Request) -> str:
+    """Return the token that a request carries, as OpenAI's or as Anthropic's clients send it."""
+    given = request.headers.get("authorization", "").removeprefix("Bearer ")
+    return given or request.headers.get("x-api-key", "")

@@ -1,0 +1,66 @@
+"""The arrows after sampling, each over all policies of a run: train, replay and dry run share them.
+
+A step of several policies has one file of each arrow for each policy. `ByPolicy` maps a policy's
+name to its file.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from adapters.tinker.live_policy import UpdateMethod
+from flows.runtime.open_run import OpenRun
+from flows.runtime.policies import RunPolicy
+from flows.runtime.task_runner import Spans
+from tasks.advantages import CreditAssignment
+from tasks.datums import build_datums
+from tasks.metrics import Metrics, StepFiles, drop_costs, measure, name_metrics, record_metrics
+from tasks.trajectories import assemble_trajectories
+from tasks.updates import read_update, update_policy
+
+ByPolicy = Mapping[str, Path]
+
+
+def assemble(run: OpenRun, step: int, spans: Sequence[Spans | Path]) -> ByPolicy:
+    """Assemble the trajectories of a step's rollouts: the calls of each policy's roles."""
+    at = run.folder.trajectories
+    return _each(run, lambda p: assemble_trajectories(at(p.name, step), spans, p.roles))
+
+
+def build(run: OpenRun, step: int, trajectories: ByPolicy, credit: CreditAssignment) -> ByPolicy:
+    """Build the datums of a step: each sampled token weighted by the advantage of its call."""
+    at = run.folder.datums
+    return _each(run, lambda p: build_datums(at(p.name, step), trajectories[p.name], credit))
+
+
+def update(
+    run: OpenRun, step: int, datums: ByPolicy, method: UpdateMethod, *, with_state: bool
+) -> ByPolicy:
+    """Take one optimizer step of each policy on its datums, and save checkpoint `step` + 1."""
+    at = run.folder.update
+    return _each(
+        run,
+        lambda p: update_policy(
+            at(p.name, step), p.updater, step, datums[p.name], method, with_state
+        ),
+    )
+
+
+def record_step(
+    run: OpenRun, step: int, files: StepFiles, min_group_size: int, *, sampled: bool = True
+) -> Metrics:
+    """Measure a step and record its metrics, which ends the step.
+
+    A step whose rollouts another run sampled costs nothing here: `sampled` is False.
+    """
+    metrics: Metrics = {}
+    for policy in run.policies:
+        measured = measure(files, policy.name, policy.roles, min_group_size)
+        measured |= read_update(files.updates[policy.name])
+        metrics |= name_metrics(policy.name, measured if sampled else drop_costs(measured))
+    record_metrics(run.folder.metrics, step, metrics)
+    run.tracker.log(metrics, step)
+    return metrics
+
+
+def _each(run: OpenRun, arrow: Callable[[RunPolicy], Path]) -> ByPolicy:
+    return {policy.name: arrow(policy) for policy in run.policies}

@@ -1,0 +1,136 @@
+"""The manifest of a run: the recipe and the format that its files are bound to, and its parent."""
+
+import hashlib
+import json
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from adapters.door.roles import policy_of
+from tasks.storage.files import read_text, write_text
+from tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of, runs_root
+
+FORMAT = 2
+"""Version of the run folder's layout and schemas. Manifests without one are of format 1."""
+
+FORK, REPLAY = "fork", "replay"
+"""How a run came from its parent."""
+
+RECORDED_VERSIONS = ("ratchet-rl", "tinker", "torch", "transformers", "renderers", "prefect")
+
+Manifest = dict[str, Any]
+"""created, format, recipe, fingerprint, dataset_sha256, versions, python, machine; in a fork or a
+replay also parent: run, step, how, fingerprint, recipe and, if it has one, its own parent."""
+
+
+@contextmanager
+def bind_run(name: str, recipe: dict[str, Any], fingerprint: str) -> Iterator[RunFolder]:
+    """Yield the locked folder of a run, made if it is new.
+
+    Raises RunError if the run was started with another recipe or written in another format.
+    """
+    run = folder_of(name)
+    run.path.mkdir(parents=True, exist_ok=True)
+    with run.locked():
+        if not run.exists():
+            write_manifest(run, recipe, fingerprint)
+        bound = read_manifest(run)
+        if bound["fingerprint"] != fingerprint:
+            differing = ", ".join(differences(bound["recipe"], recipe))
+            raise RunError(
+                f"the run {run.path} was started with another recipe, which differs in "
+                f"{differing}; give the same values, or another name with --run"
+            )
+        yield run
+
+
+def read_manifest(run: RunFolder) -> Manifest:
+    """Read the manifest; RunError if there is no run or if its format is not FORMAT."""
+    if not run.exists():
+        raise RunError(f"there is no run at {run.path}; `ratchet runs` lists those there are")
+    manifest: Manifest = json.loads(read_text(run.manifest))
+    found = manifest.get("format", 1)
+    if found != FORMAT:
+        age = "an older" if found < FORMAT else "a newer"
+        raise RunError(
+            f"the run {run.path} was written by {age} Ratchet, in format {found}, and this one "
+            f"reads format {FORMAT}; continue it with the version that wrote it, or train a new run"
+        )
+    return manifest
+
+
+def write_manifest(
+    run: RunFolder, recipe: dict[str, Any], fingerprint: str, parent: Manifest | None = None
+) -> None:
+    """Bind the folder to a recipe and to FORMAT."""
+    dataset = Path(recipe["dataset"]["path"])
+    described = {
+        "created": datetime.now(UTC).isoformat(),
+        "format": FORMAT,
+        "recipe": recipe,
+        "fingerprint": fingerprint,
+        "dataset_sha256": hashlib.sha256(dataset.read_bytes()).hexdigest(),
+        "versions": {name: version(name) for name in RECORDED_VERSIONS},
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        **({"parent": parent} if parent else {}),
+    }
+    write_text(run.manifest, json.dumps(described, indent=2) + "\n")
+
+
+def recipe_of(run: RunFolder) -> dict[str, Any]:
+    """Return the recipe that a run is bound to."""
+    return read_manifest(run)["recipe"]
+
+
+def parent_of(run: RunFolder) -> Manifest | None:
+    """Return the parent of a fork or a replay."""
+    return read_manifest(run).get("parent")
+
+
+def lineage(run: RunFolder) -> list[tuple[int, dict[str, Any]]]:
+    """List (step, recipe): a step was made by the last entry that begins at or before the step.
+
+    The steps that a fork shares with its parent were made by the parent's recipe.
+    """
+    described = read_manifest(run)
+    eras = []
+    while parent := described.get("parent"):
+        eras.append((parent["step"], described["recipe"]))
+        described = parent
+    return [(0, described["recipe"]), *reversed(eras)]
+
+
+def latest_run(agent: str, roles: Mapping[str, str]) -> RunFolder:
+    """Return the newest run of an agent whose roles train the same policies."""
+    created: dict[str, RunFolder] = {}
+    for run in all_runs():
+        manifest = json.loads(read_text(run.manifest))
+        recipe = manifest["recipe"]
+        if (recipe["agent"], _trained(recipe["roles"])) == (agent, _trained(roles)):
+            created[manifest["created"]] = run
+    if not created:
+        having = f" with the roles {', '.join(roles)}" if roles else ""
+        raise RunError(f"{runs_root()} has no run of the agent {agent!r}{having}; train one first")
+    return created[max(created)]
+
+
+def differences(old: object, new: object, path: str = "") -> list[str]:
+    """List what two recipes differ in, each as `section.key: old → new`."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(old.keys() | new.keys())
+        return [
+            difference
+            for key in keys
+            for difference in differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
+        ]
+    return [] if old == new else [f"{path}: {old!r} → {new!r}"]
+
+
+def _trained(roles: Mapping[str, str]) -> dict[str, str | None]:
+    """Map each role to the policy that it trains, if any."""
+    return {role: policy_of(who) for role, who in roles.items()}
