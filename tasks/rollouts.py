@@ -13,14 +13,14 @@ from typing import Self
 from adapters.players import HERE, Job, Player, PlayerLost, PlayersFailed
 from fastapi import APIRouter
 
-from adapters.calls import POLICY, Begun, Completion, Policy, Sampler, Sampling
-from adapters.cancelling import cancelled
+from adapters.calls import POLICY, Begun, Completion, Example, Policy, Sampler, Sampling
+from adapters.cancelling import cancel_and_wait
 from adapters.chat import Chat
-from adapters.door.backends import Answerer
+from adapters.door.backends import Backend
 from adapters.door.door import Door
-from adapters.harness.agents import Endpoint, Example, contained_task
+from adapters.harness.agents import Endpoint, contained_task
 from adapters.harness.current_rollout import asking
-from adapters.harness.loop_watchdog import told_of_standstill
+from adapters.harness.loop_watchdog import watch_event_loop
 from adapters.harness.rewards import Reward
 from adapters.loopback import Listening
 from adapters.tinker.service import Service
@@ -95,7 +95,7 @@ class Runner:
         timeout_seconds: float,
         replay: bool = True,
         max_calls: int | None = None,
-        roles: Mapping[str, Answerer | str] | None = None,
+        roles: Mapping[str, Backend | str] | None = None,
         others: Mapping[str, Callable[[int], Policy]] | None = None,
         listening: Listening | None = None,
         beside: APIRouter | None = None,
@@ -182,11 +182,11 @@ class Runner:
         places = asyncio.Semaphore(self._concurrency)
         holding = asyncio.create_task(self._hold_clocks())
         playing = [asyncio.create_task(self._play(rollout, places)) for rollout in rollouts]
-        async with told_of_standstill():
+        async with watch_event_loop():
             try:
                 await asyncio.gather(*playing)
             finally:
-                await cancelled(holding, *playing)
+                await cancel_and_wait(holding, *playing)
 
     async def _hold_clocks(self) -> None:
         """While the disk is full no answer leaves the door, which is not the rollouts' time."""

@@ -9,14 +9,12 @@ from hashlib import sha256
 from adapters.calls import Begun, Completion, Place, Refused, Request
 from adapters.chat import Chat
 from adapters.door.prefixes import Prefixes
-from adapters.door.recorded import Begin, Memory, Recorded
+from adapters.door.recorded import Answer, Begin, Memory, Record, Recorded
 from adapters.errors import UserError
 
 KEPT_ANSWERS = 16
 """Finished answers that can be given again to a client that lost them."""
 
-Answer = Callable[[Request, Place, Memory], Awaitable[Completion]]
-Record = Callable[[Completion], Awaitable[None]]
 UNRECORDED = (OSError, ValueError, RuntimeError, UserError)
 
 log = logging.getLogger(__name__)

@@ -13,17 +13,22 @@ from typing import Any, Self
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from adapters.calls import POLICY, Completion, Policy, Refused, Sampling
+from adapters.calls import POLICY, Completion, Example, Policy, Refused, Sampling
 from adapters.chat import Chat
 from adapters.dialects import anthropic_messages, openai_chat, openapi
-from adapters.dialects.request_body import parsed, whole
-from adapters.dialects.structured import told
-from adapters.dialects.table import DIALECTS, broken, refuse, response, spoken
-from adapters.door.backends import Answerer
-from adapters.door.call_sequence import Answer, Delivery, Record, RoleCalls
-from adapters.door.policy_backend import answered
-from adapters.door.recorded import Begin
-from adapters.harness.agents import Example
+from adapters.dialects.request_body import parse_json, read_body
+from adapters.dialects.structured import format_instructions
+from adapters.dialects.table import (
+    DIALECTS,
+    dialect_of,
+    write_failure,
+    write_refusal,
+    write_response,
+)
+from adapters.door.backends import Backend
+from adapters.door.call_sequence import Delivery, RoleCalls
+from adapters.door.policy_backend import PolicyBackend
+from adapters.door.recorded import Answer, Begin, Record
 from adapters.loopback import LOOPBACK, LoopbackServer
 
 PREFIX = "/rollout/{rollout_id}/attempt/{attempt}/role/{role}/v1"
@@ -62,7 +67,7 @@ class Door:
         port: int = 0,
         begin: Begin | None = None,
         max_calls: int | None = None,
-        roles: Mapping[str, Answerer | str] | None = None,
+        roles: Mapping[str, Backend | str] | None = None,
         host: str = LOOPBACK,
         beside: APIRouter | None = None,
     ) -> None:
@@ -75,7 +80,7 @@ class Door:
         self._begin = begin
         self._run_seed = run_seed
         self._max_calls = max_calls
-        self._answerers = {
+        self._backends = {
             role: partial(self._by_policy, who) if isinstance(who, str) else who
             for role, who in {POLICY: POLICY, **(roles or {})}.items()
         }
@@ -140,11 +145,11 @@ class Door:
         async def gone() -> bool:
             return task is not None and task.cancelling() > 0
 
-        calls, answerer = self._calls_for(key, role)
+        calls, answer = self._calls_for(key, role)
         written = json.dumps(body, sort_keys=True).encode()
         delivery = Delivery(sha256(written).digest(), 0, gone)
-        asked = openai_chat.read(parsed(written))
-        completion, *others = await calls.answers(asked, delivery, answerer)
+        asked = openai_chat.read(parse_json(written))
+        completion, *others = await calls.answers(asked, delivery, answer)
         return openai_chat.answer(completion, self._chat, *others)
 
     async def _close(self, key: tuple[str, int]) -> int:
@@ -157,13 +162,7 @@ class Door:
         policy = self.policy if name == POLICY else self.others.get(name)
         if policy is None:
             raise Refused(503, "No policy is served yet; try again.", code="no_policy")
-        return partial(
-            answered,
-            chat=self._chat,
-            policy=policy,
-            sampling=self.sampling,
-            run_seed=self._run_seed,
-        )
+        return PolicyBackend(self._chat, policy, self.sampling, self._run_seed).answer
 
     def _app(self) -> FastAPI:
         app = FastAPI(openapi_url=None, redirect_slashes=False)
@@ -175,23 +174,23 @@ class Door:
             app.add_api_route(prefix + openapi.PATH, self._document, methods=["GET"])
         app.add_exception_handler(404, self._nowhere)
         app.add_exception_handler(405, self._nowhere)
-        app.add_exception_handler(Refused, refuse)
-        app.add_exception_handler(Exception, broken)
+        app.add_exception_handler(Refused, write_refusal)
+        app.add_exception_handler(Exception, write_failure)
         return app
 
     async def _answer(self, request: Request) -> Response:
-        calls, answerer = self._whose(request)
-        body, dialect = await whole(request), spoken(request)
-        asked = dialect.read(parsed(body))
+        calls, answer = self._whose(request)
+        body, dialect = await read_body(request), dialect_of(request)
+        asked = dialect.read(parse_json(body))
         retry = _number(request.headers.get("x-stainless-retry-count", ""))
         delivery = Delivery(sha256(body).digest(), retry, request.is_disconnected)
-        return response(dialect, await calls.answers(asked, delivery, answerer), self._chat)
+        return write_response(dialect, await calls.answers(asked, delivery, answer), self._chat)
 
     async def _count(self, request: Request) -> Response:
         """The length of a prompt that is rendered whole, as Anthropic's clients ask for it."""
         self._whose(request)
-        asked = anthropic_messages.read(parsed(await whole(request)))
-        prompt = self._chat.render([*asked.messages, *told(asked)], asked.tools)
+        asked = anthropic_messages.read(parse_json(await read_body(request)))
+        prompt = self._chat.render([*asked.messages, *format_instructions(asked)], asked.tools)
         return JSONResponse({"input_tokens": len(prompt)})
 
     async def _models(self, request: Request) -> Response:
@@ -210,13 +209,13 @@ class Door:
         try:
             self._check_token(request)
         except Refused as refused:
-            return await refuse(request, refused)
+            return await write_refusal(request, refused)
         where = f"{request.method} {request.url.path}"
         paths = ", ".join(f"POST …/v1{path}" for path in DIALECTS)
         text = (
             f"There is no {where} here: only {paths}, GET …/v1/models and GET …/v1{openapi.PATH}."
         )
-        return await refuse(request, Refused(404, text, code="unknown_url"))
+        return await write_refusal(request, Refused(404, text, code="unknown_url"))
 
     def _whose(self, request: Request) -> tuple[RoleCalls, Answer]:
         """The calls that the address names, and who answers them."""
@@ -230,8 +229,8 @@ class Door:
     def _calls_for(self, key: tuple[str, int], role: str) -> tuple[RoleCalls, Answer]:
         """The calls of a role of an attempt, and who answers them: with what is set now."""
         rollout_id, attempt = key
-        if role not in self._answerers:
-            text = f"Nobody answers the role {role!r}; there is: {', '.join(self._answerers)}."
+        if role not in self._backends:
+            text = f"Nobody answers the role {role!r}; there is: {', '.join(self._backends)}."
             raise Refused(404, text, code="no_role")
         if key in self._dismissed:
             raise Refused(410, f"{rollout_id}, attempt {attempt}, is over.", code="over")
@@ -242,7 +241,7 @@ class Door:
         calls = admitted.roles.get(role)
         if calls is None:
             calls = admitted.roles[role] = self._calls_of(*key, role, admitted)
-        return calls, self._answerers[role](admitted.example)
+        return calls, self._backends[role](admitted.example)
 
     def _calls_of(self, rollout_id: str, attempt: int, role: str, admitted: Admitted) -> RoleCalls:
         return RoleCalls(

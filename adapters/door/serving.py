@@ -10,10 +10,10 @@ from fastapi import Request as Received
 
 from adapters.calls import POLICY, Completion, Place, Policy, Request, Sampling
 from adapters.chat import Chat
-from adapters.door.call_sequence import Answer, RoleCalls
+from adapters.door.call_sequence import RoleCalls
 from adapters.door.door import Door
-from adapters.door.policy_backend import answered
-from adapters.door.recorded import Memory
+from adapters.door.policy_backend import PolicyBackend
+from adapters.door.recorded import Answer, Memory
 
 
 class OpenDoor(Door):
@@ -71,15 +71,9 @@ async def _as_asked(
     """
     seed = request.fields.get("seed")
     seeded = place if seed is None else replace(place, rollout_id=f"seed-{seed}")
-    completion = await answered(
-        request,
-        seeded,
-        memory,
-        chat=chat,
-        policy=policy,
-        sampling=asked_sampling(request.max_tokens, request.fields, defaults),
-        run_seed=0,
-    )
+    sampling = asked_sampling(request.max_tokens, request.fields, defaults)
+    backend = PolicyBackend(chat, policy, sampling, run_seed=0)
+    completion = await backend.answer(request, seeded, memory)
     return replace(completion, response_id=f"chatcmpl-{place.name('answer')}")
 
 

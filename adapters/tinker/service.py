@@ -14,10 +14,10 @@ from typing import Any, ParamSpec, TypeVar, cast
 import tinker
 from renderers.base import Tokenizer
 
-from adapters.cancelling import cancelled
+from adapters.cancelling import cancel_and_wait
 from adapters.errors import ServiceError
 from adapters.tinker.engines import needs_engine, running_engine
-from adapters.tinker.faults import SDK_ERRORS, ServiceRefused, TimedOut, told
+from adapters.tinker.faults import SDK_ERRORS, ServiceRefused, TimedOut, translate_error
 from adapters.waiting import Wait
 
 CLOSING_SECONDS = 5
@@ -100,7 +100,7 @@ class Service:
                 waiting.speak(self._unanswered())
                 await asyncio.wait([task], timeout=WATCH_SECONDS)
         finally:
-            await cancelled(task)
+            await cancel_and_wait(task)
         return task.result()
 
     def _unanswered(self) -> str:
@@ -128,7 +128,7 @@ class Service:
         try:
             return future.result()
         except SDK_ERRORS as error:
-            raise told(error, what) from error
+            raise translate_error(error, what) from error
 
 
 class PatientSampler:

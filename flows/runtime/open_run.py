@@ -7,7 +7,7 @@ from pathlib import Path
 
 from adapters.calls import POLICY, Sampling
 from adapters.chat import Chat
-from adapters.door.backends import answerers
+from adapters.door.backends import create_backends
 from adapters.harness.agents import load_agent
 from adapters.loopback import Listening
 from adapters.tinker.service import connect
@@ -52,7 +52,7 @@ def opened(recipe: Recipe, run: str, *, on_policy: bool = True) -> Iterator[Part
 
     Rebuilt weights must give the recorded log-probabilities only where they sampled them.
     """
-    roles = answerers(recipe.roles, recipe.seed)
+    roles = create_backends(recipe.roles, recipe.seed)
     beside_policy = [role for role in roles if role != POLICY]
     player = player_of(recipe, load_agent(recipe.agent, beside_policy))
     for source in (train_split(recipe), test_split(recipe)):
