@@ -12,6 +12,9 @@ if TYPE_CHECKING:  # a process that only plays rollouts does not need the SDK, w
 Message = dict[str, Any]
 """role and content (always text); also tool_calls, tool_call_id, name, reasoning_content."""
 
+Example = dict[str, Any]
+"""A row of the dataset."""
+
 POLICY = "policy"
 """The main policy, which every recipe has, and the role that always is its own."""
 

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 
-async def cancelled(*tasks: "asyncio.Future[Any]") -> None:
+async def cancel_and_wait(*tasks: "asyncio.Future[Any]") -> None:
     """Cancel those that have not ended, and wait until each has, after all that it began itself.
 
     The end of a loop would cancel whatever is left at once, children beside their parents and some

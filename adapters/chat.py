@@ -14,7 +14,7 @@ from renderers import (
 )
 from renderers.base import Tokenizer
 
-from adapters.calls import Message
+from adapters.calls import Completion, Message
 
 UNLIMITED = 10**9
 """Tokenizers that know of no limit say 10^30."""
@@ -128,6 +128,15 @@ class Chat:
             tools=list(tools) or None,  # pyright: ignore[reportArgumentType]
         )
         return None if bridged is None else bridged.token_ids
+
+
+def stop_string(completion: Completion, chat: Chat) -> str | None:
+    """The client's stop string that ended an answer; None if something else did."""
+    if completion.finish_reason == "length" or chat.ended(completion.sampled_tokens):
+        return None
+    text = chat.said_text(completion.sampled_tokens)
+    reached = [stop for stop in completion.request.stop if stop in text]
+    return min(reached, key=text.find, default=None)
 
 
 def fingerprint(tokenizer: Any) -> str:

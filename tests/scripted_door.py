@@ -10,11 +10,11 @@ import numpy as np
 from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
-from adapters.calls import POLICY, Completion, Policy, Sampling
+from adapters.calls import POLICY, Completion, Example, Policy, Sampling
 from adapters.chat import Chat
-from adapters.door.backends import answerers
+from adapters.door.backends import create_backends
 from adapters.door.door import Door
-from adapters.harness.agents import Endpoint, Example
+from adapters.harness.agents import Endpoint
 
 TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
 TOKEN = "a-token-of-this-door"
@@ -75,7 +75,7 @@ def scripted_door(
 
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     chat = Chat(tokenizer)
-    sampling, answering = Sampling(200, 1.0, 1.0, -1), answerers(roles, run_seed=7)
+    sampling, answering = Sampling(200, 1.0, 1.0, -1), create_backends(roles, run_seed=7)
     with Door(chat, TOKEN, record, sampling, run_seed=7, roles=answering) as door:
         scripted: Any = Scripted(tokenizer, chat, answer)
         door.policy = Policy(scripted, "v0")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from adapters.calls import Refused, Request, Sampling
 from adapters.dialects import anthropic_messages, openai_chat, openai_responses
-from adapters.dialects.structured import outcomes, told
+from adapters.dialects.structured import format_instructions, outcomes
 from adapters.dialects.table import DIALECTS, Dialect
 from adapters.door.prefixes import Prefixes
 from adapters.door.recorded import request_sha
@@ -59,7 +59,9 @@ def test_a_body_is_read_to_a_prompt_or_refused(dialect: Dialect, body: Any, said
         assert request.status == 400
         assert "message" in json.dumps(dialect.error(request))
         return
-    assert Prefixes(CHAT).prompt(request.messages, request.tools, told(request)).tokens
+    assert (
+        Prefixes(CHAT).prompt(request.messages, request.tools, format_instructions(request)).tokens
+    )
     assert request_sha(request, Sampling(9, 1.0, 1.0, -1))
     assert isinstance(outcomes(request, {"role": "assistant", "content": said}), dict)
 

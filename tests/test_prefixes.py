@@ -1,7 +1,6 @@
 import asyncio
 import json
 import random
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from transformers import AutoTokenizer
 from adapters.calls import Completion, Message, Policy, Request, Sampling
 from adapters.chat import Chat
 from adapters.door.call_sequence import Delivery, RoleCalls
-from adapters.door.policy_backend import answered
+from adapters.door.policy_backend import PolicyBackend
 from adapters.door.prefixes import Prefixes
 
 TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
@@ -87,7 +86,7 @@ async def conversation(seed: int, styles: list[str]) -> list[Completion]:
         return False
 
     policy = Policy(RandomPolicy(seed, styles), "v0")  # pyright: ignore[reportArgumentType]
-    answer = partial(answered, chat=CHAT, policy=policy, sampling=SAMPLING, run_seed=0)
+    answer = PolicyBackend(CHAT, policy, SAMPLING, run_seed=0).answer
     calls = RoleCalls("r", 0, "policy", chat=CHAT, record=record)
     messages: list[Message] = [*ASK]
     for turn, style in enumerate(styles):

@@ -54,7 +54,7 @@ def test_what_is_no_reward_is_refused_with_its_value(value: Any) -> None:
 @given(returned)
 def test_a_reward_comes_through_json_unchanged(value: Any) -> None:
     reward = read_reward(value)
-    assert read_reward(json.loads(json.dumps(reward.given()))) == reward
+    assert read_reward(json.loads(json.dumps(reward.to_json()))) == reward
 
 
 def test_a_reward_for_a_role_that_there_is_not_is_refused() -> None:

@@ -12,7 +12,7 @@ from adapters.players import Here
 from openai import AsyncOpenAI
 
 from adapters.calls import Place, Policy, Request, Sampling
-from adapters.door.backends import answerers
+from adapters.door.backends import create_backends
 from adapters.door.prefixes import Prefixes
 from adapters.door.recorded import Memory, Recorded
 from adapters.door.roles import check_role
@@ -113,7 +113,7 @@ def collect(service: Service, tmp_path: Path) -> Collect:
         play = load_agent("tests.test_roles:tells_and_listens", roles)
         policy: Any = StandIn(lambda chosen, *_: turn(chosen))
         options: Any = {"run": "one", "run_seed": 0, "concurrency": 1, "timeout_seconds": 60.0}
-        options["roles"] = answerers(roles, run_seed=0)
+        options["roles"] = create_backends(roles, run_seed=0)
         fox: Any = StandIn(lambda *_: [*letters("I am a fox"), END])
         options["others"] = {"fox": lambda step: Policy(fox, f"fox@{step:05d}")}
         with Runner(service, lambda _: policy, Here(play), CHAT, **options) as runner:
@@ -317,12 +317,12 @@ def test_a_model_of_litellm_answers_a_role_and_its_cost_is_counted(
 
 
 def test_a_function_may_call_tools_and_their_ids_are_given() -> None:
-    answerer = answerers({"judge": "function:tests.test_roles:looks"}, run_seed=0)["judge"]
-    assert callable(answerer)
+    backend = create_backends({"judge": "function:tests.test_roles:looks"}, run_seed=0)["judge"]
+    assert callable(backend)
     request = Request("judge", [user("who won?")], [], None, [], {})
     memory = Memory(Prefixes(CHAT), Recorded(), lambda begun: None)
     place = Place(f"{BATCH}-0000-00", 0, "judge", 0)
-    completion = asyncio.run(cast(Any, answerer({})(request, place, memory)))
+    completion = asyncio.run(cast(Any, backend({})(request, place, memory)))
     (call,) = completion.message["tool_calls"]
     assert call["function"] == {"name": "look", "arguments": "{}"}
     assert (call["id"], call["type"]) == (f"call_{place.name('tool call')}0", "function")
@@ -359,4 +359,4 @@ def test_a_function_that_is_not_there_is_refused_before_anything_runs(
     name: str, lacks: str
 ) -> None:
     with pytest.raises(ScriptError, match=lacks):
-        answerers({"judge": f"function:{name}"}, run_seed=0)
+        create_backends({"judge": f"function:{name}"}, run_seed=0)

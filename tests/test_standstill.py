@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from adapters.harness.loop_watchdog import told_of_standstill
+from adapters.harness.loop_watchdog import watch_event_loop
 
 
 async def blocking(seconds: float) -> None:
@@ -15,7 +15,7 @@ async def blocking(seconds: float) -> None:
 
 def test_a_coroutine_that_blocks_is_named_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
-        async with told_of_standstill(first_word=0.2):
+        async with watch_event_loop(first_word=0.2):
             await blocking(1.5)
 
     with caplog.at_level(logging.WARNING):
@@ -26,7 +26,7 @@ def test_a_coroutine_that_blocks_is_named_with_its_line(caplog: pytest.LogCaptur
 
 def test_a_loop_that_turns_is_not_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
-        async with told_of_standstill(first_word=20.0):
+        async with watch_event_loop(first_word=20.0):
             await asyncio.sleep(0.3)
 
     asyncio.run(work())

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from adapters.calls import Choice, Format, Message, Refused, Request, Sampling
-from adapters.dialects.structured import format_of, outcomes, told
+from adapters.dialects.structured import format_instructions, format_of, outcomes
 from adapters.door.recorded import request_sha
 from tasks.spans import call_span
 from tests.opened_door import ASK, CALL, CHAT, TOOLS, Opened
@@ -37,7 +37,7 @@ def valid(form: Format, message: Message) -> tuple[bool | None, str | None]:
 
 
 def test_nothing_is_told_and_nothing_recorded_where_no_form_is_asked_for() -> None:
-    assert told(request()) == told(request(tools=TOOLS)) == []
+    assert format_instructions(request()) == format_instructions(request(tools=TOOLS)) == []
     assert outcomes(request(tools=TOOLS), said("hello", "look")) == {}
 
 
@@ -62,7 +62,7 @@ def test_nothing_is_told_and_nothing_recorded_where_no_form_is_asked_for() -> No
     ],
 )
 def test_the_policy_is_told_in_one_instruction(fields: dict[str, Any], text: str) -> None:
-    assert told(request(**fields)) == [{"role": "system", "content": text}]
+    assert format_instructions(request(**fields)) == [{"role": "system", "content": text}]
 
 
 def test_a_form_changes_the_digest_of_a_request_and_its_absence_does_not() -> None:

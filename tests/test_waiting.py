@@ -12,7 +12,13 @@ import tinker
 from tinker.types import RequestErrorCategory
 
 from adapters.errors import EngineDied
-from adapters.tinker.faults import ServiceFailed, ServiceRefused, TimedOut, is_passing, told
+from adapters.tinker.faults import (
+    ServiceFailed,
+    ServiceRefused,
+    TimedOut,
+    is_passing,
+    translate_error,
+)
 from adapters.tinker.service import PatientSampler, Service
 from adapters.waiting import Wait
 
@@ -139,16 +145,16 @@ def failed(category: RequestErrorCategory) -> tinker.RequestFailedError:
 
 
 def test_a_failed_future_is_refused_or_failed_by_its_category() -> None:
-    blamed = told(failed(RequestErrorCategory.User), "optim_step of step 1")
+    blamed = translate_error(failed(RequestErrorCategory.User), "optim_step of step 1")
     assert isinstance(blamed, ServiceRefused)
     assert str(blamed) == "the Tinker service refuses optim_step of step 1: no such loss"
     for category in (RequestErrorCategory.Server, RequestErrorCategory.Unknown):
-        assert isinstance(told(failed(category), "it"), ServiceFailed)
+        assert isinstance(translate_error(failed(category), "it"), ServiceFailed)
 
 
 def test_an_error_of_the_sdk_is_judged_by_what_caused_it() -> None:
     poisoned = RuntimeError("A previous request failed")
     poisoned.__cause__ = failed(RequestErrorCategory.User)
-    assert isinstance(told(poisoned, "it"), ServiceRefused)
+    assert isinstance(translate_error(poisoned, "it"), ServiceRefused)
     ours = ValueError("No data provided")
-    assert told(ours, "it") is ours
+    assert translate_error(ours, "it") is ours

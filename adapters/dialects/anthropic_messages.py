@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from adapters.calls import Choice, Completion, Format, Message, Refused, Request
-from adapters.chat import Chat
+from adapters.chat import Chat, stop_string
 from adapters.dialects.fields import (
     Body,
     at_least_one,
@@ -22,7 +22,6 @@ from adapters.dialects.fields import (
 from adapters.dialects.openai_fields import check_offered
 from adapters.dialects.sse import named
 from adapters.dialects.structured import format_of
-from adapters.door.policy_backend import stop_string
 
 MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}

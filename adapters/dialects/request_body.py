@@ -12,7 +12,7 @@ DEEPEST = 200
 """Levels of nesting; what reads a body goes down them on the stack."""
 
 
-async def whole(request: Request) -> bytes:
+async def read_body(request: Request) -> bytes:
     """The body, read to its end even if refused: a client that still writes reads no answer."""
     parts, size = [], 0
     try:
@@ -28,7 +28,7 @@ async def whole(request: Request) -> bytes:
     return b"".join(parts)
 
 
-def parsed(body: bytes) -> object:
+def parse_json(body: bytes) -> object:
     """The JSON value of a body. Python would also read NaN, 1e999 and half of a surrogate pair."""
     try:
         value = json.loads(body, parse_constant=_no_constant)

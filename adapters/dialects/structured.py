@@ -35,7 +35,7 @@ def format_of(schema: Mapping[str, Any] | None, where: str) -> Format:
     return Format(schema)
 
 
-def told(request: Request) -> list[Message]:
+def format_instructions(request: Request) -> list[Message]:
     """What the model is shown after the messages: nothing, or one instruction.
 
     It stands at the end since it is about one answer only: a conversation goes on from the tokens

@@ -35,7 +35,7 @@ DIALECTS: dict[str, Dialect] = {
 }
 
 
-def spoken(request: HttpRequest) -> Dialect:
+def dialect_of(request: HttpRequest) -> Dialect:
     """The dialect of a path; of a path of none, what its client's headers say, or else OpenAI's."""
     asked = request.url.path.removesuffix("/count_tokens")
     for path, dialect in DIALECTS.items():
@@ -44,7 +44,7 @@ def spoken(request: HttpRequest) -> Dialect:
     return anthropic_messages if "anthropic-version" in request.headers else openai_chat
 
 
-def response(dialect: Dialect, completions: list[Completion], chat: Chat) -> Response:
+def write_response(dialect: Dialect, completions: list[Completion], chat: Chat) -> Response:
     """The answer, streamed if the client asked for that; what is recorded is there as a whole."""
     first, *others = completions
     headers = {"x-request-id": first.response_id, "request-id": first.response_id}
@@ -54,14 +54,14 @@ def response(dialect: Dialect, completions: list[Completion], chat: Chat) -> Res
     return JSONResponse(dialect.answer(first, chat, *others), headers=headers)
 
 
-async def refuse(request: HttpRequest, error: Exception) -> Response:
+async def write_refusal(request: HttpRequest, error: Exception) -> Response:
     """The refusal. The clients ask again after any 5xx unless they are told not to."""
     assert isinstance(error, Refused)
     again = {} if error.again else {"x-should-retry": "false"}
-    return JSONResponse(spoken(request).error(error), error.status, headers=again)
+    return JSONResponse(dialect_of(request).error(error), error.status, headers=again)
 
 
-async def broken(request: HttpRequest, error: Exception) -> Response:
+async def write_failure(request: HttpRequest, error: Exception) -> Response:
     """The refusal of a request on which the endpoint itself failed."""
     text = f"The endpoint failed ({type(error).__name__}); its log says more."
-    return await refuse(request, Refused(500, text, code="internal_error"))
+    return await write_refusal(request, Refused(500, text, code="internal_error"))

@@ -3,32 +3,32 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from adapters import litellm
-from adapters.calls import Begun, Completion, Message, Place, Request, Usage
+from adapters.calls import Begun, Completion, Example, Message, Place, Request, Usage
 from adapters.dialects.openai_fields import spelt
-from adapters.door.call_sequence import Answer
-from adapters.door.recorded import Memory
+from adapters.door.recorded import Answer, Memory
 from adapters.door.roles import FUNCTION, policy_of
 from adapters.door.scripted import Reply, scripted
-from adapters.harness.agents import Example
 from adapters.litellm import Helped
 
-Answerer = Callable[[Example], Answer]
-"""Who answers the calls of a role in a rollout of this example."""
+Backend = Callable[[Example], Answer]
+"""What answers the calls of a role in a rollout of this example."""
 
 
-def answerers(roles: Mapping[str, str], run_seed: int) -> dict[str, Answerer | str]:
-    """Role → who answers it, of a recipe's `roles`; of a policy its name.
+def create_backends(roles: Mapping[str, str], run_seed: int) -> dict[str, Backend | str]:
+    """Return each role's backend, by a recipe's `roles`; for a policy its name.
 
-    A function that is not there and a LiteLLM that is not installed are refused.
+    A function that does not exist raises ScriptError, and a model of LiteLLM raises LiteLLMMissing
+    where LiteLLM is not installed.
     """
     return {
-        role: policy_of(who) or _answerer(who, _reply(role, who), run_seed)
+        role: policy_of(who) or _backend(who, _reply(role, who), run_seed)
         for role, who in roles.items()
     }
 
@@ -37,61 +37,58 @@ def _reply(role: str, who: str) -> Reply:
     if who.startswith(FUNCTION):
         return scripted(role, who.removeprefix(FUNCTION))
     if find_spec("litellm") is None:
-        litellm.loaded()  # says what is missing
+        litellm.loaded()  # raises LiteLLMMissing
     return partial(_by_model, who)
 
 
-def _answerer(who: str, reply: Reply, run_seed: int) -> Answerer:
-    def answerer(example: Example) -> Answer:
-        return partial(_answered, who=who, reply=reply, example=example, run_seed=run_seed)
-
-    return answerer
+def _backend(who: str, reply: Reply, run_seed: int) -> Backend:
+    return lambda example: ReplyBackend(who, reply, example, run_seed).answer
 
 
-async def _answered(
-    request: Request,
-    place: Place,
-    memory: Memory,
-    *,
-    who: str,
-    reply: Reply,
-    example: Example,
-    run_seed: int,
-) -> Completion:
-    """The answer to a call that no policy answers: recorded like any other, and never paid twice.
+@dataclass(frozen=True, slots=True)
+class ReplyBackend:
+    """What answers a role's calls in a rollout of `example` where no policy does."""
 
-    Nothing is sampled with the seed; like a policy's, it tells a rollout that is played again from
-    one that is started again.
-    """
-    started, sha = datetime.now(UTC), _request_sha(request)
-    again = memory.recorded.answer(place, request, sha, who)
-    if again is not None:
-        return again
-    seed = place.seed(run_seed)
-    memory.begin(Begun(place, sha, who, seed, started))
-    helped = await reply(request, example)
-    return Completion(
-        place=place,
-        response_id=f"chatcmpl-{place.name('answer')}",
-        request=request,
-        sampling=None,
-        seed=seed,
-        prompt_tokens=[],
-        prefix_len=0,
-        prefix_call=None,
-        prefix_how="",
-        sampled_tokens=[],
-        logprobs=[],
-        finish_reason=helped.finish_reason,
-        message=_with_ids(helped.message, place),
-        policy_version=who,
-        renderer="",
-        tokenizer_sha="",
-        started=started,
-        ended=datetime.now(UTC),
-        request_sha=sha,
-        usage=Usage(helped.prompt_tokens, helped.completion_tokens, helped.cost),
-    )
+    who: str
+    reply: Reply
+    example: Example
+    run_seed: int
+
+    async def answer(self, request: Request, place: Place, memory: Memory) -> Completion:
+        """Return the completion, recorded like a policy's, so that it is never paid for twice.
+
+        Nothing is sampled with the seed. It only tells a rollout that is played again after a
+        failure from a rollout that is started again.
+        """
+        started, sha = datetime.now(UTC), _request_sha(request)
+        again = memory.recorded.answer(place, request, sha, self.who)
+        if again is not None:
+            return again
+        seed = place.seed(self.run_seed)
+        memory.begin(Begun(place, sha, self.who, seed, started))
+        helped = await self.reply(request, self.example)
+        return Completion(
+            place=place,
+            response_id=f"chatcmpl-{place.name('answer')}",
+            request=request,
+            sampling=None,
+            seed=seed,
+            prompt_tokens=[],
+            prefix_len=0,
+            prefix_call=None,
+            prefix_how="",
+            sampled_tokens=[],
+            logprobs=[],
+            finish_reason=helped.finish_reason,
+            message=_with_ids(helped.message, place),
+            policy_version=self.who,
+            renderer="",
+            tokenizer_sha="",
+            started=started,
+            ended=datetime.now(UTC),
+            request_sha=sha,
+            usage=Usage(helped.prompt_tokens, helped.completion_tokens, helped.cost),
+        )
 
 
 async def _by_model(model: str, request: Request, _: Example) -> Helped:

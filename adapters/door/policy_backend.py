@@ -1,7 +1,7 @@
 """request → completion: renders, samples, and reads what was sampled."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import tinker
@@ -9,7 +9,7 @@ from tinker import ModelInput, SamplingParams
 
 from adapters.calls import Begun, Completion, Message, Place, Policy, Refused, Request, Sampling
 from adapters.chat import Chat
-from adapters.dialects.structured import told
+from adapters.dialects.structured import format_instructions
 from adapters.door.prefixes import Prompt
 from adapters.door.recorded import Memory, request_sha
 
@@ -29,65 +29,60 @@ class Sampled:
     words: str | None
 
 
-async def answered(
-    request: Request,
-    place: Place,
-    memory: Memory,
-    *,
-    chat: Chat,
-    policy: Policy,
-    sampling: Sampling,
-    run_seed: int,
-) -> Completion:
-    """The policy's answer to a call. It is not yet recorded, nor known to the memory's prefixes."""
-    started, sha = datetime.now(UTC), request_sha(request, sampling)
-    again = memory.recorded.answer(place, request, sha, policy.version)
-    if again is not None:
-        return again
-    prompt = memory.prefixes.prompt(request.messages, request.tools, told(request))
-    most = _most_tokens(request, sampling, chat, len(prompt.tokens))
-    seed = place.seed(run_seed)
-    params = SamplingParams(
-        max_tokens=most,
-        seed=seed,
-        stop=_stops(request, chat),
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-    )
-    memory.begin(Begun(place, sha, policy.version, seed, started))
-    sampled = _kept(await _sample(policy, prompt, params), request.stop, chat)
-    message = _message(sampled, request, place, chat)
-    return Completion(
-        place=place,
-        response_id=f"chatcmpl-{place.name('answer')}",
-        request=request,
-        sampling=Sampling(most, sampling.temperature, sampling.top_p, sampling.top_k),
-        seed=seed,
-        prompt_tokens=prompt.tokens,
-        prefix_len=prompt.prefix_len,
-        prefix_call=prompt.prefix_call,
-        prefix_how=prompt.how,
-        sampled_tokens=sampled.tokens,
-        logprobs=sampled.logprobs,
-        finish_reason=_finish_reason(sampled, message),
-        message=message,
-        policy_version=policy.version,
-        renderer=chat.renderer,
-        tokenizer_sha=chat.tokenizer_sha,
-        started=started,
-        ended=datetime.now(UTC),
-        request_sha=sha,
-    )
+@dataclass(frozen=True, slots=True)
+class PolicyBackend:
+    """A policy, and how it is sampled, as the backend of a call."""
 
+    chat: Chat
+    policy: Policy
+    sampling: Sampling
+    run_seed: int
 
-def stop_string(completion: Completion, chat: Chat) -> str | None:
-    """The client's stop string that ended an answer; None if something else did."""
-    if completion.finish_reason == "length" or chat.ended(completion.sampled_tokens):
-        return None
-    text = chat.said_text(completion.sampled_tokens)
-    reached = [stop for stop in completion.request.stop if stop in text]
-    return min(reached, key=text.find, default=None)
+    async def answer(self, request: Request, place: Place, memory: Memory) -> Completion:
+        """Return the policy's completion; its caller records it and tells the prefixes of it."""
+        started, sha = datetime.now(UTC), request_sha(request, self.sampling)
+        again = memory.recorded.answer(place, request, sha, self.policy.version)
+        if again is not None:
+            return again
+        instructions = format_instructions(request)
+        prompt = memory.prefixes.prompt(request.messages, request.tools, instructions)
+        seed = place.seed(self.run_seed)
+        params = self._sampling_params(request, seed, len(prompt.tokens))
+        memory.begin(Begun(place, sha, self.policy.version, seed, started))
+        sequence = await _sample(self.policy, prompt, params)
+        sampled = _cut_at_stop(sequence, request.stop, self.chat)
+        message = _message(sampled, request, place, self.chat)
+        return Completion(
+            place=place,
+            response_id=f"chatcmpl-{place.name('answer')}",
+            request=request,
+            sampling=replace(self.sampling, max_tokens=params.max_tokens),
+            seed=seed,
+            prompt_tokens=prompt.tokens,
+            prefix_len=prompt.prefix_len,
+            prefix_call=prompt.prefix_call,
+            prefix_how=prompt.how,
+            sampled_tokens=sampled.tokens,
+            logprobs=sampled.logprobs,
+            finish_reason=_finish_reason(sampled, message),
+            message=message,
+            policy_version=self.policy.version,
+            renderer=self.chat.renderer,
+            tokenizer_sha=self.chat.tokenizer_sha,
+            started=started,
+            ended=datetime.now(UTC),
+            request_sha=sha,
+        )
+
+    def _sampling_params(self, request: Request, seed: int, prompt_tokens: int) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=_most_tokens(request, self.sampling, self.chat, prompt_tokens),
+            seed=seed,
+            stop=_stops(request, self.chat),
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            top_k=self.sampling.top_k,
+        )
 
 
 def _most_tokens(request: Request, sampling: Sampling, chat: Chat, prompt: int) -> int:
@@ -108,7 +103,7 @@ def _most_tokens(request: Request, sampling: Sampling, chat: Chat, prompt: int) 
 def _stops(request: Request, chat: Chat) -> list[int] | list[str]:
     """The SDK takes token ids or strings, not both: beside a client's strings, ours are spelt out.
 
-    A sampler that does not see special tokens in text runs on past them; `_kept` then cuts.
+    A sampler that does not see special tokens in text runs on past them; `_cut_at_stop` then cuts.
     """
     if not request.stop:
         return chat.stop_tokens
@@ -134,7 +129,7 @@ def _refusal(error: Exception, by_user: bool) -> Refused:
     return Refused(503, text, code="sampler_unavailable")
 
 
-def _kept(sequence: tinker.SampledSequence, stops: Sequence[str], chat: Chat) -> Sampled:
+def _cut_at_stop(sequence: tinker.SampledSequence, stops: Sequence[str], chat: Chat) -> Sampled:
     """The sequence up to its first stop, whichever the sampler heeded.
 
     A prefix of a sampled sequence was sampled too, so cutting keeps tokens and log-probabilities

@@ -11,10 +11,14 @@ from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 
 from adapters.calls import Begun, Completion, Place, Request, Sampling
-from adapters.dialects.structured import told
+from adapters.dialects.structured import format_instructions
 from adapters.door.prefixes import Prefixes
 
 Begin = Callable[[Begun], None]
+"""Is called with every call that is about to be answered."""
+
+Record = Callable[[Completion], Awaitable[None]]
+"""Records a completion; its answer leaves only afterwards."""
 
 
 class Recorded:
@@ -50,9 +54,13 @@ class Memory:
     begin: Begin
 
 
+Answer = Callable[[Request, Place, Memory], Awaitable[Completion]]
+"""Answers one call of a role."""
+
+
 def request_sha(request: Request, sampling: Sampling) -> str:
     """SHA-256 of all of a request that can change its answer, the recipe's sampling included."""
-    shown = [*request.messages, *told(request)]
+    shown = [*request.messages, *format_instructions(request)]
     asked = [shown, request.tools, request.max_tokens, request.stop, astuple(sampling)]
     canonical = json.dumps(asked, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -7,9 +7,9 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
-from adapters.calls import Message, Refused, Request
+from adapters.calls import Example, Message, Refused, Request
 from adapters.errors import UserError
-from adapters.harness.agents import Example, contained, imported, in_thread
+from adapters.harness.agents import contained, imported, in_thread
 from adapters.litellm import LONGEST_SECONDS, Helped
 
 Reply = Callable[[Request, Example], Awaitable[Helped]]

@@ -14,7 +14,7 @@ from threading import Thread
 from types import ModuleType
 from typing import Any
 
-from adapters.calls import POLICY
+from adapters.calls import POLICY, Example
 from adapters.errors import UserError
 from adapters.harness.current_rollout import asking_at
 from adapters.harness.rewards import Reward, read_reward
@@ -31,8 +31,6 @@ WAYS = {
 }
 """What stands before the colon of a name that is no Python function's, and the module whose
 function of that name makes the agent. It is imported when it is needed: GEM's takes a second."""
-
-Example = dict[str, Any]
 
 
 class AgentError(UserError):

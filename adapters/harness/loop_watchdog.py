@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def told_of_standstill(first_word: float = FIRST_WORD_SECONDS) -> AsyncIterator[None]:
+async def watch_event_loop(first_word: float = FIRST_WORD_SECONDS) -> AsyncIterator[None]:
     """While the block runs, log where the loop stands once it has not turned for `first_word` s.
 
     Nothing else can: a coroutine that blocks is neither timed out nor cancelled, and the loop's own

@@ -29,7 +29,7 @@ class Reward:
     roles: Mapping[str, float] = field(default_factory=dict)
     calls: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
-    def given(self) -> Given:
+    def to_json(self) -> Given:
         """The plain value that `read_reward` reads as this reward."""
         if not self.roles:
             return self.value

@@ -35,7 +35,7 @@ def is_passing(error: BaseException) -> bool:
     return isinstance(error, ServiceFailed)
 
 
-def told(error: Exception, what: str) -> Exception:
+def translate_error(error: Exception, what: str) -> Exception:
     """The error as a ServiceError that says what was asked; itself if it is not the service's."""
     if isinstance(error, tinker.RequestFailedError):
         said = error.message.removeprefix("Request failed: ").partition(" for self.request_id")[0]
@@ -50,7 +50,7 @@ def told(error: Exception, what: str) -> Exception:
     if isinstance(error, tinker.APIConnectionError | RetryableException):
         return _failed(what, str(error))
     if isinstance(error.__cause__, SDK_ERRORS):
-        return told(error.__cause__, what)
+        return translate_error(error.__cause__, what)
     return error
 
 
