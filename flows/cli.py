@@ -39,9 +39,7 @@ def train(
     set_: Overrides = None,
     steps: Annotated[int | None, typer.Option(help="Short for --set steps=N.")] = None,
     search: Annotated[bool, typer.Option("--search", help="Short for NAME-search.")] = False,
-    batches: Annotated[
-        int | None, typer.Option(help="Short for --set rollouts.batches=N.")
-    ] = None,
+    batches: Annotated[int | None, typer.Option(help="Short for --set rollouts.batches=N.")] = None,
     run: Annotated[
         str | None, typer.Option(help="The run's name; that of the agent and the time if empty.")
     ] = None,

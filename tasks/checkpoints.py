@@ -100,7 +100,7 @@ class Ledger:
             line = json.loads(text)
         except (ValueError, TypeError) as error:
             raise self._damaged(number) from error
-        if not isinstance(line, dict) or not NAMES.get(line.get("phase"), {""}) <= line.keys():
+        if not isinstance(line, dict) or not NAMES.get(line.get("phase", ""), {""}) <= line.keys():
             raise self._damaged(number)
         return line
 

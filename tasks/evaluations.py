@@ -134,10 +134,11 @@ def pass_at(k: int, rollouts: int, passed: int) -> float:
 
 
 def interval_of(means: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean of examples; None below two examples that are not 0 or 1.
+    """Return the 95 % interval of the mean of examples; None if there are too few.
 
     If every example is 0 or 1, it is Wilson's score interval (1927), which also holds for few
-    examples and for means of 0 and 1. Otherwise it is the mean ± 1.96 standard errors (Miller 2024).
+    examples and for means of 0 and 1. Otherwise it is the mean ± 1.96 standard errors (Miller
+    2024), from two examples on.
     """
     count = len(means)
     if count and set(means) <= {0.0, 1.0}:

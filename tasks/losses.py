@@ -40,7 +40,7 @@ def find_loss(name: str) -> Loss:
 
 
 def check_loss(name: str, settings: Mapping[str, float], normalise: str) -> None:
-    """Refuse (ValueError) an unknown loss, a setting it ignores, and a scale it would not honour."""
+    """Refuse (ValueError) an unknown loss, an ignored setting, and a scale that has no effect."""
     loss = find_loss(name)
     ignored = sorted(settings.keys() - loss.settings)
     if ignored:

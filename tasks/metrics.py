@@ -49,7 +49,7 @@ def measure(
     trained_roles: Sequence[str] = TRAINED_ROLES,
     min_group_size: int = 1,
 ) -> Metrics:
-    """Measure what a policy made of a step's rollouts, before its update. A metric without a value is left out.
+    """Measure what a policy made of a step's rollouts; a metric without a value is left out.
 
     `reward/…` is over the rollouts that have a reward; `groups/…` over those of them in which the
     policy was called, for each of its roles; `entropy` is the mean of -log q over their sampled

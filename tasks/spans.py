@@ -12,11 +12,11 @@ from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
-from adapters.door.batches import Failure
-from adapters.harness.rewards import Reward, RewardError, check_roles
 
 from adapters.calls import Begun, Completion
 from adapters.dialects.structured import outcomes
+from adapters.door.batches import Failure
+from adapters.harness.rewards import Reward, RewardError, check_roles
 
 Span = dict[str, Any]
 """Row of SCHEMA; missing columns are null. JSON columns hold plain values, times `datetime`s."""

@@ -15,7 +15,7 @@ from adapters.tinker.live_policy import LivePolicy, Saving, UpdateMethod
 from adapters.tinker.service import Service
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.metrics import Metrics, divergence
-from tasks.recovery import RebuiltPolicy, Rebuilder, RecordedSteps
+from tasks.recovery import Rebuilder, RebuiltPolicy, RecordedSteps
 from tasks.storage.durability import durable
 from tasks.storage.files import read_text, write_text
 

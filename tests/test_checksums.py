@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tasks.remaking import datums_of
 
 from tasks.datums import read_datums, write_datums
 from tasks.journal import JournalError, read_journal, seal
 from tasks.metrics import measure
-from tasks.remaking import datums_of
 from tasks.spans import reward_span
 from tasks.storage.checksums import Damaged, verified
 from tasks.storage.tables import read, write

@@ -171,9 +171,7 @@ class OpenBatch:
             await self.supersede()
             planned, rollouts = await asyncio.to_thread(self._recorder.plan)
             self._attempt = max(self._attempt + 1, planned)
-            self._attempts = {
-                rollout.id: Attempt(rollout, self._attempt) for rollout in rollouts
-            }
+            self._attempts = {rollout.id: Attempt(rollout, self._attempt) for rollout in rollouts}
             return self._attempt, rollouts
 
     async def supersede(self) -> None:

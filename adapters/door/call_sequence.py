@@ -103,9 +103,7 @@ class CallSequence:
         if self._running:
             await asyncio.wait(self._running)
 
-    async def _answer_once(
-        self, request: Request, meta: RequestMeta, answer: Answer
-    ) -> Completion:
+    async def _answer_once(self, request: Request, meta: RequestMeta, answer: Answer) -> Completion:
         """Answer a request, or give the answer it already has if it was sent before.
 
         The answer is made and recorded even if the client leaves meanwhile.

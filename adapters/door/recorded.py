@@ -64,7 +64,3 @@ def request_sha(request: Request, sampling: Sampling) -> str:
     asked = [shown, request.tools, request.max_tokens, request.stop, astuple(sampling)]
     canonical = json.dumps(asked, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-Answer = Callable[[Request, Place, Memory], Awaitable[Completion]]
-"""Answers a call of a role."""

@@ -52,7 +52,7 @@ class OpenDoor(ChatApi):
         alone = CallSequence(Place(uuid4().hex, 0, POLICY, 0), self.chat, _NoRecorder())
 
         async def answer_all(asked: ChatRequest, meta: RequestMeta) -> list[Completion]:
-            return await alone.answer_all(asked, meta, self._answer)
+            return await alone.answer_all(asked, meta, self._sample)
 
         return answer_all
 
@@ -60,7 +60,7 @@ class OpenDoor(ChatApi):
         """Return the served model's name."""
         return self._served.name
 
-    async def _answer(self, request: ChatRequest, place: Place, memory: Memory) -> Completion:
+    async def _sample(self, request: ChatRequest, place: Place, memory: Memory) -> Completion:
         """Sample by the client's own numbers; equal requests with one seed get equal answers."""
         seed, served = request.fields.get("seed"), self._served
         seeded = place if seed is None else replace(place, rollout_id=f"seed-{seed}")

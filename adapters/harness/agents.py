@@ -16,7 +16,7 @@ from typing import Any
 
 from adapters.calls import POLICY, Example
 from adapters.errors import UserError
-from adapters.harness.current_rollout import asking_at
+from adapters.harness.current_rollout import rollout_context
 from adapters.harness.rewards import Reward, read_reward
 from adapters.silence import keep_silent
 
@@ -75,7 +75,7 @@ def load_agent(name: str, roles: Collection[str] = ()) -> Play:
     async def play(example: Example, endpoints: Mapping[str, Endpoint]) -> Reward:
         where = {role: asdict(endpoint) for role, endpoint in endpoints.items()}
         given = {**where[POLICY], **({ROLES: where} if knows_roles else {})}
-        with asking_at(where):
+        with rollout_context(where):
             return read_reward(await contained(call, example, **given))
 
     return play

@@ -10,7 +10,7 @@ from litellm.types.utils import ModelResponse, ModelResponseStream
 from litellm.utils import custom_llm_setup
 
 from adapters.calls import Refused
-from adapters.harness.current_rollout import asked
+from adapters.harness.current_rollout import ask_role
 from adapters.litellm import loaded
 
 PROVIDER = "ratchet"
@@ -41,13 +41,13 @@ class Provider(CustomLLM):
 
     def completion(self, *_: Any, **call: Any) -> ModelResponse:
         try:
-            return _response(_asked(call).result())
+            return _response(_ask_role(call).result())
         except Refused as refused:
             raise CustomLLMError(refused.status, refused.message) from refused
 
     async def acompletion(self, *_: Any, **call: Any) -> ModelResponse:
         try:
-            return _response(await asyncio.wrap_future(_asked(call)))
+            return _response(await asyncio.wrap_future(_ask_role(call)))
         except Refused as refused:
             raise CustomLLMError(refused.status, refused.message) from refused
 
@@ -60,11 +60,11 @@ class Provider(CustomLLM):
         yield _chunk(await self.acompletion(**call))
 
 
-def _asked(call: dict[str, Any]) -> Future[dict[str, Any]]:
+def _ask_role(call: dict[str, Any]) -> Future[dict[str, Any]]:
     role = call["model"]
     fields = dict(call["optional_params"])
     extra = fields.pop("extra_body", None) or {}
-    return asked(role, {"model": role, "messages": call["messages"], **fields, **extra})
+    return ask_role(role, {"model": role, "messages": call["messages"], **fields, **extra})
 
 
 def _response(body: dict[str, Any]) -> ModelResponse:

@@ -108,7 +108,7 @@ class LivePolicy:
         return outputs[0]["logprobs"].to_numpy()
 
     def save(self, name: str, ttl_seconds: int | None, *, with_state: bool) -> Saving:
-        """Submit saves. Requests are served in order, so every update before is in what is saved."""
+        """Submit saves. Requests are served in order, so the saves hold every update before."""
         sampler = self._client.save_weights_for_sampler(name, ttl_seconds=ttl_seconds)
         state = self._client.save_state(name, ttl_seconds=ttl_seconds) if with_state else None
         return sampler, state

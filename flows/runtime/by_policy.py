@@ -6,6 +6,7 @@ name to its file.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from adapters.tinker.live_policy import UpdateMethod
 from flows.runtime.open_run import OpenRun
@@ -22,8 +23,8 @@ ByPolicy = Mapping[str, Path]
 
 def assemble(run: OpenRun, step: int, spans: Sequence[Spans | Path]) -> ByPolicy:
     """Assemble the trajectories of a step's rollouts: the calls of each policy's roles."""
-    at = run.folder.trajectories
-    return _each(run, lambda p: assemble_trajectories(at(p.name, step), spans, p.roles))
+    at, files = run.folder.trajectories, cast("Sequence[Path]", spans)  # Prefect awaits futures
+    return _each(run, lambda p: assemble_trajectories(at(p.name, step), files, p.roles))
 
 
 def build(run: OpenRun, step: int, trajectories: ByPolicy, credit: CreditAssignment) -> ByPolicy:

@@ -68,7 +68,7 @@ def read_checkpoint(name: str) -> tuple[str, int | None]:
 
 
 def _answered_by(recipe: Recipe, model: str) -> dict[str, object]:
-    """Return the changes to a recipe whose policy is a model of LiteLLM: nothing is sampled here."""
+    """Return the changes to a recipe whose policy is a model of LiteLLM."""
     return {
         "model": Model(),
         "roles": {**recipe.roles, POLICY: model},

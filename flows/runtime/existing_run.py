@@ -26,8 +26,8 @@ def settle(run: str, if_exists: IfExists) -> None:
         if_exists = _ask(run) if sys.stdin.isatty() else IfExists.RAISE
     if if_exists is IfExists.RAISE:
         raise RunError(
-            f"the run {existing.path} exists; continue it with --if-exists resume, start it afresh with "
-            "--if-exists delete, or give another name with --run"
+            f"the run {existing.path} exists; continue it with --if-exists resume, start it afresh "
+            "with --if-exists delete, or give another name with --run"
         )
     if if_exists is IfExists.DELETE:
         existing.delete()

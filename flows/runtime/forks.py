@@ -57,9 +57,7 @@ def fork_run(
     return folder_of(name)
 
 
-def replay_run(
-    parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint: str
-) -> RunFolder:
+def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint: str) -> RunFolder:
     """Make the run `name`, which finds the rollouts that `parent` recorded and nothing more."""
     done = len(read_metrics(parent.metrics))
     if recipe["steps"] > done:

@@ -38,7 +38,7 @@ class RunPolicy:
         return self.updater.ledger
 
     def at(self, step: int) -> Policy:
-        """Return the policy after `step` updates; its version names it, unless it is the main one."""
+        """Return the policy after `step` updates; only the main policy's version lacks its name."""
         checkpoint = self.ledger.at(step)
         named = "" if self.name == POLICY else f"{self.name}@"
         return Policy(self.updater.sampler(checkpoint), f"{named}{checkpoint.version}")

@@ -42,7 +42,7 @@ class RolloutRunner:
         """
         numbers = sorted({row["batch"] for row in read_shard(shard)})
         plans = [BatchPlan(shard.stem, number, group_size, attempts) for number in numbers]
-        batches = [
+        batches: list[Spans] = [
             self.tasks.submit(
                 collect_rollouts,
                 {

@@ -23,7 +23,9 @@ RETRY_DELAYS = [2.0, 10.0, 30.0]
 P = ParamSpec("P")
 
 
-def durable(name: str, write: Callable[Concatenate[Path, P], None]) -> "Task[Concatenate[Path, P], Path]":
+def durable(
+    name: str, write: Callable[Concatenate[Path, P], None]
+) -> "Task[Concatenate[Path, P], Path]":
     """Make a Prefect task of a function that writes the file `path`; the task returns the path.
 
     The function writes the file whole (`tasks.storage.files.appearing`), so an interrupted try
@@ -39,15 +41,14 @@ def durable(name: str, write: Callable[Concatenate[Path, P], None]) -> "Task[Con
         return path
 
     return task(
-        stage,
         name=name,
-        task_run_name=_name_task_run,
+        task_run_name=cast("Callable[..., str]", _name_task_run),
         cache_policy=NO_CACHE,
         persist_result=False,
         retries=len(RETRY_DELAYS),
         retry_delay_seconds=RETRY_DELAYS,
         retry_condition_fn=_may_pass,
-    )
+    )(stage)
 
 
 def _name_task_run(parameters: dict[str, Any]) -> str:
