@@ -31,7 +31,7 @@ from adapters.door import Door
 from adapters.tinker import connect
 from benchmarks.measuring import Took, alternated, machine, paired_ratio, table
 from benchmarks.turns import TURNS, Turn, turns
-from engine.base_models import find
+from engine.model.base_models import find
 from tasks.journal import Journal
 from tasks.spans import Span, begun_span, call_span
 

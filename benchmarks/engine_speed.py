@@ -18,12 +18,13 @@ import transformers
 from adapters.tinker import Service, connect
 from benchmarks import plain_transformers as plain
 from benchmarks.measuring import SPEED, alternated, machine, speed_rows, table
-from engine.base_models import find
-from engine.lora import Lora, LoraConfig
-from engine.model import LanguageModel
-from engine.sampling import SampleRequest
-from engine.scheduler import Scheduler
-from engine.training import AdamParams, Trainer, TrainingDatum
+from engine.model.base_models import find
+from engine.model.language_model import LanguageModel
+from engine.model.lora import LoraConfig, LoraWeights
+from engine.sampling.requests import SampleRequest
+from engine.sampling.scheduler import Scheduler
+from engine.training.datums import TrainingDatum
+from engine.training.trainer import AdamParams, Trainer
 
 BASE = "local/tiny-chat"
 PROMPT_TOKENS, NEW_TOKENS = 24, 64
@@ -72,7 +73,7 @@ def sampling_table(service: Service, count: int, rounds: int) -> str:
 def engine_sampling(prompts: Sequences) -> Iterator[Run]:
     """One request a prompt, as rollouts ask, of a policy with a LoRA."""
     model = LanguageModel.load(find(BASE).folder)
-    lora = Lora.initial(model, LoraConfig(RANK, seed=0)).frozen()
+    lora = LoraWeights.initial(model, LoraConfig(RANK, seed=0)).frozen()
     scheduler = Scheduler(model)
     requests = [
         SampleRequest(prompt, max_tokens=NEW_TOKENS, seed=seed, stop=[])
@@ -129,7 +130,7 @@ def training_table(what: str, service: Service, sequences: Sequences, rounds: in
 def engine_training(sequences: Sequences) -> Run:
     """Forward, backward and AdamW on the LoRA."""
     model = LanguageModel.load(find(BASE).folder)
-    trainer = Trainer(model, Lora.initial(model, LoraConfig(RANK, seed=0)))
+    trainer = Trainer(model, LoraWeights.initial(model, LoraConfig(RANK, seed=0)))
     datums = [TrainingDatum(sequence[:-1], loss_inputs(sequence)) for sequence in sequences]
 
     def step() -> None:

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 from adapters.calls import POLICY, Place
 from adapters.chat import Chat
 from agents.hello import question
-from engine.base_models import find
+from engine.model.base_models import find
 from flows.opening import sampled, train_split
 from flows.recipe import Recipe
 from tasks.shards import choose

@@ -66,18 +66,18 @@ def make_tiny_model(folder: Path) -> Path:
 
 @contextmanager
 def serving(folder: Path, state: Path) -> Iterator[Address]:
-    from engine import base_models
-    from engine.__main__ import listening
-    from engine.running import run
+    from engine.__main__ import listen
+    from engine.api.server import ServerSettings, run
+    from engine.model import base_models
 
     base = base_models.find(str(folder))
     ready, stopped = threading.Event(), threading.Event()
-    listener = listening("127.0.0.1", 0)
+    listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
 
     def serve() -> None:
         try:
-            run(base, listener, state, 1, "cpu", KEY, stopped, lambda *_: ready.set())
+            run(base, ServerSettings(state, KEY), listener, stopped, lambda *_: ready.set())
         finally:
             ready.set()
 

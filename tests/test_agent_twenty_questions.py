@@ -13,9 +13,9 @@ from adapters.agents import load_agent
 from adapters.calls import POLICY
 from agents import twenty_questions
 from flows.deployments import named_recipe
-from tasks.corpora import twenty_questions as corpus
-from tasks.corpora import twenty_questions_search as with_search
-from tasks.corpora.conversation import user
+from pretraining.corpora import twenty_questions as corpus
+from pretraining.corpora import twenty_questions_search as with_search
+from pretraining.corpora.conversation import user
 from tests.scripted_door import ScriptedDoor, scripted_door
 
 ANSWERS = "function:agents.twenty_questions_answers:answer"

@@ -5,11 +5,11 @@ from random import Random
 
 import pytest
 
-from tasks.corpora import arithmetic, gem_guesses, hello, mixture, tool_calls
-from tasks.corpora import guess_the_number as guessing
-from tasks.corpora import twenty_questions as twenty
-from tasks.corpora import twenty_questions_search as with_search
-from tasks.corpora.conversation import Conversation, Exam
+from pretraining.corpora import arithmetic, gem_guesses, hello, mixture, tool_calls
+from pretraining.corpora import guess_the_number as guessing
+from pretraining.corpora import twenty_questions as twenty
+from pretraining.corpora import twenty_questions_search as with_search
+from pretraining.corpora.conversation import Conversation, Exam
 
 pytest.importorskip("gem", reason="GEM is not installed: pip install gem-llm==0.1.0")
 

@@ -9,14 +9,13 @@ import pytest
 import tinker
 from tinker import types
 
-from engine.base_models import BaseModel
-from engine.checkpoints import Address as CheckpointAddress
-from engine.checkpoints import Checkpoints
-from engine.core import Engine
+from engine.core import EngineCore
 from engine.errors import NotFound, UserError
-from engine.lora import Lora, LoraConfig
-from engine.model import LanguageModel
-from engine.training import Trainer
+from engine.model.base_models import BaseModel
+from engine.model.language_model import LanguageModel
+from engine.model.lora import LoraConfig, LoraWeights
+from engine.state.checkpoints import CheckpointAddress, CheckpointStore, SaveOptions
+from engine.training.trainer import Trainer
 from tests.engine_server import Address, connected
 
 ADAM = types.AdamParams(learning_rate=1e-2)
@@ -260,42 +259,42 @@ def test_a_training_client_whose_process_died_makes_room_for_the_next(
 ) -> None:
     clock = [datetime(2026, 1, 1, tzinfo=UTC)]
     model = LanguageModel.load(tiny_model)
-    engine = Engine(BaseModel("local/x", tiny_model), model, tmp_path, now=lambda: clock[0])
+    engine = EngineCore(BaseModel("local/x", tiny_model), model, tmp_path, now=lambda: clock[0])
     request = types.CreateSessionRequest(tags=[], user_metadata=None, sdk_version="t")
-    sessions = [engine.registry.open_session(request).session_id for _ in range(3)]
+    sessions = [engine.registry.create_session(request).session_id for _ in range(3)]
 
-    def enlist(session_id: str, number: int) -> None:
+    def register(session_id: str, number: int) -> None:
         config = LoraConfig(rank=1, seed=0)
-        run = engine.registry.open_run(
+        run = engine.registry.create_run(
             f"{session_id}:train:{number}", session_id, "x", config, None
         )
-        engine.enlist(run, Trainer(model, Lora.initial(model, config)))
+        engine.register(run, Trainer(model, LoraWeights.initial(model, config)))
 
-    enlist(sessions[0], 0)
-    enlist(sessions[1], 0)
+    register(sessions[0], 0)
+    register(sessions[1], 0)
     clock[0] += timedelta(hours=3)
-    engine.registry.heard_from(sessions[1])
-    enlist(sessions[2], 0)
-    assert sorted(engine.trainees) == sorted(f"{one}:train:0" for one in sessions[1:])
-    with pytest.raises(NotFound, match="fell silent"):
-        engine.trainee(f"{sessions[0]}:train:0")
+    engine.registry.record_heartbeat(sessions[1])
+    register(sessions[2], 0)
+    assert sorted(engine.live_models) == sorted(f"{one}:train:0" for one in sessions[1:])
+    with pytest.raises(NotFound, match="no heartbeat"):
+        engine.live_model(f"{sessions[0]}:train:0")
     engine.close(5)
 
 
-def checkpoints(folder: Path, **clock: Callable[[], datetime]) -> Checkpoints:
-    return Checkpoints(folder, **clock)
+def checkpoints(folder: Path, **clock: Callable[[], datetime]) -> CheckpointStore:
+    return CheckpointStore(folder, **clock)
 
 
-def save(store: Checkpoints, name: str = "a", **options: int | bool) -> None:
+def save(store: CheckpointStore, name: str = "a", ttl_seconds: int | None = None) -> None:
     def write(folder: Path) -> None:
         (folder / "tensors").write_text(name)
 
     store.save(
         CheckpointAddress("run", "weights", name),
         write,
-        base_model="local/tiny",
-        lora=LoraConfig(rank=2),
-        **options,  # type: ignore[arg-type]
+        "local/tiny",
+        LoraConfig(rank=2),
+        SaveOptions(ttl_seconds),
     )
 
 
@@ -309,7 +308,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_it_was_to_replace(tmp_path: Pat
 
     address = CheckpointAddress("run", "weights", "a")
     with pytest.raises(OSError, match="no space"):
-        store.save(address, fail, base_model="local/tiny", lora=LoraConfig(rank=2), overwrite=True)
+        store.save(address, fail, "local/tiny", LoraConfig(rank=2), SaveOptions(overwrite=True))
     for kept in (store, checkpoints(tmp_path)):
         assert (kept.folder(address) / "tensors").read_text() == "a"
     assert len(list(tmp_path.glob("tensors/run/weights/*"))) == 1
@@ -320,7 +319,7 @@ def test_what_an_interrupted_save_left_is_cleared_away(tmp_path: Path) -> None:
     tensors = tmp_path / "tensors" / "run" / "weights"
     (tensors / "b.0000").mkdir()
     (tensors / ".c.0000.partial").mkdir()
-    assert len(checkpoints(tmp_path).listed()) == 1
+    assert len(checkpoints(tmp_path).find_all()) == 1
     assert len(list(tensors.iterdir())) == 1
 
 
@@ -328,13 +327,13 @@ def test_time_runs_for_a_checkpoint_while_the_engine_does_not(tmp_path: Path) ->
     now = datetime(2026, 1, 1, tzinfo=UTC)
     save(checkpoints(tmp_path, now=lambda: now), ttl_seconds=3600)
     before = checkpoints(tmp_path, now=lambda: now + timedelta(seconds=3599))
-    assert len(before.listed()) == 1
+    assert len(before.find_all()) == 1
     after = checkpoints(tmp_path, now=lambda: now + timedelta(seconds=3600))
-    assert after.listed() == []
+    assert after.find_all() == []
     with pytest.raises(NotFound, match="expired at 2026-01-01 01:00:00 UTC"):
         after.find(CheckpointAddress("run", "weights", "a"))
     save(after)  # the name is free again
-    assert len(after.listed()) == 1
+    assert len(after.find_all()) == 1
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ import tinker
 import torch
 from tinker import types
 
-from engine import base_models
-from engine.__main__ import checked_key, serve
-from engine.disk import alone
+from engine.__main__ import ServeOptions, resolve_key, serve
 from engine.errors import UserError
+from engine.model import base_models
+from engine.state.disk import lock_state
 from tests.engine_server import Address, connected
 
 
@@ -100,7 +100,7 @@ def test_it_explains_itself_quickly() -> None:
 
 
 def test_a_base_model_that_is_not_there_is_one_line_and_a_status(tmp_path: Path) -> None:
-    assert "is not there" in refused("--base-model", tmp_path / "nothing")
+    assert "does not exist" in refused("--base-model", tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     assert "no config.json" in refused("--base-model", tmp_path / "empty")
     assert "known are local/tiny-chat" in refused("--base-model", "local/other")
@@ -109,7 +109,7 @@ def test_a_base_model_that_is_not_there_is_one_line_and_a_status(tmp_path: Path)
 def test_a_folder_that_is_no_model_is_a_mistake_of_the_user(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     with pytest.raises(UserError, match=r"cannot be loaded on cpu: .*\w"):
-        serve(str(tmp_path), state=tmp_path / "state")
+        serve(ServeOptions(str(tmp_path), state=tmp_path / "state"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
@@ -117,9 +117,9 @@ def test_a_device_that_is_not_there_is_a_mistake_of_the_user(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=r"cannot be loaded on cuda: .*CUDA"):
-        serve(str(tiny_model), state=tmp_path / "state", device="cuda")
+        serve(ServeOptions(str(tiny_model), state=tmp_path / "state", device="cuda"))
     with pytest.raises(UserError, match="threads"):
-        serve(str(tiny_model), state=tmp_path / "state", threads=0)
+        serve(ServeOptions(str(tiny_model), state=tmp_path / "state", threads=0))
 
 
 def test_an_occupied_port_is_one_line_and_a_status(tiny_model: Path) -> None:
@@ -132,23 +132,23 @@ def test_an_occupied_port_is_one_line_and_a_status(tiny_model: Path) -> None:
 
 def test_a_state_folder_belongs_to_one_engine(tmp_path: Path) -> None:
     with (
-        alone(tmp_path),
+        lock_state(tmp_path),
         pytest.raises(UserError, match="another engine"),
-        alone(tmp_path, patience_seconds=0.1),
+        lock_state(tmp_path, patience_seconds=0.1),
     ):
         pass
-    with alone(tmp_path):
+    with lock_state(tmp_path):
         pass
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot keep state"), alone(tmp_path / "file"):
+    with pytest.raises(UserError, match="cannot keep state"), lock_state(tmp_path / "file"):
         pass
 
 
 def test_a_key_the_sdk_would_refuse_is_refused_before_it_is_shown() -> None:
-    assert checked_key("tml-mine") == "tml-mine"
-    assert checked_key(None) != checked_key("")
+    assert resolve_key("tml-mine") == "tml-mine"
+    assert resolve_key(None) != resolve_key("")
     with pytest.raises(UserError, match="tml-"):
-        checked_key("sk-123")
+        resolve_key("sk-123")
 
 
 def test_a_local_id_finds_its_tokenizer_in_the_hugging_face_cache(
@@ -159,7 +159,7 @@ def test_a_local_id_finds_its_tokenizer_in_the_hugging_face_cache(
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     for _ in range(2):  # a second engine finds the entry of the first
-        base_models.enter_in_cache(base_models.BaseModel("local/tiny-test", tiny_model))
+        base_models.add_to_cache(base_models.BaseModel("local/tiny-test", tiny_model))
     hub = tmp_path / "hub"
     tokenizer = AutoTokenizer.from_pretrained(
         "local/tiny-test", cache_dir=hub, local_files_only=True
@@ -188,6 +188,6 @@ def test_a_folder_is_called_by_any_way_of_writing_its_path(
     base = base_models.find(str(tiny_model))
     assert base.name == str(tiny_model)
     for name in (str(tiny_model), f"./{tiny_model.name}", f"{tiny_model}/"):
-        assert base.is_called(name)
+        assert base.has_name(name)
     for name in ("local/tiny-chat", "Qwen/Qwen3-8B", str(tiny_model.parent)):
-        assert not base.is_called(name)
+        assert not base.has_name(name)

@@ -19,9 +19,7 @@ from tinker import types
 from tinker.proto import tinker_public_pb2 as pb
 from tinker.types import RequestErrorCategory
 
-from engine.api import runs, sampling, sessions, training, weights
-from engine.api import service as service_routes
-from engine.server import create_app
+from engine.api.app import ROUTERS, create_app
 from tests.engine_server import Address
 
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -331,11 +329,10 @@ FIELDS = [
     "sdk_version", "request_id", "sampling_session_id", "sampling_session_seq_id", "model_path",
     "tinker_path", "ttl_seconds", "source_path", "kind", "reason", "limit", "cursor", "project_id",
 ]  # fmt: skip
-SUBJECTS = (runs, sampling, service_routes, sessions, training, weights)
 ROUTES = sorted(
     (method, route.path)
-    for subject in SUBJECTS
-    for route in subject.router.routes
+    for router in ROUTERS
+    for route in router.routes
     if isinstance(route, APIRoute)
     for method in route.methods or ()
 )

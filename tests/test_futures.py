@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from engine.api.futures import Answer, Futures, json_answer
 from engine.errors import Gone, UserError
-from engine.futures import Answer, Futures, document
 
 pytestmark = pytest.mark.anyio
 
@@ -19,7 +19,7 @@ def anyio_backend() -> str:
 
 def answering(content: dict[str, object]) -> Callable[[], Awaitable[Answer]]:
     async def work() -> Answer:
-        return document(content)
+        return json_answer(content)
 
     return work
 
@@ -49,7 +49,7 @@ async def test_the_same_key_is_the_same_request_and_its_work_begins_once() -> No
 
     async def work() -> Answer:
         begun.append(1)
-        return document({})
+        return json_answer({})
 
     first = futures.submit(work, key=("model", 1))
     again = futures.submit(work, key=("model", 1))
@@ -66,7 +66,7 @@ async def test_a_poll_ends_without_an_answer_when_its_time_is_up() -> None:
 
     async def work() -> Answer:
         await never.wait()
-        return document({})
+        return json_answer({})
 
     request_id = futures.submit(work)
     assert await futures.answer(request_id, seconds=0.01) is None
@@ -126,7 +126,7 @@ async def test_closing_ends_every_poll() -> None:
 
     async def work() -> Answer:
         await asyncio.Event().wait()
-        return document({})
+        return json_answer({})
 
     poll = asyncio.create_task(futures.answer(futures.submit(work), seconds=60))
     await asyncio.sleep(0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.errors import UserError
-from engine.losses import LOSSES, find_loss
+from engine.training.losses import LOSSES, find_loss
 
 HALF = math.log(0.5)
 

@@ -14,10 +14,10 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from engine.attention import SequenceAttention, bucket
 from engine.errors import UserError
-from engine.model import LanguageModel
-from engine.passes import TrainingPass
+from engine.model.attention import SequenceAttention, bucket
+from engine.model.language_model import LanguageModel
+from engine.training.trainer import TrainingPass
 
 SIZES = {
     "vocab_size": 64,

@@ -12,13 +12,13 @@ from renderers.configs import Qwen3RendererConfig
 from renderers.qwen3 import Qwen3Renderer
 
 from engine import vocabulary
-from engine.documents import Encoder
-from engine.pretraining import Learner, Shape, new_model, pretrain
-from flows.pretrain import pretrain as flow
-from tasks.corpora.mixture import stream
-from tasks.corpora.tool_calls import TOOLS
-from tasks.model_cards import FORMATS, _parameters
-from tasks.pretraining import mean_and_error
+from pretraining.corpora.mixture import stream
+from pretraining.corpora.tool_calls import TOOLS
+from pretraining.documents import Encoder
+from pretraining.durable_tasks import mean_and_error
+from pretraining.flow import pretrain as flow
+from pretraining.model_card import FORMATS, _parameters
+from pretraining.training_loop import Learner, Shape, new_model, pretrain
 
 pytest.importorskip("gem", reason="GEM is not installed: pip install gem-llm==0.1.0")
 

@@ -2,13 +2,13 @@
 
 import torch
 
-from engine.lora import Lora, LoraConfig
-from engine.resident import ALWAYS_KEPT, ResidentWeights
+from engine.model.lora import LoraConfig, LoraWeights
+from engine.sampling.resident_weights import ALWAYS_KEPT, ResidentWeights
 
 
-def weights(size: int = 256) -> Lora:
+def weights(size: int = 256) -> LoraWeights:
     """`size` float32 numbers: four bytes each."""
-    return Lora(LoraConfig(rank=1), {"layer.lora_A": torch.zeros(1, size)})
+    return LoraWeights(LoraConfig(rank=1), {"layer.lora_A": torch.zeros(1, size)})
 
 
 def test_the_least_recently_used_leave_first() -> None:

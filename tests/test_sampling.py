@@ -8,13 +8,15 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from engine.decoding import Decoder
 from engine.errors import UserError
-from engine.lora import Lora, LoraConfig
-from engine.model import LanguageModel
+from engine.model.language_model import LanguageModel
+from engine.model.lora import LoraConfig, LoraWeights
 from engine.randomness import stream_keys, uniforms
-from engine.sampling import Choosing, SampleRequest, SampleResult, check, choose
-from engine.training import Trainer, TrainingDatum
+from engine.sampling.decoder import Decoder
+from engine.sampling.requests import SampleRequest, SampleResult, check_request
+from engine.sampling.token_choice import DrawParameters, choose_tokens
+from engine.training.datums import TrainingDatum
+from engine.training.trainer import Trainer
 
 VOCABULARY = 50
 END = 1
@@ -46,11 +48,11 @@ def model() -> LanguageModel:
 
 
 @pytest.fixture(scope="module")
-def loras(model: LanguageModel) -> list[Lora]:
+def loras(model: LanguageModel) -> list[LoraWeights]:
     """Two adapters that differ from the base model, and from each other in rank."""
     found = []
     for rank in (4, 16):
-        lora = Lora.initial(model, LoraConfig(rank=rank, seed=rank))
+        lora = LoraWeights.initial(model, LoraConfig(rank=rank, seed=rank))
         generator = torch.Generator().manual_seed(rank)
         for name, tensor in lora.tensors.items():
             if name.endswith("B"):
@@ -59,7 +61,7 @@ def loras(model: LanguageModel) -> list[Lora]:
     return found
 
 
-Asked = tuple[SampleRequest, Lora | None]
+Asked = tuple[SampleRequest, LoraWeights | None]
 
 
 def answers(
@@ -79,7 +81,9 @@ def answers(
     return [future.result(timeout=0) for future in futures]
 
 
-def answer(model: LanguageModel, request: SampleRequest, lora: Lora | None = None) -> SampleResult:
+def answer(
+    model: LanguageModel, request: SampleRequest, lora: LoraWeights | None = None
+) -> SampleResult:
     return answers(model, [(request, lora)])[0]
 
 
@@ -120,7 +124,7 @@ def test_logprobs_are_the_models_own_whatever_the_temperature(model: LanguageMod
         assert drawn.logprobs[0] == pytest.approx(float(known[drawn.tokens[0]]), abs=1e-5)
 
 
-def crowd(model: LanguageModel, loras: list[Lora]) -> list[Asked]:
+def crowd(model: LanguageModel, loras: list[LoraWeights]) -> list[Asked]:
     """Requests that differ in everything: length, LoRA, number, temperature, filters."""
     chosen = np.random.default_rng(0)
     asked: list[Asked] = []
@@ -143,7 +147,7 @@ def crowd(model: LanguageModel, loras: list[Lora]) -> list[Asked]:
 
 @pytest.mark.parametrize("merges", [True, False], ids=["merged", "beside"])
 def test_companions_and_order_of_arrival_do_not_change_a_bit(
-    model: LanguageModel, loras: list[Lora], merges: bool, monkeypatch: pytest.MonkeyPatch
+    model: LanguageModel, loras: list[LoraWeights], merges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "merges", merges)
     asked = crowd(model, loras)
@@ -159,7 +163,7 @@ def test_companions_and_order_of_arrival_do_not_change_a_bit(
 
 
 def test_equal_prompts_read_together_answer_as_if_alone(
-    model: LanguageModel, loras: list[Lora]
+    model: LanguageModel, loras: list[LoraWeights]
 ) -> None:
     prompt = list(range(30))
     asked: list[Asked] = [
@@ -187,7 +191,7 @@ def test_without_a_seed_completions_differ(model: LanguageModel) -> None:
 
 @pytest.mark.parametrize("merges", [True, False], ids=["merged", "beside"])
 def test_sampled_logprobs_are_those_of_training(
-    model: LanguageModel, loras: list[Lora], merges: bool, monkeypatch: pytest.MonkeyPatch
+    model: LanguageModel, loras: list[LoraWeights], merges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "merges", merges)
     for lora in (None, *loras):
@@ -195,7 +199,9 @@ def test_sampled_logprobs_are_those_of_training(
         request = SampleRequest(prompt, max_tokens=120, seed=1, stop=[])
         drawn = answer(model, request, lora).sequences[0]
         tokens = [*prompt, *drawn.tokens]
-        trainer = Trainer(model, lora.frozen() if lora else Lora.initial(model, LoraConfig(rank=1)))
+        trainer = Trainer(
+            model, lora.frozen() if lora else LoraWeights.initial(model, LoraConfig(rank=1))
+        )
         outputs, _ = trainer.forward_backward(
             [TrainingDatum(tokens[:-1], {"target_tokens": np.array(tokens[1:])})],
             "cross_entropy",
@@ -270,8 +276,8 @@ def test_top_k_and_top_p_keep_the_likeliest(model: LanguageModel) -> None:
 
     def frequencies(top_k: int, top_p: float, heat: float = 1.0) -> list[float]:
         rows = np.ones(1000)
-        how = Choosing(rows * heat, (rows * top_k).astype(np.int64), rows * top_p, uniform)
-        return (np.bincount(choose(logits, how)[0], minlength=4) / 1000).tolist()
+        how = DrawParameters(rows * heat, (rows * top_k).astype(np.int64), rows * top_p, uniform)
+        return (np.bincount(choose_tokens(logits, how)[0], minlength=4) / 1000).tolist()
 
     assert frequencies(-1, 1.0) == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.002)
     assert frequencies(2, 1.0) == pytest.approx([0.625, 0.375, 0, 0], abs=0.002)
@@ -317,11 +323,11 @@ def test_impossible_requests_are_refused(
     model: LanguageModel, request_: SampleRequest, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        check(request_, model)
+        check_request(request_, model)
 
 
 def test_a_diverged_lora_fails_its_requests_and_no_other(
-    model: LanguageModel, loras: list[Lora]
+    model: LanguageModel, loras: list[LoraWeights]
 ) -> None:
     wild = loras[0].frozen()
     wild.tensors["model.layers.0.mlp.up_proj.lora_B"].fill_(float("nan"))
@@ -345,7 +351,7 @@ def test_a_diverged_lora_fails_its_requests_and_no_other(
 def test_a_failing_step_fails_its_newcomers_and_not_those_under_way(model: LanguageModel) -> None:
     request = SampleRequest([2, 3], max_tokens=30, seed=1, stop=[])
     expected = answer(model, request)
-    torn = Lora.initial(model, LoraConfig(rank=2))
+    torn = LoraWeights.initial(model, LoraConfig(rank=2))
     torn.tensors["lm_head.lora_A"] = torch.zeros(2, 5)
     decoder = Decoder(model)
     futures: list[Future[SampleResult]] = [Future() for _ in range(2)]

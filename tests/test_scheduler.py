@@ -9,11 +9,12 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from engine.errors import UserError
-from engine.lora import Lora, LoraConfig
-from engine.model import LanguageModel
-from engine.sampling import SampleRequest
-from engine.scheduler import Scheduler
-from engine.training import AdamParams, Trainer, TrainingDatum
+from engine.model.language_model import LanguageModel
+from engine.model.lora import LoraConfig, LoraWeights
+from engine.sampling.requests import SampleRequest
+from engine.sampling.scheduler import Scheduler
+from engine.training.datums import TrainingDatum
+from engine.training.trainer import AdamParams, Trainer
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def test_more_requests_than_rows_are_all_answered(scheduler: Scheduler) -> None:
 def test_sampling_goes_on_between_the_microbatches_of_training(
     model: LanguageModel, scheduler: Scheduler
 ) -> None:
-    trainer = Trainer(model, Lora.initial(model, LoraConfig(rank=2)))
+    trainer = Trainer(model, LoraWeights.initial(model, LoraConfig(rank=2)))
     tokens = [1] * 1500
     data = [TrainingDatum(tokens, {"target_tokens": np.array(tokens)})] * 8
     finished: list[str] = []
@@ -97,7 +98,7 @@ def test_interleaving_changes_neither_samples_nor_training(
     data = [TrainingDatum([1, 2, 3], {"target_tokens": np.array([2, 3, 4])})]
 
     def trained(crowded: bool) -> dict[str, torch.Tensor]:
-        trainer = Trainer(model, Lora.initial(model, LoraConfig(rank=2, seed=1)))
+        trainer = Trainer(model, LoraWeights.initial(model, LoraConfig(rank=2, seed=1)))
         samples = [scheduler.sample(request(40, seed), None) for seed in range(4 * crowded)]
         for _ in range(5):
             scheduler.run(lambda: trainer.forward_backward(data, "cross_entropy")).result(10)

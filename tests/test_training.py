@@ -4,9 +4,10 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from engine.errors import UserError
-from engine.lora import Lora, LoraConfig
-from engine.model import LanguageModel
-from engine.training import AdamParams, Trainer, TrainingDatum
+from engine.model.language_model import LanguageModel
+from engine.model.lora import LoraConfig, LoraWeights
+from engine.training.datums import TrainingDatum
+from engine.training.trainer import AdamParams, Trainer
 
 
 def network() -> Qwen3ForCausalLM:
@@ -31,7 +32,7 @@ def model() -> LanguageModel:
 
 
 def trainer(model: LanguageModel, seed: int = 1) -> Trainer:
-    return Trainer(model, Lora.initial(model, LoraConfig(rank=4, seed=seed)))
+    return Trainer(model, LoraWeights.initial(model, LoraConfig(rank=4, seed=seed)))
 
 
 def datum(tokens: list[int], targets: list[int] | None = None, **inputs: list) -> TrainingDatum:
@@ -106,7 +107,7 @@ def test_microbatches_do_not_change_the_result(
     data = [datum(list(range(1, length))) for length in (5, 40, 3, 17, 30)]
     whole, cut = trainer(model), trainer(model)
     outputs, metrics = whole.forward_backward(data, "cross_entropy")
-    monkeypatch.setattr("engine.training.MICROBATCH_TOKENS", 20)
+    monkeypatch.setattr("engine.training.trainer.MICROBATCH_TOKENS", 20)
     cut_outputs, cut_metrics = cut.forward_backward(data, "cross_entropy")
     for one, other in zip(outputs, cut_outputs, strict=True):
         np.testing.assert_allclose(one["logprobs"], other["logprobs"], atol=1e-5)
@@ -204,7 +205,7 @@ def test_an_optimizer_resumes_where_it_was(model: LanguageModel) -> None:
 
 
 def test_an_optimizer_of_another_rank_is_refused(model: LanguageModel) -> None:
-    other = Trainer(model, Lora.initial(model, LoraConfig(rank=2)))
+    other = Trainer(model, LoraWeights.initial(model, LoraConfig(rank=2)))
     with pytest.raises(UserError, match=r"optimizer state: .*shape \(2, 32\), expected \(4, 32\)"):
         trainer(model).load_optimizer(other.optimizer_tensors())
 
@@ -244,7 +245,7 @@ def test_mistakes_in_datums_are_told_with_their_place(model: LanguageModel) -> N
         model, [datum(SHORT, logprobs=[0.0] * 4, advantages=[0.0] * 4, advantage=[0.0] * 4)]
     )
     floats = TrainingDatum(SHORT, {"target_tokens": np.ones(4, dtype=np.float32)})
-    assert "float32, not integers" in refused(model, [floats], "cross_entropy")
+    assert "float32; give integers" in refused(model, [floats], "cross_entropy")
     unmarked = datum(SHORT, logprobs=[0.0] * 4, advantages=[0.0] * 4, sequence_ratio_mask=[0.0] * 4)
     assert "marks no token" in refused(model, [unmarked], "gspo")
 

@@ -14,9 +14,9 @@ from tinker.proto.response_conv import (
     deserialize_sample_response,
 )
 
-from engine import wire
+from engine.api import wire
 from engine.errors import UserError
-from engine.sampling import SampledSequence, SampleResult
+from engine.sampling.requests import SampledSequence, SampleResult
 
 shapes = arrays.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=6)
 finite = st.floats(width=32, allow_nan=False)
@@ -43,7 +43,7 @@ def request(
 
 @given(floats | integers)
 def test_a_dense_tensor_arrives_as_it_was(values: np.ndarray) -> None:
-    arrived = wire.loss_request(request({"values": values})).data[0].inputs["values"]
+    arrived = wire.decode_loss_request(request({"values": values})).data[0].inputs["values"]
     assert arrived.dtype == values.dtype
     assert arrived.shape == values.shape
     assert np.array_equal(arrived, values)
@@ -62,18 +62,18 @@ def test_a_sparse_matrix_arrives_dense(values: np.ndarray) -> None:
         forward_backward_input=tinker.types.ForwardBackwardInput(data=[datum], loss_fn="ppo"),
     )
     message = forward_backward_request_to_proto(made)
-    assert np.array_equal(wire.array(message.data[0].loss_fn_inputs["weights"]), values)
+    assert np.array_equal(wire.decode_tensor(message.data[0].loss_fn_inputs["weights"]), values)
 
 
 def test_a_bfloat16_tensor_arrives_as_float32() -> None:
     half = torch.tensor([1.5, -2.0], dtype=torch.bfloat16).view(torch.int16).numpy()
     tensor = pb.Tensor(dense=half.tobytes(), dtype=pb.DTYPE_BFLOAT16, shape=[2])
-    assert wire.array(tensor).tolist() == [1.5, -2.0]
-    assert wire.array(tensor).dtype == np.float32
+    assert wire.decode_tensor(tensor).tolist() == [1.5, -2.0]
+    assert wire.decode_tensor(tensor).dtype == np.float32
 
 
 def test_a_request_keeps_its_number_its_tokens_and_its_settings() -> None:
-    loss = wire.loss_request(request(config={"clip_low_threshold": 0.5, "mode": "a"}))
+    loss = wire.decode_loss_request(request(config={"clip_low_threshold": 0.5, "mode": "a"}))
     assert (loss.model_id, loss.seq_id, loss.loss, loss.backward) == (
         "model",
         7,
@@ -87,7 +87,7 @@ def test_a_request_keeps_its_number_its_tokens_and_its_settings() -> None:
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_request_are_a_users_mistake(body: bytes) -> None:
     with pytest.raises(UserError):
-        wire.loss_request(wire.parse(body))
+        wire.decode_loss_request(wire.parse(body))
 
 
 @given(
@@ -108,7 +108,7 @@ def test_no_sparse_tensor_breaks_the_reader(
     tensor = pb.Tensor(sparse_csr=csr, shape=shape)
     tensor.dtype = dtype  # type: ignore[assignment]
     try:
-        dense = wire.array(tensor)
+        dense = wire.decode_tensor(tensor)
     except UserError:
         return
     assert list(dense.shape) == shape
@@ -118,20 +118,20 @@ def test_a_tensor_that_does_not_fill_its_shape_is_named() -> None:
     message = request({"weights": np.zeros(3, np.float32)})
     message.data[0].loss_fn_inputs["weights"].shape[0] = 4
     with pytest.raises(UserError, match=r"datum 0: loss_fn_inputs\['weights'\]: 3 values"):
-        wire.loss_request(message)
+        wire.decode_loss_request(message)
 
 
 def test_a_sparse_tensor_cannot_claim_a_shape_that_fills_the_memory() -> None:
     huge = pb.Tensor(sparse_csr=pb.SparseCsr(), dtype=pb.DTYPE_FLOAT32, shape=[2**31, 2**31])
     with pytest.raises(UserError, match="elements"):
-        wire.array(huge)
+        wire.decode_tensor(huge)
 
 
 def test_an_image_is_refused_with_a_sentence() -> None:
     message = request()
     message.data[0].model_input[0].image.data = b"png"
     with pytest.raises(UserError, match="datum 0: a chunk holds image"):
-        wire.loss_request(message)
+        wire.decode_loss_request(message)
 
 
 @given(
@@ -145,7 +145,7 @@ def test_an_image_is_refused_with_a_sentence() -> None:
     )
 )
 def test_outputs_of_any_shapes_reach_the_client_datum_by_datum(outputs: list[np.ndarray]) -> None:
-    body = wire.loss_response([{"logprobs": one} for one in outputs], {"loss:sum": 1.5})
+    body = wire.encode_losses([{"logprobs": one} for one in outputs], {"loss:sum": 1.5})
     arrived = deserialize_forward_backward_output(body)
     assert arrived.metrics == {"loss:sum": 1.5}
     for one, output in zip(arrived.loss_fn_outputs, outputs, strict=True):
@@ -154,7 +154,7 @@ def test_outputs_of_any_shapes_reach_the_client_datum_by_datum(outputs: list[np.
 
 def test_neighbours_of_one_shape_share_a_record() -> None:
     outputs = [{"logprobs": np.ones(n, np.float32)} for n in (3, 1, 4)]
-    message = pb.ForwardBackwardOutput.FromString(wire.loss_response(outputs, {}))
+    message = pb.ForwardBackwardOutput.FromString(wire.encode_losses(outputs, {}))
     assert [record.num_datums for record in message.loss_fn_outputs] == [3]
 
 
@@ -170,7 +170,7 @@ def test_a_sampled_answer_reaches_the_client() -> None:
             np.array([[-99999.0], [-0.125]], np.float32),
         ),
     )
-    arrived = deserialize_sample_response(wire.sample_response(result))
+    arrived = deserialize_sample_response(wire.encode_sample(result))
     assert [sequence.tokens for sequence in arrived.sequences] == [[5, 6], [7]]
     assert [sequence.logprobs for sequence in arrived.sequences] == [[-0.5, -0.25], [-1.0]]
     assert [sequence.stop_reason for sequence in arrived.sequences] == ["stop", "length"]
