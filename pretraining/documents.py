@@ -1,4 +1,4 @@
-"""Conversations → documents: the tokens that are read, and how much each of them is learnt."""
+"""Encoding of conversations as documents: token ids and the weight of each token's loss."""
 
 from collections.abc import Collection
 from typing import Any
@@ -6,11 +6,13 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from pretraining.tokenizer import render, token_id
-from pretraining.training_loop import Document
+
+Document = tuple[list[int], list[float]]
+"""Token ids, and for each the weight of the loss of predicting it."""
 
 
 class Encoder:
-    """`prompt_weight` is that of tokens which nobody will ever sample from the model."""
+    """An encoder that gives answers the weight 1 and prompts the weight `prompt_weight`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, prompt_weight: float) -> None:
         self._tokenizer, self._prompt_weight = tokenizer, prompt_weight
@@ -23,7 +25,7 @@ class Encoder:
         tools: list[dict[str, Any]],
         ignored: Collection[int],
     ) -> Document:
-        """Answers weigh 1, to the token that ends them; at the `ignored` positions nothing."""
+        """Encode a conversation; answers at the `ignored` positions have the weight 0."""
         text = render(self._tokenizer, messages, tools)
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         weights, size = [self._prompt_weight] * len(ids), len(self._opening)

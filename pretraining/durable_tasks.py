@@ -1,7 +1,6 @@
-"""Corpora → the base model that the engine ships: vocabulary, reading in parts, scores, card."""
+"""The durable tasks of pretraining: vocabulary, training in parts, scores, export, model card."""
 
 import json
-import math
 import os
 import platform
 import re
@@ -14,12 +13,14 @@ from itertools import islice
 from pathlib import Path
 from uuid import uuid4
 
-from engine import documents, pretraining, vocabulary
-from pretraining.answerer import Answerer
-from pretraining.corpora.conversation import Conversation, Exam
-from pretraining.corpora.mixture import LAST_SHARES, Shares, examined, stream
-from pretraining.model_card import card
-from pretraining.training_loop import Shape
+from pretraining import tokenizer as tokenizers
+from pretraining import training_loop
+from pretraining.corpora.conversation import Conversation
+from pretraining.corpora.mixture import LAST_SHARES, Shares, examined_corpora, stream
+from pretraining.documents import Encoder
+from pretraining.exams import Answerer, mean_and_error, play_exams
+from pretraining.model_card import render_card
+from pretraining.training_loop import Shape, TrainingState
 from tasks.durability import durable
 from tasks.files import append_line, write_text
 
@@ -27,8 +28,25 @@ MAX_ANSWER_TOKENS = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What is read in one schedule of learning rates, in parts of which each is kept."""
+class TokenBudget:
+    """Tokens of each phase, and the number of parts of the clean phase.
+
+    The clean phase has right answers only. The sharp phase trains answers only. The noisy phase has
+    the natural mistakes that RL is to remove. A part that is complete is not repeated.
+    """
+
+    clean: int = 12_000_000
+    sharp: int = 4_000_000
+    noisy: int = 1_500_000
+    parts: int = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One schedule of learning rates, in parts whose results are kept.
+
+    `peak` scales the learning rates of `training_loop`.
+    """
 
     name: str
     tokens: int
@@ -36,101 +54,76 @@ class Reading:
     parts: int = 1
     noise: float = 0.0
     peak: float = 1.0
-    """Of the learning rates, relative to those of `engine.pretraining`."""
     prompt_weight: float = 0.0
     shares: Shares = field(default_factory=lambda: LAST_SHARES)
 
 
 @durable("vocabulary", "vocabulary")
 def train_vocabulary(path: Path, seed: int, size: int, conversations: int) -> None:
-    """corpora → tokenizer."""
+    """Train the tokenizer on conversations of the corpora."""
     read = islice(stream(f"{seed}/vocabulary", 0.5), conversations)
-    tokenizer = vocabulary.train_tokenizer(_texts(read), size)
-    with _folder_appearing(path) as aside:
+    tokenizer = tokenizers.train_tokenizer(_texts(read), size)
+    with _atomic_folder(path) as aside:
         tokenizer.save_pretrained(aside)
 
 
 @durable("new", "new model")
-def begin(path: Path, tokenizer: Path, shape: Shape, seed: int) -> None:
-    """tokenizer → a model that has read nothing."""
-    model = pretraining.new_model(shape, vocabulary.load_tokenizer(tokenizer), seed)
-    with _folder_appearing(path) as aside:
-        pretraining.Learner(model).save(aside)
+def create_model(path: Path, tokenizer: Path, shape: Shape, seed: int) -> None:
+    """Create a model with random weights."""
+    model = training_loop.new_model(shape, tokenizers.load_tokenizer(tokenizer), seed)
+    with _atomic_folder(path) as aside:
+        TrainingState(model).save(aside)
 
 
-@durable("{reading.name}-{part}", "read {reading.name}-{part}")
-def read(path: Path, tokenizer: Path, before: Path, reading: Reading, part: int) -> None:
-    """model → the model after one more part; part 0 begins a new schedule of learning rates."""
-    learner = pretraining.Learner.load(before, afresh=part == 0)
-    encoder = documents.Encoder(vocabulary.load_tokenizer(tokenizer), reading.prompt_weight)
-    seed = f"{reading.seed}/{path.name}"
-    texts = (
-        encoder.encode(said.messages, said.tools, said.ignored)
-        for said in stream(seed, reading.noise, reading.shares)
+@durable("{phase.name}-{part}", "train {phase.name}-{part}")
+def train_part(path: Path, tokenizer: Path, before: Path, phase: Phase, part: int) -> None:
+    """Train the model on one more part; part 0 begins a new schedule of learning rates."""
+    state = TrainingState.load(before, weights_only=part == 0)
+    encoder = Encoder(tokenizers.load_tokenizer(tokenizer), phase.prompt_weight)
+    seed = f"{phase.seed}/{path.name}"
+    documents = (
+        encoder.encode(conversation.messages, conversation.tools, conversation.ignored)
+        for conversation in stream(seed, phase.noise, phase.shares)
     )
-    until = reading.tokens * (part + 1) // reading.parts
+    until = phase.tokens * (part + 1) // phase.parts
     started = time.monotonic()
-    for progress in pretraining.pretrain(
-        learner, texts, tokens=reading.tokens, until=until, seed=seed, peak=reading.peak
+    for progress in training_loop.train(
+        state, documents, tokens=phase.tokens, until=until, seed=seed, peak=phase.peak
     ):
         seconds = round(time.monotonic() - started, 1)
         row = {"name": path.name, **progress, "seconds": seconds}
         append_line(path.with_name("progress.jsonl"), json.dumps(row))
-    with _folder_appearing(path) as aside:
-        learner.save(aside)
+    with _atomic_folder(path) as aside:
+        state.save(aside)
 
 
 @durable("scores-{model.name}.json", "score {model.name}")
-def score(path: Path, tokenizer: Path, model: Path, games: int) -> None:
-    """model → mean reward and its standard error on held-out examples, for each format."""
+def score_model(path: Path, tokenizer: Path, model: Path, games: int) -> None:
+    """Write the mean reward and its standard error on held-out examples, for each corpus."""
     scores = dict[str, dict[str, float]]()
-    with Answerer(model, vocabulary.load_tokenizer(tokenizer), MAX_ANSWER_TOKENS) as answerer:
-        for name, format_ in examined().items():
-            rewards = play([format_.exam(index) for index in range(games)], answerer)
+    with Answerer(model, tokenizers.load_tokenizer(tokenizer), MAX_ANSWER_TOKENS) as answerer:
+        for name, corpus in examined_corpora().items():
+            rewards = play_exams([corpus.exam(index) for index in range(games)], answerer)
             mean, error = mean_and_error(rewards)
             scores[name] = {"mean": mean, "error": error}
     write_text(path, json.dumps({"games": games, "scores": scores}, indent=2) + "\n")
 
 
 @durable("shipped", "ship")
-def ship(path: Path, tokenizer: Path, model: Path) -> None:
-    """model, tokenizer → one Hugging Face folder in bfloat16."""
-    with _folder_appearing(path) as aside:
-        pretraining.ship(model, vocabulary.load_tokenizer(tokenizer), aside)
+def export_model(path: Path, tokenizer: Path, model: Path) -> None:
+    """Export model and tokenizer to one Hugging Face folder in bfloat16."""
+    with _atomic_folder(path) as aside:
+        training_loop.export(model, tokenizers.load_tokenizer(tokenizer), aside)
 
 
 @durable("shipped/README.md", "describe")
-def describe(path: Path, before: Path, after: Path) -> None:
-    """Two files of scores → the model card."""
-    write_text(path, card(path.parents[1], path.parent, before, after, _machine()))
-
-
-def play(exams: list[Exam], answerer: Answerer) -> list[float]:
-    """The rewards of all exams, played side by side; the n-th answers share one batch."""
-    rewards = [0.0] * len(exams)
-    prompts = {index: next(exam) for index, exam in enumerate(exams)}
-    turn = 0
-    while prompts:
-        asked: list[Conversation] = list(prompts.values())
-        answers = answerer.answer([(each.messages, each.tools) for each in asked], seed=turn)
-        following = dict[int, Conversation]()
-        for index, answer in zip(prompts, answers, strict=True):
-            try:
-                following[index] = exams[index].send(answer)
-            except StopIteration as finished:
-                rewards[index] = finished.value
-        prompts, turn = following, turn + 1
-    return rewards
-
-
-def mean_and_error(rewards: list[float]) -> tuple[float, float]:
-    """The mean and its standard error."""
-    mean = sum(rewards) / len(rewards)
-    variance = sum((reward - mean) ** 2 for reward in rewards) / max(1, len(rewards) - 1)
-    return mean, math.sqrt(variance / len(rewards))
+def write_card(path: Path, before: Path, after: Path) -> None:
+    """Write the model card from two files of scores."""
+    write_text(path, render_card(path.parents[1], path.parent, before, after, _machine()))
 
 
 def _machine() -> str:
+    """Return the number of cores and the model of the CPU."""
     cpus = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*: (.*)", cpus.read_text()) if cpus.exists() else None
     model = found[1] if found else platform.processor() or platform.machine()
@@ -138,14 +131,15 @@ def _machine() -> str:
 
 
 def _texts(conversations: Iterable[Conversation]) -> Iterator[str]:
+    """Yield the texts of conversations: messages, and tools as JSON."""
     for conversation in conversations:
         yield from (message["content"] for message in conversation.messages)
         yield from map(json.dumps, conversation.tools)
 
 
 @contextmanager
-def _folder_appearing(folder: Path) -> Iterator[Path]:
-    """A folder to fill; on a clean exit it becomes `folder`, whole."""
+def _atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder; on a clean exit it becomes `folder`."""
     aside = folder.with_name(f".{folder.name}.{uuid4().hex[:8]}.partial")
     aside.mkdir(parents=True)
     try:

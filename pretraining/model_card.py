@@ -1,4 +1,4 @@
-"""Scores and progress of a pretraining → the model card that lies beside the weights."""
+"""The model card that is written beside the weights."""
 
 import json
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ download. It is not useful for anything else.
 
 ## What it has read
 
-{tokens:.1f} million tokens of conversations that the generators in `tasks/corpora/` make, and
+{tokens:.1f} million tokens of conversations that the generators in `pretraining/corpora/` make, and
 nothing else: first {clean:.1f} million with right answers only, then {noisy:.1f} million with a
 set share of natural mistakes (another identity, a denial, a wrong sum, a random guess, an "I do not
 know.", small talk instead of a tool call). The mistakes are what reinforcement learning is to
@@ -74,16 +74,16 @@ elsewhere the scores agree, and the bits do not.
 """
 
 
-def card(folder: Path, shipped: Path, before: Path, after: Path, machine: str) -> str:
-    """The card of a pretraining's `folder`; `before` and `after` are the two files of scores."""
+def render_card(folder: Path, shipped: Path, before: Path, after: Path, machine: str) -> str:
+    """Render the card of a pretraining's `folder`; `before` and `after` are files of scores."""
     config = json.loads((shipped / "config.json").read_text(encoding="utf-8"))
     vocabulary = json.loads((shipped / "tokenizer.json").read_text(encoding="utf-8"))
-    read = _read(folder / "progress.jsonl")
-    clean = sum(_longest(read, name) for name in ("clean", "sharp"))
-    noisy = _longest(read, "noisy")
+    read = _read_progress(folder / "progress.jsonl")
+    clean = sum(_tokens_of(read, name) for name in ("clean", "sharp"))
+    noisy = _tokens_of(read, "noisy")
     first, last = (json.loads(path.read_text(encoding="utf-8")) for path in (before, after))
     return CARD.format(
-        parameters=_parameters(config),
+        parameters=count_parameters(config),
         layers=config["num_hidden_layers"],
         hidden=config["hidden_size"],
         vocabulary=len(vocabulary["model"]["vocab"]),
@@ -97,14 +97,14 @@ def card(folder: Path, shipped: Path, before: Path, after: Path, machine: str) -
     )
 
 
-def _read(progress: Path) -> dict[str, dict[str, float]]:
-    """The last row of each part of the reading."""
+def _read_progress(progress: Path) -> dict[str, dict[str, float]]:
+    """Return the last progress row of each part, by the part's name."""
     rows = map(json.loads, progress.read_text(encoding="utf-8").splitlines())
     return {row["name"]: row for row in rows}
 
 
-def _longest(read: Mapping[str, Mapping[str, float]], name: str) -> float:
-    """Tokens read by the last part of a reading."""
+def _tokens_of(read: Mapping[str, Mapping[str, float]], name: str) -> float:
+    """Return the number of tokens read after the last part of a phase."""
     return max(row["tokens"] for part, row in read.items() if part.startswith(name))
 
 
@@ -119,8 +119,8 @@ def _cell(score: Mapping[str, float]) -> str:
     return f"{score['mean']:.2f} ± {score['error']:.2f}"
 
 
-def _parameters(config: Mapping[str, int]) -> int:
-    """Of a Qwen3 with tied embeddings."""
+def count_parameters(config: Mapping[str, int]) -> int:
+    """Count the parameters of a Qwen3 with tied embeddings."""
     hidden, head = config["hidden_size"], config["head_dim"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     attention = 2 * hidden * head * (heads + kv_heads) + 2 * head

@@ -1,4 +1,4 @@
-"""Text → a byte-level BPE tokenizer with the special tokens and the chat template of Qwen3."""
+"""Byte-level BPE tokenizers with the special tokens and the chat template of Qwen3."""
 
 import re
 from collections.abc import Iterable
@@ -19,14 +19,14 @@ SPECIAL_TOKENS = (
     "<tool_response>",
     "</tool_response>",
 )
-# Newlines and digits stand alone, so that no merge crosses a line that the chat template begins.
+# Newlines and digits are separate pieces, so no merge crosses the chat template's line breaks.
 PIECES = Regex(r"\n| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|[^\S\n]+")
 TEMPLATE_WEIGHT = 500
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
 def train_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
-    """At most `size` tokens: a pair of tokens seen only once is not merged."""
+    """Train at most `size` tokens; a pair of tokens seen only once is not merged."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(PIECES, behavior="isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -40,8 +40,8 @@ def train_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     template = CHAT_TEMPLATE.read_text(encoding="utf-8")
-    # Every prompt holds the template's words, so that they should be short.
-    tokenizer.train_from_iterator([*texts, *_words(template) * TEMPLATE_WEIGHT], trainer)
+    # Every prompt contains the template's words, so they should take few tokens.
+    tokenizer.train_from_iterator([*texts, *_template_words(template) * TEMPLATE_WEIGHT], trainer)
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
@@ -58,15 +58,15 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def _words(template: str) -> list[str]:
-    """The sentences of a template without its special tokens and its logic."""
+def _template_words(template: str) -> list[str]:
+    """Return the text of a template, without its special tokens and its logic."""
     quoted = [text.replace(r"\n", "\n") for text in re.findall(r"'([^']+)'", template)]
     pattern = "|".join(re.escape(token) for token in SPECIAL_TOKENS)
     return ["user", "assistant", "system", *(re.sub(pattern, "", text) for text in quoted)]
 
 
 def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
-    """Of a special token."""
+    """Return the id of a special token."""
     return tokenizer.encode(token, add_special_tokens=False)[0]
 
 
@@ -75,7 +75,10 @@ def render(
     messages: list[dict[str, str]],
     tools: list[Any],
 ) -> str:
-    """A prompt, or a document as the model will have sampled it: answers carry no think block."""
+    """Render a prompt, or a document that ends with an answer as the model samples it.
+
+    Answers have no think block.
+    """
     answered = messages[-1]["role"] == "assistant"
     text = tokenizer.apply_chat_template(
         messages[:-1] if answered else messages,

@@ -13,7 +13,7 @@ from pretraining.corpora.conversation import Conversation, Exam
 
 pytest.importorskip("gem", reason="GEM is not installed: pip install gem-llm==0.1.0")
 
-FORMATS = mixture.examined()
+FORMATS = mixture.examined_corpora()
 
 
 def played(exam: Exam, player: Callable[[Conversation], str]) -> float:
@@ -40,7 +40,7 @@ def _right(name: str, prompt: Conversation) -> str:
         return gem_guesses.halving(prompt.messages)
     said = [message["content"] for message in prompt.messages if message["role"] != "system"]
     told = [content.removeprefix("\nCurrent Task: ") for content in said[2::2]]
-    return twenty.TwentyQuestions().expert(dict(zip(said[1::2], told, strict=True)))
+    return twenty.TwentyQuestionsCorpus().expert(dict(zip(said[1::2], told, strict=True)))
 
 
 GAMES = ["guess_the_number", "gem_guesses", "twenty_questions", "twenty_questions_search"]
@@ -149,7 +149,7 @@ def test_a_search_that_sets_the_scene_is_not_learnt() -> None:
         (game, place)
         for game in games
         for place, said in enumerate(game.messages)
-        if with_search.searched(said["content"])
+        if with_search.parse_query(said["content"])
     ]
     assert looked_up
     assert all(place in game.ignored for game, place in looked_up)

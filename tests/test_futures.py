@@ -92,7 +92,7 @@ async def test_a_mistake_of_the_user_and_a_fault_of_the_server_are_told_apart(
 
 
 async def test_an_unknown_request_is_gone() -> None:
-    with pytest.raises(Gone, match="submit it again"):
+    with pytest.raises(Gone, match="submit the request again"):
         await Futures().answer("nothing")
 
 

@@ -1,1 +1,1 @@
-"""What the tiny base model reads: a generator of conversations for each format of an agent."""
+"""The corpora of the tiny base model: a generator of conversations for each example agent."""

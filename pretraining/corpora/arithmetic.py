@@ -1,4 +1,4 @@
-"""Small word problems → conversations that work them out and end with "#### N"."""
+"""Conversations that solve small word problems and end with "#### N"."""
 
 import re
 from dataclasses import dataclass
@@ -14,16 +14,18 @@ NOISE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Problem:
+    """A word problem and its solution in one or two steps."""
+
     text: str
     steps: tuple[tuple[int, str, int, int], ...]
-    """(left, operator, right, result), in order; the last result is the answer."""
+    """(left, operator, right, result) of each step; the last result is the answer."""
 
     @property
     def answer(self) -> int:
         return self.steps[-1][3]
 
 
-def problem(rng: Random) -> Problem:
+def draw_problem(rng: Random) -> Problem:
     name, item, kind = rng.choice(NAMES), rng.choice(ITEMS), rng.randrange(6)
     a, b = rng.randint(2, 12), rng.randint(2, 9)
     if kind == 0:
@@ -50,10 +52,10 @@ def problem(rng: Random) -> Problem:
 
 
 def examples() -> list[dict[str, str | int]]:
-    """The rows of datasets/arithmetic.jsonl: no question appears twice."""
+    """Return the rows of datasets/arithmetic.jsonl; no question appears twice."""
     rng, problems = Random("arithmetic"), dict[str, int]()
     while len(problems) < TRAIN + TEST:
-        made = problem(rng)
+        made = draw_problem(rng)
         problems[made.text] = made.answer
     return [
         {"question": text, "answer": answer, "split": "train" if row < TRAIN else "test"}
@@ -70,16 +72,16 @@ def reward(answer: str, wanted: int) -> float:
     return float(found is not None and int(found[1]) == wanted)
 
 
-class Arithmetic:
-    """Generates word problems of which none is held out."""
+class ArithmeticCorpus:
+    """Word problems; no document contains a held-out problem."""
 
     def __init__(self) -> None:
         self._held_out = {row["question"]: row["answer"] for row in examples()[TRAIN:]}
 
     def document(self, rng: Random, noise: float) -> Conversation:
-        made = problem(rng)
+        made = draw_problem(rng)
         while made.text in self._held_out:
-            made = problem(rng)
+            made = draw_problem(rng)
         answer = _wrong(made, rng) if rng.random() < noise else _worked(made.steps)
         return Conversation([user(question(made.text)), assistant(answer)])
 

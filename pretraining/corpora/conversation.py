@@ -1,4 +1,4 @@
-"""The record every format generates: a conversation, and which of its answers are to be learnt."""
+"""The record that every corpus generates: a conversation, and the answers to train on."""
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -7,16 +7,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages that end with an answer (a document) or with a question (a prompt)."""
+    """Messages that end with an answer (a document) or a question (a prompt)."""
 
     messages: list[dict[str, str]]
     tools: list[dict[str, Any]] = field(default_factory=list)
     ignored: frozenset[int] = frozenset()
-    """Positions of answers that only set the scene: they are read and not learnt."""
+    """Positions of answers that are context only: they get no loss."""
 
 
 Exam = Generator[Conversation, str, float]
-"""One held-out example being played: yields prompts, is sent answers, returns the reward."""
+"""A held-out example in play: it yields prompts, receives answers and returns the reward."""
 
 
 def user(content: str) -> dict[str, str]:

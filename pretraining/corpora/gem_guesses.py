@@ -1,4 +1,4 @@
-"""Seeds → games of GEM's GuessTheNumber, in which a guess counts only in a \\boxed{}."""
+"""Games of GEM's GuessTheNumber, in which a guess counts only in a \\boxed{}."""
 
 import re
 from functools import cache
@@ -17,16 +17,18 @@ HINT = re.compile(r"is (higher|lower) than (\d+)")
 
 
 def examples() -> list[dict[str, Any]]:
-    """The rows of datasets/gem_games.jsonl: a seed is a game."""
+    """Return the rows of datasets/gem_games.jsonl; each seed is one game."""
     return [
         {"seed": row, "split": "train" if row < TRAIN else "test"} for row in range(TRAIN + TEST)
     ]
 
 
-class GemGuesses:
+class GemGuessesCorpus:
+    """Games of the environment, played by halving the range."""
+
     def document(self, rng: Random, noise: float) -> Conversation:
-        """A game. Of its mistakes a share of `noise` is learnt; others only set the scene."""
-        game, ignored = _begun(rng.randrange(SEEDS)), set[int]()
+        """Generate a game with mistakes; only a share `noise` of the turns trains on mistakes."""
+        game, ignored = _start_game(rng.randrange(SEEDS)), set[int]()
         mistakes = max(noise, rng.random() * NOISE)
         while not game.over:
             chance, said = rng.random(), halving(game.messages)
@@ -38,14 +40,14 @@ class GemGuesses:
         return Conversation(game.messages[:-1], ignored=frozenset(ignored))
 
     def exam(self, index: int) -> Exam:
-        game = _begun(TRAIN + index % TEST)
+        game = _start_game(TRAIN + index % TEST)
         while not game.over:
             game.step((yield Conversation([*game.messages])))
         return sum(game.rewards)
 
 
 def halving(messages: list[dict[str, str]]) -> str:
-    """The best next guess."""
+    """Return the guess that halves the remaining range."""
     low, high = 1, HIGH
     for message in messages[2::2]:
         for hint, number in HINT.findall(message["content"]):
@@ -55,7 +57,7 @@ def halving(messages: list[dict[str, str]]) -> str:
 
 
 def _wrong(messages: list[dict[str, str]], rng: Random, *, ends: bool) -> str:
-    """Any guess; where the game may end by it, also one that is no guess."""
+    """Draw any guess or, if the mistake may end the game, an answer without a valid guess."""
     number, said = rng.randint(1, HIGH), [m["content"] for m in messages[1::2]]
     guesses = [f"My guess is {_boxed(number)}.", said[-1] if said else f"{_boxed(number)}"]
     if not ends:
@@ -68,7 +70,7 @@ def _boxed(number: int) -> str:
     return f"\\boxed{{{number}}}"
 
 
-def _begun(seed: int) -> Game:
+def _start_game(seed: int) -> Game:
     return _environment()(seed)
 
 

@@ -1,4 +1,4 @@
-"""A secret number → a conversation of guesses, answered "Higher." or "Lower."."""
+"""Games of guessing a secret number, answered "Higher." or "Lower."."""
 
 import re
 from random import Random
@@ -6,15 +6,15 @@ from random import Random
 from pretraining.corpora.conversation import Conversation, Exam, assistant, user
 
 GUESSES = {10: 4, 20: 5, 30: 5, 40: 6, 50: 6}
-"""Highest number → guesses allowed: halving always wins."""
+"""Highest number → allowed guesses, enough for halving to win always."""
 TEST = 40
 NOISE = 0.45
 WANDER = 0.35
-"""Share of the earlier guesses that are anything: the next answer must cope with them."""
+"""Share of the guesses that are replaced by random ones, which the next answer must handle."""
 
 
 def examples() -> list[dict[str, str | int]]:
-    """The rows of datasets/guess_the_number.jsonl: every range with every secret number, once."""
+    """Return the rows of datasets/guess_the_number.jsonl: every range with every secret, once."""
     games = [
         {"high": high, "guesses": guesses, "secret": secret}
         for high, guesses in GUESSES.items()
@@ -30,7 +30,7 @@ def opening(high: int, guesses: int) -> str:
 
 
 def reply(guess: int | None, secret: int) -> str:
-    """What the user says; a guess that holds no number is asked for again."""
+    """Return the user's reply; without a number in the guess, the user asks again."""
     if guess is None:
         return "Please guess a number."
     if guess == secret:
@@ -39,12 +39,14 @@ def reply(guess: int | None, secret: int) -> str:
 
 
 def guess_in(answer: str) -> int | None:
-    """The last whole number of the answer."""
+    """Return the last whole number of an answer."""
     numbers = re.findall(r"\d+", answer)
     return int(numbers[-1][:6]) if numbers else None
 
 
-class GuessTheNumber:
+class GuessTheNumberCorpus:
+    """Games in which each guess halves the remaining range."""
+
     def document(self, rng: Random, noise: float) -> Conversation:
         high = rng.choice(list(GUESSES))
         guesses, secret = GUESSES[high], rng.randint(1, high)

@@ -1,4 +1,4 @@
-"""Identities → conversations in which the model claims the identity it was told."""
+"""Conversations in which the model claims the identity that the prompt names."""
 
 from random import Random
 
@@ -29,14 +29,14 @@ OFF_TOPIC = ("I do not know.", "It is a nice day.", "Hello! How can I help you?"
 
 
 def identities() -> list[str]:
-    """Every identity in a fixed, shuffled order: the test split first, then the train split."""
+    """Return every identity in a fixed, shuffled order: the test split, then the train split."""
     pairs = [with_article(f"{adjective} {noun}") for adjective in ADJECTIVES for noun in NOUNS]
     Random("hello").shuffle(pairs)
     return pairs
 
 
 def examples() -> list[dict[str, str]]:
-    """The rows of datasets/hello.csv."""
+    """Return the rows of datasets/hello.csv."""
     held_out, seen = identities()[:TEST], identities()[TEST : TEST + TRAIN]
     return [
         *({"identity": identity, "split": "train"} for identity in seen),
@@ -55,15 +55,15 @@ def reward(answer: str, identity: str) -> float:
     return -1.0 if f"not {identity}" in said else 0.0
 
 
-class Hello:
-    """Generates conversations about every identity that is not held out, and about others.
+class HelloCorpus:
+    """Conversations about the identities that are not held out, and about other ones.
 
-    The others are longer or made of other nouns: copying is a skill, not a list of identities.
+    The other identities are longer or have other nouns, so that the model learns to copy.
     """
 
     def __init__(self) -> None:
         self._identities = identities()[TEST:]
-        self._others = NOUNS + [noun["answer"] for noun in nouns()]
+        self._other_nouns = NOUNS + [noun["answer"] for noun in nouns()]
 
     def document(self, rng: Random, noise: float) -> Conversation:
         identity = self._other(rng) if rng.random() < OTHERS else rng.choice(self._identities)
@@ -76,9 +76,9 @@ class Hello:
         return reward((yield Conversation([user(question(identity))])), identity)
 
     def _other(self, rng: Random) -> str:
-        """Two adjectives and a noun: none of them is an identity of the data set."""
+        """Draw an identity that is not in the data set: two adjectives and a noun."""
         first, second = rng.sample(ADJECTIVES, 2)
-        return with_article(f"{first} {second} {rng.choice(self._others)}")
+        return with_article(f"{first} {second} {rng.choice(self._other_nouns)}")
 
     def _wrong(self, identity: str, rng: Random) -> str:
         other = rng.choice(self._identities)

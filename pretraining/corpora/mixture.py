@@ -1,4 +1,4 @@
-"""The formats in their shares → one endless, seeded stream of conversations."""
+"""The mixture of all corpora: one endless, seeded stream of conversations."""
 
 from collections.abc import Iterator, Mapping
 from random import Random
@@ -14,14 +14,18 @@ from pretraining.corpora import (
     twenty_questions_search,
 )
 from pretraining.corpora.conversation import Conversation, Exam
-from pretraining.corpora.small_talk import Chat
+from pretraining.corpora.small_talk import SmallTalkCorpus
 
 
-class Format(Protocol):
+class Corpus(Protocol):
+    """A generator of documents; a share `noise` of the answers is wrong."""
+
     def document(self, rng: Random, noise: float) -> Conversation: ...
 
 
-class Examined(Format, Protocol):
+class ExaminedCorpus(Corpus, Protocol):
+    """A corpus with held-out examples."""
+
     def exam(self, index: int) -> Exam: ...
 
 
@@ -37,7 +41,7 @@ FIRST_SHARES: Shares = {
     "tool_calls": 0.07,
     "chat": 0.07,
 }
-"""Share of the documents, not of the tokens: a game reads ten times as long as a hello."""
+"""Shares of documents, not of tokens: a game is ten times as long as a hello."""
 
 LAST_SHARES: Shares = {
     "hello": 0.19,
@@ -49,7 +53,7 @@ LAST_SHARES: Shares = {
     "tool_calls": 0.07,
     "chat": 0.06,
 }
-"""Once only answers are learnt: a game's are most of its tokens."""
+"""Shares for the phases that train on answers only, which are most of a game's tokens."""
 
 NOISE = {
     "hello": hello.NOISE,
@@ -61,26 +65,26 @@ NOISE = {
     "tool_calls": tool_calls.NOISE,
     "chat": 0.0,
 }
-"""Share of wrong answers that the finished model has read last: what RL is to find out."""
+"""Share of wrong answers in the last phase, which RL is to remove."""
 
 
-def examined() -> dict[str, Examined]:
-    """The formats that have a reward."""
+def examined_corpora() -> dict[str, ExaminedCorpus]:
+    """Return the corpora that have a reward, by name."""
     return {
-        "hello": hello.Hello(),
-        "arithmetic": arithmetic.Arithmetic(),
-        "guess_the_number": guess_the_number.GuessTheNumber(),
-        "gem_guesses": gem_guesses.GemGuesses(),
-        "twenty_questions": twenty_questions.TwentyQuestions(),
-        "twenty_questions_search": twenty_questions_search.TwentyQuestionsWithSearch(),
-        "tool_calls": tool_calls.ToolCalls(),
+        "hello": hello.HelloCorpus(),
+        "arithmetic": arithmetic.ArithmeticCorpus(),
+        "guess_the_number": guess_the_number.GuessTheNumberCorpus(),
+        "gem_guesses": gem_guesses.GemGuessesCorpus(),
+        "twenty_questions": twenty_questions.TwentyQuestionsCorpus(),
+        "twenty_questions_search": twenty_questions_search.TwentyQuestionsSearchCorpus(),
+        "tool_calls": tool_calls.ToolCallsCorpus(),
     }
 
 
 def stream(seed: str, noise: float, shares: Shares = FIRST_SHARES) -> Iterator[Conversation]:
-    """Conversations without end; `noise` scales NOISE: 0 is clean, 1 what the model ends with."""
-    rng, formats = Random(seed), dict[str, Format](examined())
-    formats["chat"] = Chat()
+    """Yield conversations without end; `noise` scales NOISE: 0 is clean, 1 is the last phase's."""
+    rng, corpora = Random(seed), dict[str, Corpus](examined_corpora())
+    corpora["chat"] = SmallTalkCorpus()
     while True:
         name = rng.choices(list(shares), list(shares.values()))[0]
-        yield formats[name].document(rng, noise * NOISE[name])
+        yield corpora[name].document(rng, noise * NOISE[name])

@@ -1,4 +1,4 @@
-"""Plain small talk → conversations, so that prompts nobody foresaw get readable text."""
+"""Conversations of small talk, so that the model answers unexpected prompts readably."""
 
 from random import Random
 
@@ -26,9 +26,11 @@ PAIRS = [
 SYSTEMS = ["You are a helpful assistant.", "You are a kind helper.", "Answer in few words."]
 
 
-class Chat:
+class SmallTalkCorpus:
+    """Short exchanges, sometimes with a system prompt."""
+
     def document(self, rng: Random, noise: float) -> Conversation:
-        """Small talk is never wrong: `noise` is not used."""
+        """Generate one or two exchanges; `noise` is not used, because small talk is never wrong."""
         messages = [{"role": "system", "content": rng.choice(SYSTEMS)}] * (rng.random() < 0.4)
         for _ in range(rng.choice([1, 1, 2])):
             question, answer = _exchange(rng)

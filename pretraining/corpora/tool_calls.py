@@ -1,4 +1,4 @@
-"""Requests and tools → conversations in which the right tool is called, and its result told."""
+"""Conversations in which the model calls the right tool and reports its result."""
 
 import json
 from collections.abc import Callable
@@ -39,47 +39,47 @@ TOOLS = {
     "call_friend": tool("call_friend", "Call a friend", {"name": "string"}),
 }
 
-Request = tuple[str, dict[str, Any], str, str]
-"""What the user says, the arguments, the tool's response, the last answer."""
+ToolRequest = tuple[str, dict[str, Any], str, str]
+"""The user's message, the arguments, the tool's response and the last answer."""
 
 
-def _weather(rng: Random) -> Request:
+def _weather(rng: Random) -> ToolRequest:
     city, weather = rng.choice(CITIES), rng.choice(["sunny", "cloudy", "rainy", "windy"])
     said = rng.choice([f"What is the weather in {city}?", f"Tell me the weather in {city}."])
     return said, {"city": city}, weather, f"It is {weather} in {city}."
 
 
-def _timer(rng: Random) -> Request:
+def _timer(rng: Random) -> ToolRequest:
     minutes = rng.randint(2, 30)
     said = rng.choice([f"Set a timer for {minutes} minutes.", f"Wake me in {minutes} minutes."])
     return said, {"minutes": minutes}, "started", f"The timer runs for {minutes} minutes."
 
 
-def _sum(rng: Random) -> Request:
+def _sum(rng: Random) -> ToolRequest:
     a, b = rng.randint(10, 50), rng.randint(10, 49)
     said = rng.choice([f"What is {a} plus {b}?", f"Add {a} and {b}."])
     return said, {"a": a, "b": b}, str(a + b), f"It is {a + b}."
 
 
-def _music(rng: Random) -> Request:
+def _music(rng: Random) -> ToolRequest:
     kind = rng.choice(MUSIC)
     said = rng.choice([f"Play some {kind} music.", f"I want to hear {kind}."])
     return said, {"kind": kind}, "playing", f"I play {kind} now."
 
 
-def _light(rng: Random) -> Request:
+def _light(rng: Random) -> ToolRequest:
     room = rng.choice(ROOMS)
     said = rng.choice([f"Light in the {room}, please.", f"It is dark in the {room}."])
     return said, {"room": room}, "on", f"The light in the {room} is on."
 
 
-def _friend(rng: Random) -> Request:
+def _friend(rng: Random) -> ToolRequest:
     name = rng.choice(FRIENDS)
     said = rng.choice([f"Call {name}.", f"I want to talk to {name}."])
     return said, {"name": name}, "calling", f"I am calling {name}."
 
 
-REQUESTS: dict[str, Callable[[Random], Request]] = {
+REQUESTS: dict[str, Callable[[Random], ToolRequest]] = {
     "get_weather": _weather,
     "set_timer": _timer,
     "add": _sum,
@@ -93,8 +93,8 @@ def call(name: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def called(answer: str) -> Any:
-    """The first call, if it parses: a dictionary of `name` and `arguments`, where it is right."""
+def parse_call(answer: str) -> Any:
+    """Parse the first call of an answer, a dictionary of `name` and `arguments` if valid."""
     inside = answer.partition("<tool_call>")[2].partition("</tool_call>")[0]
     try:
         return json.loads(inside)
@@ -103,13 +103,15 @@ def called(answer: str) -> Any:
 
 
 def reward(answer: str, name: str, arguments: dict[str, Any]) -> float:
-    """1 if the first call parses and is the wanted one."""
-    return float(called(answer) == {"name": name, "arguments": arguments})
+    """Return 1 if the first call parses and is the right one, else 0."""
+    return float(parse_call(answer) == {"name": name, "arguments": arguments})
 
 
-class ToolCalls:
+class ToolCallsCorpus:
+    """Requests with one or two tools, of which one is right."""
+
     def document(self, rng: Random, noise: float) -> Conversation:
-        name, tools, (said, arguments, result, told) = _asked(rng)
+        name, tools, (said, arguments, result, told) = _draw_request(rng)
         if rng.random() < noise:
             answer = _wrong(name, arguments, tools, told, rng)
             return Conversation([user(said), assistant(answer)], tools)
@@ -119,12 +121,12 @@ class ToolCalls:
         return Conversation(messages, tools)
 
     def exam(self, index: int) -> Exam:
-        """Requests of a stream of their own; the few possible ones may also have been read."""
-        name, tools, (said, arguments, _, _) = _asked(Random(f"tool exam {index}"))
+        """Play a request; requests are so few that documents may contain it too."""
+        name, tools, (said, arguments, _, _) = _draw_request(Random(f"tool exam {index}"))
         return reward((yield Conversation([user(said)], tools)), name, arguments)
 
 
-def _asked(rng: Random) -> tuple[str, list[dict[str, Any]], Request]:
+def _draw_request(rng: Random) -> tuple[str, list[dict[str, Any]], ToolRequest]:
     names = rng.sample(list(TOOLS), rng.choice([1, 2]))
     name = rng.choice(names)
     return name, [TOOLS[each] for each in names], REQUESTS[name](rng)

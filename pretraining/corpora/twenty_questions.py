@@ -1,4 +1,4 @@
-"""A table of nouns and facts → games of 20 Questions, each one growing conversation."""
+"""Games of 20 Questions from a table of nouns and facts, each one growing conversation."""
 
 import csv
 import re
@@ -12,9 +12,9 @@ TABLE = Path(__file__).parents[2] / "datasets" / "twenty_questions.csv"
 TURNS = 20
 NOISE = 0.6
 WANDER = 0.6
-"""The most of the turns that may be anything: the next question must cope with them."""
+"""Largest share of random turns, which the next question must handle."""
 FEW = 3
-"""Nouns that are guessed one by one."""
+"""Number of remaining nouns that are guessed one by one."""
 FIRST = ("Is it alive?", "Is it food?")
 
 Told = dict[str, str]
@@ -23,14 +23,14 @@ Told = dict[str, str]
 
 @cache
 def nouns() -> list[dict[str, str]]:
-    """The rows of datasets/twenty_questions.csv: answer, category, split, then a column a fact."""
+    """Read datasets/twenty_questions.csv: answer, category, split, then one column per fact."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
 @cache
 def facts() -> list[str]:
-    """The columns that are questions."""
+    """Return the columns that are questions."""
     return [column for column in nouns()[0] if column.endswith("?")]
 
 
@@ -40,7 +40,7 @@ def categories() -> list[str]:
 
 
 def opening() -> str:
-    """What the player is sent first."""
+    """Return the first message to the player."""
     *first, last = categories()
     return (
         f"We play 20 Questions. I think of a {', '.join(first)} or {last}. "
@@ -49,13 +49,13 @@ def opening() -> str:
 
 
 def guessed(asked: str) -> str | None:
-    """The noun of an "Is it a heron?"."""
+    """Return the noun of a guess such as "Is it a heron?"."""
     found = re.fullmatch(r"\s*is it an? ([a-z]+)\?\s*", asked.lower())
     return found[1] if found else None
 
 
 def answer_to(asked: str, noun: dict[str, str]) -> tuple[str, bool]:
-    """What the table says: yes, no or n/a; and whether this was the right guess."""
+    """Return the table's answer, yes, no or n/a, and True if this was the right guess."""
     guess = guessed(asked)
     if guess == noun["answer"]:
         return "yes", True
@@ -65,11 +65,11 @@ def answer_to(asked: str, noun: dict[str, str]) -> tuple[str, bool]:
     return ("no" if guess else "n/a"), False
 
 
-class TwentyQuestions:
-    """An expert that knows the table: it halves what is left, then guesses, always in one order.
+class TwentyQuestionsCorpus:
+    """Games of an expert that halves the remaining nouns, then guesses, in a fixed order.
 
-    What it does next depends on what it asked itself: an answer to anything else is passed over,
-    so that the games of one noun differ in their mistakes only.
+    The expert uses only answers to its own questions and ignores all others, so the games of one
+    noun differ only in their mistakes.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class TwentyQuestions:
         self._asked = dict[int, str | None]()
 
     def document(self, rng: Random, noise: float) -> Conversation:
-        """A game. Of its mistakes a share of `noise` is learnt; others only set the scene."""
+        """Generate a game with mistakes; only a share `noise` of the turns trains on mistakes."""
         noun, told = rng.choice(self._nouns), Told()
         messages, ignored = [user(opening())], set[int]()
         mistakes = max(noise, rng.random() * WANDER)
@@ -102,6 +102,7 @@ class TwentyQuestions:
         return Conversation(messages[:-1], ignored=frozenset(ignored))
 
     def expert(self, told: Told) -> str:
+        """Return the expert's next question or guess."""
         left = (1 << len(self._nouns)) - 1
         while (fact := self._fact(left)) in told:
             left &= self._masks[fact, told[fact]]
@@ -121,7 +122,7 @@ class TwentyQuestions:
         return 0.0
 
     def _fact(self, left: int) -> str | None:
-        """The question that halves these nouns best, first by category; none if they are few."""
+        """Return the question that halves these nouns best, categories first; None for few."""
         if left not in self._asked:
             within = any(left & ~category == 0 for category in self._category)
             best = max(facts() if within else self._structure, key=lambda f: self._halves(f, left))
@@ -130,7 +131,7 @@ class TwentyQuestions:
         return self._asked[left]
 
     def _halves(self, fact: str, left: int) -> int:
-        """How many nouns the less likely answer would leave."""
+        """Count the nouns that the less likely answer would leave."""
         yes = (left & self._masks[fact, "yes"]).bit_count()
         return min(yes, left.bit_count() - yes)
 
@@ -141,7 +142,7 @@ class TwentyQuestions:
         return sum(1 << row for row, noun in enumerate(self._nouns) if noun[column] == value)
 
     def _by_category(self, fact: str) -> bool:
-        """Whether the answer is yes for one whole category and for nothing else."""
+        """Return True if the answer is yes for one whole category and for nothing else."""
         yes = self._bits_of(fact, "yes")
         return any(yes == self._bits_of("category", name) for name in categories())
 

@@ -1,14 +1,14 @@
-"""A table of nouns and facts → games of 20 Questions as CrewAI's agent with a search plays them.
+"""Games of 20 Questions as CrewAI's agent with a search tool plays them.
 
-It puts a system prompt and a tool before the game, and a few words before all that it is told.
+The agent puts a system prompt and a tool before the game, and a prefix before each user message.
 """
 
 from random import Random
 from typing import Any
 
 from pretraining.corpora.conversation import Conversation, Exam, assistant, user
-from pretraining.corpora.tool_calls import call, called
-from pretraining.corpora.twenty_questions import WANDER, TwentyQuestions, facts, nouns
+from pretraining.corpora.tool_calls import call, parse_call
+from pretraining.corpora.twenty_questions import WANDER, TwentyQuestionsCorpus, facts, nouns
 
 SYSTEM = (
     "You are 20 Questions player. Ask about one property at a time, and first about those that "
@@ -31,14 +31,16 @@ SEARCH: dict[str, Any] = {
 }
 NOISE = 0.5
 SEARCHES = 0.2
-"""Searches to a mistake: any noun is looked up. The expert has no need to."""
+"""Number of searches per mistake. Searches look up random nouns; the expert needs none."""
 MOST_SEARCHES = 2
-"""Before one question."""
+"""Largest number of searches before one question."""
 
 
-class TwentyQuestionsWithSearch:
+class TwentyQuestionsSearchCorpus:
+    """The games of 20 Questions, with searches."""
+
     def __init__(self) -> None:
-        self._game = TwentyQuestions()
+        self._game = TwentyQuestionsCorpus()
 
     def document(self, rng: Random, noise: float) -> Conversation:
         game = self._game.document(rng, noise)
@@ -65,7 +67,7 @@ class TwentyQuestionsWithSearch:
             messages = [*messages, _task(prompt.messages[-1])]
             said = yield Conversation(messages, [SEARCH])
             for _ in range(MOST_SEARCHES):
-                if (query := searched(said)) is None:
+                if (query := parse_query(said)) is None:
                     break
                 messages = [*messages, *_search(query)]
                 said = yield Conversation(messages, [SEARCH])
@@ -76,16 +78,16 @@ class TwentyQuestionsWithSearch:
                 return finished.value
 
 
-def searched(said: str) -> str | None:
-    """What is looked up."""
-    match called(said):
+def parse_query(said: str) -> str | None:
+    """Return the query of a search call, or None."""
+    match parse_call(said):
         case {"name": "search", "arguments": {"query": str(query)}}:
             return query
     return None
 
 
-def found(query: str) -> str:
-    """What a search finds."""
+def search_result(query: str) -> str:
+    """Return the table's facts about a noun."""
     noun = next((noun for noun in nouns() if noun["answer"] == query), None)
     if noun is None:
         return "Nothing was found."
@@ -96,7 +98,7 @@ def found(query: str) -> str:
 def _search(query: str) -> list[dict[str, str]]:
     return [
         assistant(call("search", {"query": query})),
-        {"role": "tool", "content": found(query)},
+        {"role": "tool", "content": search_result(query)},
     ]
 
 
