@@ -49,7 +49,7 @@ def model() -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def loras(model: LanguageModel) -> list[LoraWeights]:
-    """Two adapters that differ from the base model, and from each other in rank."""
+    """Return two LoRAs that differ from the base model, and from each other in rank."""
     found = []
     for rank in (4, 16):
         lora = LoraWeights.initial(model, LoraConfig(rank=rank, seed=rank))
@@ -67,7 +67,7 @@ Asked = tuple[SampleRequest, LoraWeights | None]
 def answers(
     model: LanguageModel, asked: list[Asked], arrivals: list[int] | None = None, max_rows: int = 64
 ) -> list[SampleResult]:
-    """The answers to requests that arrive in given steps of the decoder (at once, if not given)."""
+    """Return the results of requests that arrive in given steps of the decoder, by default 0."""
     decoder = Decoder(model, max_rows)
     futures: list[Future[SampleResult]] = [Future() for _ in asked]
     arrivals = arrivals or [0] * len(asked)
@@ -92,7 +92,7 @@ def bits(result: SampleResult) -> tuple:
     return result.sequences, None if known is None else known.tobytes()
 
 
-def test_greedy_sampling_takes_the_likeliest_of_plain_transformers(model: LanguageModel) -> None:
+def test_greedy_sampling_equals_the_argmax_of_transformers(model: LanguageModel) -> None:
     plain = network()
     for prompt in ([3], [5, 6, 7, 8], list(range(2, 40)) * 3):
         request = SampleRequest(prompt, max_tokens=80, stop=[], temperature=0.0)
@@ -102,8 +102,8 @@ def test_greedy_sampling_takes_the_likeliest_of_plain_transformers(model: Langua
         assert logits.argmax(-1)[len(prompt) - 1 : -1].tolist() == drawn
 
 
-def test_tokens_are_drawn_as_often_as_the_model_expects(model: LanguageModel) -> None:
-    """Pearson's χ² of 4000 draws over 49 degrees of freedom: 100 has a chance of 2e-5."""
+def test_drawn_tokens_follow_the_models_distribution(model: LanguageModel) -> None:
+    """Check Pearson's χ² of 4000 draws; with 49 degrees of freedom 100 has a chance of 2e-5."""
     request = SampleRequest([2, 3, 4], num_samples=4000, max_tokens=1, seed=5, stop=[])
     drawn = answers(model, [(request, None)], max_rows=4000)[0].sequences
     with torch.no_grad():
@@ -113,7 +113,7 @@ def test_tokens_are_drawn_as_often_as_the_model_expects(model: LanguageModel) ->
     assert float(((counts - expected) ** 2 / expected).sum()) < 100
 
 
-def test_logprobs_are_the_models_own_whatever_the_temperature(model: LanguageModel) -> None:
+def test_logprobs_do_not_depend_on_the_temperature(model: LanguageModel) -> None:
     with torch.no_grad():
         known = network()(torch.tensor([[2, 3, 4]])).logits[0, -1].log_softmax(-1)
     for heat, top_k, top_p in ((1.0, -1, 1.0), (0.3, -1, 1.0), (2.0, 5, 0.9), (0.0, -1, 1.0)):
@@ -125,7 +125,7 @@ def test_logprobs_are_the_models_own_whatever_the_temperature(model: LanguageMod
 
 
 def crowd(model: LanguageModel, loras: list[LoraWeights]) -> list[Asked]:
-    """Requests that differ in everything: length, LoRA, number, temperature, filters."""
+    """Return requests that differ in length, LoRA, number, temperature and filters."""
     chosen = np.random.default_rng(0)
     asked: list[Asked] = []
     for number in range(14):
@@ -146,7 +146,7 @@ def crowd(model: LanguageModel, loras: list[LoraWeights]) -> list[Asked]:
 
 
 @pytest.mark.parametrize("merges", [True, False], ids=["merged", "beside"])
-def test_companions_and_order_of_arrival_do_not_change_a_bit(
+def test_other_requests_and_order_of_arrival_do_not_change_a_bit(
     model: LanguageModel, loras: list[LoraWeights], merges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "merges", merges)
@@ -162,7 +162,7 @@ def test_companions_and_order_of_arrival_do_not_change_a_bit(
         assert [bits(result) for result in shuffled] == [alone[number] for number in order]
 
 
-def test_equal_prompts_read_together_answer_as_if_alone(
+def test_equal_prompts_read_together_give_the_same_bits_as_alone(
     model: LanguageModel, loras: list[LoraWeights]
 ) -> None:
     prompt = list(range(30))
@@ -174,7 +174,7 @@ def test_equal_prompts_read_together_answer_as_if_alone(
     assert [bits(result) for result in answers(model, asked)] == alone
 
 
-def test_each_completion_of_a_request_has_its_own_stream(model: LanguageModel) -> None:
+def test_each_completion_of_a_request_has_its_own_random_stream(model: LanguageModel) -> None:
     many = answer(model, SampleRequest([2, 3], num_samples=6, max_tokens=20, seed=3, stop=[]))
     assert len({tuple(each.tokens) for each in many.sequences}) == 6
     fewer = answer(model, SampleRequest([2, 3], num_samples=2, max_tokens=20, seed=3, stop=[]))
@@ -190,7 +190,7 @@ def test_without_a_seed_completions_differ(model: LanguageModel) -> None:
 
 
 @pytest.mark.parametrize("merges", [True, False], ids=["merged", "beside"])
-def test_sampled_logprobs_are_those_of_training(
+def test_sampled_logprobs_equal_training_logprobs(
     model: LanguageModel, loras: list[LoraWeights], merges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "merges", merges)
@@ -212,7 +212,7 @@ def test_sampled_logprobs_are_those_of_training(
         )
 
 
-def test_prompt_logprobs_begin_with_nan_and_are_the_models(model: LanguageModel) -> None:
+def test_prompt_logprobs_begin_with_nan_and_equal_the_models(model: LanguageModel) -> None:
     prompt = [4, 9, 2, 30, 7]
     result = answer(
         model, SampleRequest(prompt, max_tokens=1, prompt_logprobs=True, topk_prompt_logprobs=3)
@@ -233,7 +233,7 @@ def test_prompt_logprobs_begin_with_nan_and_are_the_models(model: LanguageModel)
     assert (ids.dtype, logprobs.dtype) == (np.int32, np.float32)
 
 
-def test_a_stop_token_ends_a_completion_and_is_part_of_it(model: LanguageModel) -> None:
+def test_stop_token_ends_a_completion_and_is_included(model: LanguageModel) -> None:
     free = answer(model, SampleRequest([2, 3], max_tokens=60, seed=1, stop=[])).sequences[0]
     assert (len(free.tokens), free.stop_reason) == (60, "length")
     stop = free.tokens[10]
@@ -244,7 +244,7 @@ def test_a_stop_token_ends_a_completion_and_is_part_of_it(model: LanguageModel) 
     assert stopped.stop_reason == "stop"
 
 
-def test_without_a_stop_the_models_end_token_stops(model: LanguageModel) -> None:
+def test_completion_without_stop_ends_at_the_models_end_token(model: LanguageModel) -> None:
     request = SampleRequest([2, 3], num_samples=20, max_tokens=300, seed=1)
     sequences = answer(model, request).sequences
     stopped = [each.tokens for each in sequences if each.stop_reason == "stop"]
@@ -252,7 +252,7 @@ def test_without_a_stop_the_models_end_token_stops(model: LanguageModel) -> None
     assert all(tokens[-1] == END and END not in tokens[:-1] for tokens in stopped)
 
 
-def test_a_stop_string_ends_with_the_token_that_completes_it(model: LanguageModel) -> None:
+def test_stop_string_ends_with_the_token_that_completes_it(model: LanguageModel) -> None:
     free = answer(model, SampleRequest([2, 3], max_tokens=60, seed=1, stop=[])).sequences[0]
     text = model.tokenizer.decode(free.tokens[20:22])
     request = SampleRequest([2, 3], max_tokens=60, seed=1, stop=["never said", text])
@@ -263,14 +263,14 @@ def test_a_stop_string_ends_with_the_token_that_completes_it(model: LanguageMode
     assert text not in model.tokenizer.decode(stopped.tokens[:-1])
 
 
-def test_a_completion_ends_with_the_context(model: LanguageModel) -> None:
+def test_completion_ends_at_the_context_limit(model: LanguageModel) -> None:
     drawn = answer(model, SampleRequest([2] * 390, seed=1, stop=[])).sequences[0]
     assert (len(drawn.tokens), drawn.stop_reason) == (10, "length")
     full = SampleRequest([2] * 400, max_tokens=1, seed=1, prompt_logprobs=True)
     assert len(answer(model, full).sequences[0].tokens) == 1
 
 
-def test_top_k_and_top_p_keep_the_likeliest(model: LanguageModel) -> None:
+def test_top_k_and_top_p_keep_the_likeliest_tokens(model: LanguageModel) -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().repeat(1000, 1)
     uniform = (np.arange(1000) + 0.5) / 1000
 
@@ -319,14 +319,14 @@ def test_random_numbers_depend_on_seed_completion_and_token_alone() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_impossible_requests_are_refused(
+def test_invalid_requests_are_refused(
     model: LanguageModel, request_: SampleRequest, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
         check_request(request_, model)
 
 
-def test_a_diverged_lora_fails_its_requests_and_no_other(
+def test_diverged_lora_fails_only_its_own_requests(
     model: LanguageModel, loras: list[LoraWeights]
 ) -> None:
     wild = loras[0].frozen()
@@ -348,7 +348,7 @@ def test_a_diverged_lora_fails_its_requests_and_no_other(
     assert futures[2].result(timeout=0) == expected
 
 
-def test_a_failing_step_fails_its_newcomers_and_not_those_under_way(model: LanguageModel) -> None:
+def test_failing_step_fails_new_requests_and_not_running_ones(model: LanguageModel) -> None:
     request = SampleRequest([2, 3], max_tokens=30, seed=1, stop=[])
     expected = answer(model, request)
     torn = LoraWeights.initial(model, LoraConfig(rank=2))
