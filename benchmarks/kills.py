@@ -82,11 +82,11 @@ class Harness:
     environment: victims.Environment
     seed: int
     each: int
-    """Kills a try."""
+    """Largest number of kills per try."""
     until: float = float("inf")
-    """By the monotonic clock: nobody is killed after that, and the runs under way are finished."""
+    """Monotonic time after which no run is killed and the running tries are finished."""
     spread: float = 0.7
-    """The kills of a try come, on average, within this share of what a run writes."""
+    """Share of a run's bytes within which the kills of a try come, on average."""
 
     @property
     def record(self) -> Path:

@@ -28,13 +28,13 @@ class Learning:
 
     agent: str
     helpers: tuple[str, ...]
-    """The roles beside the policy."""
+    """The roles other than the policy."""
     minutes: list[float]
-    """Of sampling and training, at the end of each step; evaluations take no part in it."""
+    """Minutes of sampling and training at the end of each step, without evaluations."""
     rewards: list[float]
-    """The mean of each step's rollouts, which the weights before it sampled."""
+    """Mean reward of each step's rollouts, sampled with the weights before the step."""
     held_out: dict[float, tuple[float, float]]
-    """The mean of held-out examples and its standard error, by the minutes of training before."""
+    """Minutes of training → mean reward on held-out examples and its standard error."""
 
 
 def learning(run: str) -> Learning:

@@ -27,9 +27,9 @@ class Training:
     process: subprocess.Popen[bytes]
     run: Path
     started: float
-    """Unix time."""
+    """Start of the process, in Unix time."""
     size: int
-    """Of the folder when it started."""
+    """Size of the folder at the start of the process, in bytes."""
 
     def engine(self) -> int | None:
         """Return the engine's process id, or None before the engine runs."""
