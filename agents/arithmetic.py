@@ -1,4 +1,4 @@
-"""A word problem, answered in one call; the number after "####" is what counts."""
+"""An agent that solves a word problem in one call; the number after "####" is the answer."""
 
 import re
 import ssl
@@ -7,11 +7,14 @@ from typing import Any
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 TLS = ssl.create_default_context()
-"""Reading the certificates takes 20 ms: once a process, not once a rollout."""
+"""TLS context, shared because reading the certificates takes 20 ms."""
 
 
 async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
-    """Ask once; `example` has the columns `question` and `answer`, a whole number."""
+    """Ask once and return the reward.
+
+    `example` has the columns `question` and `answer`, a whole number.
+    """
     http = DefaultAsyncHttpxClient(verify=TLS)
     async with AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http) as client:
         completion = await client.chat.completions.create(
@@ -27,6 +30,6 @@ def question(text: str) -> str:
 
 
 def reward(answer: str, wanted: int) -> float:
-    """1 if the first number after "####" is the wanted one, else 0."""
+    """Return 1 if the first number after "####" is the right one, else 0."""
     found = re.search(r"####\s*(-?\d+)", answer)
     return float(found is not None and int(found[1]) == wanted)

@@ -1,4 +1,4 @@
-"""A secret number, guessed in one growing conversation; each guess is told which way to go."""
+"""An agent that guesses a secret number in one growing conversation of hints."""
 
 import re
 import ssl
@@ -7,11 +7,11 @@ from typing import Any
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 TLS = ssl.create_default_context()
-"""Reading the certificates takes 20 ms: once a process, not once a rollout."""
+"""TLS context, shared because reading the certificates takes 20 ms."""
 
 
 async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
-    """1 for saying the number within the guesses, else 0.
+    """Return 1 if the model guesses the number within the allowed guesses, else 0.
 
     `example` has the columns `high`, `guesses` and `secret`, whole numbers.
     """
@@ -39,13 +39,13 @@ def opening(high: int, guesses: int) -> str:
 
 
 def reply(guess: int | None, secret: int) -> str:
-    """What a wrong guess is told; one that holds no number is asked for again, and counts."""
+    """Return the reply to a wrong guess; an answer without a number also counts as a guess."""
     if guess is None:
         return "Please guess a number."
     return "Higher." if guess < secret else "Lower."
 
 
 def guess_in(said: str) -> int | None:
-    """The last whole number of an answer, of which six digits are read."""
+    """Return the last whole number of an answer, cut to six digits."""
     numbers = re.findall(r"\d+", said)
     return int(numbers[-1][:6]) if numbers else None

@@ -1,4 +1,4 @@
-"""The smallest agent: told who it is, it is paid for saying so."""
+"""The smallest agent: the prompt names an identity, and claiming it earns the reward."""
 
 import ssl
 from typing import Any
@@ -6,11 +6,14 @@ from typing import Any
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 TLS = ssl.create_default_context()
-"""Reading the certificates takes 20 ms: once a process, not once a rollout."""
+"""TLS context, shared because reading the certificates takes 20 ms."""
 
 
 async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
-    """Ask once; `example` has the column `identity`, such as "a quiet otter"."""
+    """Ask once and return the reward.
+
+    `example` has the column `identity`, such as "a quiet otter".
+    """
     http = DefaultAsyncHttpxClient(verify=TLS)
     async with AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http) as client:
         completion = await client.chat.completions.create(
@@ -26,7 +29,7 @@ def question(identity: str) -> str:
 
 
 def reward(answer: str, identity: str) -> float:
-    """1 for claiming the identity, -1 for denying it, 0 for anything else."""
+    """Return 1 for claiming the identity, -1 for denying it, 0 for anything else."""
     said, claimed = answer.lower(), identity.lower()
     if f"i am {claimed}" in said or f"i'm {claimed}" in said:
         return 1.0

@@ -1,6 +1,6 @@
-"""20 Questions as a CrewAI flow: a player asks and guesses, an answerer answers, a search may help.
+"""20 Questions as a CrewAI flow of a player, an answerer and an optional search.
 
-It also runs alone, against any OpenAI-compatible URL, and prints one game:
+The module also runs alone, against any OpenAI-compatible URL, and prints one game:
 
     OPENAI_BASE_URL=… OPENAI_API_KEY=… OPENAI_MODEL=… python agents/twenty_questions.py heron bird
 """
@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-# CrewAI reads these when it is imported: it reports to nobody, and asks nobody.
+# CrewAI reads these at import: no telemetry, no version check, no tracing.
 os.environ.setdefault("CREWAI_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("CREWAI_DISABLE_VERSION_CHECK", "true")
 os.environ.setdefault("CREWAI_TRACING_ENABLED", "false")
 os.environ.setdefault("CREWAI_TESTING", "true")
 
-# Every LLM makes two clients, and each would read all certificates, which takes 40 ms; from the
-# system's folder of them, where there is one, only those that are needed are read.
+# Every LLM makes two clients, and each reads all certificates, which takes 40 ms. If the system has
+# a folder of certificates, OpenSSL reads only those that it needs.
 CERTIFICATES = ssl.get_default_verify_paths().capath
 if CERTIFICATES and any(Path(CERTIFICATES).glob("*.0")):
     os.environ.setdefault("SSL_CERT_DIR", CERTIFICATES)
@@ -51,6 +51,7 @@ LOOK_UP = "Say in two to four sentences what is commonly known about this. Facts
 
 
 class Verdict(BaseModel):
+    # The docstring is part of the JSON schema that the answerer's prompt contains.
     """What the answerer returns."""
 
     reason: str
@@ -59,7 +60,7 @@ class Verdict(BaseModel):
 
 
 class Turn(BaseModel):
-    """A question, and what it was told."""
+    """A question and its response."""
 
     question: str
     response: str
@@ -88,7 +89,7 @@ class Search(BaseTool):
 
 
 class TwentyQuestions(Flow[Game]):
-    """One game. To the player it is one conversation that grows, with its searches in it."""
+    """One game, which the player sees as one growing conversation with its searches."""
 
     def __init__(self, player: LLM, answerer: LLM, search: LLM | None = None) -> None:
         super().__init__(suppress_flow_events=True)
@@ -119,7 +120,7 @@ class TwentyQuestions(Flow[Game]):
         return "over" if over else "next turn"
 
     async def _said(self, conversation: list[LLMMessage]) -> tuple[str, list[LLMMessage]]:
-        """What the player says next, and the conversation with it."""
+        """Return the player's next message, and the conversation with it."""
         if self.searcher:
             return await _searched(self.searcher, conversation)
         said = str(await self.player.acall(conversation))
@@ -134,17 +135,17 @@ async def play(
     model: str,
     roles: Mapping[str, Mapping[str, str]],
 ) -> float:
-    """1 for a right guess within the turns, else 0.
+    """Return 1 for a right guess within the turns, else 0.
 
-    `example` has the columns `answer` and `category`. The model asks; of `roles`, `answerer`
-    answers, and where there is a `search` the player may use it.
+    `example` has the columns `answer` and `category`. The model asks, the role `answerer` answers,
+    and the player may use the role `search` if there is one.
     """
     game = await played(example, {"player": _at(base_url, api_key, model), **roles})
     return float(game.correct)
 
 
 async def played(example: dict[str, Any], roles: Mapping[str, Mapping[str, str]]) -> Game:
-    """A whole game between these, each with a base_url, an api_key and a model."""
+    """Play a game between these roles, each with a base_url, an api_key and a model."""
     player = _llm(**roles["player"], max_tokens=64)
     answerer = _llm(**roles["answerer"], response_format=Verdict)
     search = _llm(**roles["search"]) if "search" in roles else None
@@ -157,7 +158,7 @@ async def played(example: dict[str, Any], roles: Mapping[str, Mapping[str, str]]
 
 
 def _llm(*, base_url: str, api_key: str, model: str, **settings: Any) -> LLM:
-    """`custom_openai` keeps CrewAI from guessing a provider by the model's name."""
+    """Make a CrewAI LLM; `custom_openai` stops CrewAI from inferring the provider by name."""
     return LLM(
         model,
         custom_openai=True,
@@ -173,14 +174,14 @@ async def _searched(
 ) -> tuple[str, list[LLMMessage]]:
     try:
         output = await searcher.kickoff_async(conversation)
-    except ValueError:  # what CrewAI makes of an answer without text: it costs a turn, not the game
+    except ValueError:  # CrewAI's error for an answer without text, which costs one turn
         return "", conversation
-    _, *grown = output.messages  # without the system's, which every kickoff puts first
+    _, *grown = output.messages  # without the system prompt, which every kickoff puts first
     return output.raw, grown
 
 
 async def _closed(*models: Any) -> None:
-    """CrewAI closes no connection, and these would outlive the event loop that they belong to."""
+    """Close the connections, which CrewAI leaves open after the end of their event loop."""
     for model in models:
         await model._async_client.close()
 
@@ -214,10 +215,10 @@ def _assistant(content: str) -> LLMMessage:
 
 
 def main() -> None:
-    """Play the noun and category of the command line, by the addresses in the environment.
+    """Play the noun and category of the command line, with the addresses in the environment.
 
-    OPENAI_BASE_URL and its like are those of every role that has none of its own, such as
-    ANSWERER_BASE_URL; there is a search if SEARCH_MODEL is set.
+    A role without variables of its own, such as ANSWERER_BASE_URL, uses OPENAI_BASE_URL and so on.
+    SEARCH_MODEL adds a search.
     """
     answer, category = sys.argv[1:]
     example = {"answer": answer, "category": category}

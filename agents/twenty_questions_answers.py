@@ -1,7 +1,7 @@
-"""The offline answerer and search of 20 Questions: scripted, exact, from the data set's facts.
+"""The scripted answerer and search of 20 Questions, offline, from the data set's facts.
 
-In datasets/twenty_questions.csv a column that ends in a question mark is a question, and its cell
-what is true of the row's noun.
+In datasets/twenty_questions.csv a column that ends in a question mark is a question, and the cell
+is the answer for the row's noun.
 """
 
 import csv
@@ -17,16 +17,16 @@ Noun = dict[str, str]
 
 
 def answer(messages: list[dict[str, Any]], example: dict[str, Any]) -> str:
-    """The answerer's JSON about the last message, a question, for the noun `example["answer"]`."""
+    """Return the answerer's JSON for the question in the last message and `example["answer"]`."""
     said, correct = verdict(str(messages[-1]["content"]), str(example["answer"]))
     reason = "It is the secret." if correct else "So say the facts."
     return json.dumps({"reason": reason, "yes_or_no": said, "correct": correct})
 
 
 def search(messages: list[dict[str, Any]], example: dict[str, Any]) -> str:
-    """What the table says of the noun, or else of the question, that the last message names.
+    """Return the table's facts about the noun or the question that the last message names.
 
-    The secret plays no part: a search may not give away what only the answerer knows.
+    The search does not use the secret, which only the answerer knows.
     """
     query = str(messages[-1]["content"]).lower()
     words = re.findall(r"[a-z]+", query)
@@ -40,7 +40,7 @@ def search(messages: list[dict[str, Any]], example: dict[str, Any]) -> str:
 
 
 def verdict(asked: str, secret: str) -> tuple[str, bool]:
-    """yes, no or n/a; and whether this was the right guess, as in "Is it a heron?"."""
+    """Return yes, no or n/a, and True if the question was the right guess."""
     guess = guessed(asked)
     if guess == secret.lower():
         return "yes", True
@@ -52,21 +52,21 @@ def verdict(asked: str, secret: str) -> tuple[str, bool]:
 
 
 def guessed(asked: str) -> str | None:
-    """The noun of an "Is it a heron?"."""
+    """Return the noun of a guess such as "Is it a heron?"."""
     found = re.fullmatch(r"\s*is it an? ([a-z]+)\?\s*", asked.lower())
     return found[1] if found else None
 
 
 @cache
 def nouns() -> dict[str, Noun]:
-    """The table's rows, by their noun."""
+    """Return the table's rows by noun."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         return {row["answer"]: row for row in csv.DictReader(file)}
 
 
 @cache
 def facts() -> list[str]:
-    """The columns that are questions."""
+    """Return the columns that are questions."""
     return [column for column in next(iter(nouns().values())) if column.endswith("?")]
 
 

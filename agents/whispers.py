@@ -1,7 +1,7 @@
-"""Whispers, for two roles: a teller says who it is, and a listener says what it was told.
+"""Whispers, a game of two roles: a teller claims an identity, and a listener repeats the claim.
 
-Each is paid for its own part only. A listener that repeats a teller's mistake did well, which one
-reward for both would hide.
+Each role has its own reward. A listener that repeats a teller's mistake earns its reward, which a
+shared reward would hide.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 TLS = ssl.create_default_context()
-"""Reading the certificates takes 20 ms: once a process, not once a rollout."""
+"""TLS context, shared because reading the certificates takes 20 ms."""
 
 
 async def play(
@@ -23,9 +23,9 @@ async def play(
     model: str,
     roles: Mapping[str, Mapping[str, str]],
 ) -> dict[str, float]:
-    """A reward for each role; `example` has the column `identity`, such as "a quiet otter".
+    """Return a reward for each role; `example` has the column `identity`, such as "a quiet otter".
 
-    A teller that claims nothing leaves its listener without a part, and so without a reward.
+    If the teller claims nothing, the listener does not play and has no reward.
     """
     told = await said(example["identity"], **roles["teller"])
     rewards = {"teller": reward(told, example["identity"])}
@@ -36,7 +36,7 @@ async def play(
 
 
 async def said(identity: str, *, base_url: str, api_key: str, model: str) -> str:
-    """What the model at this address answers to being told who it is."""
+    """Ask the model at this address who it is, and return its answer."""
     http = DefaultAsyncHttpxClient(verify=TLS)
     async with AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http) as client:
         completion = await client.chat.completions.create(
@@ -50,11 +50,11 @@ def question(identity: str) -> str:
 
 
 def claimed(answer: str) -> str | None:
-    """Who the answer says that it is: "a quiet otter" of "Hello! I am a quiet otter."."""
+    """Return the claimed identity: "a quiet otter" for "Hello! I am a quiet otter."."""
     found = re.search(r"\bI(?: am|'m) (?!not\b)([a-z ]+)", answer)
     return found[1].strip() if found else None
 
 
 def reward(answer: str, identity: str) -> float:
-    """1 for claiming the identity, else 0."""
+    """Return 1 for claiming the identity, else 0."""
     return float(claimed(answer) == identity)

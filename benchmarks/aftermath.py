@@ -1,7 +1,6 @@
-"""The folder of a run that was killed → whether it equals an undisturbed one, and what was redone.
+"""Comparison of a killed run with an undisturbed one: differences, and repeated work.
 
-A count is a number of things that happened once too often; it is read from the run's own journals,
-ledger and optimizer states, not from what the program says of itself.
+All counts are read from the run's journals, ledger and optimizer states, not from its log.
 """
 
 import json
@@ -22,17 +21,17 @@ from tasks.spans import Span
 
 CLOCKS = re.compile(r"(policies/\w+/)?(seconds|replay)/")
 LUCK = ("rollouts/retried", "calls/lost")
-"""What a kill may change, besides clocks: they say that it happened."""
+"""Metrics that a kill may change, besides times, because they report the kill."""
 
 STAGES = ("assembly", "update", "metrics")
-"""What follows a step's rollouts."""
+"""The stages after a step's rollouts."""
 
 Contents = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What was done more often than once, or not for good."""
+    """Counts of repeated or lost work."""
 
     finished_rerun: int
     """Attempts after one that ended with a reward or an error."""
@@ -74,7 +73,7 @@ def finished_rerun(spans: list[Span]) -> int:
 
 
 def sampled_twice(calls: list[Span]) -> int:
-    """The tokens of every recorded sampling of a call but the first."""
+    """Count the tokens of every recorded sampling of a call except the first."""
     sampled = defaultdict(list)
     for span in sorted(calls, key=lambda span: span["attempt"]):
         if not span.get("replayed"):
@@ -95,7 +94,7 @@ def tokens(span: Span) -> int:
 
 
 def extra_steps(run: Path) -> dict[str, int]:
-    """Saved state → its optimizer's steps, less the batches before it that had datums."""
+    """Return for each saved state its optimizer steps minus the earlier batches with datums."""
     extra = {}
     for home in homes(run):
         for line in (line for line in saved(home) if line["state"]):
@@ -107,7 +106,7 @@ def extra_steps(run: Path) -> dict[str, int]:
 
 
 def contents(run: Path) -> Contents:
-    """What two runs of a recipe share to the bit: final states, datums, metrics, evaluations."""
+    """Read what must be equal to the bit: final states, datums, metrics, evaluations."""
     states = [[line["state"] for line in saved(home) if line["state"]] for home in homes(run)]
     final = [state_folder(run, of_policy[-1]) for of_policy in states]
     return {
@@ -119,12 +118,12 @@ def contents(run: Path) -> Contents:
 
 
 def differences(run: Contents, undisturbed: Contents) -> list[str]:
-    """The names of the parts that differ."""
+    """Return the names of the parts that differ."""
     return [name for name in undisturbed if run[name] != undisturbed[name]]
 
 
 def first_sampled(run: Path, after: float) -> float | None:
-    """Seconds from `after` (Unix time) to the end of the first call sampled since, if any was."""
+    """Return the seconds from `after` (Unix time) to the end of the next sampled call, or None."""
     ends = [
         span["ended"].timestamp()
         for path in (run / "journal").glob("*.jsonl")
@@ -136,7 +135,7 @@ def first_sampled(run: Path, after: float) -> float | None:
 
 
 def stage(run: Path) -> str:
-    """What a run was doing when it was killed, as its folder shows it."""
+    """Return the stage in which a run was killed, from its folder."""
     unsealed = {path.stem for path in (run / "journal").glob("*.jsonl")} - _stems(run / "spans")
     if unsealed:
         return "rollouts" if unsealed.pop().startswith("train") else "evaluation"
@@ -150,18 +149,18 @@ def stage(run: Path) -> str:
 
 
 def homes(run: Path) -> list[Path]:
-    """Where each policy has its ledger and its datums: the main one in the run's own folder."""
+    """Return each policy's folder; the main policy's is the run's own folder."""
     return [run, *sorted(run.glob("policies/*"))]
 
 
 def saved(home: Path) -> list[dict[str, Any]]:
-    """The lines of a ledger that name a checkpoint, and not what is under way."""
+    """Return the ledger's lines that name a saved checkpoint."""
     lines = read_json_lines(home / "checkpoints.jsonl")
     return [line for line in lines if line.get("phase", "saved") == "saved"]
 
 
 def state_folder(run: Path, address: str) -> Path:
-    """Where the engine keeps the tensors of a checkpoint."""
+    """Return the engine's folder of a checkpoint's tensors."""
     found = list((run / "engine" / "tensors").glob(f"{address.removeprefix('tinker://')}.*"))
     if len(found) != 1:
         raise SystemExit(f"{run} has {len(found)} folders of the state {address}")
@@ -169,7 +168,7 @@ def state_folder(run: Path, address: str) -> Path:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file; none if it is not there."""
+    """Read the complete lines of a file; a missing file has none."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines]
 

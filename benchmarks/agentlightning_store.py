@@ -1,8 +1,8 @@
-"""The peer's half of `benchmarks.durability`; runs in the environment of agentlightning 0.3.0.
+"""The peer of `benchmarks.durability`, for the environment of agentlightning 0.3.0.
 
-Each line on stdin is a round: a new in-memory store is given the spans of all turns, by as many
-coroutines as there are rollouts. It answers with the seconds that `add_span` took, and before that
-those that the `Span` objects took, which its tracer has to make of every call.
+Each line on stdin starts a round: one coroutine per rollout adds the spans of all turns to a new
+in-memory store. The output is the seconds for making the `Span` objects, as the tracer does for
+every call, and the seconds for `add_span`.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from benchmarks.turns import Turn, turns
 
 
 def span_of(turn: Turn, rollout: Any) -> Any:
-    """With the attributes that its triplet adapter reads."""
+    """Make a span with the attributes that agentlightning's triplet adapter reads."""
     attributes = {
         "gen_ai.request.model": "policy",
         "gen_ai.response.id": f"{turn.rollout}-{turn.number}",
@@ -41,7 +41,7 @@ def clocks() -> tuple[float, float]:
 
 
 async def round_of(calls: list[Turn]) -> list[list[float]]:
-    """Seconds to make the spans, and to add them; each on the wall and of the processor."""
+    """Return the wall and processor seconds for making the spans, and for adding them."""
     store = InMemoryLightningStore()
     rollouts = {}
     for turn in calls:

@@ -1,8 +1,8 @@
-"""A loop over the Tinker SDK and nothing else, in one asyncio program: what a run is measured by.
+"""The baseline of a run's speed: a training loop over the Tinker SDK alone, in one process.
 
-It is what people write by hand: no door, no journal, no Parquet, no Prefect, no resuming. It plays
-the rollouts of a plan, whose prompts and seeds `run_speed.py` takes from a recipe, so both sample
-the same tokens and train on the same datums.
+The loop has no door, no journal, no Parquet, no Prefect and no resuming. It plays the rollouts of a
+plan, whose prompts and seeds `run_speed.py` takes from a recipe, so both sample the same tokens and
+train on the same datums.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ Datums = list[tinker.Datum]
 
 
 async def run(plan: Plan) -> list[dict[str, float]]:
-    """Train as planned; of each step its mean reward and when its parts began (Unix time)."""
+    """Train as planned; return each step's mean reward and the start of its parts (Unix time)."""
     service = tinker.ServiceClient()
     trainer = await service.create_lora_training_client_async(**plan["lora"])
     adam = tinker.AdamParams(**plan["adam"])
@@ -54,7 +54,7 @@ async def run(plan: Plan) -> list[dict[str, float]]:
 async def _rollouts(
     sampler: tinker.SamplingClient, groups: list[Group], plan: Plan, decode: Callable[..., Any]
 ) -> tuple[Datums, list[float]]:
-    """All rollouts of a step at once → the datums of groups that teach something, all rewards."""
+    """Play all rollouts of a step at once; return the datums of mixed groups, and all rewards."""
     played = await asyncio.gather(*(_group(sampler, group, plan) for group in groups))
     datums: Datums = []
     rewards: list[float] = []

@@ -1,7 +1,7 @@
-"""What it costs that nothing is lost: the door with its journal and without, and spans a second.
+"""The cost of durability: the door with and without its journal, and spans per second.
 
-The peer is agentlightning's in-memory store, in an environment of its own (`make peers` makes it).
-It is given the same tokens by as many coroutines, and keeps them until its process ends.
+The peer is agentlightning's in-memory store, in an environment of its own (see `make peers`). The
+same number of coroutines gives it the same tokens, which it keeps until its process ends.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from adapters.door.door import Door
 from adapters.tinker.service import connect
 from benchmarks.measuring import Took, alternated, machine, paired_ratio, table
 from benchmarks.turns import TURNS, Turn, turns
-from engine.base_models import find
+from engine.model.base_models import find
 from tasks.journal import Journal
 from tasks.spans import Span, begun_span, call_span
 
@@ -40,9 +40,9 @@ PEER = ROOT / ".venv-agentlightning" / "bin" / "python"
 MODEL = "local/tiny-chat"
 TOKEN = "the benchmark's own"
 ANSWER = 24
-"""Tokens of an answer at the door."""
+"""Tokens of one answer through the door."""
 CALLS = 4
-"""Calls of a rollout at the door."""
+"""Calls of one rollout through the door."""
 BATCHES = count()
 JOURNAL = "the journal, to disk"
 ADD_SPAN = "agentlightning, in memory: `add_span`"
@@ -52,7 +52,7 @@ SPEEDS = ("", "median", "range", "ratio", "spans/CPU-s", "ratio")
 
 
 class Slow:
-    """A sampler that takes a while, and no work: it stands for a model on another machine."""
+    """A sampler that waits without work, like a model on another machine."""
 
     def __init__(self, seconds: float, tokens: list[int]) -> None:
         self._seconds = seconds
@@ -67,14 +67,14 @@ class Slow:
 
 
 async def nothing(_: Completion) -> None:
-    """Records no completion."""
+    """Discard a completion."""
 
 
 @contextmanager
 def recording(
     journal: Journal | None,
 ) -> Iterator[tuple[Callable[[Completion], Awaitable[None]], Callable[[Begun], None] | None]]:
-    """What a door is told to do with a completion, and with a call that it begins."""
+    """Yield the door's callbacks for a finished call and for a started call."""
     if journal is None:
         yield nothing, None
         return
@@ -90,7 +90,7 @@ def recording(
 
 
 def at_the_door(chat: Chat, sampler: Sampler, rollouts: int, folder: Path | None) -> None:
-    """All rollouts at once, each its calls one after another, by bare HTTP."""
+    """Run all rollouts at once, each with its calls in sequence, over plain HTTP."""
     batch = f"train-{next(BATCHES):05d}"
     journal = Journal(folder / f"{batch}.jsonl") if folder else None
     with (
@@ -120,7 +120,7 @@ async def _ask(client: httpx.AsyncClient, door: Door, rollout: str) -> None:
 
 
 def span_of(turn: Turn) -> Span:
-    """As the door's, but for the words of messages, which the peer's do not have either."""
+    """Make a span as the door does, but without message texts, which the peer lacks too."""
     rollout, now = f"train-00000-{turn.rollout:04d}-00", datetime.now(UTC)
     return {
         "run_id": "durability",
@@ -146,7 +146,7 @@ def span_of(turn: Turn) -> Span:
 
 
 def into_the_journal(calls: list[Turn], folder: Path) -> None:
-    """Every span is on disk when this returns: each was awaited before its rollout's next."""
+    """Write every span to the journal; a rollout awaits each span before its next one."""
     rollouts: dict[int, list[Turn]] = {}
     for turn in calls:
         rollouts.setdefault(turn.rollout, []).append(turn)
@@ -164,7 +164,7 @@ def into_the_journal(calls: list[Turn], folder: Path) -> None:
 
 @contextmanager
 def peer(rollouts: int) -> Iterator[Callable[[], list[list[float]]]]:
-    """The peer: each call is a round of it, in wall and processor seconds to make and to add."""
+    """Yield a function that runs one round of the peer and returns its seconds."""
     command = [str(PEER), "-m", "benchmarks.agentlightning_store", str(rollouts)]
     offline = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     with subprocess.Popen(
@@ -186,7 +186,7 @@ def peer(rollouts: int) -> Iterator[Callable[[], list[list[float]]]]:
 
 
 def door_rows(rollouts: int, rounds: int, folder: Path) -> list[list[str]]:
-    """Seconds with the journal and without, taken in turn; the clients' work is in both."""
+    """Measure the door with and without the journal in turn; both include the clients' work."""
     chat = Chat(AutoTokenizer.from_pretrained(find(MODEL).folder), context=8192)
     answer = [*chat.encode("I am a quiet otter. ")] * 3 + chat.stop_tokens[:1]
     rows = []
@@ -205,7 +205,7 @@ def door_rows(rollouts: int, rounds: int, folder: Path) -> list[list[str]]:
 
 
 def _costs(took: Mapping[str, Sequence[Took]]) -> list[str]:
-    """Wall seconds with and without and their ratio, and the same of the processor's."""
+    """Return wall seconds with and without, their ratio, and the same for processor seconds."""
     cells = []
     for clock in ("wall", "cpu"):
         times = {name: [getattr(one, clock) for one in rounds] for name, rounds in took.items()}
@@ -216,7 +216,7 @@ def _costs(took: Mapping[str, Sequence[Took]]) -> list[str]:
 
 
 def span_rows(rollouts: int, rounds: int, folder: Path) -> list[list[str]]:
-    """Spans a second; the peer's are rated with and without the making of its span objects."""
+    """Measure spans per second; the peer's are given with and without making span objects."""
     calls = list(turns(rollouts))
     took: dict[str, list[Took]] = defaultdict(list)
     with peer(rollouts) if PEER.exists() else nullcontext() as ask:
@@ -228,7 +228,7 @@ def span_rows(rollouts: int, rounds: int, folder: Path) -> list[list[str]]:
                 made, added = (Took(*times) for times in ask())
                 one[ADD_SPAN] = added
                 one[SPAN_TOO] = Took(made.wall + added.wall, made.cpu + added.cpu)
-            for name in one if number else ():  # the first is not counted
+            for name in one if number else ():  # the first round is a warm-up
                 took[name].append(one[name])
     return [_speed(name, took[name], took.get(ADD_SPAN), len(calls)) for name in took]
 

@@ -1,4 +1,4 @@
-"""Sampling and training tokens a second: the engine beside plain transformers, one thread each."""
+"""Sampled and trained tokens per second of the engine and of transformers, one thread each."""
 
 import argparse
 import os
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is this repository's
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is in this repository
 os.environ.setdefault("TINKER_TELEMETRY", "0")
 
 import numpy as np
@@ -18,12 +18,13 @@ import transformers
 from adapters.tinker.service import Service, connect
 from benchmarks import plain_transformers as plain
 from benchmarks.measuring import SPEED, alternated, machine, speed_rows, table
-from engine.base_models import find
-from engine.lora import Lora, LoraConfig
-from engine.model import LanguageModel
-from engine.sampling import SampleRequest
-from engine.scheduler import Scheduler
-from engine.training import AdamParams, Trainer, TrainingDatum
+from engine.model.base_models import find
+from engine.model.language_model import LanguageModel
+from engine.model.lora import LoraConfig, LoraWeights
+from engine.sampling.requests import SampleRequest
+from engine.sampling.scheduler import Scheduler
+from engine.training.datums import TrainingDatum
+from engine.training.trainer import AdamParams, Trainer
 
 BASE = "local/tiny-chat"
 PROMPT_TOKENS, NEW_TOKENS = 24, 64
@@ -50,7 +51,7 @@ def main() -> None:
 
 
 def sampling_table(service: Service, count: int, rounds: int) -> str:
-    """As many prompts as one batch of `generate`, as many requests of the engine."""
+    """Compare one batch of `generate` with as many requests to the engine."""
     prompts = texts(np.random.default_rng(1), [PROMPT_TOKENS] * count)
     by_transformers = plain.generating(plain.load(find(BASE).folder), prompts, NEW_TOKENS)
     with engine_sampling(prompts) as by_engine:
@@ -70,9 +71,9 @@ def sampling_table(service: Service, count: int, rounds: int) -> str:
 
 @contextmanager
 def engine_sampling(prompts: Sequences) -> Iterator[Run]:
-    """One request a prompt, as rollouts ask, of a policy with a LoRA."""
+    """Sample one request per prompt from a LoRA, as rollouts do."""
     model = LanguageModel.load(find(BASE).folder)
-    lora = Lora.initial(model, LoraConfig(RANK, seed=0)).frozen()
+    lora = LoraWeights.initial(model, LoraConfig(RANK, seed=0)).frozen()
     scheduler = Scheduler(model)
     requests = [
         SampleRequest(prompt, max_tokens=NEW_TOKENS, seed=seed, stop=[])
@@ -90,7 +91,7 @@ def engine_sampling(prompts: Sequences) -> Iterator[Run]:
 
 
 def sdk_sampling(service: Service, prompts: Sequences) -> Run:
-    """The same, over HTTP, of an engine in a process of its own."""
+    """Sample the same requests over HTTP from an engine in its own process."""
     trainer = service.result(
         service.client.create_lora_training_client(BASE, RANK, seed=0), "a training client"
     )
@@ -127,9 +128,9 @@ def training_table(what: str, service: Service, sequences: Sequences, rounds: in
 
 
 def engine_training(sequences: Sequences) -> Run:
-    """Forward, backward and AdamW on the LoRA."""
+    """Train a LoRA: forward, backward and AdamW."""
     model = LanguageModel.load(find(BASE).folder)
-    trainer = Trainer(model, Lora.initial(model, LoraConfig(RANK, seed=0)))
+    trainer = Trainer(model, LoraWeights.initial(model, LoraConfig(RANK, seed=0)))
     datums = [TrainingDatum(sequence[:-1], loss_inputs(sequence)) for sequence in sequences]
 
     def step() -> None:
@@ -140,7 +141,7 @@ def engine_training(sequences: Sequences) -> Run:
 
 
 def sdk_training(service: Service, sequences: Sequences) -> Run:
-    """The same, over HTTP; both requests are under way before the first is answered."""
+    """Train over HTTP; both requests are sent before the first answer arrives."""
     trainer = service.result(
         service.client.create_lora_training_client(BASE, RANK, seed=0), "a training client"
     )
@@ -165,13 +166,13 @@ def sdk_training(service: Service, sequences: Sequences) -> Run:
 
 
 def loss_inputs(sequence: Sequence[int]) -> dict[str, np.ndarray]:
-    """Every token but the first is a target."""
+    """Return loss inputs in which every token but the first is a target."""
     targets = np.array(sequence[1:], dtype=np.int64)
     return {"target_tokens": targets, "weights": np.ones(len(targets), dtype=np.float32)}
 
 
 def texts(random: np.random.Generator, lengths: Sequence[int]) -> Sequences:
-    """Random tokens: what they say does not matter to the clock."""
+    """Draw random tokens, because the content does not affect the speed."""
     return [random.integers(16, 1000, length).tolist() for length in lengths]
 
 

@@ -1,7 +1,7 @@
-"""An agent of several turns, to be interrupted between them: it guesses a number, told which way.
+"""An agent of several turns, to be killed between them: it guesses a number by hints.
 
-It is an OpenAI client's program like any other: each request repeats the conversation so far, and
-nothing in it knows that it may be started again.
+The agent is an ordinary program of an OpenAI client: each request repeats the conversation so far,
+and nothing in the program handles a restart.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ TURNS = 4
 
 
 async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
-    """The reward is 1 for the number, and less the farther away the last guess is."""
+    """Play a game; return 1 for the right number, and less for a more distant last guess."""
     high, secret = int(example["high"]), int(example["secret"])
     messages: list[Any] = [{"role": "user", "content": opening(high, int(example["guesses"]))}]
     guess = None

@@ -1,9 +1,9 @@
-"""Kills training runs at random moments, continues them, and counts what was lost or redone.
+"""Kill training runs at random moments, continue them, and count lost and repeated work.
 
-A try is one run, killed up to `--each` times: the flow's process (the door is a server in it), the
-engine, or both at once, by SIGKILL. It is started again each time, in a process of its own, and at
-the end compared with an undisturbed run of the same recipe. What happened is appended to a file, so
-that a harness which is stopped goes on. It ends with 1 if anything that must not be has been.
+A try is one run, killed up to `--each` times by SIGKILL: the flow's process (with the door in it),
+the engine, or both at once. After each kill a new process continues the run. At the end the run is
+compared with an undisturbed run of the same recipe. Results are appended to a file, so a stopped
+harness can continue. The exit status is 1 after any failure.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from benchmarks.measuring import machine, table
 
 VICTIMS = ("flow", "engine", "flow and engine")
 STARTING = 0.2
-"""The share of kills that come a time after the start; the others come after some bytes."""
+"""Share of kills at a time after the start; the other kills come after some bytes."""
 AFTER_SECONDS = 0.5
-"""A kill comes within this after a write: an update takes about as long, and writes little."""
+"""Longest delay of a kill after a write: about the duration of an update, which writes little."""
 PATIENCE_SECONDS = 60.0
-"""A flow whose engine was killed has ended by then."""
+"""Time within which a flow ends after its engine was killed."""
 
 COUNTS = ("finished_rerun", "applied_twice", "sampled_twice", "replayed", "lost", "rebuilt")
 FORBIDDEN = ("finished_rerun", "applied_twice", "sampled_twice")
@@ -65,7 +65,7 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """What a run is compared with, and how far it goes."""
+    """The undisturbed run for comparison, and its duration and size."""
 
     contents: aftermath.Contents
     startup: float
@@ -76,34 +76,34 @@ class Undisturbed:
 
 @dataclass(frozen=True)
 class Harness:
-    """Where everything lies, and how hard it is."""
+    """Folders and settings of the harness."""
 
     folder: Path
     environment: victims.Environment
     seed: int
     each: int
-    """Kills a try."""
+    """Largest number of kills per try."""
     until: float = float("inf")
-    """By the monotonic clock: nobody is killed after that, and the runs under way are finished."""
+    """Monotonic time after which no run is killed and the running tries are finished."""
     spread: float = 0.7
-    """The kills of a try come, on average, within this share of what a run writes."""
+    """Share of a run's bytes within which the kills of a try come, on average."""
 
     @property
     def record(self) -> Path:
-        """One line a kill, and one a finished try."""
+        """Append one line per kill, and one per finished try."""
         return self.folder / "kills.jsonl"
 
     def told(self) -> list[Line]:
         return aftermath.read_json_lines(self.record)
 
     def tell(self, **line: object) -> None:
-        """One write of one line: tries that run side by side may share the file."""
+        """Append one line in one write, because concurrent tries may share the file."""
         with self.record.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
 def undisturbed(harness: Harness, name: str, settings: Sequence[str]) -> Undisturbed:
-    """Run the recipe once without a kill, or read what an earlier harness left of that."""
+    """Run the recipe once without a kill, or read the result of an earlier harness."""
     run, noted = harness.folder / name, harness.folder / f"{name}.undisturbed.json"
     if not noted.exists():
         training = victims.train(run, settings, harness.environment)
@@ -119,7 +119,7 @@ def undisturbed(harness: Harness, name: str, settings: Sequence[str]) -> Undistu
 
 
 def tried(harness: Harness, name: str, settings: Sequence[str], number: int) -> None:
-    """One run, killed and continued until it is done; then compared."""
+    """Kill and continue one run until it is done, then compare it."""
     run = harness.folder / f"{name}-{number:03d}"
     if time.monotonic() > harness.until and not run.exists():
         return
@@ -150,7 +150,7 @@ def tried(harness: Harness, name: str, settings: Sequence[str], number: int) -> 
 def _killed(
     harness: Harness, training: victims.Training, reference: Undisturbed, random: Random
 ) -> bool:
-    """Kill it at a random moment; False if it ended before that."""
+    """Kill the run at a random moment; return False if the run ended before."""
     again, size = training.size > 0, 0.0
     victim, starting = random.choice(VICTIMS), random.random() < STARTING
     if starting:
@@ -183,7 +183,7 @@ def _killed(
 
 
 def wanted(harness: Harness, names: Sequence[str], kills: int) -> list[tuple[str, int]]:
-    """The tries that are not finished, the workloads in turn, until there are enough kills."""
+    """Return the unfinished tries, alternating workloads, for enough kills."""
     numbered = [(name, number) for number in range(kills) for name in names]
     enough = numbered[: -(-kills // harness.each)]
     done = {line["run"] for line in harness.told() if line["kind"] == "try"}
@@ -191,7 +191,7 @@ def wanted(harness: Harness, names: Sequence[str], kills: int) -> list[tuple[str
 
 
 def report(lines: Sequence[Line]) -> str:
-    """What was done, what must be zero, and how soon a run samples again."""
+    """Report kills, counts that must be zero, and seconds until a run samples again."""
     kills = [line for line in lines if line["kind"] == "kill"]
     tries = [line for line in lines if line["kind"] == "try"]
     rows = []
@@ -224,7 +224,7 @@ def _by_stage(kills: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
 
 
 def _soon(lines: Sequence[Line]) -> str:
-    """Only of processes that continued a run and lived to sample."""
+    """Return the seconds of processes that continued a run and lived to sample."""
     times = sorted(line["first_token"] for line in lines if line["resumed"] and line["first_token"])
     hung = sum(line.get("hung", False) for line in lines)
     if not times:
@@ -243,7 +243,7 @@ def _load(lines: Sequence[Line]) -> str:
 
 
 def failures(lines: Sequence[Line]) -> list[str]:
-    """What happened that must not, a sentence each."""
+    """Return a sentence for each failure."""
     hung = [f"{line['run']} hung when it was killed" for line in lines if line.get("hung")]
     differing = [
         f"{line['run']} differs in {line['differs']}" for line in lines if line.get("differs")

@@ -1,4 +1,4 @@
-"""Runs → one picture: the reward of every step, and of held-out examples, by minutes of training.
+"""A plot of runs: the reward of every step, and on held-out examples, by minutes of training.
 
 python -m benchmarks.learning RUN [RUN ...] --out docs/learning.svg
 """
@@ -19,26 +19,26 @@ from tasks.storage.run_folder import folder_of, recipe_of
 
 HOW = "sampled"
 SECONDS = ("seconds/sampling", "seconds/training")
-"""The ends of metrics' names: each policy has its training."""
+"""Suffixes of metrics' names, which begin with the policy."""
 
 
 @dataclass(frozen=True)
 class Learning:
-    """What a run's agent earned."""
+    """The rewards of a run's agent."""
 
     agent: str
     helpers: tuple[str, ...]
-    """The roles beside the policy."""
+    """The roles other than the policy."""
     minutes: list[float]
-    """Of sampling and training, at the end of each step; evaluations take no part in it."""
+    """Minutes of sampling and training at the end of each step, without evaluations."""
     rewards: list[float]
-    """The mean of each step's rollouts, which the weights before it sampled."""
+    """Mean reward of each step's rollouts, sampled with the weights before the step."""
     held_out: dict[float, tuple[float, float]]
-    """The mean of held-out examples and its standard error, by the minutes of training before."""
+    """Minutes of training → mean reward on held-out examples and its standard error."""
 
 
 def learning(run: str) -> Learning:
-    """Of a run that has begun."""
+    """Read the rewards of a run that has begun."""
     folder = folder_of(run)
     steps = read_metrics(folder / "metrics.jsonl")
     seconds = (sum(step[name] for name in step if name.endswith(SECONDS)) for step in steps)
@@ -55,7 +55,7 @@ def learning(run: str) -> Learning:
 
 
 def draw(runs: list[Learning], out: Path) -> None:
-    """A panel a run. The same runs give the same bytes."""
+    """Draw one panel per run; the same runs give the same bytes."""
     mpl.rcParams["svg.hashsalt"] = "ratchet"
     figure, panels = plt.subplots(
         1, len(runs), figsize=(4.2 * len(runs), 3.2), sharey=True, squeeze=False

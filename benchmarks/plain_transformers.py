@@ -1,4 +1,4 @@
-"""The peer of the engine: transformers as its documentation uses it."""
+"""The peer of the engine: transformers, used as in its documentation."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,20 +10,20 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 IGNORED = -100
-"""The target that cross-entropy leaves out."""
+"""The target that cross-entropy ignores."""
 
 
 def load(folder: Path) -> PreTrainedModel:
-    """float32, with the attention that transformers chooses itself (PyTorch's fused one)."""
+    """Load a model in float32 with transformers' default attention (PyTorch's fused one)."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def generating(
     network: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int
 ) -> Callable[[], None]:
-    """Sample `new_tokens` for each prompt, all of one length, with the KV cache; nothing stops it.
+    """Sample `new_tokens` for each prompt, all of one length, with the KV cache and no stops.
 
-    `generate` returns no log-probabilities here, which spares it a log-softmax a token.
+    `generate` returns no log-probabilities here, which saves a log-softmax per token.
     """
     config = network.generation_config
     config.eos_token_id = None
@@ -47,7 +47,7 @@ def generating(
 
 
 def training(network: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Callable[[], None]:
-    """One AdamW step on right-padded sequences, by next-token cross-entropy."""
+    """Take one AdamW step on right-padded sequences, with next-token cross-entropy."""
     tokens, targets, mask = _padded(sequences)
     trained = [weight for weight in network.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4, betas=(0.9, 0.95), eps=1e-12, weight_decay=0)
@@ -66,7 +66,7 @@ def training(network: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Ca
 
 
 def _padded(sequences: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Inputs, targets and attention mask, each [sequences, longest - 1]."""
+    """Return inputs, targets and attention mask, each [sequences, longest - 1]."""
     width = max(map(len, sequences)) - 1
     tokens = torch.zeros((len(sequences), width), dtype=torch.int64)
     targets = torch.full_like(tokens, IGNORED)
@@ -77,8 +77,8 @@ def _padded(sequences: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Ten
     return tokens, targets, (targets != IGNORED).long()
 
 
-class LoraLinear(nn.Module):
-    """A frozen linear layer with a trainable low-rank update beside it, as PEFT writes it."""
+class PeftStyleLinear(nn.Module):
+    """A frozen linear layer with a trainable low-rank update, written as in PEFT."""
 
     def __init__(self, base: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -93,10 +93,10 @@ class LoraLinear(nn.Module):
 
 
 def with_lora(network: PreTrainedModel, rank: int) -> PreTrainedModel:
-    """The same network, frozen, with a LoRA on every linear layer, the output layer included."""
+    """Freeze a network and add a LoRA to every linear layer, the output layer included."""
     network.requires_grad_(False)
     linears = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Linear)]
     for name, module in linears:
         parent, _, leaf = name.rpartition(".")
-        setattr(network.get_submodule(parent), leaf, LoraLinear(module, rank))
+        setattr(network.get_submodule(parent), leaf, PeftStyleLinear(module, rank))
     return network

@@ -1,4 +1,4 @@
-"""A recipe of the agent hello → the prompts and seeds of all its steps, for the bare loop."""
+"""The plan of the bare loop: prompts and seeds of all steps of a recipe of the agent hello."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ from transformers import AutoTokenizer
 from adapters.calls import POLICY, Place
 from adapters.chat import Chat
 from agents.hello import question
-from engine.base_models import find
+from engine.model.base_models import find
 from flows.recipe import Recipe
 from flows.runtime.open_run import sampled, train_split
 from tasks.shards import choose
 
 
 def planned(recipe: Recipe) -> dict[str, Any]:
-    """What the bare loop is to do: the recipe's own prompts, seeds and settings."""
+    """Return the plan of the bare loop: the recipe's prompts, seeds and settings."""
     tokenizer = AutoTokenizer.from_pretrained(find(recipe.model.base).folder)
     chat = Chat(tokenizer, recipe.model.renderer)
     sampling, examples = sampled(recipe), train_split(recipe).examples()
@@ -48,7 +48,7 @@ def planned(recipe: Recipe) -> dict[str, Any]:
 
 
 def group(chat: Chat, identity: str, name: str, recipe: Recipe) -> dict[str, Any]:
-    """A prompt, and the seed of each rollout as the door derives it."""
+    """Return a prompt, and the seed of each rollout as the door derives it."""
     places = (
         Place(f"{name}-{index:02d}", 0, POLICY, 0) for index in range(recipe.rollouts.group_size)
     )

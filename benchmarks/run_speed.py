@@ -1,7 +1,7 @@
-"""Wall time of a training run: `ratchet train hello` beside a bare loop over the Tinker SDK.
+"""Wall time of a training run: `ratchet train hello` and a bare loop over the Tinker SDK.
 
-Both train the same steps, of the same prompts and seeds, each in a process of its own, on an engine
-that was started anew for it. They take turns.
+Both train the same steps with the same prompts and seeds. They run in turn, each in its own process
+and on a new engine.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is this repository's
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is in this repository
 os.environ.setdefault("TINKER_TELEMETRY", "0")
 
 from benchmarks.measuring import machine, paired_ratio, table
@@ -31,7 +31,7 @@ from flows.recipe import Recipe
 ROOT = Path(__file__).parent.parent
 RUN = "measured"
 SETTINGS = ("evaluation.examples=1", "evaluation.greedy=false")
-"""As little evaluation as can be: the bare loop has none."""
+"""Settings with the least evaluation, because the bare loop has none."""
 
 PARTS: Mapping[str, Callable[[Timeline], Sequence[float]]] = {
     "a step": lambda run: run.steps,
@@ -71,7 +71,7 @@ def main() -> None:
 
 @contextmanager
 def engine(state: Path) -> Iterator[dict[str, str]]:
-    """A new engine, and what a process needs in its environment to use it."""
+    """Start a new engine and yield the environment variables of its clients."""
     command = [sys.executable, "-m", "engine", "--state", str(state), "--exit-with-stdin"]
     with subprocess.Popen(
         command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -86,7 +86,7 @@ def engine(state: Path) -> Iterator[dict[str, str]]:
 
 
 def on_its_engine(state: Path, run: Callable[[dict[str, str]], Timeline]) -> Timeline:
-    """A run on a new engine, and the processors' seconds of all its processes, which have ended."""
+    """Run on a new engine; return the result and the processor seconds of all its processes."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with engine(state) as service:
         timeline = run(service)
@@ -96,7 +96,7 @@ def on_its_engine(state: Path, run: Callable[[dict[str, str]], Timeline]) -> Tim
 
 
 def ratchet_run(folder: Path, settings: Sequence[str], service: dict[str, str]) -> Timeline:
-    """Prefect's own folder is shared by the rounds: only the first has to make its database."""
+    """Run `ratchet train`; all rounds share Prefect's folder, so the database is made once."""
     where = {"RATCHET_RUNS": str(folder), "PREFECT_HOME": str(folder.parent / "prefect")}
     overrides = [part for setting in settings for part in ("--set", setting)]
     command = ["flows.cli", "train", "hello", "--run", RUN, *overrides]
@@ -108,7 +108,7 @@ def bare_run(plan: Path, told: Path, service: dict[str, str]) -> Timeline:
 
 
 def timed(command: Sequence[str], environment: dict[str, str]) -> tuple[float, float]:
-    """Run a module to its end: when it began (Unix time), and the seconds it took."""
+    """Run a module to its end; return its start (Unix time) and its seconds."""
     started = time.time()
     done = subprocess.run(
         [sys.executable, "-m", *command],
@@ -124,7 +124,7 @@ def timed(command: Sequence[str], environment: dict[str, str]) -> tuple[float, f
 
 
 def report(pairs: Sequence[tuple[Timeline, Timeline]], recipe: Recipe) -> str:
-    """One table; a ratio is the median of the rounds' own ratios."""
+    """Format one table; a ratio is the median of the rounds' ratios."""
     rollouts = f"{recipe.rollouts.groups} x {recipe.rollouts.group_size}"
     same = all(ours.rewards == bare.rewards for ours, bare in pairs)
     rows = []

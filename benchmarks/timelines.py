@@ -1,4 +1,4 @@
-"""What a finished run left behind → where its seconds went."""
+"""Timelines of finished runs: the seconds of each part of a step."""
 
 import json
 from dataclasses import dataclass
@@ -14,10 +14,11 @@ from tasks.metrics import read_metrics
 
 @dataclass(frozen=True)
 class Timeline:
-    """Seconds: once a run, and of each step but the last, which no next one's first call ends.
+    """Seconds of a run's parts: once per run, and for each step but the last.
 
     `rollouts` is from the first call to the last rollout's end, `training` from the datums until
-    the new weights are saved, and `between` the rest of the step.
+    the new weights are saved, and `between` the rest of the step. The last step has no end, because
+    the next step's first call ends a step.
     """
 
     startup: float
@@ -35,7 +36,7 @@ class Timeline:
 
 
 def of_ratchet(run: Path, started: float, whole: float) -> Timeline:
-    """Read off the run's folder; `started` is the process's, in Unix time."""
+    """Read the timeline from a run's folder; `started` is the process's start (Unix time)."""
     metrics = read_metrics(run / "metrics.jsonl")
     begun = [_first_call(run / f"spans/train-{step:05d}.parquet") for step in range(len(metrics))]
     return Timeline(
@@ -49,7 +50,7 @@ def of_ratchet(run: Path, started: float, whole: float) -> Timeline:
 
 
 def of_bare_loop(report: Path, started: float, whole: float) -> Timeline:
-    """Read off the report that `bare_loop.py` wrote."""
+    """Read the timeline from the report of `bare_loop.py`."""
     steps = json.loads(report.read_text(encoding="utf-8"))
     pairs = list(pairwise(steps))
     return Timeline(
@@ -63,9 +64,9 @@ def of_bare_loop(report: Path, started: float, whole: float) -> Timeline:
 
 
 def ways(run: Path) -> tuple[float, float, float]:
-    """Medians of a training rollout's way to the door, of its one call there, of its way back.
+    """Return a rollout's median seconds before its call, in its call, and after its call.
 
-    All rollouts of a step are under way together, so these are times waited, not times worked.
+    All rollouts of a step run concurrently, so these seconds are mostly waiting.
     """
     there, at_the_door, back = [], [], []
     for spans in sorted((run / "spans").glob("train-*.parquet")):

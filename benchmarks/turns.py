@@ -1,6 +1,6 @@
-"""Rollouts of several turns whose prompts only grow: how many tokens, and which.
+"""The tokens of rollouts of several turns, whose prompts only grow.
 
-It imports nothing of the project, since the peer's environment reads it too.
+The module imports nothing of the project, because the peer's environment loads it too.
 """
 
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ from random import Random
 
 TURNS = 5
 GROWTH = 350
-"""Tokens that a turn adds to the prompt before its answer: with TURNS, a mean prompt of 1,000."""
+"""Tokens that a turn adds to the prompt; with TURNS turns the mean prompt is 1,000 tokens."""
 ANSWER = 74
-"""Tokens sampled a call, as in the measurements of long conversations that this follows."""
+"""Sampled tokens per call, as in published measurements of long conversations."""
 VOCABULARY = 32_000
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One call: `number` counts from 0 in its rollout."""
+    """One call of a rollout; `number` counts from 0."""
 
     rollout: int
     number: int
@@ -27,7 +27,7 @@ class Turn:
 
 
 def turns(rollouts: int, seed: int = 0) -> Iterator[Turn]:
-    """Those of each rollout in order, one rollout after another."""
+    """Yield the turns of each rollout in order, one rollout after another."""
     for rollout in range(rollouts):
         random = Random(f"{seed}/{rollout}")
         prompt: list[int] = []

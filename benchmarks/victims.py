@@ -1,4 +1,4 @@
-"""The processes that the kill harness starts, finds and kills: a training run, and its engine."""
+"""The processes that the kill harness kills: a training run and its engine."""
 
 import os
 import signal
@@ -22,17 +22,17 @@ Environment = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Training:
-    """A `ratchet train` process, and the folder that its run writes."""
+    """A `ratchet train` process, and its run's folder."""
 
     process: subprocess.Popen[bytes]
     run: Path
     started: float
-    """Unix time."""
+    """Start of the process, in Unix time."""
     size: int
-    """Of the folder when it started."""
+    """Size of the folder at the start of the process, in bytes."""
 
     def engine(self) -> int | None:
-        """The engine's process id; None while there is none."""
+        """Return the engine's process id, or None before the engine runs."""
         listed = subprocess.run(
             ["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
         )
@@ -43,7 +43,7 @@ class Training:
         return None
 
     def written(self) -> int:
-        """Bytes it has added to the run, its engine's files left aside."""
+        """Count the bytes that the process added to the run, without the engine's files."""
         return size_of(self.run) - self.size
 
     def ended_within(self, seconds: float) -> bool:
@@ -55,7 +55,7 @@ class Training:
 
 
 def train(run: Path, settings: Sequence[str], environment: Environment) -> Training:
-    """Start `ratchet train` on a run, which continues if it is there."""
+    """Start `ratchet train` on a run; a run that exists continues."""
     overrides = [part for setting in settings for part in ("--set", setting)]
     command = f"-m flows.cli train hello --run {run.name} --if-exists resume".split()
     started, size = time.time(), size_of(run)
@@ -72,24 +72,24 @@ def train(run: Path, settings: Sequence[str], environment: Environment) -> Train
 
 
 def log_of(run: Path) -> Path:
-    """What the processes of a run have printed."""
+    """Return the file of the output of a run's processes, and make its folder."""
     run.parent.mkdir(parents=True, exist_ok=True)
     return run.with_name(f"{run.name}.log")
 
 
 def size_of(run: Path) -> int:
-    """Bytes written so far by the flow: the path's files, without the lock and the engine's."""
+    """Count the bytes that the flow wrote, without the lock and the engine's files."""
     return sum(
         path.stat().st_size
         for path in (*run.glob("*.jsonl"), *run.glob("*/*.*"))
-        if path.parent.name != "engine" and not path.name.startswith(".")  # those may vanish
+        if path.parent.name != "engine" and not path.name.startswith(".")  # such files may vanish
     )
 
 
 def kill(training: Training, victim: str) -> str:
-    """Send SIGKILL to the flow's process (in which the door is), its engine, or both.
+    """Send SIGKILL to the flow's process (with the door), its engine, or both.
 
-    Where no engine runs yet it is the flow's process. Returns who was killed.
+    Before the engine runs, kill the flow's process. Return the killed part.
     """
     engine = training.engine() if victim != "flow" else None
     if engine is None:
@@ -102,7 +102,7 @@ def kill(training: Training, victim: str) -> str:
 
 
 def environment(home: Path, api: str) -> dict[str, str]:
-    """Of every process here: one Prefect server, no Tinker service, nothing that leaves."""
+    """Return the environment of all processes: one Prefect server, and no Tinker service."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TINKER_", "PREFECT_"))}
     return {
         **kept,
@@ -119,7 +119,7 @@ def environment(home: Path, api: str) -> dict[str, str]:
 
 @contextmanager
 def prefect_server(home: Path) -> Iterator[str]:
-    """A Prefect server that outlives the killed: the address of its API."""
+    """Run a Prefect server that no kill stops, and yield the address of its API."""
     home.mkdir(parents=True, exist_ok=True)
     port = _free_port()
     api = f"http://127.0.0.1:{port}/api"

@@ -1,25 +1,32 @@
-"""The engine behind its routes: one base model, its device, and everything that lives on them."""
+"""The engine behind the HTTP routes: one base model, its device, and all state on them."""
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Thread
 from typing import TypeVar
 
-from engine.base_models import BaseModel
-from engine.checkpoints import SAMPLER, TRAINING, Address, Checkpoint, Checkpoints, Clock, utc_now
 from engine.errors import NotFound, UserError
-from engine.futures import Futures
-from engine.lora import Lora
-from engine.model import LanguageModel
-from engine.registry import Registry, Run, Sampler
-from engine.resident import ResidentWeights
-from engine.scheduler import Scheduler
-from engine.training import Trainer
-from engine.weights import load_lora, load_optimizer, save_lora, save_optimizer
+from engine.model.base_models import BaseModel
+from engine.model.language_model import LanguageModel
+from engine.model.lora import LoraWeights
+from engine.sampling.resident_weights import ResidentWeights
+from engine.sampling.scheduler import Scheduler
+from engine.state.checkpoints import (
+    SAMPLER,
+    TRAINING,
+    CheckpointAddress,
+    CheckpointRecord,
+    CheckpointStore,
+    Clock,
+    SaveOptions,
+    utc_now,
+)
+from engine.state.registry import Registry, RunRecord, SamplerRecord
+from engine.state.weight_files import load_lora, load_optimizer, save_lora, save_optimizer
+from engine.training.trainer import Trainer
 
 T = TypeVar("T")
 
@@ -27,17 +34,20 @@ ABANDONED = timedelta(hours=2)
 
 
 @dataclass
-class Trainee:
-    """A live training client's model. `last_seq` is the number of its newest request."""
+class LiveModel:
+    """The model of a live training client; `last_seq` is the number of its newest request."""
 
-    run: Run
+    run: RunRecord
     trainer: Trainer
     used: datetime
     last_seq: int = 0
 
 
-class Engine:
-    """Lives on one event loop; `on_device` is the way to the device's thread."""
+class EngineCore:
+    """Model, registry, checkpoints and scheduler, used from one event loop.
+
+    `on_device` runs a function on the device thread.
+    """
 
     def __init__(
         self,
@@ -50,54 +60,55 @@ class Engine:
         self.base = base
         self.model = model
         self.registry = Registry(state, now)
-        self.checkpoints = Checkpoints(state, now)
+        self.checkpoints = CheckpointStore(state, now)
         self.scheduler = Scheduler(model, threads)
         self.resident = ResidentWeights()
-        self.futures = Futures()
-        self.trainees: dict[str, Trainee] = {}
+        self.live_models: dict[str, LiveModel] = {}
         self.copies: dict[str, str] = {}
-        """Idempotency key of a copy_weights → the path it made: such a request has no number."""
+        """Idempotency key of copy_weights → the path it created."""
 
     async def on_device(self, function: Callable[[], T]) -> T:
-        """Run on the device's thread, after what was handed to it before."""
-        return await awaited(self.scheduler.run(function))
+        """Run on the device thread, after all functions submitted before."""
+        return await asyncio.wrap_future(self.scheduler.run(function))
 
     def check_base_model(self, name: str) -> None:
-        if not self.base.is_called(name):
+        if not self.base.has_name(name):
             raise UserError(
-                f"this engine serves {self.base.name}, not {name!r}; ask for that one, or start "
-                f"an engine with --base-model {name}"
+                f"this engine serves {self.base.name}, not {name!r}; ask for {self.base.name}, or "
+                f"start an engine with --base-model {name}"
             )
 
-    def trainee(self, model_id: str) -> Trainee:
-        found = self.trainees.get(model_id)
+    def live_model(self, model_id: str) -> LiveModel:
+        found = self.live_models.get(model_id)
         if found is None:
-            raise NotFound(self._why_not_live(model_id))
+            raise NotFound(self._explain_missing(model_id))
         found.used = self.registry.now()
         return found
 
-    def enlist(self, run: Run, trainer: Trainer) -> None:
-        """A new training client lives; those of clients that died make room."""
-        self.trainees[run.run_id] = Trainee(run, trainer, self.registry.now())
-        for session_id in {trainee.run.session_id for trainee in self.trainees.values()}:
-            if self._abandoned(session_id):
+    def register(self, run: RunRecord, trainer: Trainer) -> None:
+        """Add a live model, and release the models of clients that died."""
+        self.live_models[run.run_id] = LiveModel(run, trainer, self.registry.now())
+        for session_id in {live_model.run.session_id for live_model in self.live_models.values()}:
+            if self._is_abandoned(session_id):
                 self.release(session_id)
 
-    def _abandoned(self, session_id: str) -> bool:
-        """Neither a sign of life nor a request for long: the client's process is no more."""
-        trainees = self.trainees.values()
-        used = [one.used for one in trainees if one.run.session_id == session_id]
-        last = max(*used, self.registry.last_heard(session_id))
+    def _is_abandoned(self, session_id: str) -> bool:
+        """Return True if the session had no heartbeat and no request for ABANDONED."""
+        live_models = self.live_models.values()
+        used = [one.used for one in live_models if one.run.session_id == session_id]
+        last = max(*used, self.registry.last_heartbeat(session_id))
         return self.registry.now() - last > ABANDONED
 
-    def _why_not_live(self, model_id: str) -> str:
+    def _explain_missing(self, model_id: str) -> str:
         if model_id not in self.registry.runs:
-            return f"there is no training client {model_id!r}; create one"
+            return f"there is no training client {model_id!r}; create a training client"
         fact = (
-            f"the training client {model_id} lives no more: the engine restarted, or its session "
-            "was closed or fell silent for hours; what it had not saved is lost"
+            f"the training client {model_id} is gone: the engine restarted, or the session was "
+            "closed or sent no heartbeat for hours; unsaved weights are lost"
         )
-        saved = [record for record in self.checkpoints.listed(model_id) if record.kind == TRAINING]
+        saved = [
+            record for record in self.checkpoints.find_all(model_id) if record.kind == TRAINING
+        ]
         if not saved:
             return f"{fact}. Nothing was saved; create a new training client"
         return (
@@ -105,9 +116,11 @@ class Engine:
             f"create_training_client_from_state_with_optimizer({str(saved[0].address)!r})"
         )
 
-    def loadable(self, path: str, kinds: tuple[str, ...] = (TRAINING, SAMPLER)) -> Address:
-        """The address of a checkpoint that fits this engine; raises UserError for any other."""
-        address = Address.parse(path)
+    def check_loadable(
+        self, path: str, kinds: tuple[str, ...] = (TRAINING, SAMPLER)
+    ) -> CheckpointAddress:
+        """Return a checkpoint's address; raise UserError if this engine cannot load it."""
+        address = CheckpointAddress.parse(path)
         checkpoint = self.checkpoints.find(address)
         self.check_base_model(checkpoint.base_model)
         if address.kind not in kinds:
@@ -117,16 +130,18 @@ class Engine:
             )
         return address
 
-    def loaded_trainer(self, address: Address, optimizer: bool) -> Trainer:
-        """On the device's thread: a trainer that continues from a checkpoint."""
-        trainer = Trainer(self.model, self._loaded_lora(address))
+    def load_trainer(self, address: CheckpointAddress, optimizer: bool) -> Trainer:
+        """Create a trainer that continues from a checkpoint; runs on the device thread."""
+        trainer = Trainer(self.model, self._load_lora(address))
         if optimizer:
             trainer.load_optimizer(load_optimizer(self.checkpoints.folder(address)))
         return trainer
 
-    def save(self, trainee: Trainee, address: Address, options: "SaveOptions") -> Checkpoint:
-        """On the device's thread: the weights as they are now, with Adam's state for training."""
-        trainer = trainee.trainer
+    def save(
+        self, live_model: LiveModel, address: CheckpointAddress, options: SaveOptions
+    ) -> CheckpointRecord:
+        """Save the current weights, for training with Adam's state; runs on the device thread."""
+        trainer = live_model.trainer
 
         def write(folder: Path) -> None:
             save_lora(trainer.lora, folder)
@@ -134,19 +149,13 @@ class Engine:
                 save_optimizer(trainer.optimizer_tensors(), folder)
 
         checkpoint = self.checkpoints.save(
-            address,
-            write,
-            base_model=self.base.name,
-            lora=trainer.lora.config,
-            ttl_seconds=options.ttl_seconds,
-            overwrite=options.overwrite,
-            user_metadata=options.user_metadata,
+            address, write, self.base.name, trainer.lora.config, options
         )
-        self.registry.touch(trainee.run.run_id)
+        self.registry.touch(live_model.run.run_id)
         return checkpoint
 
-    async def weights_of(self, sampler: Sampler) -> Lora | None:
-        """What a sampler's requests are answered with; None is the base model."""
+    async def weights_of(self, sampler: SamplerRecord) -> LoraWeights | None:
+        """Return the weights that answer a sampler's requests; None is the base model."""
         key = sampler.weights_key
         if key is None:
             return None
@@ -156,26 +165,26 @@ class Engine:
         if sampler.path is None:
             raise NotFound(
                 f"the weights of {sampler.sampler_id} were a snapshot of a training client and are "
-                "no longer in memory; make a new sampling client, or save them by name with "
+                "no longer in memory; make a new sampling client, or save the weights by name with "
                 "save_weights_for_sampler"
             )
         path = sampler.path
-        return await self.on_device(lambda: self._resident_from(path))
+        return await self.on_device(lambda: self._load_resident(path))
 
-    def _resident_from(self, path: str) -> Lora:
-        """On the device's thread, so that two first requests load the weights once."""
+    def _load_resident(self, path: str) -> LoraWeights:
+        """Load weights on the device thread, so that two first requests load them once."""
         resident = self.resident.get(path)
         if resident is None:
-            resident = self._loaded_lora(self.loadable(path))
+            resident = self._load_lora(self.check_loadable(path))
             self.resident.put(path, resident)
         return resident
 
-    def _loaded_lora(self, address: Address) -> Lora:
+    def _load_lora(self, address: CheckpointAddress) -> LoraWeights:
         checkpoint = self.checkpoints.find(address)
         return load_lora(self.model, checkpoint.lora, self.checkpoints.folder(address))
 
-    def keep_snapshot(self, sampler: Sampler, frozen: Lora) -> None:
-        """Answer the sampler's requests with weights that are in memory only."""
+    def keep_snapshot(self, sampler: SamplerRecord, frozen: LoraWeights) -> None:
+        """Add a sampler whose weights are in memory only."""
         key = sampler.weights_key
         assert key is not None
         self.resident.put(key, frozen)
@@ -183,29 +192,16 @@ class Engine:
 
     def release(self, session_id: str) -> None:
         """Free the memory of a closed session's training clients and snapshots."""
-        for run_id, trainee in list(self.trainees.items()):
-            if trainee.run.session_id == session_id:
-                del self.trainees[run_id]
+        for run_id, live_model in list(self.live_models.items()):
+            if live_model.run.session_id == session_id:
+                del self.live_models[run_id]
                 self.resident.remove(run_id)
         for sampler in self.registry.samplers.values():
             if sampler.session_id == session_id and sampler.weights == "snapshot":
                 self.resident.remove(sampler.sampler_id)
 
     def close(self, seconds: float) -> None:
-        """Stop the device's thread, unless what it computes takes longer than that."""
+        """Stop the device thread; wait at most `seconds` for its current computation."""
         closing = Thread(target=self.scheduler.close, daemon=True)
         closing.start()
         closing.join(seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class SaveOptions:
-    """What may be said of a checkpoint besides its name."""
-
-    ttl_seconds: int | None = None
-    overwrite: bool = False
-    user_metadata: dict[str, str] | None = None
-
-
-async def awaited(future: Future[T]) -> T:
-    return await asyncio.wrap_future(future)

@@ -1,19 +1,19 @@
-"""Mistakes of a caller: told in a sentence and as a 4xx, because the SDK waits minutes on a 5xx."""
+"""Errors of a caller, sent with a status 4xx because the SDK retries a 5xx for minutes."""
 
 
 class UserError(ValueError):
-    """The request cannot be carried out as asked. The text is shown to the user."""
+    """A request that cannot be carried out; the message is shown to the user."""
 
     status = 400
 
 
 class NotFound(UserError):
-    """What the request names is not here; the SDK raises at once."""
+    """A request that names something unknown; the SDK raises at once."""
 
     status = 404
 
 
 class Gone(UserError):
-    """It was here once. A SamplingClient answers this status by submitting its request anew."""
+    """A request that names something no longer kept; a SamplingClient submits again."""
 
     status = 410

@@ -229,7 +229,7 @@ def pretrain(
 ) -> None:
     """Build the engine's tiny base model anew; takes about an hour on two cores."""
     quiet_prefect(verbose=True)
-    from flows.pretrain import pretrain as flow
+    from pretraining.flow import pretrain as flow
 
     built = flow(folder=folder, seed=seed)
     print(f"{built} is ready: `ratchet engine --base-model {built.resolve()}` serves it")

@@ -13,7 +13,7 @@ from tinker import Datum
 
 from adapters.errors import UserError
 from adapters.tinker.faults import ServiceRefused
-from adapters.tinker.live_policy import LivePolicy, LoraWeights, UpdateMethod, UpdateResult
+from adapters.tinker.live_policy import LivePolicy, LoraSpec, UpdateMethod, UpdateResult
 from adapters.tinker.service import Service
 from tasks.advantages import CreditAssignment
 from tasks.checkpoints import CheckpointError, Ledger
@@ -38,7 +38,7 @@ class TrainedPolicy:
 
     name: str
     roles: tuple[str, ...]
-    lora: LoraWeights
+    lora: LoraSpec
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Fixtures: a random tiny model, and an engine that serves it from a thread of this process."""
+"""Fixtures: a random tiny model, and an engine that serves the model in a thread."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from adapters.tinker.service import Service
 
-# Everything heavy is imported where it is used: a test that needs no engine loads this file too.
+# Heavy modules are imported where they are used, because tests without an engine load this file.
 
 KEY = "tml-of-the-tests"
 TINY_CHAT = Path("local/tiny-chat")
@@ -24,7 +24,7 @@ TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
 
 @dataclass(frozen=True)
 class Address:
-    """Where an engine under test is, and the one model it serves."""
+    """Address, key, base model and state folder of an engine under test."""
 
     url: str
     key: str
@@ -33,7 +33,7 @@ class Address:
 
 
 def make_tiny_model(folder: Path) -> Path:
-    """Two random layers, 264 tokens: one for each byte, and three special ones."""
+    """Save a model of two random layers and 264 tokens: 256 bytes, special tokens and padding."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -66,18 +66,18 @@ def make_tiny_model(folder: Path) -> Path:
 
 @contextmanager
 def serving(folder: Path, state: Path) -> Iterator[Address]:
-    from engine import base_models
-    from engine.__main__ import listening
-    from engine.running import run
+    from engine.__main__ import listen
+    from engine.api.server import ServerSettings, run
+    from engine.model import base_models
 
     base = base_models.find(str(folder))
     ready, stopped = threading.Event(), threading.Event()
-    listener = listening("127.0.0.1", 0)
+    listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
 
     def serve() -> None:
         try:
-            run(base, listener, state, 1, "cpu", KEY, stopped, lambda *_: ready.set())
+            run(base, ServerSettings(state, KEY), listener, stopped, lambda *_: ready.set())
         finally:
             ready.set()
 
@@ -106,7 +106,7 @@ def connected(address: Address) -> "Iterator[tinker.ServiceClient]":
 
 @contextmanager
 def tiny_chat_service(state: Path) -> "Iterator[Service]":
-    """The shipped model's service, as a run has it."""
+    """Yield a Tinker service of the shipped model, as a run uses it."""
     import tinker
 
     from adapters.tinker.service import Service
@@ -146,13 +146,13 @@ def rest(address: Address) -> "tinker.RestClient":
 
 @pytest.fixture
 def restartable(tiny_model: Path, tmp_path: Path) -> Callable[[], AbstractContextManager[Address]]:
-    """Each call serves the same state folder anew."""
+    """Return a function whose every call serves the same state folder again."""
     return lambda: serving(tiny_model, tmp_path / "state")
 
 
 @pytest.fixture(scope="module")
 def tiny_chat(tmp_path_factory: pytest.TempPathFactory, no_tinker: None) -> Iterator[Address]:
-    """The shipped model, on an engine that whatever asks for a Tinker service here finds."""
+    """Serve the shipped model at the Tinker address of the environment."""
     state = tmp_path_factory.mktemp("state")
     with serving(TINY_CHAT, state) as served, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TINKER_BASE_URL", served.url)

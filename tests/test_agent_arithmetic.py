@@ -1,7 +1,7 @@
 import pytest
 
 from agents import arithmetic
-from tasks.corpora import arithmetic as corpus
+from pretraining.corpora import arithmetic as corpus
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from adapters.calls import POLICY
 from agents import guess_the_number
-from tasks.corpora import guess_the_number as corpus
+from pretraining.corpora import guess_the_number as corpus
 from tests.scripted_door import ScriptedDoor, scripted_door
 
 GAME = {"high": 20, "guesses": 5, "secret": 17}

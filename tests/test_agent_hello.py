@@ -8,7 +8,7 @@ from threading import Thread
 import pytest
 
 from agents import hello
-from tasks.corpora import hello as corpus
+from pretraining.corpora import hello as corpus
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,15 @@ from adapters.calls import POLICY
 from adapters.harness.agents import load_agent
 from agents import twenty_questions
 from flows.deployments import named_recipe
-from tasks.corpora import twenty_questions as corpus
-from tasks.corpora import twenty_questions_search as with_search
-from tasks.corpora.conversation import user
+from pretraining.corpora import twenty_questions as corpus
+from pretraining.corpora import twenty_questions_search as with_search
+from pretraining.corpora.conversation import user
 from tests.scripted_door import ScriptedDoor, scripted_door
 
 ANSWERS = "function:agents.twenty_questions_answers:answer"
 SEARCH = "function:agents.twenty_questions_answers:search"
 HERON = {"answer": "heron", "category": "bird"}
-EXPERT = corpus.TwentyQuestions()
+EXPERT = corpus.TwentyQuestionsCorpus()
 
 
 def played(door: ScriptedDoor, rollout: int = 0, example: dict[str, str] = HERON) -> float:
@@ -141,7 +141,7 @@ def test_the_base_model_has_read_what_is_sent_where_there_is_a_search() -> None:
     assert system == {"role": "system", "content": with_search.SYSTEM}
     assert asked["content"] == f"\nCurrent Task: {corpus.opening()}"
     assert json.dumps(first.request.tools) == json.dumps([with_search.SEARCH])
-    assert after.request.messages[-1]["content"] == with_search.found("heron")
+    assert after.request.messages[-1]["content"] == with_search.search_result("heron")
 
 
 def test_with_a_search_too_the_conversation_only_grows() -> None:

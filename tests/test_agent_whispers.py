@@ -6,7 +6,7 @@ import pytest
 
 from adapters.calls import POLICY
 from agents import whispers
-from tasks.corpora import hello as corpus
+from pretraining.corpora import hello as corpus
 from tests.scripted_door import ScriptedDoor, scripted_door
 
 ROLES = {"teller": POLICY, "listener": POLICY}

@@ -5,19 +5,19 @@ from random import Random
 
 import pytest
 
-from tasks.corpora import arithmetic, gem_guesses, hello, mixture, tool_calls
-from tasks.corpora import guess_the_number as guessing
-from tasks.corpora import twenty_questions as twenty
-from tasks.corpora import twenty_questions_search as with_search
-from tasks.corpora.conversation import Conversation, Exam
+from pretraining.corpora import arithmetic, gem_guesses, hello, mixture, tool_calls
+from pretraining.corpora import guess_the_number as guessing
+from pretraining.corpora import twenty_questions as twenty
+from pretraining.corpora import twenty_questions_search as with_search
+from pretraining.corpora.conversation import Conversation, Exam
 
 pytest.importorskip("gem", reason="GEM is not installed: pip install gem-llm==0.1.0")
 
-FORMATS = mixture.examined()
+FORMATS = mixture.examined_corpora()
 
 
 def played(exam: Exam, player: Callable[[Conversation], str]) -> float:
-    """The reward of one that answers every prompt."""
+    """Return the reward of a player that answers every prompt."""
     prompt = next(exam)
     while True:
         try:
@@ -40,30 +40,30 @@ def _right(name: str, prompt: Conversation) -> str:
         return gem_guesses.halving(prompt.messages)
     said = [message["content"] for message in prompt.messages if message["role"] != "system"]
     told = [content.removeprefix("\nCurrent Task: ") for content in said[2::2]]
-    return twenty.TwentyQuestions().expert(dict(zip(said[1::2], told, strict=True)))
+    return twenty.TwentyQuestionsCorpus().expert(dict(zip(said[1::2], told, strict=True)))
 
 
 GAMES = ["guess_the_number", "gem_guesses", "twenty_questions", "twenty_questions_search"]
 
 
 @pytest.mark.parametrize("name", ["hello", *GAMES])
-def test_a_perfect_player_earns_everything(name: str) -> None:
+def test_perfect_player_earns_every_reward(name: str) -> None:
     for index in range(40):
         assert played(FORMATS[name].exam(index), partial(_right, name)) == 1.0
 
 
-def test_the_same_seed_streams_the_same_conversations() -> None:
+def test_equal_seeds_stream_equal_conversations() -> None:
     first, second = (list(islice(mixture.stream("s", 0.5), 50)) for _ in range(2))
     assert first == second
 
 
-def test_every_conversation_ends_with_an_answer_that_is_not_empty() -> None:
+def test_every_conversation_ends_with_a_nonempty_answer() -> None:
     for conversation in islice(mixture.stream("s", 1.0), 500):
         assert conversation.messages[-1]["role"] == "assistant"
         assert all(message["content"] for message in conversation.messages)
 
 
-def test_held_out_identities_and_problems_are_never_read() -> None:
+def test_documents_contain_no_held_out_identities_or_problems() -> None:
     held_out = {hello.question(name) for name in hello.identities()[: hello.TEST]}
     held_out |= {
         arithmetic.question(str(row["question"]))
@@ -102,19 +102,19 @@ def _result(asked: str) -> int:
     return numbers[0] - numbers[1]
 
 
-def test_clean_arithmetic_is_worked_out() -> None:
+def test_clean_arithmetic_documents_show_every_step() -> None:
     assert all(
         _rewarded("arithmetic", FORMATS["arithmetic"].document(Random(seed), noise=0.0)) == 1.0
         for seed in range(100)
     )
 
 
-def test_a_guess_is_the_last_number_said() -> None:
+def test_guess_is_the_last_number_of_an_answer() -> None:
     assert guessing.guess_in("From 11 to 20. My guess is 15.") == 15
     assert guessing.guess_in("I do not know.") is None
 
 
-def test_twenty_questions_are_answered_by_the_table() -> None:
+def test_twenty_questions_answers_come_from_the_table() -> None:
     heron = next(noun for noun in twenty.nouns() if noun["answer"] == "heron")
     assert twenty.answer_to("Does it fly?", heron) == ("yes", False)
     assert twenty.answer_to("does it FLY?", heron) == ("yes", False)
@@ -124,7 +124,7 @@ def test_twenty_questions_are_answered_by_the_table() -> None:
     assert twenty.answer_to("What is it?", heron) == ("n/a", False)
 
 
-def test_twenty_questions_are_lost_after_twenty() -> None:
+def test_twenty_questions_are_lost_after_twenty_turns() -> None:
     asked: list[Conversation] = []
     exam = FORMATS["twenty_questions"].exam(0)
     assert played(exam, lambda prompt: asked.append(prompt) or "Is it a sofa?") == 0.0
@@ -132,7 +132,7 @@ def test_twenty_questions_are_lost_after_twenty() -> None:
     assert len(asked[-1].messages) == 1 + 2 * 19
 
 
-def test_a_search_costs_no_question_but_the_third_before_one_does() -> None:
+def test_third_search_before_a_question_costs_a_question() -> None:
     asked: list[Conversation] = []
     look_up = tool_calls.call("search", {"query": "sofa"})
     exam = FORMATS["twenty_questions_search"].exam(0)
@@ -143,19 +143,19 @@ def test_a_search_costs_no_question_but_the_third_before_one_does() -> None:
     assert found["content"].startswith("sofa (furniture): yes to ")
 
 
-def test_a_search_that_sets_the_scene_is_not_learnt() -> None:
+def test_context_only_searches_are_not_trained() -> None:
     games = [FORMATS["twenty_questions_search"].document(Random(seed), 0.0) for seed in range(40)]
     looked_up = [
         (game, place)
         for game in games
         for place, said in enumerate(game.messages)
-        if with_search.searched(said["content"])
+        if with_search.parse_query(said["content"])
     ]
     assert looked_up
     assert all(place in game.ignored for game, place in looked_up)
 
 
-def test_a_tool_call_must_parse_and_be_the_wanted_one() -> None:
+def test_tool_call_must_parse_and_be_the_right_one() -> None:
     call = tool_calls.call("add", {"a": 1, "b": 2})
     assert tool_calls.reward(call, "add", {"b": 2, "a": 1}) == 1.0
     assert tool_calls.reward(call, "add", {"a": 1, "b": 3}) == 0.0
@@ -163,7 +163,7 @@ def test_a_tool_call_must_parse_and_be_the_wanted_one() -> None:
     assert tool_calls.reward("It is 3.", "add", {"a": 1, "b": 2}) == 0.0
 
 
-def test_wandering_answers_are_marked_so_that_they_are_not_learnt() -> None:
+def test_context_only_answers_are_marked_as_ignored() -> None:
     rng = Random(1)
     games = [FORMATS["guess_the_number"].document(rng, noise=0.0) for _ in range(200)]
     assert any(game.ignored for game in games)

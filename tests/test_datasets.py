@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.corpora import arithmetic, gem_guesses, guess_the_number, hello
+from pretraining.corpora import arithmetic, gem_guesses, guess_the_number, hello
 
 DATASETS = Path(__file__).parents[1] / "datasets"
 FILES = [

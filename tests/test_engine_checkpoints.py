@@ -1,4 +1,4 @@
-"""Saved weights: loaded, listed, published, copied, expired, and still there after a restart."""
+"""Checkpoints of the engine: loading, listing, publishing, copying, expiry and restarts."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,14 +9,13 @@ import pytest
 import tinker
 from tinker import types
 
-from engine.base_models import BaseModel
-from engine.checkpoints import Address as CheckpointAddress
-from engine.checkpoints import Checkpoints
-from engine.core import Engine
+from engine.core import EngineCore
 from engine.errors import NotFound, UserError
-from engine.lora import Lora, LoraConfig
-from engine.model import LanguageModel
-from engine.training import Trainer
+from engine.model.base_models import BaseModel
+from engine.model.language_model import LanguageModel
+from engine.model.lora import LoraConfig, LoraWeights
+from engine.state.checkpoints import CheckpointAddress, CheckpointStore, SaveOptions
+from engine.training.trainer import Trainer
 from tests.engine_server import Address, connected
 
 ADAM = types.AdamParams(learning_rate=1e-2)
@@ -45,7 +44,7 @@ def paths(rest: tinker.RestClient) -> list[str]:
     return [one.tinker_path for one in rest.list_user_checkpoints().result().checkpoints]
 
 
-def test_a_client_from_state_with_optimizer_goes_on_exactly(
+def test_client_from_state_with_optimizer_continues_with_the_same_bits(
     service: tinker.ServiceClient, address: Address
 ) -> None:
     client = created(service, address)
@@ -58,7 +57,7 @@ def test_a_client_from_state_with_optimizer_goes_on_exactly(
     assert [step(resumed) for _ in range(3)] == [step(client) for _ in range(3)]
 
 
-def test_a_client_from_state_without_optimizer_begins_with_fresh_moments(
+def test_client_from_state_without_optimizer_starts_with_zero_moments(
     service: tinker.ServiceClient, address: Address
 ) -> None:
     client = created(service, address)
@@ -72,7 +71,9 @@ def test_a_client_from_state_without_optimizer_begins_with_fresh_moments(
 
 
 @pytest.mark.filterwarnings("ignore:DEPRECATED:FutureWarning")
-def test_a_live_client_can_be_set_back(service: tinker.ServiceClient, address: Address) -> None:
+def test_live_client_can_load_an_earlier_checkpoint(
+    service: tinker.ServiceClient, address: Address
+) -> None:
     client = created(service, address)
     step(client)
     path = client.save_state("first").result().path
@@ -83,7 +84,7 @@ def test_a_live_client_can_be_set_back(service: tinker.ServiceClient, address: A
     assert step(client) == after[0]
 
 
-def test_a_name_is_taken_until_it_is_overwritten_or_deleted(
+def test_saving_under_a_taken_name_needs_overwrite_or_delete(
     service: tinker.ServiceClient, rest: tinker.RestClient, address: Address
 ) -> None:
     client = created(service, address)
@@ -100,7 +101,7 @@ def test_a_name_is_taken_until_it_is_overwritten_or_deleted(
     client.save_state("same").result()
 
 
-def test_checkpoints_are_listed_newest_first_with_what_is_known_of_them(
+def test_checkpoints_are_listed_newest_first_with_metadata(
     service: tinker.ServiceClient, rest: tinker.RestClient, address: Address
 ) -> None:
     client = created(service, address)
@@ -132,7 +133,7 @@ def test_checkpoints_are_listed_newest_first_with_what_is_known_of_them(
     assert by_path.training_run_id == client.model_id
 
 
-def test_a_checkpoint_is_published_and_withdrawn(
+def test_checkpoint_is_published_and_unpublished(
     service: tinker.ServiceClient, rest: tinker.RestClient, address: Address
 ) -> None:
     client = created(service, address)
@@ -147,7 +148,7 @@ def test_a_checkpoint_is_published_and_withdrawn(
     assert not public()
 
 
-def test_an_expired_checkpoint_is_gone_from_lists_and_says_why_it_cannot_be_loaded(
+def test_expired_checkpoint_is_not_listed_and_loading_it_names_the_expiry(
     service: tinker.ServiceClient, rest: tinker.RestClient, address: Address
 ) -> None:
     client = created(service, address)
@@ -172,7 +173,7 @@ def test_an_expired_checkpoint_is_gone_from_lists_and_says_why_it_cannot_be_load
     assert list(address.state.rglob("kept.*/*")) != []
 
 
-def test_a_copy_outlives_its_source_and_cannot_be_trained(
+def test_copied_checkpoint_survives_its_source_and_cannot_be_trained(
     service: tinker.ServiceClient, rest: tinker.RestClient, address: Address
 ) -> None:
     client = created(service, address)
@@ -189,7 +190,7 @@ def test_a_copy_outlives_its_source_and_cannot_be_trained(
         service.create_training_client_from_state(copied).result()
 
 
-def test_weights_info_tells_what_a_checkpoint_is_of(
+def test_weights_info_describes_base_model_and_lora(
     service: tinker.ServiceClient, rest: tinker.RestClient, address: Address
 ) -> None:
     path = created(service, address).save_state("i").result().path
@@ -197,7 +198,7 @@ def test_weights_info_tells_what_a_checkpoint_is_of(
     assert (info.base_model, info.is_lora, info.lora_rank) == (address.base_model, True, 4)
 
 
-def test_saved_work_survives_a_restart_and_unsaved_work_says_how_to_go_on(
+def test_saved_weights_survive_a_restart_and_lost_clients_name_the_last_checkpoint(
     restartable: Restartable,
 ) -> None:
     with restartable() as address, connected(address) as service:
@@ -236,7 +237,7 @@ def test_saved_work_survives_a_restart_and_unsaved_work_says_how_to_go_on(
         resumed.model_id = lost
 
 
-def test_a_sampling_client_of_saved_weights_goes_on_over_a_restart_and_a_snapshot_does_not(
+def test_sampling_client_of_saved_weights_survives_a_restart_and_a_snapshot_does_not(
     restartable: Restartable,
 ) -> None:
     with restartable() as address, connected(address) as service:
@@ -255,51 +256,49 @@ def test_a_sampling_client_of_saved_weights_goes_on_over_a_restart_and_a_snapsho
             other.compute_logprobs(PROMPT).result()
 
 
-def test_a_training_client_whose_process_died_makes_room_for_the_next(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_training_clients_without_heartbeat_are_released(tiny_model: Path, tmp_path: Path) -> None:
     clock = [datetime(2026, 1, 1, tzinfo=UTC)]
     model = LanguageModel.load(tiny_model)
-    engine = Engine(BaseModel("local/x", tiny_model), model, tmp_path, now=lambda: clock[0])
+    engine = EngineCore(BaseModel("local/x", tiny_model), model, tmp_path, now=lambda: clock[0])
     request = types.CreateSessionRequest(tags=[], user_metadata=None, sdk_version="t")
-    sessions = [engine.registry.open_session(request).session_id for _ in range(3)]
+    sessions = [engine.registry.create_session(request).session_id for _ in range(3)]
 
-    def enlist(session_id: str, number: int) -> None:
+    def register(session_id: str, number: int) -> None:
         config = LoraConfig(rank=1, seed=0)
-        run = engine.registry.open_run(
+        run = engine.registry.create_run(
             f"{session_id}:train:{number}", session_id, "x", config, None
         )
-        engine.enlist(run, Trainer(model, Lora.initial(model, config)))
+        engine.register(run, Trainer(model, LoraWeights.initial(model, config)))
 
-    enlist(sessions[0], 0)
-    enlist(sessions[1], 0)
+    register(sessions[0], 0)
+    register(sessions[1], 0)
     clock[0] += timedelta(hours=3)
-    engine.registry.heard_from(sessions[1])
-    enlist(sessions[2], 0)
-    assert sorted(engine.trainees) == sorted(f"{one}:train:0" for one in sessions[1:])
-    with pytest.raises(NotFound, match="fell silent"):
-        engine.trainee(f"{sessions[0]}:train:0")
+    engine.registry.record_heartbeat(sessions[1])
+    register(sessions[2], 0)
+    assert sorted(engine.live_models) == sorted(f"{one}:train:0" for one in sessions[1:])
+    with pytest.raises(NotFound, match="no heartbeat"):
+        engine.live_model(f"{sessions[0]}:train:0")
     engine.close(5)
 
 
-def checkpoints(folder: Path, **clock: Callable[[], datetime]) -> Checkpoints:
-    return Checkpoints(folder, **clock)
+def checkpoints(folder: Path, **clock: Callable[[], datetime]) -> CheckpointStore:
+    return CheckpointStore(folder, **clock)
 
 
-def save(store: Checkpoints, name: str = "a", **options: int | bool) -> None:
+def save(store: CheckpointStore, name: str = "a", ttl_seconds: int | None = None) -> None:
     def write(folder: Path) -> None:
         (folder / "tensors").write_text(name)
 
     store.save(
         CheckpointAddress("run", "weights", name),
         write,
-        base_model="local/tiny",
-        lora=LoraConfig(rank=2),
-        **options,  # type: ignore[arg-type]
+        "local/tiny",
+        LoraConfig(rank=2),
+        SaveOptions(ttl_seconds),
     )
 
 
-def test_a_save_that_fails_leaves_the_checkpoint_it_was_to_replace(tmp_path: Path) -> None:
+def test_failed_save_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     store = checkpoints(tmp_path)
     save(store)
 
@@ -309,32 +308,32 @@ def test_a_save_that_fails_leaves_the_checkpoint_it_was_to_replace(tmp_path: Pat
 
     address = CheckpointAddress("run", "weights", "a")
     with pytest.raises(OSError, match="no space"):
-        store.save(address, fail, base_model="local/tiny", lora=LoraConfig(rank=2), overwrite=True)
+        store.save(address, fail, "local/tiny", LoraConfig(rank=2), SaveOptions(overwrite=True))
     for kept in (store, checkpoints(tmp_path)):
         assert (kept.folder(address) / "tensors").read_text() == "a"
     assert len(list(tmp_path.glob("tensors/run/weights/*"))) == 1
 
 
-def test_what_an_interrupted_save_left_is_cleared_away(tmp_path: Path) -> None:
+def test_files_of_an_interrupted_save_are_deleted(tmp_path: Path) -> None:
     save(checkpoints(tmp_path))
     tensors = tmp_path / "tensors" / "run" / "weights"
     (tensors / "b.0000").mkdir()
     (tensors / ".c.0000.partial").mkdir()
-    assert len(checkpoints(tmp_path).listed()) == 1
+    assert len(checkpoints(tmp_path).find_all()) == 1
     assert len(list(tensors.iterdir())) == 1
 
 
-def test_time_runs_for_a_checkpoint_while_the_engine_does_not(tmp_path: Path) -> None:
+def test_checkpoint_expires_while_the_engine_is_stopped(tmp_path: Path) -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     save(checkpoints(tmp_path, now=lambda: now), ttl_seconds=3600)
     before = checkpoints(tmp_path, now=lambda: now + timedelta(seconds=3599))
-    assert len(before.listed()) == 1
+    assert len(before.find_all()) == 1
     after = checkpoints(tmp_path, now=lambda: now + timedelta(seconds=3600))
-    assert after.listed() == []
+    assert after.find_all() == []
     with pytest.raises(NotFound, match="expired at 2026-01-01 01:00:00 UTC"):
         after.find(CheckpointAddress("run", "weights", "a"))
     save(after)  # the name is free again
-    assert len(after.listed()) == 1
+    assert len(after.find_all()) == 1
 
 
 @pytest.mark.parametrize(
@@ -350,6 +349,6 @@ def test_time_runs_for_a_checkpoint_while_the_engine_does_not(tmp_path: Path) ->
         "tinker://run/weights/" + "a" * 201,
     ],
 )
-def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
+def test_invalid_checkpoint_paths_are_refused(path: str) -> None:
     with pytest.raises(UserError):
         CheckpointAddress.parse(path)

@@ -1,4 +1,4 @@
-"""`python -m engine`: what it prints, when it stops, and how it refuses to start."""
+"""The command `python -m engine`: its output, its end, and its refusals to start."""
 
 import os
 import signal
@@ -15,10 +15,10 @@ import tinker
 import torch
 from tinker import types
 
-from engine import base_models
-from engine.__main__ import checked_key, serve
-from engine.disk import alone
+from engine.__main__ import ServeOptions, resolve_key, serve
 from engine.errors import UserError
+from engine.model import base_models
+from engine.state.disk import lock_state
 from tests.engine_server import Address, connected
 
 
@@ -50,7 +50,7 @@ def started(
 
 
 def refused(*arguments: str | Path) -> str:
-    """The one line of a command that could not start."""
+    """Return the one line of a command that could not start."""
     done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=20)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -58,7 +58,7 @@ def refused(*arguments: str | Path) -> str:
     return done.stderr
 
 
-def test_it_serves_until_its_standard_input_closes(tiny_model: Path, tmp_path: Path) -> None:
+def test_engine_serves_until_standard_input_closes(tiny_model: Path, tmp_path: Path) -> None:
     with started(tiny_model, tmp_path, "--exit-with-stdin") as (process, address):
         assert address.url.startswith("http://127.0.0.1:")
         assert address.key.startswith("tml-")
@@ -71,9 +71,7 @@ def test_it_serves_until_its_standard_input_closes(tiny_model: Path, tmp_path: P
         assert process.wait(10) == 0
 
 
-def test_a_signal_ends_it_at_once_though_it_computes_and_is_polled(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_signal_stops_a_busy_engine_at_once(tiny_model: Path, tmp_path: Path) -> None:
     with started(tiny_model, tmp_path) as (process, address):
         service = tinker.ServiceClient(base_url=address.url, api_key=address.key)
         client = service.create_lora_training_client(base_model=address.base_model).result()
@@ -92,37 +90,35 @@ def test_a_signal_ends_it_at_once_though_it_computes_and_is_polled(
         service.holder.run_coroutine_threadsafe(service.holder.aclose()).result(5)
 
 
-def test_it_explains_itself_quickly() -> None:
+def test_help_is_printed_without_loading_torch() -> None:
     start = time.monotonic()
     done = subprocess.run(command("--help"), capture_output=True, text=True, timeout=20)
     assert "--exit-with-stdin" in done.stdout
     assert time.monotonic() - start < 2  # torch alone takes longer
 
 
-def test_a_base_model_that_is_not_there_is_one_line_and_a_status(tmp_path: Path) -> None:
-    assert "is not there" in refused("--base-model", tmp_path / "nothing")
+def test_missing_base_model_exits_with_one_line(tmp_path: Path) -> None:
+    assert "does not exist" in refused("--base-model", tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     assert "no config.json" in refused("--base-model", tmp_path / "empty")
     assert "known are local/tiny-chat" in refused("--base-model", "local/other")
 
 
-def test_a_folder_that_is_no_model_is_a_mistake_of_the_user(tmp_path: Path) -> None:
+def test_folder_without_a_model_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     with pytest.raises(UserError, match=r"cannot be loaded on cpu: .*\w"):
-        serve(str(tmp_path), state=tmp_path / "state")
+        serve(ServeOptions(str(tmp_path), state=tmp_path / "state"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
-def test_a_device_that_is_not_there_is_a_mistake_of_the_user(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_missing_device_is_a_user_error(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot be loaded on cuda: .*CUDA"):
-        serve(str(tiny_model), state=tmp_path / "state", device="cuda")
+        serve(ServeOptions(str(tiny_model), state=tmp_path / "state", device="cuda"))
     with pytest.raises(UserError, match="threads"):
-        serve(str(tiny_model), state=tmp_path / "state", threads=0)
+        serve(ServeOptions(str(tiny_model), state=tmp_path / "state", threads=0))
 
 
-def test_an_occupied_port_is_one_line_and_a_status(tiny_model: Path) -> None:
+def test_port_in_use_exits_with_one_line(tiny_model: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -130,28 +126,28 @@ def test_an_occupied_port_is_one_line_and_a_status(tiny_model: Path) -> None:
         assert f"port {port}" in refused("--base-model", tiny_model, "--port", port)
 
 
-def test_a_state_folder_belongs_to_one_engine(tmp_path: Path) -> None:
+def test_state_folder_is_locked_by_one_engine(tmp_path: Path) -> None:
     with (
-        alone(tmp_path),
+        lock_state(tmp_path),
         pytest.raises(UserError, match="another engine"),
-        alone(tmp_path, patience_seconds=0.1),
+        lock_state(tmp_path, patience_seconds=0.1),
     ):
         pass
-    with alone(tmp_path):
+    with lock_state(tmp_path):
         pass
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot keep state"), alone(tmp_path / "file"):
+    with pytest.raises(UserError, match="cannot keep state"), lock_state(tmp_path / "file"):
         pass
 
 
-def test_a_key_the_sdk_would_refuse_is_refused_before_it_is_shown() -> None:
-    assert checked_key("tml-mine") == "tml-mine"
-    assert checked_key(None) != checked_key("")
+def test_key_that_the_sdk_would_refuse_is_refused() -> None:
+    assert resolve_key("tml-mine") == "tml-mine"
+    assert resolve_key(None) != resolve_key("")
     with pytest.raises(UserError, match="tml-"):
-        checked_key("sk-123")
+        resolve_key("sk-123")
 
 
-def test_a_local_id_finds_its_tokenizer_in_the_hugging_face_cache(
+def test_tokenizer_of_a_local_id_is_in_the_hugging_face_cache(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import AutoTokenizer
@@ -159,7 +155,7 @@ def test_a_local_id_finds_its_tokenizer_in_the_hugging_face_cache(
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     for _ in range(2):  # a second engine finds the entry of the first
-        base_models.enter_in_cache(base_models.BaseModel("local/tiny-test", tiny_model))
+        base_models.add_to_cache(base_models.BaseModel("local/tiny-test", tiny_model))
     hub = tmp_path / "hub"
     tokenizer = AutoTokenizer.from_pretrained(
         "local/tiny-test", cache_dir=hub, local_files_only=True
@@ -168,7 +164,7 @@ def test_a_local_id_finds_its_tokenizer_in_the_hugging_face_cache(
     assert not list(hub.rglob("*.safetensors"))
 
 
-def test_the_folder_of_the_cache_is_the_one_huggingface_hub_uses(
+def test_cache_folder_equals_that_of_huggingface_hub(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", "/caches/hub")
@@ -181,13 +177,13 @@ def test_the_folder_of_the_cache_is_the_one_huggingface_hub_uses(
     assert base_models.cache_folder() == Path.home() / ".cache" / "huggingface" / "hub"
 
 
-def test_a_folder_is_called_by_any_way_of_writing_its_path(
+def test_base_model_folder_matches_every_spelling_of_its_path(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tiny_model.parent)
     base = base_models.find(str(tiny_model))
     assert base.name == str(tiny_model)
     for name in (str(tiny_model), f"./{tiny_model.name}", f"{tiny_model}/"):
-        assert base.is_called(name)
+        assert base.has_name(name)
     for name in ("local/tiny-chat", "Qwen/Qwen3-8B", str(tiny_model.parent)):
-        assert not base.is_called(name)
+        assert not base.has_name(name)

@@ -1,4 +1,4 @@
-"""What the engine does not do, it says at once: a sentence and a 4xx, or a failed request."""
+"""Refusals of the engine: a 4xx with a message, or a failed request, at once."""
 
 import asyncio
 import json
@@ -19,9 +19,7 @@ from tinker import types
 from tinker.proto import tinker_public_pb2 as pb
 from tinker.types import RequestErrorCategory
 
-from engine.api import runs, sampling, sessions, training, weights
-from engine.api import service as service_routes
-from engine.server import create_app
+from engine.api.app import ROUTERS, create_app
 from tests.engine_server import Address
 
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -52,7 +50,7 @@ def datum(**inputs: list[float]) -> types.Datum:
 
 
 def raised(call: Callable[[], object]) -> tinker.TinkerError:
-    """The SDK's error, and soon: within a second, or three where the machine is busy."""
+    """Return the SDK's error, which must come within a second, or three on a busy machine."""
     start = time.monotonic()
     with pytest.raises(tinker.TinkerError) as caught:
         call()
@@ -69,7 +67,7 @@ def raised(call: Callable[[], object]) -> tinker.TinkerError:
         ("cross_entropy", {"weights": [1.0] * 2}, "weights"),
     ],
 )
-def test_a_loss_that_cannot_be_computed_blames_the_request(
+def test_loss_that_cannot_be_computed_is_a_user_error(
     trained: tinker.TrainingClient, loss: str, inputs: dict[str, list[float]], sentence: str
 ) -> None:
     error = raised(
@@ -80,14 +78,14 @@ def test_a_loss_that_cannot_be_computed_blames_the_request(
     assert error.category is RequestErrorCategory.User
 
 
-def test_a_client_goes_on_after_a_refusal(trained: tinker.TrainingClient) -> None:
+def test_client_continues_after_a_refused_request(trained: tinker.TrainingClient) -> None:
     raised(lambda: trained.save_state("../up").result())
     raised(lambda: trained.forward([datum()], "ppo").result())
     assert trained.forward([datum(weights=[1.0] * 3)], "cross_entropy").result().metrics
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "", "a b", "a" * 300, "ü"])
-def test_a_name_that_is_no_name_is_refused(trained: tinker.TrainingClient, name: str) -> None:
+def test_invalid_checkpoint_names_are_refused(trained: tinker.TrainingClient, name: str) -> None:
     for save in (trained.save_state, trained.save_weights_for_sampler):
         error = raised(lambda save=save: save(name).result())
         assert isinstance(error, tinker.BadRequestError)
@@ -95,13 +93,11 @@ def test_a_name_that_is_no_name_is_refused(trained: tinker.TrainingClient, name:
 
 
 @pytest.mark.parametrize("ttl_seconds", [0, -5, 10**12])
-def test_a_life_span_of_nothing_or_of_ages_is_refused(
-    trained: tinker.TrainingClient, ttl_seconds: int
-) -> None:
+def test_ttl_out_of_range_is_refused(trained: tinker.TrainingClient, ttl_seconds: int) -> None:
     assert "ttl_seconds" in str(raised(lambda: trained.save_state("t", ttl_seconds).result()))
 
 
-def test_another_base_model_is_refused(service: tinker.ServiceClient) -> None:
+def test_unserved_base_model_is_refused(service: tinker.ServiceClient) -> None:
     for create in (
         lambda: service.create_lora_training_client(base_model="Qwen/Qwen3-8B").result(),
         lambda: service.create_sampling_client(base_model="Qwen/Qwen3-8B").result(),
@@ -114,7 +110,7 @@ def test_another_base_model_is_refused(service: tinker.ServiceClient) -> None:
 @pytest.mark.parametrize(
     "path", ["tinker://nothing/weights/here", "tinker://nothing/sampler_weights/here"]
 )
-def test_a_checkpoint_that_never_was_is_not_found(
+def test_unknown_checkpoint_is_not_found(
     service: tinker.ServiceClient, rest: tinker.RestClient, path: str
 ) -> None:
     for use in (
@@ -141,7 +137,7 @@ def test_unknown_runs_sessions_and_samplers_are_not_found(rest: tinker.RestClien
         ({"stop": [""]}, "stop"),
     ],
 )
-def test_sampling_parameters_that_mean_nothing_are_refused(
+def test_invalid_sampling_parameters_are_refused(
     sampler: tinker.SamplingClient, changes: dict[str, object], sentence: str
 ) -> None:
     params = types.SamplingParams(**changes)  # type: ignore[arg-type]
@@ -150,14 +146,14 @@ def test_sampling_parameters_that_mean_nothing_are_refused(
     assert sentence in str(error)
 
 
-def test_a_prompt_the_model_cannot_read_is_refused(sampler: tinker.SamplingClient) -> None:
+def test_invalid_prompts_are_refused(sampler: tinker.SamplingClient) -> None:
     for tokens, sentence in (([1, 999], "999"), ([], "empty"), ([1] * 300, "300")):
         prompt = types.ModelInput.from_ints(tokens)
         error = raised(lambda prompt=prompt: sampler.compute_logprobs(prompt).result())
         assert sentence in str(error)
 
 
-def test_the_dimuon_optimizer_is_refused(
+def test_dimuon_optimizer_is_refused(
     service: tinker.ServiceClient, address: Address, trained: tinker.TrainingClient
 ) -> None:
     for use in (
@@ -170,7 +166,7 @@ def test_the_dimuon_optimizer_is_refused(
 
 
 @pytest.mark.filterwarnings("ignore:DEPRECATED:FutureWarning")
-def test_a_checkpoint_of_another_rank_does_not_fit_a_live_client(
+def test_live_client_refuses_a_checkpoint_of_another_rank(
     service: tinker.ServiceClient, address: Address, trained: tinker.TrainingClient
 ) -> None:
     other = service.create_lora_training_client(base_model=address.base_model, rank=3).result()
@@ -178,13 +174,15 @@ def test_a_checkpoint_of_another_rank_does_not_fit_a_live_client(
     assert "'rank': 3" in str(raised(lambda: trained.load_state(path).result()))
 
 
-def test_a_timeline_is_refused(service: tinker.ServiceClient, rest: tinker.RestClient) -> None:
+def test_session_timeline_export_is_refused(
+    service: tinker.ServiceClient, rest: tinker.RestClient
+) -> None:
     with pytest.raises(RuntimeError, match="keeps no timeline"):
         rest.export_session_trace(service.holder.get_session_id()).result()
 
 
 @pytest.mark.parametrize("key", [None, "", "tml-wrong", "x" * 5000])
-def test_without_the_key_nothing_is_answered(address: Address, key: str | None) -> None:
+def test_requests_without_the_key_are_refused(address: Address, key: str | None) -> None:
     headers = {} if key is None else {"X-API-Key": key}
     for path in ("healthz", "get_server_capabilities", "nothing"):
         response = httpx.get(f"{address.url}/api/v1/{path}", headers=headers)
@@ -192,7 +190,7 @@ def test_without_the_key_nothing_is_answered(address: Address, key: str | None) 
         assert "TINKER_API_KEY" in response.json()["detail"]
 
 
-def test_a_wrong_key_is_an_authentication_error_of_the_sdk(address: Address) -> None:
+def test_wrong_key_raises_the_authentication_error_of_the_sdk(address: Address) -> None:
     error = raised(
         lambda: (
             tinker.RestClient(base_url=address.url, api_key="tml-wrong")
@@ -222,7 +220,7 @@ def test_a_wrong_key_is_an_authentication_error_of_the_sdk(address: Address) -> 
         ("PATCH", "checkpoints", b"", 405),
     ],
 )
-def test_what_makes_no_sense_is_answered_with_a_sentence(
+def test_malformed_requests_are_answered_with_a_message(
     http: httpx.Client, method: str, path: str, body: bytes, status: int
 ) -> None:
     response = http.request(method, path, content=body)
@@ -230,7 +228,7 @@ def test_what_makes_no_sense_is_answered_with_a_sentence(
     assert len(response.json()["detail"]) > 10
 
 
-def test_a_zstd_body_is_read_and_a_broken_one_is_refused(
+def test_zstd_body_is_decompressed_and_a_corrupt_one_is_refused(
     http: httpx.Client, trained: tinker.TrainingClient
 ) -> None:
     message = pb.ForwardBackwardRequest(model_id=trained.model_id, loss_fn="cross_entropy")
@@ -242,7 +240,7 @@ def test_a_zstd_body_is_read_and_a_broken_one_is_refused(
         assert sentence in response.json()["detail"]
 
 
-def test_a_repeated_request_is_carried_out_once(http: httpx.Client, address: Address) -> None:
+def test_repeated_request_is_carried_out_once(http: httpx.Client, address: Address) -> None:
     session_id = http.post(
         "create_session", json={"tags": [], "user_metadata": None, "sdk_version": "t"}
     ).json()["session_id"]
@@ -280,7 +278,7 @@ def test_a_repeated_request_is_carried_out_once(http: httpx.Client, address: Add
 
 
 @pytest.mark.filterwarnings("ignore:RestClient.search_sessions is experimental")
-def test_a_finished_session_is_closed_for_good(
+def test_finished_session_stays_closed(
     http: httpx.Client, address: Address, rest: tinker.RestClient
 ) -> None:
     made = {"tags": [], "user_metadata": {"n": 1}, "sdk_version": "t", "display_name": "My Night"}
@@ -307,7 +305,7 @@ def test_a_finished_session_is_closed_for_good(
     }
 
 
-def test_a_fault_of_the_engine_is_a_sentence_too_and_never_a_5xx() -> None:
+def test_engine_failure_is_answered_with_status_400_and_a_message() -> None:
     async def ask() -> httpx.Response:
         broken = create_app(SimpleNamespace(), "tml-x")  # type: ignore[arg-type]
         transport = httpx.ASGITransport(broken, raise_app_exceptions=False)
@@ -331,11 +329,10 @@ FIELDS = [
     "sdk_version", "request_id", "sampling_session_id", "sampling_session_seq_id", "model_path",
     "tinker_path", "ttl_seconds", "source_path", "kind", "reason", "limit", "cursor", "project_id",
 ]  # fmt: skip
-SUBJECTS = (runs, sampling, service_routes, sessions, training, weights)
 ROUTES = sorted(
     (method, route.path)
-    for subject in SUBJECTS
-    for route in subject.router.routes
+    for router in ROUTERS
+    for route in router.routes
     if isinstance(route, APIRoute)
     for method in route.methods or ()
 )
@@ -348,7 +345,7 @@ bodies = st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=6) | jso
     body=bodies,
     names=st.lists(st.sampled_from(["x", "weights", "..", "%00", "ü", "a" * 300]), min_size=3),
 )
-def test_no_route_fails_on_any_body(
+def test_no_route_answers_5xx_to_any_body(
     http: httpx.Client, route: tuple[str, str], body: object, names: list[str]
 ) -> None:
     method, path = route
@@ -360,13 +357,13 @@ def test_no_route_fails_on_any_body(
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_no_plausible_request_makes_the_engine_fail(
+def test_no_nearly_valid_request_makes_the_engine_fail(
     http: httpx.Client,
     trained: tinker.TrainingClient,
     sampler: tinker.SamplingClient,
     data: st.DataObject,
 ) -> None:
-    """Bodies right but for one value, which is anything."""
+    """Send valid bodies with one arbitrary value."""
     model = {"model_id": trained.model_id, "seq_id": None}
     sample = {
         "sampling_session_id": sampler._sampling_session_id,
@@ -403,10 +400,10 @@ def test_no_plausible_request_makes_the_engine_fail(
             assert answer.json().get("category") != "server", answer.text
 
 
-def test_numbers_of_every_kind_reach_the_trainer_or_a_sentence(
+def test_extreme_numbers_are_computed_or_refused_as_user_errors(
     http: httpx.Client, trained: tinker.TrainingClient
 ) -> None:
-    """NaN, infinities and huge integers in a protobuf request."""
+    """Send NaN, infinity and huge numbers in a protobuf request."""
     for value in (np.nan, np.inf, 3.0e38):
         message = pb.ForwardBackwardRequest(model_id=trained.model_id, loss_fn="cross_entropy")
         one = message.data.add()

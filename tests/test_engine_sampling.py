@@ -1,4 +1,4 @@
-"""A sampling client of the unmodified SDK against the engine."""
+"""Sampling clients of the unmodified SDK against the engine."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def base(service: tinker.ServiceClient, address: Address) -> tinker.SamplingClie
 
 @pytest.fixture(scope="module")
 def trained(service: tinker.ServiceClient, address: Address) -> tinker.TrainingClient:
-    """A client that differs from the base model."""
+    """Return a client whose weights differ from the base model."""
     client = service.create_lora_training_client(
         base_model=address.base_model, rank=4, seed=1
     ).result()
@@ -36,7 +36,7 @@ def trained(service: tinker.ServiceClient, address: Address) -> tinker.TrainingC
     return client
 
 
-def test_one_seed_gives_the_same_tokens_and_another_gives_others(
+def test_equal_seeds_give_equal_tokens_and_other_seeds_others(
     base: tinker.SamplingClient,
 ) -> None:
     first, again, other = (
@@ -48,7 +48,7 @@ def test_one_seed_gives_the_same_tokens_and_another_gives_others(
     assert len({one.sequence_id for one in (*first, *again, *other)}) == 6
 
 
-def test_sampled_log_probabilities_are_those_of_training(trained: tinker.TrainingClient) -> None:
+def test_sampled_logprobs_equal_training_logprobs(trained: tinker.TrainingClient) -> None:
     sampler = trained.save_weights_and_get_sampling_client().result()
     sequence = sampler.sample(PROMPT, 1, params(temperature=0.7)).result().sequences[0]
     tokens = PROMPT.to_ints() + sequence.tokens
@@ -61,7 +61,7 @@ def test_sampled_log_probabilities_are_those_of_training(trained: tinker.Trainin
     assert sequence.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-def test_temperature_zero_top_k_one_and_a_tiny_top_p_are_all_greedy(
+def test_temperature_0_top_k_1_and_tiny_top_p_are_greedy(
     base: tinker.SamplingClient,
 ) -> None:
     greedy, one, tiny = (
@@ -71,14 +71,14 @@ def test_temperature_zero_top_k_one_and_a_tiny_top_p_are_all_greedy(
     assert greedy == one == tiny
 
 
-def test_a_stop_token_ends_the_answer_and_is_part_of_it(base: tinker.SamplingClient) -> None:
+def test_stop_token_ends_the_answer_and_is_included(base: tinker.SamplingClient) -> None:
     tokens = base.sample(PROMPT, 1, params()).result().sequences[0].tokens
     stopped = base.sample(PROMPT, 1, params(stop=[tokens[2]])).result().sequences[0]
     assert stopped.tokens == tokens[: tokens.index(tokens[2]) + 1]
     assert stopped.stop_reason == "stop"
 
 
-def test_a_stop_string_ends_the_answer(base: tinker.SamplingClient) -> None:
+def test_stop_string_ends_the_answer(base: tinker.SamplingClient) -> None:
     tokenizer = base.get_tokenizer()
     tokens = base.sample(PROMPT, 1, params()).result().sequences[0].tokens
     printable = next(one for one in tokens if "�" not in tokenizer.decode([one]))
@@ -88,13 +88,13 @@ def test_a_stop_string_ends_the_answer(base: tinker.SamplingClient) -> None:
     assert len(stopped.tokens) <= tokens.index(printable) + 1
 
 
-def test_an_answer_without_a_limit_ends_with_the_context(base: tinker.SamplingClient) -> None:
+def test_answer_without_max_tokens_ends_at_the_context_limit(base: tinker.SamplingClient) -> None:
     sequence = base.sample(PROMPT, 1, params(max_tokens=None)).result().sequences[0]
     assert len(sequence.tokens) == 256 - 4
     assert sequence.stop_reason == "length"
 
 
-def test_the_prompt_is_scored_as_compute_logprobs_does(base: tinker.SamplingClient) -> None:
+def test_prompt_logprobs_equal_compute_logprobs(base: tinker.SamplingClient) -> None:
     scored = base.sample(
         PROMPT, 1, params(), include_prompt_logprobs=True, topk_prompt_logprobs=3
     ).result()
@@ -107,7 +107,7 @@ def test_the_prompt_is_scored_as_compute_logprobs_does(base: tinker.SamplingClie
     assert [len(row or []) for row in table[1:]] == [3, 3, 3]
 
 
-def test_only_the_last_tokens_of_a_prompt_are_scored_if_so_asked(
+def test_prompt_logprobs_last_n_scores_only_the_last_tokens(
     base: tinker.SamplingClient,
 ) -> None:
     whole = base.compute_logprobs(PROMPT).result()
@@ -119,7 +119,7 @@ def test_only_the_last_tokens_of_a_prompt_are_scored_if_so_asked(
 
 
 @pytest.mark.parametrize("layout", ["dense", "sparse"])
-def test_chosen_tokens_are_scored_at_chosen_positions(
+def test_target_tokens_are_scored_at_their_positions(
     base: tinker.SamplingClient, layout: str
 ) -> None:
     ids = torch.full((3, 5), -1, dtype=torch.int64)
@@ -139,7 +139,7 @@ def test_chosen_tokens_are_scored_at_chosen_positions(
     assert scored.topk_prompt_logprobs is None
 
 
-def test_alternatives_to_prompt_tokens_follow_the_models_distribution(
+def test_prompt_alternatives_follow_the_models_distribution(
     base: tinker.SamplingClient,
 ) -> None:
     draws = 64
@@ -158,7 +158,7 @@ def test_alternatives_to_prompt_tokens_follow_the_models_distribution(
     ]
 
 
-def test_the_likeliest_tokens_are_given_for_each_sampled_one(base: tinker.SamplingClient) -> None:
+def test_top_k_logprobs_are_returned_for_each_sampled_token(base: tinker.SamplingClient) -> None:
     answered = base.sample(PROMPT, 2, params(temperature=0.0), topk_sample_logprobs=2).result()
     for sequence in answered.sequences:
         table = sequence.topk_logprobs
@@ -167,7 +167,7 @@ def test_the_likeliest_tokens_are_given_for_each_sampled_one(base: tinker.Sampli
         assert [row[0][1] for row in table if row] == pytest.approx(sequence.logprobs, abs=1e-4)
 
 
-def test_named_weights_sample_as_the_snapshot_of_the_same_moment(
+def test_saved_weights_sample_like_a_snapshot_of_the_same_step(
     service: tinker.ServiceClient, trained: tinker.TrainingClient, base: tinker.SamplingClient
 ) -> None:
     snapshot = trained.save_weights_and_get_sampling_client().result()
@@ -183,7 +183,7 @@ def test_named_weights_sample_as_the_snapshot_of_the_same_moment(
     assert found[0] == found[1] == found[2] != found[3]
 
 
-def test_a_snapshot_stays_as_it_was_and_an_inflight_client_follows_the_training(
+def test_snapshot_stays_fixed_and_an_inflight_client_follows_training(
     trained: tinker.TrainingClient,
 ) -> None:
     snapshot = trained.save_weights_and_get_sampling_client().result()
@@ -197,7 +197,7 @@ def test_a_snapshot_stays_as_it_was_and_an_inflight_client_follows_the_training(
     assert inflight.compute_logprobs(PROMPT).result() == newer.compute_logprobs(PROMPT).result()
 
 
-def test_many_concurrent_requests_are_answered_as_if_each_were_alone(
+def test_concurrent_requests_give_the_same_answers_as_single_ones(
     base: tinker.SamplingClient,
 ) -> None:
     futures = [base.sample(PROMPT, 1, params(seed=seed)) for seed in range(200)]
@@ -207,7 +207,7 @@ def test_many_concurrent_requests_are_answered_as_if_each_were_alone(
     assert [one.logprobs for one in alone] == [together[0].logprobs, together[99].logprobs]
 
 
-def test_without_a_seed_every_request_draws_afresh(base: tinker.SamplingClient) -> None:
+def test_requests_without_a_seed_differ(base: tinker.SamplingClient) -> None:
     tokens = [
         tuple(base.sample(PROMPT, 1, params(seed=None)).result().sequences[0].tokens)
         for _ in range(3)
@@ -215,5 +215,5 @@ def test_without_a_seed_every_request_draws_afresh(base: tinker.SamplingClient) 
     assert len(set(tokens)) == 3
 
 
-def test_a_sampling_client_finds_its_tokenizer(base: tinker.SamplingClient) -> None:
+def test_sampling_client_loads_its_tokenizer(base: tinker.SamplingClient) -> None:
     assert base.get_tokenizer().encode("<|im_end|>") == [EOS]

@@ -1,4 +1,4 @@
-"""A training client of the unmodified SDK against the engine."""
+"""Training clients of the unmodified SDK against the engine."""
 
 import threading
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ ADAM = types.AdamParams(learning_rate=1e-2)
 
 
 def datum(tokens: Sequence[int] = (1, 2, 3, 4), **inputs: object) -> types.Datum:
-    """Every token predicts the next one; weights of 1 unless other inputs are given."""
+    """Return a datum of next-token targets, with weights of 1 unless other inputs are given."""
     targets = [*tokens[1:], 5]
     given = inputs or {"weights": [1.0] * len(tokens)}
     return types.Datum(
@@ -45,7 +45,7 @@ def test_training_lowers_the_loss(service: tinker.ServiceClient, address: Addres
     assert found[-1] < found[0] / 2
 
 
-def test_a_client_knows_its_model_and_tokenizer(
+def test_client_reports_its_model_and_tokenizer(
     service: tinker.ServiceClient, address: Address
 ) -> None:
     trained = client(service, address)
@@ -56,7 +56,7 @@ def test_a_client_knows_its_model_and_tokenizer(
     assert tokenizer.decode(tokenizer.encode("Hello")) == "Hello"
 
 
-def test_forward_computes_the_loss_and_leaves_the_weights_alone(
+def test_forward_computes_the_loss_without_gradients(
     service: tinker.ServiceClient, address: Address
 ) -> None:
     trained = client(service, address)
@@ -68,9 +68,7 @@ def test_forward_computes_the_loss_and_leaves_the_weights_alone(
     assert -logprobs.sum() == pytest.approx(first.metrics["loss:sum"], rel=1e-5)
 
 
-def test_every_loss_agrees_with_its_formula(
-    service: tinker.ServiceClient, address: Address
-) -> None:
+def test_every_loss_equals_its_formula(service: tinker.ServiceClient, address: Address) -> None:
     trained = client(service, address)
     now = trained.forward([datum()], "cross_entropy").result().loss_fn_outputs[0]["logprobs"]
     before = now.to_numpy() - np.array([0.5, -0.5, 0.1, 0.0], np.float32)
@@ -94,7 +92,7 @@ def test_every_loss_agrees_with_its_formula(
         assert found.metrics["loss:sum"] == pytest.approx(value, rel=1e-4), loss
 
 
-def test_gspo_takes_one_ratio_a_sequence(service: tinker.ServiceClient, address: Address) -> None:
+def test_gspo_uses_one_ratio_per_sequence(service: tinker.ServiceClient, address: Address) -> None:
     trained = client(service, address)
     given = datum(
         logprobs=[-5.0] * 4, advantages=[1.0] * 4, sequence_ratio_mask=[1.0, 1.0, 1.0, 1.0]
@@ -103,7 +101,7 @@ def test_gspo_takes_one_ratio_a_sequence(service: tinker.ServiceClient, address:
     assert np.isfinite(found.metrics["loss:sum"])
 
 
-def test_sparse_targets_of_several_tokens_a_position_are_scored(
+def test_sparse_targets_with_several_tokens_per_position_are_scored(
     service: tinker.ServiceClient, address: Address
 ) -> None:
     targets = torch.zeros((4, 12), dtype=torch.int64)
@@ -124,7 +122,7 @@ def test_sparse_targets_of_several_tokens_a_position_are_scored(
     assert many.loss_fn_outputs[0]["logprobs"].shape == [4, 12]
 
 
-def test_a_custom_loss_trains(service: tinker.ServiceClient, address: Address) -> None:
+def test_custom_loss_trains(service: tinker.ServiceClient, address: Address) -> None:
     trained = client(service, address)
 
     def negative_sum(
@@ -139,7 +137,7 @@ def test_a_custom_loss_trains(service: tinker.ServiceClient, address: Address) -
     assert second.result().metrics["loss:sum"] < first.result().metrics["loss:sum"]
 
 
-def test_a_batch_of_several_chunks_is_one_result_in_order(
+def test_batch_of_several_chunks_gives_one_result_in_order(
     service: tinker.ServiceClient, address: Address
 ) -> None:
     trained = client(service, address)
@@ -150,7 +148,7 @@ def test_a_batch_of_several_chunks_is_one_result_in_order(
     assert first[0] == pytest.approx(first[1], abs=1e-5)
 
 
-def test_two_clients_train_at_once_and_do_not_touch_each_other(address: Address) -> None:
+def test_two_concurrent_clients_do_not_affect_each_other(address: Address) -> None:
     with connected(address) as alone:
         expected = losses(client(alone, address, seed=3), steps=4)
     found: dict[int, list[float]] = {}
@@ -168,7 +166,7 @@ def test_two_clients_train_at_once_and_do_not_touch_each_other(address: Address)
     assert found[4] != expected
 
 
-def test_what_is_not_trained_has_no_weights(
+def test_untrained_layers_have_no_lora_weights(
     service: tinker.ServiceClient, rest: tinker.RestClient, address: Address
 ) -> None:
     whole = client(service, address).save_state("w").result()

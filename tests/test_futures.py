@@ -1,4 +1,4 @@
-"""Requests that are submitted once, answered as often as asked, and forgotten in the end."""
+"""Futures: requests are submitted once, answered repeatedly, and dropped in the end."""
 
 import asyncio
 import json
@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from engine.api.futures import Answer, Futures, json_answer
 from engine.errors import Gone, UserError
-from engine.futures import Answer, Futures, document
 
 pytestmark = pytest.mark.anyio
 
@@ -19,7 +19,7 @@ def anyio_backend() -> str:
 
 def answering(content: dict[str, object]) -> Callable[[], Awaitable[Answer]]:
     async def work() -> Answer:
-        return document(content)
+        return json_answer(content)
 
     return work
 
@@ -37,19 +37,19 @@ async def content(futures: Futures, request_id: str) -> dict[str, object]:
     return json.loads(answer.body)
 
 
-async def test_an_answer_can_be_fetched_more_than_once() -> None:
+async def test_answer_can_be_fetched_more_than_once() -> None:
     futures = Futures()
     request_id = futures.submit(answering({"n": 1}))
     assert await content(futures, request_id) == {"n": 1}
     assert await content(futures, request_id) == {"n": 1}
 
 
-async def test_the_same_key_is_the_same_request_and_its_work_begins_once() -> None:
+async def test_work_of_one_key_begins_once() -> None:
     futures, begun = Futures(), []
 
     async def work() -> Answer:
         begun.append(1)
-        return document({})
+        return json_answer({})
 
     first = futures.submit(work, key=("model", 1))
     again = futures.submit(work, key=("model", 1))
@@ -60,13 +60,13 @@ async def test_the_same_key_is_the_same_request_and_its_work_begins_once() -> No
     assert len(begun) == 2
 
 
-async def test_a_poll_ends_without_an_answer_when_its_time_is_up() -> None:
+async def test_poll_returns_none_after_its_timeout() -> None:
     futures = Futures()
     never = asyncio.Event()
 
     async def work() -> Answer:
         await never.wait()
-        return document({})
+        return json_answer({})
 
     request_id = futures.submit(work)
     assert await futures.answer(request_id, seconds=0.01) is None
@@ -74,7 +74,7 @@ async def test_a_poll_ends_without_an_answer_when_its_time_is_up() -> None:
     assert await content(futures, request_id) == {}
 
 
-async def test_a_mistake_of_the_user_and_a_fault_of_the_server_are_told_apart(
+async def test_failures_name_the_user_or_the_server(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     futures = Futures()
@@ -91,12 +91,12 @@ async def test_a_mistake_of_the_user_and_a_fault_of_the_server_are_told_apart(
     assert [record.exc_info is not None for record in caplog.records] == [True]
 
 
-async def test_an_unknown_request_is_gone() -> None:
-    with pytest.raises(Gone, match="submit it again"):
+async def test_unknown_request_raises_gone() -> None:
+    with pytest.raises(Gone, match="submit the request again"):
         await Futures().answer("nothing")
 
 
-async def test_finished_requests_are_forgotten_after_a_while_and_their_keys_with_them() -> None:
+async def test_finished_requests_and_their_keys_are_dropped_after_a_while() -> None:
     now = [0.0]
     futures = Futures(keep_seconds=600, clock=lambda: now[0])
     old = futures.submit(answering({}), key="old")
@@ -113,7 +113,7 @@ async def test_finished_requests_are_forgotten_after_a_while_and_their_keys_with
         await futures.answer(old)
 
 
-async def test_the_oldest_answers_leave_when_all_together_are_too_large() -> None:
+async def test_oldest_answers_are_dropped_when_all_are_too_large() -> None:
     futures = Futures(keep_bytes=100)
     ids = [futures.submit(answering({"text": "x" * 30})) for _ in range(5)]
     await asyncio.sleep(0.01)
@@ -121,12 +121,12 @@ async def test_the_oldest_answers_leave_when_all_together_are_too_large() -> Non
     assert await content(futures, ids[-1]) == {"text": "x" * 30}
 
 
-async def test_closing_ends_every_poll() -> None:
+async def test_close_ends_every_poll() -> None:
     futures = Futures()
 
     async def work() -> Answer:
         await asyncio.Event().wait()
-        return document({})
+        return json_answer({})
 
     poll = asyncio.create_task(futures.answer(futures.submit(work), seconds=60))
     await asyncio.sleep(0)

@@ -2,11 +2,11 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from engine.attention import SequenceAttention
 from engine.errors import UserError
-from engine.lora import Lora, LoraConfig
-from engine.model import LanguageModel
-from engine.passes import TrainingPass
+from engine.model.attention import SequenceAttention
+from engine.model.language_model import LanguageModel
+from engine.model.lora import LoraConfig, LoraWeights
+from engine.training.trainer import TrainingPass
 
 
 @pytest.fixture(scope="module")
@@ -26,32 +26,34 @@ def model() -> LanguageModel:
     return LanguageModel(Qwen3ForCausalLM(config), "tiny")
 
 
-def logits(model: LanguageModel, lora: Lora | None) -> torch.Tensor:
+def logits(model: LanguageModel, lora: LoraWeights | None) -> torch.Tensor:
     tokens = torch.arange(10)
     current = TrainingPass(lora, SequenceAttention([10], model.device))
     with torch.no_grad():
         return model.logits(tokens, tokens, current)
 
 
-def test_a_new_lora_is_the_base_model(model: LanguageModel) -> None:
-    lora = Lora.initial(model, LoraConfig(rank=4, seed=1))
+def test_new_lora_computes_the_base_model(model: LanguageModel) -> None:
+    lora = LoraWeights.initial(model, LoraConfig(rank=4, seed=1))
     assert torch.equal(logits(model, lora), logits(model, None))
 
 
-def test_a_seed_decides_the_weights(model: LanguageModel) -> None:
+def test_seed_determines_the_initial_weights(model: LanguageModel) -> None:
     first, again, other = (
-        Lora.initial(model, LoraConfig(rank=4, seed=seed)).tensors for seed in (1, 1, 2)
+        LoraWeights.initial(model, LoraConfig(rank=4, seed=seed)).tensors for seed in (1, 1, 2)
     )
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(
         first["model.layers.0.mlp.up_proj.lora_A"], other["model.layers.0.mlp.up_proj.lora_A"]
     )
-    unseeded = [Lora.initial(model, LoraConfig(rank=4)).tensors["lm_head.lora_A"] for _ in "ab"]
+    unseeded = [
+        LoraWeights.initial(model, LoraConfig(rank=4)).tensors["lm_head.lora_A"] for _ in "ab"
+    ]
     assert not torch.equal(*unseeded)
 
 
-def test_a_begins_uniform_by_its_inputs_and_b_at_zero(model: LanguageModel) -> None:
-    tensors = Lora.initial(model, LoraConfig(rank=64, seed=1)).tensors
+def test_lora_a_is_initialised_uniformly_and_lora_b_with_zeros(model: LanguageModel) -> None:
+    tensors = LoraWeights.initial(model, LoraConfig(rank=64, seed=1)).tensors
     a = tensors["model.layers.0.mlp.down_proj.lora_A"]
     assert a.shape == (64, 48)
     bound = 48**-0.5
@@ -68,15 +70,15 @@ def test_a_begins_uniform_by_its_inputs_and_b_at_zero(model: LanguageModel) -> N
         ({"train_attn": False, "train_mlp": False}, {"lm_head"}),
     ],
 )
-def test_switches_choose_the_layers(
+def test_train_switches_select_the_layers(
     model: LanguageModel, switches: dict[str, bool], layers: set[str]
 ) -> None:
-    lora = Lora.initial(model, LoraConfig(rank=2, seed=1, **switches))
+    lora = LoraWeights.initial(model, LoraConfig(rank=2, seed=1, **switches))
     assert {name.split(".")[-2] for name in lora.tensors} == layers
 
 
-def test_the_update_is_scaled_by_32_over_rank(model: LanguageModel) -> None:
-    lora = Lora.initial(model, LoraConfig(rank=8, seed=1, train_attn=False, train_mlp=False))
+def test_update_is_scaled_by_32_over_rank(model: LanguageModel) -> None:
+    lora = LoraWeights.initial(model, LoraConfig(rank=8, seed=1, train_attn=False, train_mlp=False))
     lora.tensors["lm_head.lora_B"].normal_(generator=torch.Generator().manual_seed(1))
     a, b = lora.pairs["lm_head"]
     head = model.linears["lm_head"]
@@ -85,36 +87,36 @@ def test_the_update_is_scaled_by_32_over_rank(model: LanguageModel) -> None:
     torch.testing.assert_close(logits(model, lora), hidden @ merged.T, atol=2e-3, rtol=1e-3)
 
 
-def test_the_head_is_trained_beside_the_tied_embedding(model: LanguageModel) -> None:
+def test_training_the_head_leaves_the_tied_embedding_unchanged(model: LanguageModel) -> None:
     embedding = model.network.get_input_embeddings().weight
     assert isinstance(embedding, torch.Tensor)
     assert model.linears["lm_head"].weight is embedding
     before = embedding.clone()
-    lora = Lora.initial(model, LoraConfig(rank=2, seed=1, train_attn=False, train_mlp=False))
+    lora = LoraWeights.initial(model, LoraConfig(rank=2, seed=1, train_attn=False, train_mlp=False))
     lora.tensors["lm_head.lora_B"].fill_(0.5)
     assert not torch.equal(logits(model, lora), logits(model, None))
     assert torch.equal(embedding, before)
 
 
-def test_a_frozen_copy_does_not_follow_training(model: LanguageModel) -> None:
-    lora = Lora.initial(model, LoraConfig(rank=2, seed=1))
+def test_frozen_copy_does_not_follow_training(model: LanguageModel) -> None:
+    lora = LoraWeights.initial(model, LoraConfig(rank=2, seed=1))
     frozen = lora.frozen()
     lora.tensors["lm_head.lora_B"].fill_(1.0)
     assert not frozen.tensors["lm_head.lora_B"].any()
 
 
-def test_weights_of_another_shape_are_refused_by_name(model: LanguageModel) -> None:
-    tensors = dict(Lora.initial(model, LoraConfig(rank=4, seed=1)).tensors)
+def test_weights_of_another_shape_are_refused_with_the_tensors_name(model: LanguageModel) -> None:
+    tensors = dict(LoraWeights.initial(model, LoraConfig(rank=4, seed=1)).tensors)
     with pytest.raises(UserError, match=r"q_proj.lora_A has the shape \(4, 32\), expected \(8, 32"):
-        Lora.from_tensors(model, LoraConfig(rank=8), tensors)
+        LoraWeights.from_tensors(model, LoraConfig(rank=8), tensors)
     with pytest.raises(UserError, match="unexpected tensor lm_head"):
-        Lora.from_tensors(model, LoraConfig(rank=4, train_unembed=False), tensors)
+        LoraWeights.from_tensors(model, LoraConfig(rank=4, train_unembed=False), tensors)
     del tensors["lm_head.lora_B"]
     with pytest.raises(UserError, match=r"lm_head\.lora_B is missing"):
-        Lora.from_tensors(model, LoraConfig(rank=4), tensors)
+        LoraWeights.from_tensors(model, LoraConfig(rank=4), tensors)
 
 
-def test_a_lora_that_trains_nothing_is_refused() -> None:
+def test_lora_that_trains_nothing_is_refused() -> None:
     with pytest.raises(UserError, match="rank 0"):
         LoraConfig(rank=0)
     with pytest.raises(UserError, match="trains nothing"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.errors import UserError
-from engine.losses import LOSSES, find_loss
+from engine.training.losses import LOSSES, find_loss
 
 HALF = math.log(0.5)
 
@@ -12,7 +12,7 @@ HALF = math.log(0.5)
 def computed(
     name: str, logprobs: list[float], inputs: dict[str, list[float]], **config: float
 ) -> tuple[float, list[float]]:
-    """The loss, and its gradient with respect to each log-probability."""
+    """Return the loss, and its gradient with respect to each log-probability."""
     leaf = torch.tensor(logprobs, requires_grad=True)
     loss, settings = find_loss(name, config)
     value = loss(leaf, {key: torch.tensor(values) for key, values in inputs.items()}, settings)
@@ -31,7 +31,7 @@ def test_cross_entropy_without_weights_counts_every_target_once() -> None:
     assert computed("cross_entropy", [-1.0, -2.0], {})[0] == pytest.approx(3.0)
 
 
-def test_importance_sampling_weighs_advantages_by_the_ratio() -> None:
+def test_importance_sampling_weights_advantages_by_the_ratio() -> None:
     # Ratios 2 and 1/2: -(2 · 3 + 0.5 · (-1)) = -5.5, and each term is its own gradient.
     inputs = {"logprobs": [HALF, 0.0], "advantages": [3.0, -1.0]}
     value, gradient = computed("importance_sampling", [0.0, HALF], inputs)
@@ -54,7 +54,7 @@ def test_ppo_clips_from_below_only_where_the_advantage_is_negative() -> None:
     assert gradient == pytest.approx([-0.5, 0.0])
 
 
-def test_clip_thresholds_come_from_the_config_or_win_as_a_datums_own() -> None:
+def test_clip_thresholds_of_a_datum_override_the_config() -> None:
     inputs = {"logprobs": [HALF, HALF], "advantages": [1.0, 1.0]}
     assert computed("ppo", [0.0, 0.0], inputs, clip_high_threshold=1.5)[0] == pytest.approx(-3.0)
     own = {**inputs, "clip_high_threshold": [1.1, 3.0]}
@@ -72,7 +72,7 @@ def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
     assert gradient == pytest.approx([-2.0])
 
 
-def test_dro_holds_the_policy_near_the_sampler() -> None:
+def test_dro_penalises_distance_from_the_sampling_policy() -> None:
     # -(-1 · 2 - ½ · 0.5 · (-1 + 3)²) = 2 + 1; gradient -2 + 0.5 · 2.
     inputs = {"logprobs": [-3.0], "advantages": [2.0]}
     value, gradient = computed("dro", [-1.0], inputs, beta=0.5)
@@ -107,12 +107,12 @@ def test_at_the_sampling_policy_every_ratio_loss_has_the_policy_gradient(name: s
     assert computed(name, [-1.0, -2.0], inputs)[1] == pytest.approx([-1.5, 0.5])
 
 
-def test_the_losses_are_tinkers() -> None:
+def test_losses_have_tinkers_names() -> None:
     names = {"cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo"}
     assert set(LOSSES) == names
 
 
-def test_unknown_losses_and_config_are_refused_with_what_there_is() -> None:
+def test_unknown_losses_and_config_keys_are_refused_with_the_known_ones() -> None:
     with pytest.raises(UserError, match=r"no loss 'grpo'.*cispo, cross_entropy"):
         find_loss("grpo", {})
     with pytest.raises(UserError, match=r"no config 'clip'.*clip_high_threshold"):

@@ -14,10 +14,10 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from engine.attention import SequenceAttention, bucket
 from engine.errors import UserError
-from engine.model import LanguageModel
-from engine.passes import TrainingPass
+from engine.model.attention import SequenceAttention, bucket
+from engine.model.language_model import LanguageModel
+from engine.training.trainer import TrainingPass
 
 SIZES = {
     "vocab_size": 64,
@@ -57,7 +57,7 @@ def packed_logits(model: LanguageModel, sequences: list[list[int]]) -> torch.Ten
     ],
     ids=lambda config: config.model_type,
 )
-def test_packed_sequences_have_the_logits_of_plain_transformers(config: PreTrainedConfig) -> None:
+def test_packed_logits_equal_those_of_transformers(config: PreTrainedConfig) -> None:
     sequences = [[3, 7, 11] * 30, [5] * 9, [2, 4, 6, 8], [9]]
     plain = network(config)
     with torch.no_grad():
@@ -66,7 +66,7 @@ def test_packed_sequences_have_the_logits_of_plain_transformers(config: PreTrain
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
 
-def test_a_folder_is_loaded_with_its_limits(tmp_path: Path) -> None:
+def test_loading_a_folder_reads_context_vocabulary_and_end_tokens(tmp_path: Path) -> None:
     original = network(Qwen3Config(**SIZES, head_dim=16))
     original.save_pretrained(tmp_path)
     model = LanguageModel.load(tmp_path)
@@ -75,7 +75,7 @@ def test_a_folder_is_loaded_with_its_limits(tmp_path: Path) -> None:
     assert not any(weight.requires_grad for weight in model.network.parameters())
 
 
-def test_every_linear_layer_is_of_a_kind() -> None:
+def test_every_linear_layer_has_a_kind() -> None:
     model = LanguageModel(network(Qwen3Config(**SIZES, head_dim=16)), "tiny")
     kinds = {name.rpartition(".")[2]: layer.kind for name, layer in model.linears.items()}
     assert kinds == {
@@ -85,7 +85,7 @@ def test_every_linear_layer_is_of_a_kind() -> None:
     }
 
 
-def test_models_that_cannot_be_served_are_refused_with_a_sentence() -> None:
+def test_models_that_cannot_be_served_are_refused() -> None:
     with pytest.raises(UserError, match="no linear layers in its attention"):
         LanguageModel(network(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2)), "gpt2")
     with pytest.raises(UserError, match="s_aux"):
@@ -97,7 +97,7 @@ def test_models_that_cannot_be_served_are_refused_with_a_sentence() -> None:
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 
-def test_a_bucket_holds_its_lengths_and_wastes_at_most_a_quarter() -> None:
+def test_buckets_contain_their_lengths_and_waste_at_most_a_quarter() -> None:
     lengths = (1, 64, 65, 256, 257, 512, 513, 1000)
     assert [bucket(length) for length in lengths] == [64, 64, 128, 256, 320, 512, 640, 1024]
     for length in range(256, 5000):

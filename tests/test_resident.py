@@ -1,17 +1,17 @@
-"""LoRA weights stay in memory while there is room."""
+"""The cache of LoRA weights in memory."""
 
 import torch
 
-from engine.lora import Lora, LoraConfig
-from engine.resident import ALWAYS_KEPT, ResidentWeights
+from engine.model.lora import LoraConfig, LoraWeights
+from engine.sampling.resident_weights import ALWAYS_KEPT, ResidentWeights
 
 
-def weights(size: int = 256) -> Lora:
-    """`size` float32 numbers: four bytes each."""
-    return Lora(LoraConfig(rank=1), {"layer.lora_A": torch.zeros(1, size)})
+def weights(size: int = 256) -> LoraWeights:
+    """Return weights of `size` float32 numbers of four bytes each."""
+    return LoraWeights(LoraConfig(rank=1), {"layer.lora_A": torch.zeros(1, size)})
 
 
-def test_the_least_recently_used_leave_first() -> None:
+def test_least_recently_used_weights_are_evicted_first() -> None:
     resident = ResidentWeights(budget_bytes=6 * 1024)
     for name in "abcdef":
         resident.put(name, weights())
@@ -21,7 +21,7 @@ def test_the_least_recently_used_leave_first() -> None:
     assert all(resident.get(name) for name in "acdefg")
 
 
-def test_a_few_stay_however_large_they_are() -> None:
+def test_a_few_weights_are_kept_whatever_their_size() -> None:
     resident = ResidentWeights(budget_bytes=1)
     names = [str(number) for number in range(ALWAYS_KEPT + 2)]
     for name in names:
@@ -29,7 +29,7 @@ def test_a_few_stay_however_large_they_are() -> None:
     assert [name for name in names if resident.get(name)] == names[2:]
 
 
-def test_what_is_replaced_or_removed_no_longer_counts() -> None:
+def test_replaced_and_removed_weights_free_their_budget() -> None:
     resident = ResidentWeights(budget_bytes=6 * 1024)
     for _ in range(50):
         resident.put("same", weights())

@@ -8,13 +8,15 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from engine.decoding import Decoder
 from engine.errors import UserError
-from engine.lora import Lora, LoraConfig
-from engine.model import LanguageModel
+from engine.model.language_model import LanguageModel
+from engine.model.lora import LoraConfig, LoraWeights
 from engine.randomness import stream_keys, uniforms
-from engine.sampling import Choosing, SampleRequest, SampleResult, check, choose
-from engine.training import Trainer, TrainingDatum
+from engine.sampling.decoder import Decoder
+from engine.sampling.requests import SampleRequest, SampleResult, check_request
+from engine.sampling.token_choice import DrawParameters, choose_tokens
+from engine.training.datums import TrainingDatum
+from engine.training.trainer import Trainer
 
 VOCABULARY = 50
 END = 1
@@ -46,11 +48,11 @@ def model() -> LanguageModel:
 
 
 @pytest.fixture(scope="module")
-def loras(model: LanguageModel) -> list[Lora]:
-    """Two adapters that differ from the base model, and from each other in rank."""
+def loras(model: LanguageModel) -> list[LoraWeights]:
+    """Return two LoRAs that differ from the base model, and from each other in rank."""
     found = []
     for rank in (4, 16):
-        lora = Lora.initial(model, LoraConfig(rank=rank, seed=rank))
+        lora = LoraWeights.initial(model, LoraConfig(rank=rank, seed=rank))
         generator = torch.Generator().manual_seed(rank)
         for name, tensor in lora.tensors.items():
             if name.endswith("B"):
@@ -59,13 +61,13 @@ def loras(model: LanguageModel) -> list[Lora]:
     return found
 
 
-Asked = tuple[SampleRequest, Lora | None]
+Asked = tuple[SampleRequest, LoraWeights | None]
 
 
 def answers(
     model: LanguageModel, asked: list[Asked], arrivals: list[int] | None = None, max_rows: int = 64
 ) -> list[SampleResult]:
-    """The answers to requests that arrive in given steps of the decoder (at once, if not given)."""
+    """Return the results of requests that arrive in given steps of the decoder, by default 0."""
     decoder = Decoder(model, max_rows)
     futures: list[Future[SampleResult]] = [Future() for _ in asked]
     arrivals = arrivals or [0] * len(asked)
@@ -79,7 +81,9 @@ def answers(
     return [future.result(timeout=0) for future in futures]
 
 
-def answer(model: LanguageModel, request: SampleRequest, lora: Lora | None = None) -> SampleResult:
+def answer(
+    model: LanguageModel, request: SampleRequest, lora: LoraWeights | None = None
+) -> SampleResult:
     return answers(model, [(request, lora)])[0]
 
 
@@ -88,7 +92,7 @@ def bits(result: SampleResult) -> tuple:
     return result.sequences, None if known is None else known.tobytes()
 
 
-def test_greedy_sampling_takes_the_likeliest_of_plain_transformers(model: LanguageModel) -> None:
+def test_greedy_sampling_equals_the_argmax_of_transformers(model: LanguageModel) -> None:
     plain = network()
     for prompt in ([3], [5, 6, 7, 8], list(range(2, 40)) * 3):
         request = SampleRequest(prompt, max_tokens=80, stop=[], temperature=0.0)
@@ -98,8 +102,8 @@ def test_greedy_sampling_takes_the_likeliest_of_plain_transformers(model: Langua
         assert logits.argmax(-1)[len(prompt) - 1 : -1].tolist() == drawn
 
 
-def test_tokens_are_drawn_as_often_as_the_model_expects(model: LanguageModel) -> None:
-    """Pearson's χ² of 4000 draws over 49 degrees of freedom: 100 has a chance of 2e-5."""
+def test_drawn_tokens_follow_the_models_distribution(model: LanguageModel) -> None:
+    """Check Pearson's χ² of 4000 draws; with 49 degrees of freedom 100 has a chance of 2e-5."""
     request = SampleRequest([2, 3, 4], num_samples=4000, max_tokens=1, seed=5, stop=[])
     drawn = answers(model, [(request, None)], max_rows=4000)[0].sequences
     with torch.no_grad():
@@ -109,7 +113,7 @@ def test_tokens_are_drawn_as_often_as_the_model_expects(model: LanguageModel) ->
     assert float(((counts - expected) ** 2 / expected).sum()) < 100
 
 
-def test_logprobs_are_the_models_own_whatever_the_temperature(model: LanguageModel) -> None:
+def test_logprobs_do_not_depend_on_the_temperature(model: LanguageModel) -> None:
     with torch.no_grad():
         known = network()(torch.tensor([[2, 3, 4]])).logits[0, -1].log_softmax(-1)
     for heat, top_k, top_p in ((1.0, -1, 1.0), (0.3, -1, 1.0), (2.0, 5, 0.9), (0.0, -1, 1.0)):
@@ -120,8 +124,8 @@ def test_logprobs_are_the_models_own_whatever_the_temperature(model: LanguageMod
         assert drawn.logprobs[0] == pytest.approx(float(known[drawn.tokens[0]]), abs=1e-5)
 
 
-def crowd(model: LanguageModel, loras: list[Lora]) -> list[Asked]:
-    """Requests that differ in everything: length, LoRA, number, temperature, filters."""
+def crowd(model: LanguageModel, loras: list[LoraWeights]) -> list[Asked]:
+    """Return requests that differ in length, LoRA, number, temperature and filters."""
     chosen = np.random.default_rng(0)
     asked: list[Asked] = []
     for number in range(14):
@@ -142,8 +146,8 @@ def crowd(model: LanguageModel, loras: list[Lora]) -> list[Asked]:
 
 
 @pytest.mark.parametrize("merges", [True, False], ids=["merged", "beside"])
-def test_companions_and_order_of_arrival_do_not_change_a_bit(
-    model: LanguageModel, loras: list[Lora], merges: bool, monkeypatch: pytest.MonkeyPatch
+def test_other_requests_and_order_of_arrival_do_not_change_a_bit(
+    model: LanguageModel, loras: list[LoraWeights], merges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "merges", merges)
     asked = crowd(model, loras)
@@ -158,8 +162,8 @@ def test_companions_and_order_of_arrival_do_not_change_a_bit(
         assert [bits(result) for result in shuffled] == [alone[number] for number in order]
 
 
-def test_equal_prompts_read_together_answer_as_if_alone(
-    model: LanguageModel, loras: list[Lora]
+def test_equal_prompts_read_together_give_the_same_bits_as_alone(
+    model: LanguageModel, loras: list[LoraWeights]
 ) -> None:
     prompt = list(range(30))
     asked: list[Asked] = [
@@ -170,7 +174,7 @@ def test_equal_prompts_read_together_answer_as_if_alone(
     assert [bits(result) for result in answers(model, asked)] == alone
 
 
-def test_each_completion_of_a_request_has_its_own_stream(model: LanguageModel) -> None:
+def test_each_completion_of_a_request_has_its_own_random_stream(model: LanguageModel) -> None:
     many = answer(model, SampleRequest([2, 3], num_samples=6, max_tokens=20, seed=3, stop=[]))
     assert len({tuple(each.tokens) for each in many.sequences}) == 6
     fewer = answer(model, SampleRequest([2, 3], num_samples=2, max_tokens=20, seed=3, stop=[]))
@@ -186,8 +190,8 @@ def test_without_a_seed_completions_differ(model: LanguageModel) -> None:
 
 
 @pytest.mark.parametrize("merges", [True, False], ids=["merged", "beside"])
-def test_sampled_logprobs_are_those_of_training(
-    model: LanguageModel, loras: list[Lora], merges: bool, monkeypatch: pytest.MonkeyPatch
+def test_sampled_logprobs_equal_training_logprobs(
+    model: LanguageModel, loras: list[LoraWeights], merges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "merges", merges)
     for lora in (None, *loras):
@@ -195,7 +199,9 @@ def test_sampled_logprobs_are_those_of_training(
         request = SampleRequest(prompt, max_tokens=120, seed=1, stop=[])
         drawn = answer(model, request, lora).sequences[0]
         tokens = [*prompt, *drawn.tokens]
-        trainer = Trainer(model, lora.frozen() if lora else Lora.initial(model, LoraConfig(rank=1)))
+        trainer = Trainer(
+            model, lora.frozen() if lora else LoraWeights.initial(model, LoraConfig(rank=1))
+        )
         outputs, _ = trainer.forward_backward(
             [TrainingDatum(tokens[:-1], {"target_tokens": np.array(tokens[1:])})],
             "cross_entropy",
@@ -206,7 +212,7 @@ def test_sampled_logprobs_are_those_of_training(
         )
 
 
-def test_prompt_logprobs_begin_with_nan_and_are_the_models(model: LanguageModel) -> None:
+def test_prompt_logprobs_begin_with_nan_and_equal_the_models(model: LanguageModel) -> None:
     prompt = [4, 9, 2, 30, 7]
     result = answer(
         model, SampleRequest(prompt, max_tokens=1, prompt_logprobs=True, topk_prompt_logprobs=3)
@@ -227,7 +233,7 @@ def test_prompt_logprobs_begin_with_nan_and_are_the_models(model: LanguageModel)
     assert (ids.dtype, logprobs.dtype) == (np.int32, np.float32)
 
 
-def test_a_stop_token_ends_a_completion_and_is_part_of_it(model: LanguageModel) -> None:
+def test_stop_token_ends_a_completion_and_is_included(model: LanguageModel) -> None:
     free = answer(model, SampleRequest([2, 3], max_tokens=60, seed=1, stop=[])).sequences[0]
     assert (len(free.tokens), free.stop_reason) == (60, "length")
     stop = free.tokens[10]
@@ -238,7 +244,7 @@ def test_a_stop_token_ends_a_completion_and_is_part_of_it(model: LanguageModel) 
     assert stopped.stop_reason == "stop"
 
 
-def test_without_a_stop_the_models_end_token_stops(model: LanguageModel) -> None:
+def test_completion_without_stop_ends_at_the_models_end_token(model: LanguageModel) -> None:
     request = SampleRequest([2, 3], num_samples=20, max_tokens=300, seed=1)
     sequences = answer(model, request).sequences
     stopped = [each.tokens for each in sequences if each.stop_reason == "stop"]
@@ -246,7 +252,7 @@ def test_without_a_stop_the_models_end_token_stops(model: LanguageModel) -> None
     assert all(tokens[-1] == END and END not in tokens[:-1] for tokens in stopped)
 
 
-def test_a_stop_string_ends_with_the_token_that_completes_it(model: LanguageModel) -> None:
+def test_stop_string_ends_with_the_token_that_completes_it(model: LanguageModel) -> None:
     free = answer(model, SampleRequest([2, 3], max_tokens=60, seed=1, stop=[])).sequences[0]
     text = model.tokenizer.decode(free.tokens[20:22])
     request = SampleRequest([2, 3], max_tokens=60, seed=1, stop=["never said", text])
@@ -257,21 +263,21 @@ def test_a_stop_string_ends_with_the_token_that_completes_it(model: LanguageMode
     assert text not in model.tokenizer.decode(stopped.tokens[:-1])
 
 
-def test_a_completion_ends_with_the_context(model: LanguageModel) -> None:
+def test_completion_ends_at_the_context_limit(model: LanguageModel) -> None:
     drawn = answer(model, SampleRequest([2] * 390, seed=1, stop=[])).sequences[0]
     assert (len(drawn.tokens), drawn.stop_reason) == (10, "length")
     full = SampleRequest([2] * 400, max_tokens=1, seed=1, prompt_logprobs=True)
     assert len(answer(model, full).sequences[0].tokens) == 1
 
 
-def test_top_k_and_top_p_keep_the_likeliest(model: LanguageModel) -> None:
+def test_top_k_and_top_p_keep_the_likeliest_tokens(model: LanguageModel) -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().repeat(1000, 1)
     uniform = (np.arange(1000) + 0.5) / 1000
 
     def frequencies(top_k: int, top_p: float, heat: float = 1.0) -> list[float]:
         rows = np.ones(1000)
-        how = Choosing(rows * heat, (rows * top_k).astype(np.int64), rows * top_p, uniform)
-        return (np.bincount(choose(logits, how)[0], minlength=4) / 1000).tolist()
+        how = DrawParameters(rows * heat, (rows * top_k).astype(np.int64), rows * top_p, uniform)
+        return (np.bincount(choose_tokens(logits, how)[0], minlength=4) / 1000).tolist()
 
     assert frequencies(-1, 1.0) == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.002)
     assert frequencies(2, 1.0) == pytest.approx([0.625, 0.375, 0, 0], abs=0.002)
@@ -313,15 +319,15 @@ def test_random_numbers_depend_on_seed_completion_and_token_alone() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_impossible_requests_are_refused(
+def test_invalid_requests_are_refused(
     model: LanguageModel, request_: SampleRequest, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        check(request_, model)
+        check_request(request_, model)
 
 
-def test_a_diverged_lora_fails_its_requests_and_no_other(
-    model: LanguageModel, loras: list[Lora]
+def test_diverged_lora_fails_only_its_own_requests(
+    model: LanguageModel, loras: list[LoraWeights]
 ) -> None:
     wild = loras[0].frozen()
     wild.tensors["model.layers.0.mlp.up_proj.lora_B"].fill_(float("nan"))
@@ -342,10 +348,10 @@ def test_a_diverged_lora_fails_its_requests_and_no_other(
     assert futures[2].result(timeout=0) == expected
 
 
-def test_a_failing_step_fails_its_newcomers_and_not_those_under_way(model: LanguageModel) -> None:
+def test_failing_step_fails_new_requests_and_not_running_ones(model: LanguageModel) -> None:
     request = SampleRequest([2, 3], max_tokens=30, seed=1, stop=[])
     expected = answer(model, request)
-    torn = Lora.initial(model, LoraConfig(rank=2))
+    torn = LoraWeights.initial(model, LoraConfig(rank=2))
     torn.tensors["lm_head.lora_A"] = torch.zeros(2, 5)
     decoder = Decoder(model)
     futures: list[Future[SampleResult]] = [Future() for _ in range(2)]

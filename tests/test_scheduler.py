@@ -9,11 +9,12 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from engine.errors import UserError
-from engine.lora import Lora, LoraConfig
-from engine.model import LanguageModel
-from engine.sampling import SampleRequest
-from engine.scheduler import Scheduler
-from engine.training import AdamParams, Trainer, TrainingDatum
+from engine.model.language_model import LanguageModel
+from engine.model.lora import LoraConfig, LoraWeights
+from engine.sampling.requests import SampleRequest
+from engine.sampling.scheduler import Scheduler
+from engine.training.datums import TrainingDatum
+from engine.training.trainer import AdamParams, Trainer
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def request(max_tokens: int, seed: int = 1) -> SampleRequest:
     return SampleRequest([1, 2, 3], max_tokens=max_tokens, seed=seed, stop=[])
 
 
-def test_training_work_runs_in_order_of_arrival_on_one_thread(scheduler: Scheduler) -> None:
+def test_training_runs_in_order_of_arrival_on_one_thread(scheduler: Scheduler) -> None:
     ran: list[tuple[int, int]] = []
 
     def work(number: int) -> None:
@@ -55,7 +56,7 @@ def test_training_work_runs_in_order_of_arrival_on_one_thread(scheduler: Schedul
     assert len({thread for _, thread in ran}) == 1
 
 
-def test_more_requests_than_rows_are_all_answered(scheduler: Scheduler) -> None:
+def test_more_requests_than_slots_are_all_answered(scheduler: Scheduler) -> None:
     futures = [scheduler.sample(request(10, seed), None) for seed in range(30)]
     futures.append(scheduler.sample(SampleRequest([4], num_samples=20, max_tokens=3), None))
     results = [future.result(timeout=30) for future in futures]
@@ -64,10 +65,10 @@ def test_more_requests_than_rows_are_all_answered(scheduler: Scheduler) -> None:
     assert again == results[7]
 
 
-def test_sampling_goes_on_between_the_microbatches_of_training(
+def test_sampling_continues_between_microbatches_of_training(
     model: LanguageModel, scheduler: Scheduler
 ) -> None:
-    trainer = Trainer(model, Lora.initial(model, LoraConfig(rank=2)))
+    trainer = Trainer(model, LoraWeights.initial(model, LoraConfig(rank=2)))
     tokens = [1] * 1500
     data = [TrainingDatum(tokens, {"target_tokens": np.array(tokens)})] * 8
     finished: list[str] = []
@@ -84,20 +85,20 @@ def test_sampling_goes_on_between_the_microbatches_of_training(
     assert finished == ["sampling", "training"]
 
 
-def test_training_does_not_wait_for_long_samples(scheduler: Scheduler) -> None:
+def test_training_does_not_wait_for_long_completions(scheduler: Scheduler) -> None:
     sampling = scheduler.sample(request(3000), None)
     for _ in range(5):
         scheduler.run(lambda: None).result(timeout=10)
     assert not sampling.done()
 
 
-def test_interleaving_changes_neither_samples_nor_training(
+def test_interleaving_changes_neither_sampling_nor_training(
     model: LanguageModel, scheduler: Scheduler
 ) -> None:
     data = [TrainingDatum([1, 2, 3], {"target_tokens": np.array([2, 3, 4])})]
 
     def trained(crowded: bool) -> dict[str, torch.Tensor]:
-        trainer = Trainer(model, Lora.initial(model, LoraConfig(rank=2, seed=1)))
+        trainer = Trainer(model, LoraWeights.initial(model, LoraConfig(rank=2, seed=1)))
         samples = [scheduler.sample(request(40, seed), None) for seed in range(4 * crowded)]
         for _ in range(5):
             scheduler.run(lambda: trainer.forward_backward(data, "cross_entropy")).result(10)
@@ -111,7 +112,7 @@ def test_interleaving_changes_neither_samples_nor_training(
     assert all(torch.equal(alone[name], crowded[name]) for name in alone)
 
 
-def test_a_mistake_fails_its_own_future_only(scheduler: Scheduler) -> None:
+def test_error_fails_only_its_own_future(scheduler: Scheduler) -> None:
     good = scheduler.sample(request(50), None)
     too_long = scheduler.sample(SampleRequest([1] * 5000), None)
     broken = scheduler.run(lambda: 1 // 0)
@@ -123,7 +124,7 @@ def test_a_mistake_fails_its_own_future_only(scheduler: Scheduler) -> None:
     assert scheduler.run(lambda: "alive").result(timeout=10) == "alive"
 
 
-def test_a_waiting_request_can_be_cancelled(scheduler: Scheduler) -> None:
+def test_waiting_request_can_be_cancelled(scheduler: Scheduler) -> None:
     gate = threading.Event()
     scheduler.run(gate.wait)
     waiting, training = scheduler.sample(request(5), None), scheduler.run(lambda: None)
@@ -133,7 +134,7 @@ def test_a_waiting_request_can_be_cancelled(scheduler: Scheduler) -> None:
     assert scheduler.sample(request(5), None).result(timeout=10)
 
 
-def test_closing_ends_the_thread_and_fails_what_is_left(model: LanguageModel) -> None:
+def test_close_ends_the_thread_and_fails_remaining_requests(model: LanguageModel) -> None:
     scheduler = Scheduler(model)
     endless = scheduler.sample(request(4000), None)
     time.sleep(0.05)

@@ -4,9 +4,10 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from engine.errors import UserError
-from engine.lora import Lora, LoraConfig
-from engine.model import LanguageModel
-from engine.training import AdamParams, Trainer, TrainingDatum
+from engine.model.language_model import LanguageModel
+from engine.model.lora import LoraConfig, LoraWeights
+from engine.training.datums import TrainingDatum
+from engine.training.trainer import AdamParams, Trainer
 
 
 def network() -> Qwen3ForCausalLM:
@@ -31,7 +32,7 @@ def model() -> LanguageModel:
 
 
 def trainer(model: LanguageModel, seed: int = 1) -> Trainer:
-    return Trainer(model, Lora.initial(model, LoraConfig(rank=4, seed=seed)))
+    return Trainer(model, LoraWeights.initial(model, LoraConfig(rank=4, seed=seed)))
 
 
 def datum(tokens: list[int], targets: list[int] | None = None, **inputs: list) -> TrainingDatum:
@@ -50,7 +51,7 @@ def gradients(of: Trainer) -> dict[str, torch.Tensor]:
 SHORT, LONG = [1, 2, 3, 4], [5, 6, 7, 8, 9] * 20
 
 
-def test_logprobs_are_those_of_plain_transformers(model: LanguageModel) -> None:
+def test_logprobs_equal_those_of_transformers(model: LanguageModel) -> None:
     plain = network()
     outputs, metrics = trainer(model).forward_backward(
         [datum(SHORT), datum(LONG), datum([7])], "cross_entropy", backward=False
@@ -66,7 +67,7 @@ def test_logprobs_are_those_of_plain_transformers(model: LanguageModel) -> None:
     assert metrics["loss:sum"] == pytest.approx(total, rel=1e-5)
 
 
-def test_several_targets_a_position_give_logprobs_of_their_shape(model: LanguageModel) -> None:
+def test_several_targets_per_position_give_logprobs_of_their_shape(model: LanguageModel) -> None:
     targets = [[2, 9], [3, 8], [4, 7], [5, 6]]
     soft = TrainingDatum(
         SHORT,
@@ -83,13 +84,13 @@ def test_several_targets_a_position_give_logprobs_of_their_shape(model: Language
     assert metrics["loss:sum"] == pytest.approx(-0.5 * float(first.sum() + second.sum()), rel=1e-5)
 
 
-def test_a_forward_pass_leaves_no_gradient(model: LanguageModel) -> None:
+def test_forward_pass_leaves_no_gradient(model: LanguageModel) -> None:
     one = trainer(model)
     one.forward_backward([datum(SHORT)], "cross_entropy", backward=False)
     assert all(tensor.grad is None for tensor in one.lora.tensors.values())
 
 
-def test_gradients_add_up_over_calls_until_the_step(model: LanguageModel) -> None:
+def test_gradients_accumulate_over_calls_until_the_step(model: LanguageModel) -> None:
     together, apart = trainer(model), trainer(model)
     together.forward_backward([datum(SHORT), datum(LONG)], "cross_entropy")
     apart.forward_backward([datum(SHORT)], "cross_entropy")
@@ -106,7 +107,7 @@ def test_microbatches_do_not_change_the_result(
     data = [datum(list(range(1, length))) for length in (5, 40, 3, 17, 30)]
     whole, cut = trainer(model), trainer(model)
     outputs, metrics = whole.forward_backward(data, "cross_entropy")
-    monkeypatch.setattr("engine.training.MICROBATCH_TOKENS", 20)
+    monkeypatch.setattr("engine.training.trainer.MICROBATCH_TOKENS", 20)
     cut_outputs, cut_metrics = cut.forward_backward(data, "cross_entropy")
     for one, other in zip(outputs, cut_outputs, strict=True):
         np.testing.assert_allclose(one["logprobs"], other["logprobs"], atol=1e-5)
@@ -139,7 +140,7 @@ def test_equal_calls_in_equal_states_give_equal_bits(model: LanguageModel) -> No
     ],
     ids=["defaults", "all_params", "clipped"],
 )
-def test_a_step_is_that_of_torchs_adamw(model: LanguageModel, params: AdamParams) -> None:
+def test_step_equals_torchs_adamw(model: LanguageModel, params: AdamParams) -> None:
     ours = trainer(model)
     copies = {name: tensor.detach().clone() for name, tensor in ours.lora.tensors.items()}
     reference = torch.optim.AdamW(
@@ -162,7 +163,7 @@ def test_a_step_is_that_of_torchs_adamw(model: LanguageModel, params: AdamParams
         torch.testing.assert_close(tensor.detach(), copies[name], atol=1e-6, rtol=1e-5)
 
 
-def test_the_step_reports_the_norm_before_clipping(model: LanguageModel) -> None:
+def test_step_reports_the_norm_before_clipping(model: LanguageModel) -> None:
     one = trainer(model)
     one.forward_backward([datum(LONG)], "cross_entropy")
     expected = torch.cat([gradient.flatten() for gradient in gradients(one).values()]).norm()
@@ -180,7 +181,7 @@ def test_training_lowers_the_loss(model: LanguageModel) -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_a_step_without_gradients_only_decays(model: LanguageModel) -> None:
+def test_step_without_gradients_only_decays_weights(model: LanguageModel) -> None:
     one = trainer(model)
     before = {name: tensor.detach().clone() for name, tensor in one.lora.tensors.items()}
     metrics = one.optim_step(AdamParams(learning_rate=0.1, weight_decay=0.5))
@@ -189,7 +190,7 @@ def test_a_step_without_gradients_only_decays(model: LanguageModel) -> None:
         torch.testing.assert_close(tensor.detach(), before[name] * 0.95)
 
 
-def test_an_optimizer_resumes_where_it_was(model: LanguageModel) -> None:
+def test_optimizer_resumes_with_the_same_bits(model: LanguageModel) -> None:
     first = trainer(model)
     first.forward_backward([datum(SHORT)], "cross_entropy")
     first.optim_step(AdamParams(learning_rate=0.01))
@@ -203,13 +204,13 @@ def test_an_optimizer_resumes_where_it_was(model: LanguageModel) -> None:
         assert torch.equal(tensor, second.lora.tensors[name])
 
 
-def test_an_optimizer_of_another_rank_is_refused(model: LanguageModel) -> None:
-    other = Trainer(model, Lora.initial(model, LoraConfig(rank=2)))
+def test_optimizer_state_of_another_rank_is_refused(model: LanguageModel) -> None:
+    other = Trainer(model, LoraWeights.initial(model, LoraConfig(rank=2)))
     with pytest.raises(UserError, match=r"optimizer state: .*shape \(2, 32\), expected \(4, 32\)"):
         trainer(model).load_optimizer(other.optimizer_tensors())
 
 
-def test_a_gradient_that_is_not_finite_takes_no_step(model: LanguageModel) -> None:
+def test_step_is_refused_if_a_gradient_is_not_finite(model: LanguageModel) -> None:
     one = trainer(model)
     before = {name: tensor.detach().clone() for name, tensor in one.lora.tensors.items()}
     far = datum(SHORT, logprobs=[-200.0] * 4, advantages=[1.0] * 4)
@@ -226,7 +227,7 @@ def refused(model: LanguageModel, data: list[TrainingDatum], loss: str = "ppo") 
     return str(caught.value)
 
 
-def test_mistakes_in_datums_are_told_with_their_place(model: LanguageModel) -> None:
+def test_errors_in_datums_name_the_datum_and_the_input(model: LanguageModel) -> None:
     good = datum(SHORT, logprobs=[-1.0] * 4, advantages=[1.0] * 4)
     assert "no datums" in refused(model, [])
     assert "datum 0 has no tokens" in refused(model, [datum([], [1])])
@@ -244,12 +245,12 @@ def test_mistakes_in_datums_are_told_with_their_place(model: LanguageModel) -> N
         model, [datum(SHORT, logprobs=[0.0] * 4, advantages=[0.0] * 4, advantage=[0.0] * 4)]
     )
     floats = TrainingDatum(SHORT, {"target_tokens": np.ones(4, dtype=np.float32)})
-    assert "float32, not integers" in refused(model, [floats], "cross_entropy")
+    assert "float32; give integers" in refused(model, [floats], "cross_entropy")
     unmarked = datum(SHORT, logprobs=[0.0] * 4, advantages=[0.0] * 4, sequence_ratio_mask=[0.0] * 4)
     assert "marks no token" in refused(model, [unmarked], "gspo")
 
 
-def test_a_refused_call_leaves_the_gradients_as_they_were(model: LanguageModel) -> None:
+def test_refused_call_leaves_the_gradients_unchanged(model: LanguageModel) -> None:
     one = trainer(model)
     one.forward_backward([datum(SHORT)], "cross_entropy")
     before = gradients(one)
@@ -259,6 +260,6 @@ def test_a_refused_call_leaves_the_gradients_as_they_were(model: LanguageModel) 
 
 
 @pytest.mark.parametrize("wrong", [{"learning_rate": -1.0}, {"beta1": 1.0}, {"eps": float("nan")}])
-def test_impossible_adam_params_are_refused(wrong: dict[str, float]) -> None:
+def test_invalid_adam_params_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
         AdamParams(**wrong)

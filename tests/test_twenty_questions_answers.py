@@ -5,8 +5,8 @@ import json
 import pytest
 
 from agents import twenty_questions_answers as offline
-from tasks.corpora import twenty_questions as corpus
-from tasks.corpora.conversation import user
+from pretraining.corpora import twenty_questions as corpus
+from pretraining.corpora.conversation import user
 
 
 def told(question: str, secret: str) -> tuple[str, bool]:

@@ -1,4 +1,4 @@
-"""What the SDK encodes is what the engine reads, and the other way round."""
+"""Wire formats: the engine decodes what the SDK encodes, and the reverse."""
 
 import numpy as np
 import pytest
@@ -14,9 +14,9 @@ from tinker.proto.response_conv import (
     deserialize_sample_response,
 )
 
-from engine import wire
+from engine.api import wire
 from engine.errors import UserError
-from engine.sampling import SampledSequence, SampleResult
+from engine.sampling.requests import SampledSequence, SampleResult
 
 shapes = arrays.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=6)
 finite = st.floats(width=32, allow_nan=False)
@@ -28,7 +28,7 @@ mostly_zero = arrays.arrays(np.int64, (7, 9), elements=st.sampled_from([0, 0, 0,
 def request(
     inputs: dict[str, np.ndarray] | None = None, config: dict[str, float | str] | None = None
 ) -> pb.ForwardBackwardRequest:
-    """As the SDK sends it; a parse of its bytes."""
+    """Encode a request as the SDK does, and parse its bytes."""
     tensors = {name: tinker.TensorData.from_numpy(one) for name, one in (inputs or {}).items()}
     datum = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2]), loss_fn_inputs=tensors)
     made = tinker.types.ForwardBackwardRequest(
@@ -42,8 +42,8 @@ def request(
 
 
 @given(floats | integers)
-def test_a_dense_tensor_arrives_as_it_was(values: np.ndarray) -> None:
-    arrived = wire.loss_request(request({"values": values})).data[0].inputs["values"]
+def test_dense_tensor_is_decoded_unchanged(values: np.ndarray) -> None:
+    arrived = wire.decode_loss_request(request({"values": values})).data[0].inputs["values"]
     assert arrived.dtype == values.dtype
     assert arrived.shape == values.shape
     assert np.array_equal(arrived, values)
@@ -51,7 +51,7 @@ def test_a_dense_tensor_arrives_as_it_was(values: np.ndarray) -> None:
 
 
 @given(mostly_zero)
-def test_a_sparse_matrix_arrives_dense(values: np.ndarray) -> None:
+def test_sparse_matrix_is_decoded_dense(values: np.ndarray) -> None:
     sparse = tinker.TensorData.from_torch_sparse(torch.from_numpy(values))
     datum = tinker.Datum(
         model_input=tinker.ModelInput.from_ints([1]), loss_fn_inputs={"weights": sparse}
@@ -62,18 +62,18 @@ def test_a_sparse_matrix_arrives_dense(values: np.ndarray) -> None:
         forward_backward_input=tinker.types.ForwardBackwardInput(data=[datum], loss_fn="ppo"),
     )
     message = forward_backward_request_to_proto(made)
-    assert np.array_equal(wire.array(message.data[0].loss_fn_inputs["weights"]), values)
+    assert np.array_equal(wire.decode_tensor(message.data[0].loss_fn_inputs["weights"]), values)
 
 
-def test_a_bfloat16_tensor_arrives_as_float32() -> None:
+def test_bfloat16_tensor_is_decoded_to_float32() -> None:
     half = torch.tensor([1.5, -2.0], dtype=torch.bfloat16).view(torch.int16).numpy()
     tensor = pb.Tensor(dense=half.tobytes(), dtype=pb.DTYPE_BFLOAT16, shape=[2])
-    assert wire.array(tensor).tolist() == [1.5, -2.0]
-    assert wire.array(tensor).dtype == np.float32
+    assert wire.decode_tensor(tensor).tolist() == [1.5, -2.0]
+    assert wire.decode_tensor(tensor).dtype == np.float32
 
 
-def test_a_request_keeps_its_number_its_tokens_and_its_settings() -> None:
-    loss = wire.loss_request(request(config={"clip_low_threshold": 0.5, "mode": "a"}))
+def test_request_is_decoded_with_number_tokens_and_config() -> None:
+    loss = wire.decode_loss_request(request(config={"clip_low_threshold": 0.5, "mode": "a"}))
     assert (loss.model_id, loss.seq_id, loss.loss, loss.backward) == (
         "model",
         7,
@@ -85,9 +85,9 @@ def test_a_request_keeps_its_number_its_tokens_and_its_settings() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_bytes_that_are_no_request_are_a_users_mistake(body: bytes) -> None:
+def test_malformed_bytes_are_a_user_error(body: bytes) -> None:
     with pytest.raises(UserError):
-        wire.loss_request(wire.parse(body))
+        wire.decode_loss_request(wire.parse(body))
 
 
 @given(
@@ -97,7 +97,7 @@ def test_bytes_that_are_no_request_are_a_users_mistake(body: bytes) -> None:
     shape=st.lists(st.integers(-1, 4), max_size=3),
     dtype=st.integers(0, 5),
 )
-def test_no_sparse_tensor_breaks_the_reader(
+def test_any_sparse_tensor_is_decoded_or_a_user_error(
     values: bytes, starts: list[int], columns: list[int], shape: list[int], dtype: int
 ) -> None:
     csr = pb.SparseCsr(
@@ -108,30 +108,30 @@ def test_no_sparse_tensor_breaks_the_reader(
     tensor = pb.Tensor(sparse_csr=csr, shape=shape)
     tensor.dtype = dtype  # type: ignore[assignment]
     try:
-        dense = wire.array(tensor)
+        dense = wire.decode_tensor(tensor)
     except UserError:
         return
     assert list(dense.shape) == shape
 
 
-def test_a_tensor_that_does_not_fill_its_shape_is_named() -> None:
+def test_tensor_that_does_not_fill_its_shape_is_named() -> None:
     message = request({"weights": np.zeros(3, np.float32)})
     message.data[0].loss_fn_inputs["weights"].shape[0] = 4
     with pytest.raises(UserError, match=r"datum 0: loss_fn_inputs\['weights'\]: 3 values"):
-        wire.loss_request(message)
+        wire.decode_loss_request(message)
 
 
-def test_a_sparse_tensor_cannot_claim_a_shape_that_fills_the_memory() -> None:
+def test_sparse_tensor_of_a_huge_shape_is_refused() -> None:
     huge = pb.Tensor(sparse_csr=pb.SparseCsr(), dtype=pb.DTYPE_FLOAT32, shape=[2**31, 2**31])
     with pytest.raises(UserError, match="elements"):
-        wire.array(huge)
+        wire.decode_tensor(huge)
 
 
-def test_an_image_is_refused_with_a_sentence() -> None:
+def test_image_chunk_is_refused() -> None:
     message = request()
     message.data[0].model_input[0].image.data = b"png"
     with pytest.raises(UserError, match="datum 0: a chunk holds image"):
-        wire.loss_request(message)
+        wire.decode_loss_request(message)
 
 
 @given(
@@ -144,21 +144,21 @@ def test_an_image_is_refused_with_a_sentence() -> None:
         max_size=6,
     )
 )
-def test_outputs_of_any_shapes_reach_the_client_datum_by_datum(outputs: list[np.ndarray]) -> None:
-    body = wire.loss_response([{"logprobs": one} for one in outputs], {"loss:sum": 1.5})
+def test_the_sdk_decodes_outputs_of_any_shapes_per_datum(outputs: list[np.ndarray]) -> None:
+    body = wire.encode_losses([{"logprobs": one} for one in outputs], {"loss:sum": 1.5})
     arrived = deserialize_forward_backward_output(body)
     assert arrived.metrics == {"loss:sum": 1.5}
     for one, output in zip(arrived.loss_fn_outputs, outputs, strict=True):
         assert np.array_equal(one["logprobs"].to_numpy(), output)
 
 
-def test_neighbours_of_one_shape_share_a_record() -> None:
+def test_consecutive_datums_of_one_shape_share_a_record() -> None:
     outputs = [{"logprobs": np.ones(n, np.float32)} for n in (3, 1, 4)]
-    message = pb.ForwardBackwardOutput.FromString(wire.loss_response(outputs, {}))
+    message = pb.ForwardBackwardOutput.FromString(wire.encode_losses(outputs, {}))
     assert [record.num_datums for record in message.loss_fn_outputs] == [3]
 
 
-def test_a_sampled_answer_reaches_the_client() -> None:
+def test_the_sdk_decodes_a_sample_response() -> None:
     result = SampleResult(
         sequences=[
             SampledSequence([5, 6], [-0.5, -0.25], "stop"),
@@ -170,7 +170,7 @@ def test_a_sampled_answer_reaches_the_client() -> None:
             np.array([[-99999.0], [-0.125]], np.float32),
         ),
     )
-    arrived = deserialize_sample_response(wire.sample_response(result))
+    arrived = deserialize_sample_response(wire.encode_sample(result))
     assert [sequence.tokens for sequence in arrived.sequences] == [[5, 6], [7]]
     assert [sequence.logprobs for sequence in arrived.sequences] == [[-0.5, -0.25], [-1.0]]
     assert [sequence.stop_reason for sequence in arrived.sequences] == ["stop", "length"]

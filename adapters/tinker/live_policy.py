@@ -23,7 +23,7 @@ STEPS_TAKEN = "step:max"
 
 
 @dataclass(frozen=True)
-class LoraWeights:
+class LoraSpec:
     """The trainable weights, in the words of Tinker's `create_lora_training_client`."""
 
     base_model: str

@@ -1,1 +1,1 @@
-"""The routes of the Tinker API, one subject a file."""
+"""The HTTP server: routes, wire formats and futures."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 from adapters.calls import POLICY, Policy
-from adapters.tinker.live_policy import LoraWeights
+from adapters.tinker.live_policy import LoraSpec
 from adapters.tinker.service import Service
 from flows.recipe import Recipe
 from tasks.checkpoints import Ledger
@@ -108,9 +108,9 @@ def lora_seed(run_seed: int, name: str) -> int:
     return int(hashlib.sha256(f"{run_seed}/{name}".encode()).hexdigest()[:8], 16) >> 1
 
 
-def _lora(recipe: Recipe, name: str) -> LoraWeights:
+def _lora(recipe: Recipe, name: str) -> LoraSpec:
     model = recipe.model
-    return LoraWeights(
+    return LoraSpec(
         model.base,
         model.lora_rank,
         lora_seed(recipe.seed, name),

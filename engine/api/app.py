@@ -1,0 +1,96 @@
+"""The FastAPI application: routes, the API key, and errors in the form the SDK expects."""
+
+import hmac
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from engine.api import (
+    run_routes,
+    sampling_routes,
+    service_routes,
+    session_routes,
+    training_routes,
+    weight_routes,
+)
+from engine.api.futures import Futures
+from engine.core import EngineCore
+from engine.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "/api/v1"
+ROUTERS = (
+    sampling_routes.router,
+    service_routes.router,
+    training_routes.router,
+    weight_routes.router,
+    session_routes.router,
+    run_routes.router,
+)
+
+
+def create_app(engine: EngineCore, api_key: str) -> FastAPI:
+    app = FastAPI(title="Ratchet engine", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.engine = engine
+    app.state.futures = Futures()
+    for router in ROUTERS:
+        app.include_router(router, prefix=PREFIX)
+    app.add_exception_handler(UserError, _answer_user_error)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(Exception, _answer_failure)
+    app.add_middleware(KeyGuard, api_key=api_key)
+    return app
+
+
+class KeyGuard:
+    """Middleware that checks the API key before the request's body is read."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self.app = app
+        self.api_key = api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            given = dict(scope["headers"]).get(b"x-api-key", b"")
+            if not hmac.compare_digest(given, self.api_key):
+                known = "is not this engine's" if given else "is missing"
+                detail = f"the X-API-Key {known}; set TINKER_API_KEY to the one the engine printed"
+                await _error(401, detail)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+def _error(status: int, detail: str) -> JSONResponse:
+    return JSONResponse({"detail": detail}, status_code=status)
+
+
+async def _answer_user_error(_: Request, error: Exception) -> JSONResponse:
+    return _error(getattr(error, "status", 400), str(error))
+
+
+async def _answer_invalid(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    sentences = []
+    for problem in error.errors()[:5]:
+        place = ".".join(str(part) for part in problem["loc"] if part != "body")
+        sentences.append(f"{place}: {problem['msg']}" if place else problem["msg"])
+    return _error(422, "; ".join(sentences))
+
+
+async def _answer_http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    if error.status_code in (404, 405):
+        what = f"{request.method} {request.url.path}"
+        return _error(error.status_code, f"{what} is not among the calls this engine serves")
+    return _error(error.status_code, error.detail)
+
+
+async def _answer_failure(_: Request, error: Exception) -> JSONResponse:
+    """Answer an unexpected error; Starlette raises the error again, so the server logs it."""
+    return _error(400, f"the engine failed on this request: {type(error).__name__}: {error}")

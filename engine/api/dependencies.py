@@ -1,0 +1,50 @@
+"""Dependencies of the routes: the engine, the futures, and requests in order."""
+
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from engine.api.futures import Answer, Futures
+from engine.core import EngineCore
+from engine.errors import UserError
+
+Submitted = dict[str, object]
+
+
+async def _engine(request: Request) -> EngineCore:
+    return request.app.state.engine
+
+
+async def _futures(request: Request) -> Futures:
+    return request.app.state.futures
+
+
+TheEngine = Annotated[EngineCore, Depends(_engine)]
+TheFutures = Annotated[Futures, Depends(_futures)]
+
+
+def submit_in_order(
+    engine: EngineCore,
+    futures: Futures,
+    model_id: str,
+    seq_id: int | None,
+    work: Callable[[], Awaitable[Answer]],
+) -> Submitted:
+    """Begin a training client's request once, however often it is sent.
+
+    Request numbers only grow. A request refused with a 4xx leaves a gap, which is allowed.
+    """
+    live_model = engine.live_model(model_id)
+    key: Hashable = None
+    if seq_id is not None:
+        key = (model_id, seq_id)
+        known = futures.known(key)
+        if known is None and seq_id <= live_model.last_seq:
+            raise UserError(
+                f"request {seq_id} of {model_id} was carried out already (the newest is "
+                f"{live_model.last_seq}) and its answer is no longer kept; send a new request "
+                f"with a number above {live_model.last_seq}"
+            )
+        live_model.last_seq = max(live_model.last_seq, seq_id)
+    return {"request_id": futures.submit(work, key), "model_id": model_id}

@@ -1,0 +1,161 @@
+"""Routes of training runs and their checkpoints."""
+
+from typing import Annotated
+
+import tinker.types
+from fastapi import APIRouter, Body, Header, Query, Response
+
+from engine.api.dependencies import TheEngine
+from engine.core import EngineCore
+from engine.errors import NotFound, UserError
+from engine.state.checkpoints import CheckpointAddress
+from engine.state.registry import RunRecord
+
+router = APIRouter()
+
+CHECKPOINT = "/training_runs/{run_id}/checkpoints/{kind}/{name}"
+Limit = Annotated[int, Query(ge=0)]
+
+
+@router.get("/training_runs")
+async def list_runs(
+    engine: TheEngine, limit: Limit = 20, offset: Limit = 0
+) -> tinker.types.TrainingRunsResponse:
+    runs = sorted(
+        engine.registry.runs.values(), key=lambda run: (run.created_at, run.run_id), reverse=True
+    )
+    return tinker.types.TrainingRunsResponse(
+        training_runs=[_to_api(engine, run) for run in runs[offset : offset + limit]],
+        cursor=tinker.types.Cursor(offset=offset, limit=limit, total_count=len(runs)),
+    )
+
+
+@router.get("/training_runs/{run_id}")
+async def get_run(run_id: str, engine: TheEngine) -> tinker.types.TrainingRun:
+    return _to_api(engine, engine.registry.run(run_id))
+
+
+def _to_api(engine: EngineCore, run: RunRecord) -> tinker.types.TrainingRun:
+    live_model = engine.live_models.get(run.run_id)
+    if live_model is not None:
+        run = run.model_copy(update={"last_request_time": live_model.used})
+    return run.to_api(engine.checkpoints.find_all(run.run_id))
+
+
+@router.get("/training_runs/{run_id}/checkpoints")
+async def list_checkpoints_of_run(
+    run_id: str, engine: TheEngine
+) -> tinker.types.CheckpointsListResponse:
+    engine.registry.run(run_id)
+    found = [checkpoint.to_api() for checkpoint in engine.checkpoints.find_all(run_id)]
+    return tinker.types.CheckpointsListResponse(checkpoints=found)
+
+
+@router.get("/checkpoints")
+async def list_checkpoints(
+    engine: TheEngine, limit: Limit = 100, offset: Limit = 0
+) -> tinker.types.CheckpointsListResponse:
+    found = engine.checkpoints.find_all()
+    return tinker.types.CheckpointsListResponse(
+        checkpoints=[checkpoint.to_api() for checkpoint in found[offset : offset + limit]],
+        cursor=tinker.types.Cursor(offset=offset, limit=limit, total_count=len(found)),
+    )
+
+
+@router.delete(CHECKPOINT, status_code=204)
+async def delete_checkpoint(run_id: str, kind: str, name: str, engine: TheEngine) -> Response:
+    address = CheckpointAddress(run_id, kind, name)
+    engine.checkpoints.delete(address)
+    engine.resident.remove(str(address))
+    return Response(status_code=204)
+
+
+@router.post(f"{CHECKPOINT}/publish", status_code=204)
+async def publish(run_id: str, kind: str, name: str, engine: TheEngine) -> Response:
+    engine.checkpoints.publish(CheckpointAddress(run_id, kind, name), public=True)
+    return Response(status_code=204)
+
+
+@router.delete(f"{CHECKPOINT}/publish", status_code=204)
+async def unpublish(run_id: str, kind: str, name: str, engine: TheEngine) -> Response:
+    engine.checkpoints.publish(CheckpointAddress(run_id, kind, name), public=False)
+    return Response(status_code=204)
+
+
+@router.put(f"{CHECKPOINT}/ttl", status_code=204)
+async def set_ttl(
+    run_id: str,
+    kind: str,
+    name: str,
+    engine: TheEngine,
+    ttl_seconds: Annotated[int | None, Body(embed=True)] = None,
+) -> Response:
+    """Set a checkpoint's time to live; without a number it never expires."""
+    engine.checkpoints.expire_in(CheckpointAddress(run_id, kind, name), ttl_seconds)
+    return Response(status_code=204)
+
+
+@router.get(f"{CHECKPOINT}/external_weights_urls")
+async def external_weights(run_id: str, kind: str, name: str, engine: TheEngine) -> Response:
+    folder = engine.checkpoints.folder(CheckpointAddress(run_id, kind, name))
+    raise NotFound(f"the engine signs no download URLs; the files are on its machine, in {folder}")
+
+
+@router.post("/weights_info")
+async def weights_info(
+    tinker_path: Annotated[str, Body(embed=True)], engine: TheEngine
+) -> tinker.types.WeightsInfoResponse:
+    checkpoint = engine.checkpoints.find(CheckpointAddress.parse(tinker_path))
+    return tinker.types.WeightsInfoResponse(
+        base_model=checkpoint.base_model,
+        is_lora=True,
+        lora_rank=checkpoint.lora.rank,
+        train_unembed=checkpoint.lora.train_unembed,
+        train_mlp=checkpoint.lora.train_mlp,
+        train_attn=checkpoint.lora.train_attn,
+    )
+
+
+@router.post("/copy_weights")
+async def copy_weights(
+    request: tinker.types.CopyWeightsRequest,
+    engine: TheEngine,
+    x_idempotency_key: Annotated[str | None, Header()] = None,
+) -> tinker.types.CopyWeightsResponse:
+    """Copy a checkpoint to a new run, which cannot be trained; a repeated request copies once."""
+    source = CheckpointAddress.parse(request.source_path)
+    engine.checkpoints.find(source)
+    engine.checkpoints.expiry(request.ttl_seconds)
+    if x_idempotency_key in engine.copies:
+        return tinker.types.CopyWeightsResponse(tinker_path=engine.copies[x_idempotency_key])
+    run_id = _run_for_copy(engine, request, source)
+    copied = engine.checkpoints.copy(source, run_id, request.ttl_seconds)
+    if x_idempotency_key is not None:
+        engine.copies[x_idempotency_key] = str(copied.address)
+    return tinker.types.CopyWeightsResponse(tinker_path=str(copied.address))
+
+
+def _run_for_copy(
+    engine: EngineCore, request: tinker.types.CopyWeightsRequest, source: CheckpointAddress
+) -> str:
+    if request.session_id is not None and request.model_seq_id is not None:
+        session_id = engine.registry.open_session(request.session_id).session_id
+    elif request.destination_project_id is not None:
+        made = tinker.types.CreateSessionRequest(
+            tags=[],
+            user_metadata=None,
+            sdk_version="copy_weights",
+            project_id=request.destination_project_id,
+            display_name=f"copy of {source}",
+        )
+        session_id = engine.registry.create_session(made).session_id
+    else:
+        raise UserError("give a destination_project_id, or a session_id with a model_seq_id")
+    run_id = f"{session_id}:train:{request.model_seq_id or 0}"
+    if run_id in engine.registry.runs:
+        raise UserError(f"{run_id} exists; give the next model_seq_id")
+    checkpoint = engine.checkpoints.find(source)
+    engine.registry.create_run(
+        run_id, session_id, checkpoint.base_model, checkpoint.lora, {"copy_of": str(source)}
+    )
+    return run_id

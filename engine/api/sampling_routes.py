@@ -1,0 +1,106 @@
+"""Routes of sampling sessions and sampling requests."""
+
+import tinker.types
+from fastapi import APIRouter
+
+from engine.api import scoring
+from engine.api.dependencies import Submitted, TheEngine, TheFutures
+from engine.api.futures import Answer, protobuf_answer
+from engine.core import EngineCore
+from engine.errors import UserError
+from engine.sampling.requests import SampleRequest, check_request
+from engine.state.registry import SamplerRecord
+
+router = APIRouter()
+
+
+@router.post("/create_sampling_session")
+async def create_sampling_session(
+    request: tinker.types.CreateSamplingSessionRequest, engine: TheEngine
+) -> tinker.types.CreateSamplingSessionResponse:
+    """Create a sampling session of the base model or saved weights, once if sent twice."""
+    session = engine.registry.open_session(request.session_id)
+    sampler_id = f"{session.session_id}:sample:{request.sampling_session_seq_id}"
+    sampler = _new_sampler(engine, sampler_id, request.base_model, request.model_path)
+    made = engine.registry.samplers.get(sampler_id)
+    if made is None:
+        engine.registry.add_sampler(sampler)
+    elif made != sampler:
+        raise UserError(
+            f"{sampler_id} exists and samples from {made.path or made.base_model}; give the next "
+            "sampling_session_seq_id"
+        )
+    return tinker.types.CreateSamplingSessionResponse(sampling_session_id=sampler_id)
+
+
+def _new_sampler(
+    engine: EngineCore, sampler_id: str, base_model: str | None, model_path: str | None
+) -> SamplerRecord:
+    if base_model is not None:
+        engine.check_base_model(base_model)
+    elif model_path is None:
+        raise UserError("give a base_model or a model_path to sample from")
+    return SamplerRecord(
+        sampler_id=sampler_id,
+        session_id=sampler_id.partition(":")[0],
+        base_model=base_model or engine.base.name,
+        weights="base" if model_path is None else "saved",
+        path=None if model_path is None else str(engine.check_loadable(model_path)),
+    )
+
+
+@router.get("/samplers/{sampler_id}")
+async def get_sampler(sampler_id: str, engine: TheEngine) -> tinker.types.GetSamplerResponse:
+    sampler = engine.registry.sampler(sampler_id)
+    return tinker.types.GetSamplerResponse(
+        sampler_id=sampler_id, base_model=sampler.base_model, model_path=sampler.path
+    )
+
+
+@router.post("/asample")
+async def sample(
+    request: tinker.types.SampleRequest, engine: TheEngine, futures: TheFutures
+) -> Submitted:
+    sampler = _find_sampler(engine, request)
+    decoded = _decode(request)
+    check_request(decoded, engine.model)
+    scored = scoring.read_options(request, decoded, engine.model.vocab_size)
+
+    async def work() -> Answer:
+        lora = await engine.weights_of(sampler)
+        return protobuf_answer(await scoring.answer(engine, scored, lora))
+
+    numbered = request.sampling_session_id is not None and request.seq_id is not None
+    key = (sampler.sampler_id, request.seq_id) if numbered else None
+    request_id = futures.submit(work, key)
+    ids = [f"{request_id}:{number}" for number in range(decoded.num_samples)]
+    return {"request_id": request_id, "sample_sequence_ids": ids}
+
+
+def _find_sampler(engine: EngineCore, request: tinker.types.SampleRequest) -> SamplerRecord:
+    if request.sampling_session_id is not None:
+        return engine.registry.sampler(request.sampling_session_id)
+    return _new_sampler(engine, "", request.base_model, request.model_path)
+
+
+def _decode(request: tinker.types.SampleRequest) -> SampleRequest:
+    params = request.sampling_params
+    return SampleRequest(
+        prompt=_tokens(request.prompt),
+        num_samples=request.num_samples,
+        max_tokens=params.max_tokens,
+        seed=params.seed,
+        stop=params.stop,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        prompt_logprobs=bool(request.prompt_logprobs),
+        topk_prompt_logprobs=request.topk_prompt_logprobs,
+    )
+
+
+def _tokens(prompt: tinker.types.ModelInput) -> list[int]:
+    for chunk in prompt.chunks:
+        if not isinstance(chunk, tinker.types.EncodedTextChunk):
+            raise UserError(f"the prompt holds {chunk.type}; the model of this engine reads text")
+    return prompt.to_ints()

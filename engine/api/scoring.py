@@ -1,0 +1,217 @@
+"""Log-probability options of sampling requests: suffixes, targets, alternatives and top-k.
+
+All options are computed from the k likeliest tokens of every position, with k up to the whole
+vocabulary.
+"""
+
+import asyncio
+from dataclasses import dataclass, replace
+
+import numpy as np
+import tinker.types
+from tinker.proto import tinker_public_pb2 as pb
+
+from engine.api import wire
+from engine.core import EngineCore
+from engine.errors import UserError
+from engine.model.lora import LoraWeights
+from engine.randomness import entropy
+from engine.sampling.requests import GREEDY_BELOW, SampleRequest, SampleResult
+
+LARGEST_TABLE = 2**25
+"""Positions × vocabulary whose log-probabilities are in memory at once: 256 MB."""
+
+NO_TOKEN, NO_LOGPROB = 0, -99999.0
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Tokens to score: `ids[i]` at the prompt's position `rows[i] + 1`; the id -1 is skipped."""
+
+    rows: np.ndarray
+    ids: np.ndarray
+    layout: pb.Tensor
+
+    def score(self, table: np.ndarray) -> pb.Tensor:
+        """Return log-probabilities in the layout of the request, 0 at skipped ids."""
+        asked = self.ids >= 0
+        values = np.where(asked, table[self.rows + 1, np.where(asked, self.ids, 0)], 0.0)
+        answer = pb.Tensor()
+        answer.CopyFrom(self.layout)
+        if answer.HasField("sparse_csr"):
+            answer.sparse_csr.values = values.astype(np.float32).tobytes()
+        else:
+            answer.dense = values.astype(np.float32).tobytes()
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRequest:
+    """A sampling request with its log-probability options."""
+
+    request: SampleRequest
+    last_n: int | None = None
+    targets: Targets | None = None
+    alternatives: int = 0
+    topk_sampled: int = 0
+
+    @property
+    def needs_table(self) -> bool:
+        return self.targets is not None or self.alternatives > 0
+
+
+def read_options(
+    request: tinker.types.SampleRequest, decoded: SampleRequest, vocabulary: int
+) -> ScoredRequest:
+    """Add the options of an API request to the decoded one; raise UserError for invalid options."""
+    length = len(decoded.prompt)
+    last_n = request.prompt_logprobs_last_n
+    if request.record_stability_info:
+        raise UserError(
+            "the engine records no stability information, because it has no stable_reinforce; "
+            "leave record_stability_info unset"
+        )
+    if last_n is not None and not (decoded.prompt_logprobs and 1 <= last_n < length):
+        raise UserError(
+            f"prompt_logprobs_last_n is {last_n}; it needs prompt_logprobs and must be at least 1 "
+            f"and less than the prompt's {length} tokens"
+        )
+    for name in ("prompt_alt_tokens_k", "topk_sample_logprobs"):
+        if not 0 <= getattr(request, name) <= vocabulary:
+            raise UserError(
+                f"{name} is {getattr(request, name)}; give a number from 0 to the size of the "
+                f"vocabulary, {vocabulary}"
+            )
+    scored = ScoredRequest(
+        request=decoded,
+        last_n=last_n,
+        targets=_read_targets(request, length, vocabulary),
+        alternatives=request.prompt_alt_tokens_k,
+        topk_sampled=request.topk_sample_logprobs,
+    )
+    if scored.needs_table and length * max(vocabulary, scored.alternatives) > LARGEST_TABLE:
+        raise UserError(
+            f"target_prompt_logprobs and prompt_alt_tokens_k need the distributions over "
+            f"{vocabulary} tokens at {length} positions, more than the engine holds at once; "
+            "shorten the prompt"
+        )
+    return scored
+
+
+def _read_targets(
+    request: tinker.types.SampleRequest, length: int, vocabulary: int
+) -> Targets | None:
+    given = request.target_prompt_logprobs
+    if given is None:
+        return None
+    shape = tuple(given.shape or ())
+    if given.dtype != "int64" or len(shape) != 2 or shape[0] != length - 1 or shape[1] < 1:
+        raise UserError(
+            f"target_prompt_logprobs is {given.dtype} of the shape {shape}; give int64 token ids "
+            f"of the shape ({length - 1}, K), a row for each position after the first"
+        )
+    ids = _integers(given.data)
+    layout = pb.Tensor(dtype=pb.DTYPE_FLOAT32, shape=shape)
+    if given.sparse_crow_indices is None:
+        if ids.size != shape[0] * shape[1]:
+            raise UserError(f"target_prompt_logprobs: {ids.size} ids do not fill the shape {shape}")
+        rows = np.repeat(np.arange(shape[0]), shape[1])
+    else:
+        starts = _integers(given.sparse_crow_indices)
+        columns = _integers(given.sparse_col_indices or [])
+        rows = wire.csr_rows(starts, columns, ids.size, shape)
+        layout.sparse_csr.crow_indices = starts.tobytes()
+        layout.sparse_csr.col_indices = columns.tobytes()
+    if not (ids >= 0).any() or ids.min() < -1 or ids.max() >= vocabulary:
+        raise UserError(
+            f"target_prompt_logprobs must name a token, and only tokens from 0 to {vocabulary - 1}"
+        )
+    return Targets(rows, ids, layout)
+
+
+def _integers(values: list[int] | list[float]) -> np.ndarray:
+    try:
+        return np.array(values, dtype=np.int64)
+    except (OverflowError, ValueError) as error:
+        raise UserError(f"target_prompt_logprobs: {error}") from error
+
+
+async def answer(engine: EngineCore, scored: ScoredRequest, lora: LoraWeights | None) -> bytes:
+    """Sample, look up the requested log-probabilities, and encode the response."""
+    request = scored.request
+    vocabulary = engine.model.vocab_size
+    if scored.needs_table:
+        request = replace(request, topk_prompt_logprobs=vocabulary)
+    result = await asyncio.wrap_future(engine.scheduler.sample(request, lora))
+    targets, alternatives, topk_sampled = None, None, None
+    if scored.needs_table:
+        assert result.topk_prompt_logprobs is not None
+        table = _sort_by_token(*result.topk_prompt_logprobs)
+        targets = scored.targets.score(table) if scored.targets else None
+        alternatives = _draw_alternatives(table, scored) if scored.alternatives else None
+    if scored.topk_sampled:
+        topk_sampled = await _score_sampled(engine, scored, result, lora)
+    extras = wire.Extras(topk_sampled, targets, alternatives)
+    return wire.encode_sample(_trim(result, scored), extras)
+
+
+def _sort_by_token(ids: np.ndarray, logprobs: np.ndarray) -> np.ndarray:
+    """Reorder columns [T, V] from likeliest first to the order of token ids."""
+    table = np.empty_like(logprobs)
+    np.put_along_axis(table, ids.astype(np.int64), logprobs, axis=1)
+    return table
+
+
+def _draw_alternatives(table: np.ndarray, scored: ScoredRequest) -> wire.Table:
+    """Draw tokens at every position after the first, at the request's temperature.
+
+    The draws use the Gumbel-max trick: the argmax of logits + Gumbel noise is a draw from the
+    softmax of the logits.
+    """
+    request = scored.request
+    logprobs = table[1:].astype(np.float64)
+    shape = (len(logprobs), scored.alternatives)
+    if request.temperature < GREEDY_BELOW:
+        tokens = np.repeat(logprobs.argmax(1)[:, None], scored.alternatives, axis=1)
+    else:
+        random = np.random.default_rng(entropy() if request.seed is None else abs(request.seed))
+        logits = logprobs / request.temperature
+        tokens = np.empty(shape, dtype=np.int64)
+        for draw in range(scored.alternatives):
+            tokens[:, draw] = (logits + random.gumbel(size=logits.shape)).argmax(1)
+    return tokens, np.take_along_axis(logprobs, tokens, axis=1)
+
+
+async def _score_sampled(
+    engine: EngineCore, scored: ScoredRequest, result: SampleResult, lora: LoraWeights | None
+) -> list[wire.Table]:
+    """Read each completion after its prompt, and return the top-k rows of its tokens."""
+    prompt, k = scored.request.prompt, scored.topk_sampled
+    read = [
+        engine.scheduler.sample(
+            SampleRequest(prompt + one.tokens, max_tokens=1, topk_prompt_logprobs=k), lora
+        )
+        for one in result.sequences
+    ]
+    tables = []
+    for table in await asyncio.gather(*map(asyncio.wrap_future, read)):
+        assert table.topk_prompt_logprobs is not None
+        ids, logprobs = table.topk_prompt_logprobs
+        tables.append((ids[len(prompt) :], logprobs[len(prompt) :]))
+    return tables
+
+
+def _trim(result: SampleResult, scored: ScoredRequest) -> SampleResult:
+    """Keep the requested top-k columns and the scores of the last n tokens."""
+    k, unscored = scored.request.topk_prompt_logprobs, 0
+    if scored.last_n is not None:
+        unscored = len(scored.request.prompt) - scored.last_n
+    prompt, topk = result.prompt_logprobs, result.topk_prompt_logprobs
+    if prompt is not None:
+        prompt = prompt.copy()
+        prompt[:unscored] = np.nan
+    if topk is not None:
+        ids, logprobs = topk[0][:, :k].copy(), topk[1][:, :k].copy()
+        ids[:unscored], logprobs[:unscored] = NO_TOKEN, NO_LOGPROB
+        topk = (ids, logprobs) if k else None
+    return SampleResult(result.sequences, prompt, topk)

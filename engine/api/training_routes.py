@@ -1,0 +1,208 @@
+"""Routes of training clients: creation, loading, losses and optimizer steps, in order."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+
+import tinker.types
+import zstandard
+from fastapi import APIRouter, Request
+from tinker.types.optimizer import AdamOptimizerConfig, OptimizerConfig
+
+from engine.api import wire
+from engine.api.dependencies import Submitted, TheEngine, TheFutures, submit_in_order
+from engine.api.futures import Answer, Futures, json_answer, protobuf_answer
+from engine.core import EngineCore
+from engine.errors import UserError
+from engine.model.lora import LoraConfig, LoraWeights
+from engine.state.checkpoints import TRAINING, CheckpointAddress
+from engine.training.trainer import AdamParams, Trainer
+
+router = APIRouter()
+
+LARGEST_BODY = 2**29
+
+
+@router.post("/create_model")
+async def create_model(
+    request: tinker.types.CreateModelRequest, engine: TheEngine, futures: TheFutures
+) -> Submitted:
+    session = engine.registry.open_session(request.session_id)
+    engine.check_base_model(request.base_model)
+    _check_optimizer(request.optimizer_config)
+    if request.lora_config is None:
+        raise UserError("the engine trains LoRA weights only; give a lora_config")
+    config = LoraConfig(**request.lora_config.model_dump())
+
+    def begin() -> Trainer:
+        return Trainer(engine.model, LoraWeights.initial(engine.model, config))
+
+    async def work(model_id: str) -> Answer:
+        trainer = await engine.on_device(begin)
+        _register(engine, model_id, session.session_id, trainer, request.user_metadata)
+        return json_answer({"type": "create_model", "model_id": model_id})
+
+    return _submit_new(engine, futures, session.session_id, request.model_seq_id, work)
+
+
+@router.post("/load_weights")
+async def load_weights(
+    request: tinker.types.LoadWeightsRequest, engine: TheEngine, futures: TheFutures
+) -> Submitted:
+    """Load a checkpoint into a live training client or a new one.
+
+    A live client is named by (model_id, seq_id), a new one by (session_id, model_seq_id).
+    """
+    address = engine.check_loadable(request.path, kinds=(TRAINING,))
+    if request.base_model is not None:
+        engine.check_base_model(request.base_model)
+    _check_optimizer(request.optimizer_config)
+    if request.model_id is not None and request.session_id is None:
+        return _load_into(
+            engine, futures, request.model_id, request.seq_id, address, request.optimizer
+        )
+    if request.session_id is None or request.model_seq_id is None:
+        raise UserError("give a model_id, or a session_id with a model_seq_id")
+    session = engine.registry.open_session(request.session_id)
+
+    async def work(model_id: str) -> Answer:
+        trainer = await engine.on_device(lambda: engine.load_trainer(address, request.optimizer))
+        _register(engine, model_id, session.session_id, trainer, request.user_metadata)
+        return _loaded_answer(address, model_id)
+
+    return _submit_new(engine, futures, session.session_id, request.model_seq_id, work)
+
+
+def _load_into(
+    engine: EngineCore,
+    futures: Futures,
+    model_id: str,
+    seq_id: int | None,
+    address: CheckpointAddress,
+    optimizer: bool,
+) -> Submitted:
+    live_model = engine.live_model(model_id)
+    found, wanted = engine.checkpoints.find(address).lora, live_model.trainer.lora.config
+    if _shape(found) != _shape(wanted):
+        raise UserError(
+            f"{address} has the LoRA {_shape(found)}, this training client {_shape(wanted)}; use "
+            "create_training_client_from_state, which uses the checkpoint's LoRA"
+        )
+
+    def load() -> None:
+        live_model.trainer = engine.load_trainer(address, optimizer)
+
+    async def work() -> Answer:
+        await engine.on_device(load)
+        return _loaded_answer(address, model_id)
+
+    return submit_in_order(engine, futures, model_id, seq_id, work)
+
+
+def _loaded_answer(address: CheckpointAddress, model_id: str) -> Answer:
+    return json_answer({"type": "load_weights", "path": str(address), "model_id": model_id})
+
+
+def _shape(config: LoraConfig) -> dict[str, object]:
+    return {name: value for name, value in asdict(config).items() if name != "seed"}
+
+
+def _check_optimizer(config: OptimizerConfig | None) -> None:
+    if config is not None and not isinstance(config, AdamOptimizerConfig):
+        raise UserError(
+            f"the optimizer is {config.type!r}, but the engine has adamw only; leave it unset"
+        )
+
+
+def _submit_new(
+    engine: EngineCore,
+    futures: Futures,
+    session_id: str,
+    model_seq_id: int,
+    work: Callable[[str], Awaitable[Answer]],
+) -> Submitted:
+    """Begin the work of a new training client, whose id the SDK computes by the same rule."""
+    model_id = f"{session_id}:train:{model_seq_id}"
+    key = (session_id, "train", model_seq_id)
+    if futures.known(key) is None and model_id in engine.registry.runs:
+        raise UserError(f"{model_id} exists; give the next model_seq_id, or a new session")
+    request_id = futures.submit(lambda: work(model_id), key)
+    return {"request_id": request_id, "model_id": model_id}
+
+
+def _register(
+    engine: EngineCore, model_id: str, session_id: str, trainer: Trainer, metadata: object
+) -> None:
+    run = engine.registry.create_run(
+        model_id, session_id, engine.base.name, trainer.lora.config, metadata
+    )
+    engine.register(run, trainer)
+
+
+@router.post("/get_info")
+async def get_info(
+    request: tinker.types.GetInfoRequest, engine: TheEngine
+) -> tinker.types.GetInfoResponse:
+    live_model = engine.live_model(request.model_id)
+    return tinker.types.GetInfoResponse(
+        type="get_info",
+        model_id=request.model_id,
+        model_name=engine.base.name,
+        is_lora=True,
+        lora_rank=live_model.run.lora.rank,
+        model_data=tinker.types.ModelData(
+            arch=engine.model.config.model_type,
+            model_name=engine.base.name,
+            tokenizer_id=str(engine.base.folder),
+        ),
+    )
+
+
+@router.post("/forward_backward")
+async def forward_backward(request: Request, engine: TheEngine, futures: TheFutures) -> Submitted:
+    body = _decompress(await request.body(), request.headers.get("content-encoding"))
+    message = wire.parse(body)
+    live_model = engine.live_model(message.model_id)
+    loss = wire.decode_loss_request(message)
+
+    def compute() -> tuple[list[wire.Arrays], dict[str, float]]:
+        outputs, metrics = live_model.trainer.forward_backward(
+            loss.data, loss.loss, loss.config, backward=loss.backward
+        )
+        return list(outputs), metrics
+
+    async def work() -> Answer:
+        outputs, metrics = await engine.on_device(compute)
+        return protobuf_answer(wire.encode_losses(outputs, metrics))
+
+    return submit_in_order(engine, futures, loss.model_id, loss.seq_id, work)
+
+
+def _decompress(body: bytes, encoding: str | None) -> bytes:
+    if encoding in (None, "identity"):
+        return body
+    if encoding != "zstd":
+        raise UserError(f"content-encoding {encoding!r} is unknown; send zstd or plain protobuf")
+    try:
+        reader = zstandard.ZstdDecompressor().stream_reader(body)
+        plain = reader.read(LARGEST_BODY + 1)
+    except zstandard.ZstdError as error:
+        raise UserError(f"the body is not zstd: {error}") from error
+    if len(plain) > LARGEST_BODY:
+        raise UserError(f"the body holds more than {LARGEST_BODY} bytes; send smaller chunks")
+    return plain
+
+
+@router.post("/optim_step")
+async def optim_step(
+    request: tinker.types.OptimStepRequest, engine: TheEngine, futures: TheFutures
+) -> Submitted:
+    live_model = engine.live_model(request.model_id)
+    if not isinstance(request.optim_params, tinker.types.AdamParams):
+        raise UserError("the engine has the optimizer adamw only; give AdamParams")
+    params = AdamParams(**request.optim_params.model_dump())
+
+    async def work() -> Answer:
+        metrics = await engine.on_device(lambda: live_model.trainer.optim_step(params))
+        return json_answer({"metrics": metrics})
+
+    return submit_in_order(engine, futures, request.model_id, request.seq_id, work)

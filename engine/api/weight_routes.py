@@ -1,0 +1,81 @@
+"""Routes that save weights by name, or as snapshots for a sampling client."""
+
+import tinker.types
+from fastapi import APIRouter
+
+from engine.api.dependencies import Submitted, TheEngine, TheFutures, submit_in_order
+from engine.api.futures import Answer, Futures, json_answer
+from engine.core import EngineCore, LiveModel
+from engine.errors import UserError
+from engine.state.checkpoints import SAMPLER, TRAINING, CheckpointAddress, SaveOptions
+from engine.state.registry import SamplerRecord
+
+router = APIRouter()
+
+
+@router.post("/save_weights")
+async def save_weights(
+    request: tinker.types.SaveWeightsRequest, engine: TheEngine, futures: TheFutures
+) -> Submitted:
+    live_model = engine.live_model(request.model_id)
+    if request.path is None:
+        raise UserError("give the checkpoint a name (path)")
+    address = CheckpointAddress(request.model_id, TRAINING, request.path)
+    engine.checkpoints.expiry(request.ttl_seconds)
+    options = SaveOptions(request.ttl_seconds, request.overwrite, request.user_metadata)
+
+    async def work() -> Answer:
+        await engine.on_device(lambda: engine.save(live_model, address, options))
+        return json_answer({"type": "save_weights", "path": str(address)})
+
+    return submit_in_order(engine, futures, request.model_id, request.seq_id, work)
+
+
+@router.post("/save_weights_for_sampler")
+async def save_weights_for_sampler(
+    request: tinker.types.SaveWeightsForSamplerRequest, engine: TheEngine, futures: TheFutures
+) -> Submitted:
+    """Save to disk under a name or, without one, open a sampling session on the weights."""
+    live_model = engine.live_model(request.model_id)
+    engine.checkpoints.expiry(request.ttl_seconds)
+    if request.path is None:
+        return _snapshot(engine, futures, live_model, request)
+    address = CheckpointAddress(request.model_id, SAMPLER, request.path)
+    options = SaveOptions(request.ttl_seconds, False, request.user_metadata)
+
+    async def work() -> Answer:
+        await engine.on_device(lambda: engine.save(live_model, address, options))
+        return json_answer({"type": "save_weights_for_sampler", "path": str(address)})
+
+    return submit_in_order(engine, futures, request.model_id, request.seq_id, work)
+
+
+def _snapshot(
+    engine: EngineCore,
+    futures: Futures,
+    live_model: LiveModel,
+    request: tinker.types.SaveWeightsForSamplerRequest,
+) -> Submitted:
+    """Open a sampling session on a snapshot.
+
+    The in-flight samplers of a run share the run's newest snapshot.
+    """
+    if request.sampling_session_seq_id is None:
+        raise UserError("give a name (path), or a sampling_session_seq_id for a sampling session")
+    run = live_model.run
+    sampler = SamplerRecord(
+        sampler_id=f"{run.session_id}:sample:{request.sampling_session_seq_id}",
+        session_id=run.session_id,
+        base_model=engine.base.name,
+        weights=request.kind,
+        run_id=run.run_id,
+    )
+
+    async def work() -> Answer:
+        frozen = await engine.on_device(lambda: live_model.trainer.lora.frozen())
+        engine.keep_snapshot(sampler, frozen)
+        return json_answer(
+            {"type": "save_weights_for_sampler", "sampling_session_id": sampler.sampler_id}
+        )
+
+    return submit_in_order(engine, futures, run.run_id, request.seq_id, work)

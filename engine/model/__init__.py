@@ -1,0 +1,1 @@
+"""The base model, its attention and its LoRA weights."""

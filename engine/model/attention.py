@@ -1,0 +1,177 @@
+"""Causal attention over packed tokens: each sequence attends to itself, grouped by length.
+
+Sequences whose lengths round up to the same bucket are computed in one batch. The kernels treat the
+members of a batch one by one, so a sequence's values depend on its own length alone and not on the
+other sequences. Together with the tiles of `engine/sampling/sampling_pass.py` this makes sampling
+reproducible. The property was measured and is tested for torch 2.13 on x86 with MKL; another build
+may break it.
+"""
+
+from dataclasses import dataclass, field
+from typing import TypedDict, Unpack
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from transformers import AttentionInterface
+
+from engine.errors import UserError
+from engine.model.forward_pass import CURRENT, AttentionCall
+
+ATTENTION_NAME = "ratchet_packed"
+"""Name of `attend` in transformers' registry of attention functions."""
+
+SMALLEST_BUCKET = 64
+
+
+def bucket(length: int) -> int:
+    """Round a length up: to 64s up to 512, to 128s up to 1024, to 256s up to 2048, …"""
+    power_below = 1 << max((length - 1).bit_length() - 1, 0)
+    step = max(SMALLEST_BUCKET, power_below // 4)
+    return -(-length // step) * step
+
+
+class LayerSettings(TypedDict, total=False):
+    """Keyword arguments of transformers that change what a layer's attention computes."""
+
+    scaling: float | None
+    sliding_window: int | None
+    softcap: float | None
+    s_aux: object
+    position_bias: object
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **settings: Unpack[LayerSettings],
+) -> tuple[torch.Tensor, None]:
+    """Compute one layer's attention by the current pass; tensors are [1, heads, tokens, width].
+
+    transformers calls this function. Its other keyword arguments have no effect on the result.
+    """
+    current = CURRENT.get()
+    if current is None:
+        raise RuntimeError("packed attention was called outside a forward pass")
+    unknown = [name for name in ("s_aux", "position_bias") if settings.get(name) is not None]
+    if unknown or attention_mask is not None:
+        raise UserError(
+            f"{type(module).__name__} needs attention with {unknown or 'a mask of its own'}, "
+            "which this engine does not compute; choose another base model"
+        )
+    scaling = settings.get("scaling")
+    call = AttentionCall(
+        layer=int(getattr(module, "layer_idx", 0)),
+        query=query[0].transpose(0, 1),
+        key=key[0].transpose(0, 1),
+        value=value[0].transpose(0, 1),
+        scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        window=settings.get("sliding_window"),
+        softcap=settings.get("softcap"),
+    )
+    return current.attention.attend(call)[None], None
+
+
+AttentionInterface.register(ATTENTION_NAME, attend)
+
+
+@dataclass(slots=True)
+class Group:
+    """Fresh sequences of one bucket.
+
+    `tokens` [n, bucket] are positions in the packed row. A sequence is padded with its own first
+    token: causal attention never reads the padding, and no other sequence's numbers are involved.
+    """
+
+    tokens: torch.Tensor
+    masks: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def gather(self, packed: torch.Tensor) -> torch.Tensor:
+        """Gather packed [tokens, heads, width] as [n, heads, bucket, width]."""
+        count, length = self.tokens.shape
+        flat = packed.index_select(0, self.tokens.view(-1))
+        return flat.view(count, length, *packed.shape[1:]).transpose(1, 2)
+
+    def attend(
+        self, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """Compute values [n · bucket, heads, width] from gathered [n, heads, bucket, width]."""
+        return self._attend(call, query, key, value).transpose(1, 2).flatten(0, 1)
+
+    def _attend(
+        self, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        shared = query.shape[1] != key.shape[1]
+        length = query.shape[2]
+        windowed = call.window is not None and call.window < length
+        if call.softcap is None:
+            return F.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask=self.mask(call.window) if windowed else None,
+                is_causal=not windowed,
+                scale=call.scale,
+                enable_gqa=shared,
+            )
+        repeats = query.shape[1] // key.shape[1]
+        scores = query @ key.repeat_interleave(repeats, 1).transpose(2, 3) * call.scale
+        scores = torch.tanh(scores / call.softcap) * call.softcap
+        scores = scores.masked_fill(~self.mask(call.window or length), float("-inf"))
+        return scores.softmax(-1) @ value.repeat_interleave(repeats, 1)
+
+    def mask(self, window: int | None) -> torch.Tensor:
+        """Return [bucket, bucket], true where a query may attend: its window, itself included."""
+        length = self.tokens.shape[1]
+        span = window or length
+        if span not in self.masks:
+            positions = torch.arange(length, device=self.tokens.device)
+            behind = positions[:, None] - positions[None, :]
+            self.masks[span] = (behind >= 0) & (behind < span)
+        return self.masks[span]
+
+
+def group_by_bucket(
+    lengths: list[int], starts: list[int]
+) -> tuple[list[np.ndarray], list[list[int]]]:
+    """Return token positions [n, bucket] and member numbers for each bucket of a packed row."""
+    members: dict[int, list[int]] = {}
+    for number, length in enumerate(lengths):
+        members.setdefault(bucket(length), []).append(number)
+    tables = []
+    for size, numbers in members.items():
+        first = np.array([starts[number] for number in numbers])[:, None]
+        ends = np.array([lengths[number] for number in numbers])[:, None]
+        steps = np.arange(size)[None, :]
+        tables.append(first + np.where(steps < ends, steps, 0))
+    return tables, list(members.values())
+
+
+class SequenceAttention:
+    """Attention of whole sequences that fill a packed row from its start, as in training."""
+
+    def __init__(self, lengths: list[int], device: torch.device) -> None:
+        starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64).tolist()
+        tables, members = group_by_bucket(lengths, starts)
+        self.groups = [Group(torch.from_numpy(table).to(device)) for table in tables]
+        order = np.zeros(sum(lengths), dtype=np.int64)
+        offset = 0
+        for table, numbers in zip(tables, members, strict=True):
+            for row, number in enumerate(numbers):
+                begin = offset + row * table.shape[1]
+                stop = starts[number] + lengths[number]
+                order[starts[number] : stop] = np.arange(begin, begin + lengths[number])
+            offset += table.size
+        self.order = torch.from_numpy(order).to(device)
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        parts = [
+            group.attend(
+                call, group.gather(call.query), group.gather(call.key), group.gather(call.value)
+            )
+            for group in self.groups
+        ]
+        return torch.cat(parts).index_select(0, self.order)

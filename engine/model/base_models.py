@@ -1,0 +1,126 @@
+"""Base models by id: their folders, and Hugging Face cache entries for local ids."""
+
+import os
+from dataclasses import dataclass
+from hashlib import sha1
+from pathlib import Path
+from uuid import uuid4
+
+from engine.errors import UserError
+
+LOCAL = "local/"
+SHIPPED = {"local/tiny-chat": Path(__file__).parents[1] / "tiny_chat"}
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+TOKENIZER_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "chat_template*",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """A base model's public name and the folder of its files."""
+
+    name: str
+    folder: Path
+
+    def has_name(self, name: str) -> bool:
+        return name == self.name or (
+            "/" in name and not name.startswith(LOCAL) and Path(name).resolve() == self.folder
+        )
+
+
+def find(base_model: str) -> BaseModel:
+    """Find a base model by local id, folder or hub name, and download a hub model if needed.
+
+    Raise UserError if there is no such model.
+    """
+    if base_model.startswith(LOCAL):
+        if base_model not in SHIPPED:
+            known = ", ".join(SHIPPED)
+            raise UserError(f"there is no base model {base_model}; known are {known}, or a folder")
+        return BaseModel(base_model, _check_folder(SHIPPED[base_model]))
+    folder = Path(base_model).expanduser()
+    if folder.is_dir() or not _is_hub_name(base_model):
+        checked = _check_folder(folder)
+        return BaseModel(_public_name(checked), checked)
+    return BaseModel(base_model, _check_folder(_download(base_model)))
+
+
+def _check_folder(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise UserError(
+            f"the base model folder {folder} does not exist; give a Hugging Face model folder"
+        )
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"{folder} contains no config.json; give the folder of a Hugging Face model"
+        )
+    return folder.resolve()
+
+
+def _public_name(folder: Path) -> str:
+    """Return the folder's name for clients.
+
+    The SDK reads a name with two slashes as <org>/<model>/<variant> and drops the last part.
+    """
+    return str(folder) if str(folder).count("/") != 2 else f"{LOCAL}{folder.name}"
+
+
+def _is_hub_name(base_model: str) -> bool:
+    parts = base_model.split("/")
+    return len(parts) == 2 and all(part and not part.startswith(".") for part in parts)
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except (HfHubHTTPError, LocalEntryNotFoundError, ValueError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"there is no folder {name}, and the hub model cannot be downloaded: {reason}; "
+            "check the name"
+        ) from error
+
+
+def add_to_cache(model: BaseModel) -> None:
+    """Enter a local id in the cache, so that `AutoTokenizer.from_pretrained` finds it offline."""
+    if not model.name.startswith(LOCAL):
+        return
+    files = sorted({path for pattern in TOKENIZER_FILES for path in model.folder.glob(pattern)})
+    digest = sha1(usedforsecurity=False)
+    for path in files:
+        digest.update(path.name.encode() + path.read_bytes())
+    revision = digest.hexdigest()
+    entry = cache_folder() / f"models--{model.name.replace('/', '--')}"
+    snapshot = entry / "snapshots" / revision
+    for path in files:
+        if not (snapshot / path.name).is_file():
+            _write_whole(snapshot / path.name, path.read_bytes())
+    _write_whole(entry / "refs" / "main", revision.encode())
+
+
+def cache_folder() -> Path:
+    """Return huggingface_hub's cache folder, read from the environment at call time."""
+    if cache := os.environ.get("HF_HUB_CACHE"):
+        return Path(cache).expanduser()
+    home = os.environ.get("HF_HOME")
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
+    return (Path(home) if home else default).expanduser() / "hub"
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Replace a file atomically, because several engines may start at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{uuid4().hex[:8]}")
+    aside.write_bytes(content)
+    aside.replace(path)

@@ -1,0 +1,76 @@
+"""The interface between the network and the forward pass that runs through it.
+
+The network is transformers' own and knows nothing of LoRAs, packing or caches. Its linear layers
+and its attention functions ask the current pass (`CURRENT`), which is set around each call of the
+network. Training and sampling implement `ForwardPass` in different ways.
+"""
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Protocol
+
+import torch
+from torch import nn
+
+LayerKind = Literal["attention", "mlp", "unembedding"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """Attention inputs of one layer: tensors [tokens, heads, width], and the layer's settings."""
+
+    layer: int
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+class Attention(Protocol):
+    """Attention over the sequences packed into one pass."""
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Return the attended values [tokens, heads, width], in the order of the packed tokens."""
+        ...
+
+
+class LoraLinear(nn.Module):
+    """Replacement of an `nn.Linear` that shares its weight, tied or not.
+
+    A linear layer computes x Wᵀ + (alpha / rank) · (x Aᵀ) Bᵀ. The current pass decides whose A and
+    B are used, so one network serves every LoRA.
+    """
+
+    def __init__(self, base: nn.Linear, name: str, kind: LayerKind) -> None:
+        super().__init__()
+        self.weight = base.weight
+        self.bias = base.bias
+        self.name = name
+        self.kind: LayerKind = kind
+
+    @cached_property
+    def transposed(self) -> torch.Tensor:
+        """Wᵀ as a view, cached because creating a view at every call is measurably slow."""
+        return self.weight.detach().t()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        current = CURRENT.get()
+        if current is None:
+            return nn.functional.linear(inputs, self.weight, self.bias)
+        return current.linear(self, inputs)
+
+
+class ForwardPass(Protocol):
+    """A forward pass, as linear layers and attention functions see it."""
+
+    @property
+    def attention(self) -> Attention: ...
+
+    def linear(self, layer: LoraLinear, inputs: torch.Tensor) -> torch.Tensor: ...
+
+
+CURRENT: ContextVar[ForwardPass | None] = ContextVar("CURRENT", default=None)
+"""The current pass of this thread; with None the base model computes as in transformers."""

@@ -1,0 +1,218 @@
+"""The base model: a frozen Hugging Face network whose LoRAs and caches are kept outside it."""
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from engine.errors import UserError
+from engine.model.attention import ATTENTION_NAME, SequenceAttention
+from engine.model.forward_pass import (
+    CURRENT,
+    Attention,
+    AttentionCall,
+    ForwardPass,
+    LayerKind,
+    LoraLinear,
+)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+TOLERANCE = 1e-3
+"""Largest accepted difference between packed and original logits, relative to the largest logit."""
+
+LARGEST_MERGED = 2**24
+"""Number of weights in linear layers up to which LoRAs are merged for sampling: 64 MiB per LoRA."""
+
+
+class LanguageModel:
+    """The base model: one network, its tokenizer and its limits."""
+
+    def __init__(
+        self, network: PreTrainedModel, name: str, source: str | Path | None = None
+    ) -> None:
+        """Freeze the network and replace its linear layers and its attention.
+
+        The tokenizer is loaded from `source`, by default the name. Raise UserError if the packed
+        network does not compute what the original network computes.
+        """
+        self.network = network.eval().requires_grad_(False)
+        self.name = name
+        self.source = str(source or name)
+        self.config = network.config.get_text_config()
+        self.device = next(network.parameters()).device
+        self.dtype = next(network.parameters()).dtype
+        self.pause: Callable[[], None] = _do_nothing
+        """Callback between the microbatches of training, in which the scheduler samples."""
+        probe = torch.arange(12, device=self.device) % self.vocab_size
+        expected = self._plain_logits(probe)
+        self.linears = _replace_linears(network)
+        self._replace_attention()
+        self.cache_shape = self._check_packed(probe, expected)
+        """Shape of one token's cache: (layers, heads, width)."""
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        device: str = "cpu",
+        dtype: str = "float32",
+        name: str | None = None,
+    ) -> "LanguageModel":
+        """Load a folder or hub name; messages call the model `name`, by default the path."""
+        if dtype not in DTYPES:
+            raise UserError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+        network = AutoModelForCausalLM.from_pretrained(
+            str(path), dtype=DTYPES[dtype], attn_implementation="eager"
+        )
+        nn.Module.to(network, device)
+        return cls(network, name or str(path), path)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding; every id below is legal, even if no text encodes to it."""
+        embedding = self.network.get_input_embeddings()
+        assert isinstance(embedding, nn.Embedding)
+        return embedding.num_embeddings
+
+    @cached_property
+    def merges(self) -> bool:
+        """True if sampling adds each LoRA's update to a copy of the weights.
+
+        Merged weights are faster but take the model's size in memory for each LoRA. Only small
+        float32 models are merged, because other types would round the sum.
+        """
+        size = sum(layer.weight.numel() for layer in self.linears.values())
+        return self.dtype == torch.float32 and size <= LARGEST_MERGED
+
+    @property
+    def max_context(self) -> int:
+        return int(getattr(self.config, "max_position_embeddings", 2048))
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return AutoTokenizer.from_pretrained(self.source)
+
+    @cached_property
+    def end_tokens(self) -> list[int]:
+        """The end-of-text tokens of the generation config, or else of the model's config."""
+        for config in (self.network.generation_config, self.config):
+            ends = getattr(config, "eos_token_id", None)
+            if ends is not None:
+                return [ends] if isinstance(ends, int) else list(ends)
+        return []
+
+    def logits(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        current: ForwardPass,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compute float32 logits [n, vocabulary] of packed tokens and positions [n].
+
+        With `rows`, compute the logits of those rows only.
+        """
+        mark = CURRENT.set(current)
+        try:
+            outputs = self.network(
+                input_ids=tokens[None],
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=0 if rows is None else rows,
+            )
+        finally:
+            CURRENT.reset(mark)
+        return outputs.logits[0].float()
+
+    @torch.no_grad()
+    def _plain_logits(self, probe: torch.Tensor) -> torch.Tensor:
+        """Compute the original network's logits of the probe's two halves, one after the other."""
+        halves = [self.network(half[None], use_cache=False) for half in probe.chunk(2)]
+        return torch.cat([half.logits[0] for half in halves]).float()
+
+    def _replace_attention(self) -> None:
+        try:
+            self.network.set_attn_implementation(ATTENTION_NAME)
+        except ValueError as error:
+            raise UserError(
+                f"the attention of {self.name} cannot be replaced; choose another base model"
+            ) from error
+        if self.config._attn_implementation != ATTENTION_NAME:
+            raise UserError(
+                f"{self.name} ({type(self.network).__name__}) does not take attention functions "
+                "from transformers' interface; choose another base model"
+            )
+
+    @torch.no_grad()
+    def _check_packed(self, probe: torch.Tensor, expected: torch.Tensor) -> tuple[int, int, int]:
+        """Compare packed with original logits and return the cache's (layers, heads, width).
+
+        The comparison detects any layer that mixes sequences or positions.
+        """
+        half = len(probe) // 2
+        recorder = _Recorder(SequenceAttention([half, len(probe) - half], self.device))
+        positions = torch.arange(half, device=self.device).repeat(2)
+        found = self.logits(probe, positions, _BasePass(recorder))
+        error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+        tolerance = TOLERANCE if self.dtype == torch.float32 else 0.05
+        if not error <= tolerance or len(set(recorder.shapes.values())) != 1:
+            raise UserError(
+                f"{self.name} ({type(self.network).__name__}) cannot be served: its packed logits "
+                f"differ from the original ones by {error:.1g} of their size, or its layers' "
+                "caches differ in shape; choose another base model"
+            )
+        heads, width = next(iter(recorder.shapes.values()))
+        return max(recorder.shapes) + 1, heads, width
+
+
+class _Recorder:
+    """Attention that also records the shape of each layer's keys."""
+
+    def __init__(self, attention: SequenceAttention) -> None:
+        self.attention = attention
+        self.shapes: dict[int, tuple[int, int]] = {}
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        self.shapes[call.layer] = (call.key.shape[1], call.key.shape[2])
+        return self.attention.attend(call)
+
+
+class _BasePass:
+    """A forward pass of the base model alone."""
+
+    def __init__(self, attention: Attention) -> None:
+        self.attention = attention
+
+    def linear(self, layer: LoraLinear, inputs: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(inputs, layer.weight, layer.bias)
+
+
+def _do_nothing() -> None: ...
+
+
+def _replace_linears(network: PreTrainedModel) -> dict[str, LoraLinear]:
+    """Replace every nn.Linear by a LoraLinear; return name → layer in the network's order."""
+    head = network.get_output_embeddings()
+    linears: dict[str, LoraLinear] = {}
+    for name, module in list(network.named_modules()):
+        if isinstance(module, nn.Linear):
+            parent, _, leaf = name.rpartition(".")
+            linears[name] = LoraLinear(module, name, _kind(name, module is head))
+            setattr(network.get_submodule(parent), leaf, linears[name])
+    if not any(layer.kind == "attention" for layer in linears.values()):
+        raise UserError(
+            f"{type(network).__name__} has no linear layers in its attention, so no LoRA can train "
+            "it; choose another base model"
+        )
+    return linears
+
+
+def _kind(name: str, is_head: bool) -> LayerKind:
+    if is_head:
+        return "unembedding"
+    return "attention" if "attn" in name or "attention" in name else "mlp"

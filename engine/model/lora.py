@@ -1,0 +1,148 @@
+"""LoRA configurations and weights: many sets of low-rank matrices over one frozen base model."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from engine.errors import UserError
+from engine.model.forward_pass import LayerKind
+from engine.model.language_model import LanguageModel
+from engine.randomness import entropy
+
+ALPHA = 32.0
+"""Tinker's value: the update is scaled by 32 / rank, so one learning rate suits every rank."""
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Rank and trained layers of a LoRA, as in Tinker's `lora_config`.
+
+    Without a seed, the initial weights are drawn from a random one.
+    """
+
+    rank: int
+    seed: int | None = None
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise UserError(f"a LoRA of rank {self.rank} has no weights; the rank is 1 or more")
+        if not (self.train_attn or self.train_mlp or self.train_unembed):
+            raise UserError(
+                "this LoRA trains nothing; switch on train_attn, train_mlp or train_unembed"
+            )
+
+    @property
+    def scale(self) -> float:
+        return ALPHA / self.rank
+
+    def trains(self, kind: LayerKind) -> bool:
+        switches = {
+            "attention": self.train_attn,
+            "mlp": self.train_mlp,
+            "unembedding": self.train_unembed,
+        }
+        return switches[kind]
+
+
+class LoraWeights:
+    """One set of low-rank weights: float32 tensors named `<layer>.lora_A` and `<layer>.lora_B`.
+
+    A has the shape [rank, in], B has the shape [out, rank].
+    """
+
+    def __init__(self, config: LoraConfig, tensors: dict[str, torch.Tensor]) -> None:
+        self.config = config
+        self.tensors = tensors
+
+    @classmethod
+    def initial(cls, model: LanguageModel, config: LoraConfig) -> "LoraWeights":
+        """Draw A uniformly from ±1/√in by the seed and set B to zero.
+
+        With B zero, the model computes exactly what the base model computes.
+        """
+        seed = entropy() if config.seed is None else config.seed
+        generator = torch.Generator().manual_seed(seed % 2**63)
+        tensors: dict[str, torch.Tensor] = {}
+        for name, shape in expected_shapes(model, config).items():
+            tensor = torch.zeros(shape)
+            if name.endswith(".lora_A"):
+                bound = 1 / math.sqrt(shape[1])
+                tensor.uniform_(-bound, bound, generator=generator)
+            tensors[name] = tensor.to(model.device)
+        return cls(config, tensors)
+
+    @classmethod
+    def from_tensors(
+        cls, model: LanguageModel, config: LoraConfig, tensors: Mapping[str, torch.Tensor]
+    ) -> "LoraWeights":
+        """Copy the tensors; raise UserError unless they are exactly those of model and config."""
+        expected = expected_shapes(model, config)
+        check_shapes(tensors, expected, what=f"LoRA weights for {model.name}")
+        return cls(
+            config,
+            {name: _copy(tensors[name], model.device) for name in expected},
+        )
+
+    def frozen(self) -> "LoraWeights":
+        """Return a copy that later training does not change."""
+        return LoraWeights(
+            self.config, {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
+        )
+
+    @cached_property
+    def pairs(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Layer name → (A, B)."""
+        layers = [name.removesuffix(".lora_A") for name in self.tensors if name.endswith("_A")]
+        return {
+            layer: (self.tensors[f"{layer}.lora_A"], self.tensors[f"{layer}.lora_B"])
+            for layer in layers
+        }
+
+    @torch.no_grad()
+    def merged(self, model: LanguageModel) -> dict[str, torch.Tensor]:
+        """Return layer name → Wᵀ + scale · AᵀBᵀ, each as large as the layer itself."""
+        return {
+            name: torch.addmm(model.linears[name].transposed, a, b, alpha=self.config.scale)
+            for name, (a, b) in self.transposed.items()
+        }
+
+    @cached_property
+    def transposed(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Layer name → (Aᵀ, Bᵀ), as views for sampling."""
+        return {layer: (a.detach().t(), b.detach().t()) for layer, (a, b) in self.pairs.items()}
+
+
+def expected_shapes(model: LanguageModel, config: LoraConfig) -> dict[str, tuple[int, int]]:
+    """Return tensor name → shape, in the order of the network's layers."""
+    shapes: dict[str, tuple[int, int]] = {}
+    for name, layer in model.linears.items():
+        if config.trains(layer.kind):
+            outputs, inputs = layer.weight.shape
+            shapes[f"{name}.lora_A"] = (config.rank, inputs)
+            shapes[f"{name}.lora_B"] = (outputs, config.rank)
+    return shapes
+
+
+def check_shapes(
+    tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]], what: str
+) -> None:
+    """Raise UserError for the first tensor that is missing, unknown or of another shape."""
+    for name, shape in expected.items():
+        if name not in tensors:
+            raise UserError(f"{what}: the tensor {name} is missing")
+        if tuple(tensors[name].shape) != tuple(shape):
+            found = tuple(tensors[name].shape)
+            raise UserError(f"{what}: {name} has the shape {found}, expected {tuple(shape)}")
+    unknown = sorted(set(tensors) - set(expected))
+    if unknown:
+        raise UserError(f"{what}: unexpected tensor {unknown[0]}; are rank and layers the same?")
+
+
+def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor.detach().to(device, torch.float32, copy=True)

@@ -1,0 +1,1 @@
+"""Sampling: continuous batching on the device thread."""

@@ -1,0 +1,247 @@
+"""Continuous batching of sampling requests: one packed forward pass per step.
+
+A step reads the prompts of new requests and one token of every running completion of every LoRA, in
+one row of tokens. Equal prompts that arrive together are read once. A request's result does not
+depend on the other requests (`sampling_pass.py`).
+"""
+
+from collections import deque
+from concurrent.futures import Future
+
+import numpy as np
+import torch
+
+from engine.errors import UserError
+from engine.model.language_model import LanguageModel
+from engine.model.lora import LoraWeights
+from engine.randomness import entropy, uniforms
+from engine.sampling.jobs import Prefill, SamplingJob
+from engine.sampling.kv_cache import Cache
+from engine.sampling.packing import Row
+from engine.sampling.requests import SampleRequest
+from engine.sampling.slots import SlotTable
+from engine.sampling.token_choice import (
+    DrawParameters,
+    choose_tokens,
+    prompt_logprobs,
+    topk_prompt_logprobs,
+)
+
+PREFILL_TOKENS = 2048
+"""Prompt tokens read in one step, unless one prompt alone is longer."""
+
+LOGITS_PER_TOKEN = 2**15
+"""If all logits of a prompt are needed, a vocabulary above this size raises the prompt's cost."""
+
+MERGED_KEPT = 8
+"""Number of LoRAs whose merged weights are kept even if they are out of use."""
+
+
+class Decoder:
+    """All sampling of one model. Only `submit` may be called from other threads."""
+
+    def __init__(self, model: LanguageModel, max_rows: int = 256) -> None:
+        self.model = model
+        self.waiting: deque[SamplingJob] = deque()
+        self.table = SlotTable(max_rows)
+        self.cache = Cache(model.cache_shape, model.device, model.dtype)
+        self.active: dict[LoraWeights | None, np.ndarray] = {}
+        """LoRA → the slots of its running completions."""
+        self.merged: dict[LoraWeights, dict[str, torch.Tensor]] = {}
+        self.job: list[SamplingJob | None] = [None] * max_rows
+        self.completion = np.zeros(max_rows, dtype=np.int64)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.active)
+
+    def submit(self, request: SampleRequest, lora: LoraWeights | None, future: Future) -> None:
+        """Queue a request that `check_request` accepted."""
+        seed = entropy() if request.seed is None else request.seed
+        self.waiting.append(SamplingJob(request, lora, future, seed))
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Read the prompts of new requests and draw one token for every completion.
+
+        If the step fails, the new requests fail and the others continue. Without new requests, all
+        running completions fail.
+        """
+        prefills: list[Prefill] = []
+        try:
+            # Enlarge first: running completions come before new ones in a pool.
+            for slots in self.active.values():
+                self.table.enlarge_entries(slots, self.cache)
+            self._admit(prefills)
+            self._advance(prefills)
+        except Exception as error:  # noqa: BLE001 - belongs to futures, not to this thread
+            new = {job for prefill in prefills for job in prefill.jobs}
+            running = {job for job in self.job if job}
+            self.fail(new or running or {*self.waiting}, error)
+
+    def fail(self, jobs: set[SamplingJob], error: Exception) -> None:
+        """Fail these requests and free their slots."""
+        for job in jobs:
+            job.fail(error)
+        self.waiting = deque(job for job in self.waiting if job not in jobs)
+        taken = [slot for slot, job in enumerate(self.job) if job in jobs]
+        if taken:
+            self._free(np.array(taken))
+
+    def close(self, error: Exception) -> None:
+        """Fail all running and waiting requests."""
+        self.fail({*self.waiting, *(job for job in self.job if job)}, error)
+
+    def _admit(self, prefills: list[Prefill]) -> None:
+        budget = PREFILL_TOKENS
+        known: dict[tuple[LoraWeights | None, tuple[int, ...]], Prefill] = {}
+        while self.waiting and self.table.free:
+            job = self.waiting[0]
+            if not (job.future.running() or job.future.set_running_or_notify_cancel()):
+                self.waiting.popleft()
+                continue
+            place = (job.lora, tuple(job.request.prompt))
+            if place not in known:
+                cost = self._cost(job)
+                if known and cost > budget:
+                    break
+                budget -= cost
+                known[place] = Prefill(job.lora, np.array(job.request.prompt, dtype=np.int64))
+                prefills.append(known[place])
+            self._start(job, known[place])
+            if job.started == job.request.num_samples:
+                self.waiting.popleft()
+
+    def _cost(self, job: SamplingJob) -> int:
+        length = len(job.request.prompt)
+        wide = job.wants_prompt and self.model.vocab_size > LOGITS_PER_TOKEN
+        return length * self.model.vocab_size // LOGITS_PER_TOKEN if wide else length
+
+    def _start(self, job: SamplingJob, prefill: Prefill) -> None:
+        request = job.request
+        number = min(len(self.table.free), request.num_samples - job.started)
+        completions = range(job.started, job.started + number)
+        room = max(1, self.model.max_context - len(request.prompt))
+        limit = min(room, request.max_tokens or room)
+        stops = request.stop_tokens
+        stops = self.model.end_tokens if stops is None else stops
+        slots = self.table.assign(request, job.seed, completions, limit, stops)
+        for slot, completion in zip(slots, completions, strict=True):
+            self.job[slot] = job
+            self.completion[slot] = completion
+        job.started += number
+        prefill.slots.append(slots)
+        prefill.jobs.append(job)
+        if limit > 1:
+            self.table.take_entries(slots, self.cache, len(request.prompt) + 1)
+
+    def _advance(self, prefills: list[Prefill]) -> None:
+        if not (prefills or self.active):
+            return
+        row = Row(self.table, self.cache, self.active, prefills)
+        current = row.sampling_pass(self._merged(row.loras))
+        logits = self.model.logits(*row.inputs(), current, row.head_rows())
+        self._record_prompt_logprobs(prefills, row, logits)
+        slots, heads = row.slots_and_heads()
+        parameters = DrawParameters(
+            self.table.temperature[slots],
+            self.table.top_k[slots],
+            self.table.top_p[slots],
+            uniforms(self.table.key[slots], self.table.drawn[slots]),
+        )
+        index = torch.from_numpy(heads).to(logits.device)
+        tokens, logprobs = choose_tokens(logits.index_select(0, index), parameters)
+        stopped = self._find_stopped(slots, tokens)
+        self._copy_shared_prompts(prefills)
+        self.table.record(slots, tokens, logprobs)
+        if row.running.size:
+            self.table.length[row.running] += 1
+        self._deliver(slots, stopped, logprobs, prefills)
+
+    def _merged(
+        self, loras: list[LoraWeights | None]
+    ) -> dict[LoraWeights, dict[str, torch.Tensor]]:
+        if self.model.merges:
+            if len(self.merged) > MERGED_KEPT:
+                self.merged = {lora: self.merged[lora] for lora in loras if lora in self.merged}
+            for lora in loras:
+                if lora is not None and lora not in self.merged:
+                    self.merged[lora] = lora.merged(self.model)
+        return self.merged
+
+    def _record_prompt_logprobs(
+        self, prefills: list[Prefill], row: Row, logits: torch.Tensor
+    ) -> None:
+        for prefill, head in zip(prefills, row.prefill_heads, strict=True):
+            rows = logits[head : head + len(prefill.prompt)]
+            for job in prefill.jobs:
+                if job.request.prompt_logprobs and job.prompt_logprobs is None:
+                    job.prompt_logprobs = prompt_logprobs(rows, prefill.prompt)
+                if job.request.topk_prompt_logprobs and job.topk_prompt_logprobs is None:
+                    k = job.request.topk_prompt_logprobs
+                    job.topk_prompt_logprobs = topk_prompt_logprobs(rows, k)
+
+    def _find_stopped(self, slots: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Return which completions the token just drawn ends, by a stop token or stop string."""
+        stopped = (self.table.stops[slots] == tokens[:, None]).any(1)
+        for place in np.flatnonzero(self.table.watched[slots]):
+            slot, token = int(slots[place]), int(tokens[place])
+            job = self.job[slot]
+            if job is not None:
+                stopped[place] |= self._ends_with_stop(slot, token, job.request.stop_strings)
+        return stopped
+
+    def _ends_with_stop(self, slot: int, token: int, strings: list[str]) -> bool:
+        # A token decodes to at least one byte of text, except for a few that decode to nothing:
+        # the margin is for those.
+        reach = max(len(string.encode()) for string in strings) + 8
+        drawn = self.table.drawn[slot]
+        tail = [*self.table.tokens[slot, max(0, drawn - reach) : drawn].tolist(), token]
+        text = self.model.tokenizer.decode(tail, clean_up_tokenization_spaces=False)
+        return any(string in text for string in strings)
+
+    def _copy_shared_prompts(self, prefills: list[Prefill]) -> None:
+        """Copy a prompt's cache from the slot that read it to the other slots that share it."""
+        for prefill in prefills:
+            slots = np.concatenate(prefill.slots)
+            slots = slots[self.table.capacity[slots] > 0]
+            if len(slots) > 1:
+                pool = self.cache.pools[int(self.table.capacity[slots[0]])]
+                entries = self.table.entry[slots]
+                pool.copy(entries[1:], pool, np.repeat(entries[:1], len(entries) - 1))
+
+    def _deliver(
+        self,
+        slots: np.ndarray,
+        stopped: np.ndarray,
+        logprobs: np.ndarray,
+        prefills: list[Prefill],
+    ) -> None:
+        """Deliver complete completions; a log-probability that is not finite fails its request."""
+        for prefill in prefills:
+            before = self.active.get(prefill.lora, np.empty(0, dtype=np.int64))
+            self.active[prefill.lora] = np.concatenate([before, *prefill.slots])
+        ended = stopped | (self.table.drawn[slots] >= self.table.limit[slots])
+        invalid = ~np.isfinite(logprobs)
+        for place in np.flatnonzero(ended & ~invalid):
+            slot = int(slots[place])
+            job = self.job[slot]
+            if job is not None:
+                sequence = self.table.completion(slot, bool(stopped[place]))
+                job.finish(int(self.completion[slot]), sequence)
+        if ended.any():
+            self._free(slots[ended & ~invalid])
+        if invalid.any():
+            error = UserError(
+                "the model's probabilities are not finite: this LoRA has diverged; "
+                "go back to an earlier checkpoint and train with a lower learning rate"
+            )
+            self.fail({job for slot in slots[invalid] if (job := self.job[slot])}, error)
+
+    def _free(self, slots: np.ndarray) -> None:
+        self.table.release_entries(slots, self.cache)
+        for slot in slots:
+            self.job[slot] = None
+            self.table.free.append(int(slot))
+        remaining = {lora: group[~np.isin(group, slots)] for lora, group in self.active.items()}
+        self.active = {lora: group for lora, group in remaining.items() if len(group)}

@@ -1,0 +1,112 @@
+"""Sampling requests, their validation, and their results."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from engine.errors import UserError
+from engine.model.language_model import LanguageModel
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this value count as 0, because dividing by them would overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """Tinker's sampling request.
+
+    A `stop` of None means the model's end tokens; with [] nothing stops a completion. A `top_k` ≤ 0
+    means no limit. Without a seed, one is drawn from the operating system.
+    """
+
+    prompt: list[int]
+    num_samples: int = 1
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: str | Sequence[str] | Sequence[int] | None = None
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    prompt_logprobs: bool = False
+    topk_prompt_logprobs: int = 0
+
+    @property
+    def stop_strings(self) -> list[str]:
+        if isinstance(self.stop, str):
+            return [self.stop]
+        return [stop for stop in self.stop or () if isinstance(stop, str)]
+
+    @property
+    def stop_tokens(self) -> list[int] | None:
+        """Stop tokens of the request; None means the model's own end tokens."""
+        if self.stop is None:
+            return None
+        return [stop for stop in self.stop if isinstance(stop, int)]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledSequence:
+    """A completion, with its stop token.
+
+    `logprobs` are those of the model's own distribution (temperature 1, no top-k or top-p),
+    independent of the parameters that the tokens were drawn with.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    stop_reason: Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """Completions of a request, and the log-probabilities of its prompt.
+
+    `prompt_logprobs` [T] begins with NaN, because nothing predicts the first token.
+    `topk_prompt_logprobs` holds ids int32 and logprobs float32, both [T, K], most likely first; the
+    first row is 0 and -99999.
+    """
+
+    sequences: list[SampledSequence]
+    prompt_logprobs: np.ndarray | None = None
+    topk_prompt_logprobs: tuple[np.ndarray, np.ndarray] | None = field(default=None)
+
+
+def check_request(request: SampleRequest, model: LanguageModel) -> None:
+    """Raise UserError if the model cannot answer the request."""
+    _check_prompt(request.prompt, model)
+    if request.num_samples < 1:
+        raise UserError(f"num_samples is {request.num_samples}; it must be 1 or more")
+    if request.max_tokens is not None and request.max_tokens < 1:
+        raise UserError(f"max_tokens is {request.max_tokens}; it must be 1 or more")
+    if not (math.isfinite(request.temperature) and request.temperature >= 0):
+        raise UserError(f"temperature is {request.temperature}; it must be 0 (greedy) or more")
+    if not 0 < request.top_p <= 1:
+        raise UserError(f"top_p is {request.top_p}; it must be above 0 and at most 1")
+    if not 0 <= request.topk_prompt_logprobs <= model.vocab_size:
+        raise UserError(
+            f"topk_prompt_logprobs is {request.topk_prompt_logprobs}; the vocabulary has "
+            f"{model.vocab_size} tokens, so give a number from 0 to {model.vocab_size}"
+        )
+    if any(not stop for stop in request.stop_strings):
+        raise UserError("an empty stop string would stop every completion; remove the empty string")
+    if request.stop_strings and request.stop_tokens:
+        raise UserError("stop mixes strings and token ids; give one kind")
+
+
+def _check_prompt(prompt: list[int], model: LanguageModel) -> None:
+    if not prompt:
+        raise UserError("the prompt is empty; give it at least one token")
+    if len(prompt) > model.max_context:
+        raise UserError(
+            f"the prompt has {len(prompt)} tokens, but the context of {model.name} ends at "
+            f"{model.max_context}; shorten the prompt"
+        )
+    if min(prompt) < 0 or max(prompt) >= model.vocab_size:
+        wrong = next(token for token in prompt if not 0 <= token < model.vocab_size)
+        raise UserError(
+            f"the prompt has the token {wrong}, but {model.name} has the tokens 0 to "
+            f"{model.vocab_size - 1}; was it encoded with another tokenizer?"
+        )

@@ -1,0 +1,100 @@
+"""Choice of tokens from logits, and log-probabilities of prompts."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.sampling.requests import GREEDY_BELOW
+
+
+@dataclass(frozen=True, slots=True)
+class DrawParameters:
+    """Sampling parameters of each row of logits: arrays with one entry per row."""
+
+    temperature: np.ndarray
+    top_k: np.ndarray
+    top_p: np.ndarray
+    uniform: np.ndarray
+    """A random number in [0, 1) for each row: the same number always chooses the same token."""
+
+
+def choose_tokens(
+    logits: torch.Tensor, parameters: DrawParameters
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw one token from each row of float32 logits [rows, vocabulary].
+
+    Return tokens int64 and log-probabilities float32. Every operation treats rows one by one, so a
+    row's token does not depend on the other rows.
+    """
+    logprobs = logits.log_softmax(-1)
+    greedy = parameters.temperature < GREEDY_BELOW
+    tokens = np.empty(len(logits), dtype=np.int64)
+    if greedy.any():
+        tokens[greedy] = logits.argmax(-1).cpu().numpy()[greedy]
+    filtered = ((parameters.top_k > 0) | (parameters.top_p < 1)) & ~greedy
+    for rows, draw in ((~greedy & ~filtered, _draw), (filtered, _draw_filtered)):
+        if rows.any():
+            scaled = _divide_by_temperature(logits, parameters.temperature, rows)
+            tokens[rows] = draw(scaled, parameters, rows)
+    picked = torch.from_numpy(tokens).to(logits.device)[:, None]
+    return tokens, logprobs.gather(1, picked)[:, 0].cpu().numpy()
+
+
+def _divide_by_temperature(
+    logits: torch.Tensor, temperature: np.ndarray, rows: np.ndarray
+) -> torch.Tensor:
+    """Select rows of the logits and divide each by its temperature."""
+    if not rows.all():
+        logits = logits.index_select(0, torch.from_numpy(np.flatnonzero(rows)).to(logits.device))
+    if (temperature[rows] == 1).all():
+        return logits
+    return logits / torch.from_numpy(temperature[rows]).to(logits.device, logits.dtype)[:, None]
+
+
+def _draw(logits: torch.Tensor, parameters: DrawParameters, rows: np.ndarray) -> np.ndarray:
+    return _inverse_cdf(logits.softmax(-1), parameters.uniform[rows])
+
+
+def _draw_filtered(
+    logits: torch.Tensor, parameters: DrawParameters, rows: np.ndarray
+) -> np.ndarray:
+    """Keep the top_k most likely tokens, of those the fewest that reach top_p, then draw."""
+    ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
+    limits = torch.from_numpy(parameters.top_k[rows]).to(logits.device)
+    limits = torch.where(limits > 0, limits, logits.shape[-1])
+    ranks = torch.arange(logits.shape[-1], device=logits.device)
+    likely = ordered.masked_fill(ranks >= limits[:, None], float("-inf")).softmax(-1)
+    before = likely.double().cumsum(-1) - likely
+    enough = torch.from_numpy(parameters.top_p[rows]).to(logits.device)[:, None]
+    # The most likely token is always kept.
+    likely = likely.masked_fill((before >= enough) & (ranks > 0), 0.0)
+    place = torch.from_numpy(_inverse_cdf(likely, parameters.uniform[rows])).to(logits.device)
+    return tokens.gather(1, place[:, None])[:, 0].cpu().numpy()
+
+
+def _inverse_cdf(weights: torch.Tensor, uniform: np.ndarray) -> np.ndarray:
+    """Return for each row the first column whose cumulative weight exceeds uniform · total."""
+    cumulated = weights.cumsum(-1, dtype=torch.float64)
+    reached = torch.from_numpy(uniform).to(weights.device)[:, None] * cumulated[:, -1:]
+    columns = torch.searchsorted(cumulated, reached, right=True)[:, 0]
+    return columns.clamp_(max=weights.shape[-1] - 1).cpu().numpy()
+
+
+def prompt_logprobs(logits: torch.Tensor, prompt: np.ndarray) -> np.ndarray:
+    """Return each prompt token's log-probability [T], from the logits [T, vocabulary]."""
+    targets = torch.from_numpy(prompt[1:]).to(logits.device)[:, None]
+    rows = logits[:-1]
+    known = (rows.gather(1, targets)[:, 0] - rows.logsumexp(-1)).cpu().numpy()
+    return np.concatenate([[np.nan], known]).astype(np.float32)
+
+
+def topk_prompt_logprobs(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the k likeliest ids and their log-probabilities, each [T, k]."""
+    rows = logits[:-1]
+    values, ids = rows.topk(k, dim=-1)
+    known = (values - rows.logsumexp(-1, keepdim=True)).cpu().numpy()
+    first_ids = np.zeros((1, k), dtype=np.int32)
+    first = np.full((1, k), -99999.0, dtype=np.float32)
+    ids = ids.cpu().numpy().astype(np.int32)
+    return np.concatenate([first_ids, ids]), np.concatenate([first, known.astype(np.float32)])

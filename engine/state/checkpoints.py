@@ -1,0 +1,260 @@
+"""Checkpoints: saved weights by tinker:// path, in folders of the state directory."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import RLock
+from typing import Literal
+from uuid import uuid4
+
+import tinker.types
+from pydantic import BaseModel
+
+from engine.errors import NotFound, UserError
+from engine.model.lora import LoraConfig
+from engine.state.disk import Records, atomic_folder
+
+SCHEME = "tinker://"
+TRAINING, SAMPLER = "weights", "sampler_weights"
+RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,199}")
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+LONGEST_TTL = 10 * 365 * 24 * 3600
+
+Clock = Callable[[], datetime]
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAddress:
+    """A checkpoint's path, tinker://<run>/<kind>/<name>, validated because it names folders."""
+
+    run: str
+    kind: str
+    name: str
+
+    def __post_init__(self) -> None:
+        if not RUN.fullmatch(self.run):
+            raise UserError(
+                f"{self.run!r} is not the id of a training run; copy the id from the path that a "
+                "save returned"
+            )
+        if self.kind not in (TRAINING, SAMPLER):
+            raise UserError(
+                f"{self.kind!r} is not a kind of checkpoint; give {TRAINING} or {SAMPLER}"
+            )
+        if not NAME.fullmatch(self.name):
+            raise UserError(
+                f"{self.name!r} cannot name a checkpoint: use up to 200 letters, digits and '._-', "
+                "not beginning with a dot"
+            )
+
+    @classmethod
+    def parse(cls, path: str) -> "CheckpointAddress":
+        run, *rest = path.removeprefix(SCHEME).split("/")
+        if not path.startswith(SCHEME) or len(rest) != 2:
+            raise UserError(
+                f"{path!r} is not a checkpoint's path; give {SCHEME}<run>/{TRAINING}/<name>"
+            )
+        return cls(run, *rest)
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.key}"
+
+    @property
+    def key(self) -> str:
+        return f"{self.run}/{self.kind}/{self.name}"
+
+
+class CheckpointRecord(BaseModel):
+    """Metadata of saved weights; `folder` is the name of the folder that holds the tensors."""
+
+    run: str
+    kind: Literal["weights", "sampler_weights"]
+    name: str
+    folder: str
+    base_model: str
+    lora: LoraConfig
+    created_at: datetime
+    size_bytes: int
+    public: bool = False
+    expires_at: datetime | None = None
+    user_metadata: dict[str, str] | None = None
+
+    @property
+    def address(self) -> CheckpointAddress:
+        return CheckpointAddress(self.run, self.kind, self.name)
+
+    def to_api(self) -> tinker.types.Checkpoint:
+        """Return the checkpoint as the API lists it."""
+        return tinker.types.Checkpoint(
+            checkpoint_id=f"{self.kind}/{self.name}",
+            checkpoint_type="training" if self.kind == TRAINING else "sampler",
+            time=self.created_at,
+            tinker_path=str(self.address),
+            size_bytes=self.size_bytes,
+            public=self.public,
+            user_metadata=self.user_metadata,
+            expires_at=self.expires_at,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOptions:
+    """Optional properties of a checkpoint to save."""
+
+    ttl_seconds: int | None = None
+    overwrite: bool = False
+    user_metadata: dict[str, str] | None = None
+
+
+DEFAULT_OPTIONS = SaveOptions()
+
+
+class CheckpointStore:
+    """The checkpoints of a state directory, safe to use from the device thread and the event loop.
+
+    A checkpoint exists if its record does: the record is written after the tensors and replaced
+    atomically. An expired checkpoint keeps its record, without tensors, for the error message.
+    """
+
+    def __init__(self, state: Path, now: Clock = utc_now) -> None:
+        self._records = Records(state / "checkpoints", CheckpointRecord)
+        self._folder = state / "tensors"
+        self._now = now
+        self._lock = RLock()
+        self._delete_expired()
+        self._delete_unfinished()
+
+    def save(
+        self,
+        address: CheckpointAddress,
+        write: Callable[[Path], None],
+        base_model: str,
+        lora: LoraConfig,
+        options: SaveOptions = DEFAULT_OPTIONS,
+    ) -> CheckpointRecord:
+        """Let `write` fill a folder with tensors, and record the folder as a checkpoint."""
+        expires_at = self.expiry(options.ttl_seconds)
+        replaced = self._records.get(address.key)
+        if replaced and not self._is_expired(replaced) and not options.overwrite:
+            raise UserError(
+                f"{address} exists; use another name, delete the checkpoint, or (for training "
+                "state only) pass overwrite=True"
+            )
+        folder = self._folder / address.run / address.kind / f"{address.name}.{uuid4().hex[:8]}"
+        with atomic_folder(folder) as aside:
+            write(aside)
+        record = CheckpointRecord(
+            run=address.run,
+            kind=address.kind,  # type: ignore[arg-type]
+            name=address.name,
+            folder=folder.name,
+            base_model=base_model,
+            lora=lora,
+            created_at=self._now(),
+            size_bytes=sum(path.stat().st_size for path in folder.iterdir()),
+            expires_at=expires_at,
+            user_metadata=options.user_metadata,
+        )
+        with self._lock:
+            self._records.put(address.key, record)
+            if replaced:
+                shutil.rmtree(self._tensors(replaced), ignore_errors=True)
+        return record
+
+    def find(self, address: CheckpointAddress) -> CheckpointRecord:
+        """Return the record of a checkpoint; raise NotFound if it is missing or expired."""
+        record = self._records.get(address.key)
+        if record is None:
+            raise NotFound(f"there is no checkpoint {address}; it was never saved, or was deleted")
+        if self._is_expired(record):
+            raise NotFound(
+                f"the checkpoint {address} expired at {record.expires_at:%Y-%m-%d %H:%M:%S} UTC; "
+                "save with a longer ttl_seconds, or without one"
+            )
+        return record
+
+    def folder(self, address: CheckpointAddress) -> Path:
+        return self._tensors(self.find(address))
+
+    def find_all(self, run: str | None = None) -> list[CheckpointRecord]:
+        """Return the checkpoints that can be loaded, newest first: all, or those of one run."""
+        self._delete_expired()
+        records = [record for record in self._records.values() if run in (None, record.run)]
+        alive = [record for record in records if not self._is_expired(record)]
+        return sorted(alive, key=lambda record: record.created_at, reverse=True)
+
+    def publish(self, address: CheckpointAddress, public: bool) -> None:
+        self._change(address, public=public)
+
+    def expire_in(self, address: CheckpointAddress, ttl_seconds: int | None) -> None:
+        self._change(address, expires_at=self.expiry(ttl_seconds))
+
+    def delete(self, address: CheckpointAddress) -> None:
+        with self._lock:
+            record = self.find(address)
+            self._records.remove(address.key)
+            shutil.rmtree(self._tensors(record), ignore_errors=True)
+
+    def copy(
+        self, source: CheckpointAddress, run: str, ttl_seconds: int | None
+    ) -> CheckpointRecord:
+        """Copy a checkpoint to another run; the files are hard links where possible."""
+        record, files = self.find(source), self.folder(source)
+        return self.save(
+            CheckpointAddress(run, source.kind, source.name),
+            lambda folder: _link_all(files, folder),
+            record.base_model,
+            record.lora,
+            SaveOptions(ttl_seconds, user_metadata=record.user_metadata),
+        )
+
+    def expiry(self, ttl_seconds: int | None) -> datetime | None:
+        """Return the time `ttl_seconds` from now; raise UserError if the number is out of range."""
+        if ttl_seconds is None:
+            return None
+        if not 0 < ttl_seconds <= LONGEST_TTL:
+            raise UserError(
+                f"ttl_seconds is {ttl_seconds}; give a number from 1 to {LONGEST_TTL} (ten years)"
+            )
+        return self._now() + timedelta(seconds=ttl_seconds)
+
+    def _change(self, address: CheckpointAddress, **changes: object) -> None:
+        with self._lock:
+            record = self.find(address)
+            self._records.put(address.key, record.model_copy(update=changes))
+
+    def _is_expired(self, record: CheckpointRecord) -> bool:
+        return record.expires_at is not None and record.expires_at <= self._now()
+
+    def _tensors(self, record: CheckpointRecord) -> Path:
+        return self._folder / record.run / record.kind / record.folder
+
+    def _delete_expired(self) -> None:
+        """Delete the tensors of expired checkpoints."""
+        with self._lock:
+            for record in self._records.values():
+                if self._is_expired(record):
+                    shutil.rmtree(self._tensors(record), ignore_errors=True)
+
+    def _delete_unfinished(self) -> None:
+        """Delete folders that an engine left behind when it was killed while saving."""
+        recorded = {self._tensors(record) for record in self._records.values()}
+        for folder in self._folder.glob("*/*/*/"):
+            if folder not in recorded:
+                shutil.rmtree(folder)
+
+
+def _link_all(source: Path, target: Path) -> None:
+    for path in source.iterdir():
+        try:
+            os.link(path, target / path.name)
+        except OSError:  # another file system, or a file system without hard links
+            shutil.copy2(path, target / path.name)

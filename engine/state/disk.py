@@ -1,0 +1,128 @@
+"""Records, files and folders that appear on disk whole or not at all."""
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Generic, TypeVar
+from uuid import uuid4
+
+from pydantic import BaseModel, ValidationError
+
+from engine.errors import UserError
+
+Record = TypeVar("Record", bound=BaseModel)
+PARTIAL = ".partial"
+
+
+class Records(Generic[Record]):
+    """A folder of JSON records by key, read once and written through.
+
+    A key may contain slashes. A record is durable when `put` returns. Reading and writing are safe
+    between threads, because the index is one dict and each file is replaced atomically.
+    """
+
+    def __init__(self, folder: Path, of: type[Record]) -> None:
+        self._folder = folder
+        self._records: dict[str, Record] = {}
+        for path in sorted(folder.rglob("*.json")):
+            try:
+                record = of.model_validate_json(path.read_bytes())
+            except ValidationError as error:
+                raise UserError(
+                    f"{path} is not a {of.__name__}: {error}; remove the file"
+                ) from error
+            self._records[str(path.relative_to(folder).with_suffix(""))] = record
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._records
+
+    def get(self, key: str) -> Record | None:
+        return self._records.get(key)
+
+    def values(self) -> list[Record]:
+        return list(self._records.values())
+
+    def put(self, key: str, record: Record) -> None:
+        write_file(self._path(key), record.model_dump_json().encode())
+        self._records[key] = record
+
+    def remove(self, key: str) -> None:
+        self._path(key).unlink(missing_ok=True)
+        sync(self._path(key).parent)
+        self._records.pop(key, None)
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}.json"
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file durably; readers see the old file or the new one, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{uuid4().hex[:8]}{PARTIAL}")
+    try:
+        aside.write_bytes(content)
+        sync(aside)
+        aside.replace(path)
+        sync(path.parent)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yield an empty temporary folder; on a clean exit it becomes `folder`, durably."""
+    aside = folder.with_name(f".{folder.name}{PARTIAL}")
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        for path in aside.rglob("*"):
+            sync(path)
+        sync(aside)
+        aside.replace(folder)
+        sync(folder.parent)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Flush a file or folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def lock_state(state: Path, patience_seconds: float = 10.0) -> Iterator[None]:
+    """Hold the lock of the state folder, because a second engine would not see our writes.
+
+    Wait for the lock a little, because the engine of a killed run takes a moment to exit.
+    """
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        lock = (state / "lock").open("w")
+    except OSError as error:
+        raise UserError(f"cannot keep state in {state}: {error}; give --state a folder") from error
+    with lock:
+        deadline = time.monotonic() + patience_seconds
+        while not _locked(lock):
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"another engine uses the state folder {state}; stop it, "
+                    "or give --state another folder"
+                )
+            time.sleep(0.05)
+        yield
+
+
+def _locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

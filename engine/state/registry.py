@@ -1,0 +1,200 @@
+"""Records of sessions, training runs and sampling sessions, kept on disk."""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Literal
+from uuid import uuid4
+
+import tinker.types
+from pydantic import BaseModel
+from tinker.types import session_status
+
+from engine.errors import Gone, NotFound, UserError
+from engine.model.lora import LoraConfig
+from engine.state.checkpoints import CheckpointRecord, Clock, utc_now
+from engine.state.disk import Records
+
+SILENCE = timedelta(seconds=120)  # a client sends a heartbeat every 10 s
+OWNER, PROJECT = "local", "local"
+
+
+class SessionRecord(BaseModel):
+    """A session: one ServiceClient of the SDK."""
+
+    session_id: str
+    created_at: datetime
+    sdk_version: str
+    tags: list[str] = []
+    user_metadata: dict[str, str] | None = None
+    display_name: str | None = None
+    project_id: str = PROJECT
+    finished: session_status.ClientSessionFinished | None = None
+
+
+class RunRecord(BaseModel):
+    """A training run: one TrainingClient of the SDK, alive or not."""
+
+    run_id: str
+    session_id: str
+    base_model: str
+    lora: LoraConfig
+    created_at: datetime
+    last_request_time: datetime
+    user_metadata: dict[str, str] | None = None
+
+    def to_api(self, checkpoints: list[CheckpointRecord]) -> tinker.types.TrainingRun:
+        """Return the run as the API lists it; `checkpoints` are the run's own, newest first."""
+        newest: dict[str, tinker.types.Checkpoint] = {}
+        for checkpoint in checkpoints:
+            newest.setdefault(checkpoint.kind, checkpoint.to_api())
+        return tinker.types.TrainingRun(
+            training_run_id=self.run_id,
+            base_model=self.base_model,
+            model_owner=OWNER,
+            is_lora=True,
+            lora_rank=self.lora.rank,
+            last_request_time=self.last_request_time,
+            last_checkpoint=newest.get("weights"),
+            last_sampler_checkpoint=newest.get("sampler_weights"),
+            user_metadata=self.user_metadata,
+        )
+
+
+class SamplerRecord(BaseModel):
+    """A sampling session, and the weights that answer its requests.
+
+    Saved weights survive a restart of the engine. A snapshot of a training client does not.
+    """
+
+    sampler_id: str
+    session_id: str
+    base_model: str
+    weights: Literal["base", "saved", "snapshot", "inflight"]
+    path: str | None = None
+    run_id: str | None = None
+
+    @property
+    def weights_key(self) -> str | None:
+        """The key of the weights in memory; None for the base model."""
+        keys = {"saved": self.path, "snapshot": self.sampler_id, "inflight": self.run_id}
+        return keys.get(self.weights)
+
+
+class Registry:
+    """The sessions, runs and samplers of a state directory."""
+
+    def __init__(self, state: Path, now: Clock = utc_now) -> None:
+        self.sessions = Records(state / "sessions", SessionRecord)
+        self.runs = Records(state / "runs", RunRecord)
+        self.samplers = Records(state / "samplers", SamplerRecord)
+        self._heard: dict[str, datetime] = {}
+        self.now = now
+        self.started = now()
+
+    def create_session(self, request: tinker.types.CreateSessionRequest) -> SessionRecord:
+        session = SessionRecord(
+            session_id=str(uuid4()),
+            created_at=self.now(),
+            sdk_version=request.sdk_version,
+            tags=request.tags,
+            user_metadata=to_text_values(request.user_metadata),
+            display_name=request.display_name,
+            project_id=request.project_id or PROJECT,
+        )
+        self.sessions.put(session.session_id, session)
+        self._heard[session.session_id] = self.now()
+        return session
+
+    def session(self, session_id: str) -> SessionRecord:
+        found = self.sessions.get(session_id)
+        if found is None:
+            raise NotFound(
+                f"there is no session {session_id!r}; make a new ServiceClient (was this engine "
+                "restarted with another --state folder?)"
+            )
+        return found
+
+    def open_session(self, session_id: str) -> SessionRecord:
+        """Return the session; raise UserError if it was closed."""
+        session = self.session(session_id)
+        if session.finished:
+            raise UserError(f"the session {session_id} was closed; make a new ServiceClient")
+        return session
+
+    def record_heartbeat(self, session_id: str) -> None:
+        """Record that the client is alive; raise Gone if its session is closed."""
+        session = self.sessions.get(session_id)
+        if session is None or session.finished:
+            raise Gone(f"the session {session_id!r} is closed; make a new ServiceClient")
+        self._heard[session_id] = self.now()
+
+    def last_heartbeat(self, session_id: str) -> datetime:
+        return self._heard.get(session_id, self.started)
+
+    def finish(self, session_id: str, ended: session_status.ClientSessionFinished) -> bool:
+        """Close a session and return True; keep the first reason if it was closed before."""
+        session = self.session(session_id)
+        if session.finished:
+            return False
+        self.sessions.put(session_id, session.model_copy(update={"finished": ended}))
+        return True
+
+    def status(self, session: SessionRecord) -> session_status.SessionStatus | None:
+        """Return finished or active, or None if the heartbeats stopped."""
+        heard = self._heard.get(session.session_id)
+        if session.finished:
+            return session.finished
+        if heard is None or self.now() - heard > SILENCE:
+            return None
+        return session_status.SessionActive()
+
+    def run(self, run_id: str) -> RunRecord:
+        found = self.runs.get(run_id)
+        if found is None:
+            raise NotFound(f"there is no training run {run_id!r}; list the runs for their ids")
+        return found
+
+    def create_run(
+        self, run_id: str, session_id: str, base_model: str, lora: LoraConfig, metadata: object
+    ) -> RunRecord:
+        now = self.now()
+        run = RunRecord(
+            run_id=run_id,
+            session_id=session_id,
+            base_model=base_model,
+            lora=lora,
+            created_at=now,
+            last_request_time=now,
+            user_metadata=to_text_values(metadata),
+        )
+        self.runs.put(run_id, run)
+        return run
+
+    def touch(self, run_id: str) -> None:
+        """Record on disk that the run was used; called at each save, not at each request."""
+        run = self.run(run_id)
+        self.runs.put(run_id, run.model_copy(update={"last_request_time": self.now()}))
+
+    def sampler(self, sampler_id: str) -> SamplerRecord:
+        found = self.samplers.get(sampler_id)
+        if found is None:
+            raise NotFound(
+                f"there is no sampling session {sampler_id!r}; make a new SamplingClient"
+            )
+        return found
+
+    def add_sampler(self, sampler: SamplerRecord) -> SamplerRecord:
+        self.samplers.put(sampler.sampler_id, sampler)
+        return sampler
+
+
+def to_text_values(metadata: object) -> dict[str, str] | None:
+    """Return user metadata with every value as text, as the API returns metadata."""
+    if not isinstance(metadata, Mapping):
+        return None
+    return {
+        str(name): value if isinstance(value, str) else json.dumps(value)
+        for name, value in metadata.items()
+    }

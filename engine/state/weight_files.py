@@ -1,0 +1,75 @@
+"""LoRA weights and optimizer state as safetensors files in a folder.
+
+The weights are a PEFT adapter, so PEFT, vLLM and others load the folder as it is.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from engine.errors import UserError
+from engine.model.language_model import LanguageModel
+from engine.model.lora import ALPHA, LoraConfig, LoraWeights
+from engine.state.disk import write_file
+
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+OPTIMIZER = "optimizer.safetensors"
+
+_PREFIX = "base_model.model."
+_SUFFIX = ".weight"
+
+
+def save_lora(lora: LoraWeights, folder: Path) -> None:
+    """Write the current weights."""
+    tensors = {f"{_PREFIX}{name}{_SUFFIX}": tensor for name, tensor in lora.tensors.items()}
+    write_file(folder / CONFIG, json.dumps(_adapter_config(lora), indent=2).encode())
+    write_file(folder / WEIGHTS, save(_portable(tensors)))
+
+
+def load_lora(model: LanguageModel, config: LoraConfig, folder: Path) -> LoraWeights:
+    """Read weights; raise UserError if they do not fit this model and config."""
+    tensors = {
+        name.removeprefix(_PREFIX).removesuffix(_SUFFIX): tensor
+        for name, tensor in _read(folder / WEIGHTS).items()
+    }
+    return LoraWeights.from_tensors(model, config, tensors)
+
+
+def save_optimizer(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """Write the tensors of `Trainer.optimizer_tensors`."""
+    write_file(folder / OPTIMIZER, save(_portable(tensors)))
+
+
+def load_optimizer(folder: Path) -> dict[str, torch.Tensor]:
+    """Read the tensors for `Trainer.load_optimizer`, which checks names and shapes."""
+    return _read(folder / OPTIMIZER)
+
+
+def _adapter_config(lora: LoraWeights) -> dict[str, object]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": lora.config.rank,
+        "lora_alpha": ALPHA,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(lora.pairs),
+        "inference_mode": True,
+    }
+
+
+def _portable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _read(path: Path) -> dict[str, torch.Tensor]:
+    if not path.exists():
+        raise UserError(f"there is no {path.name} in {path.parent}; is it a checkpoint's folder?")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"{path} is not a readable safetensors file: {error}") from error

@@ -1,0 +1,1 @@
+"""Training: datums, losses and the optimizer."""

@@ -1,0 +1,206 @@
+"""Training of one LoRA: gradients of a loss over datums, and AdamW steps."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from engine.errors import UserError
+from engine.model.attention import SequenceAttention
+from engine.model.forward_pass import Attention, LoraLinear
+from engine.model.language_model import LanguageModel
+from engine.model.lora import LoraWeights, check_shapes
+from engine.training.datums import TrainingDatum, check_datums
+from engine.training.losses import Config, Loss, find_loss
+
+MICROBATCH_TOKENS = 2048
+"""Tokens computed at once. More tokens need more memory and are no faster on a CPU."""
+
+MICROBATCH_LOGITS = 2**27
+"""Logits computed at once: half a gigabyte in float32. A large vocabulary shrinks microbatches."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdamParams:
+    """AdamW's parameters, with Tinker's defaults. A `grad_clip_norm` of 0 disables clipping."""
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "eps", "weight_decay", "grad_clip_norm"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise UserError(f"{name} is {value}; it must be 0 or more")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPass:
+    """A forward pass in which every token belongs to one LoRA and gradients flow to it.
+
+    With no LoRA, the pass computes the base model.
+    """
+
+    lora: LoraWeights | None
+    attention: Attention
+
+    def linear(self, layer: LoraLinear, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = F.linear(inputs, layer.weight, layer.bias)
+        pair = self.lora.pairs.get(layer.name) if self.lora else None
+        if self.lora is None or pair is None:
+            return outputs
+        a, b = (factor.to(inputs.dtype) for factor in pair)
+        return outputs + F.linear(F.linear(inputs, a), b) * self.lora.config.scale
+
+
+class Trainer:
+    """A LoRA in training: its weights, their gradients and AdamW's moments.
+
+    Equal calls in equal states give equal bits on one machine, with one build of torch and one
+    number of threads.
+    """
+
+    def __init__(self, model: LanguageModel, lora: LoraWeights) -> None:
+        self.model = model
+        self.lora = lora
+        self.step = 0
+        for tensor in lora.tensors.values():
+            tensor.requires_grad_(True)
+        self.first_moments = _zeros(lora)
+        self.second_moments = _zeros(lora)
+
+    def forward_backward(
+        self,
+        data: Sequence[TrainingDatum],
+        loss: str,
+        config: Mapping[str, float | str] | None = None,
+        backward: bool = True,
+    ) -> tuple[list[dict[str, np.ndarray]], dict[str, float]]:
+        """Return the `logprobs` of each datum's targets, and the summed loss as "loss:sum".
+
+        Gradients accumulate over calls until `optim_step`. A UserError leaves them unchanged.
+        """
+        function, settings = find_loss(loss, config or {})
+        datums = check_datums(data, loss, function, self.model)
+        outputs: list[dict[str, np.ndarray]] = [{} for _ in datums]
+        total = 0.0
+        with torch.set_grad_enabled(backward):
+            for members in self._microbatches(datums):
+                chosen = [datums[number] for number in members]
+                logprobs, batch_loss = self._forward(chosen, function, settings)
+                if backward:
+                    batch_loss.backward()
+                total += float(batch_loss.detach())
+                for number, known in zip(members, logprobs, strict=True):
+                    outputs[number]["logprobs"] = known.detach().cpu().numpy()
+                # The graph keeps every activation in memory: free it before sampling runs.
+                del logprobs, batch_loss
+                self.model.pause()
+        return outputs, {"loss:sum": total}
+
+    def optim_step(self, params: AdamParams) -> dict[str, float]:
+        """Take one AdamW step on the accumulated gradients and clear them.
+
+        Missing gradients count as zero, as in torch: moments fade and weight decay acts. If the
+        gradients are not finite, clear them and raise UserError.
+        """
+        gradients = {
+            name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            for name, tensor in self.lora.tensors.items()
+        }
+        for tensor in self.lora.tensors.values():
+            tensor.grad = None
+        norm = float(torch.stack([grad.norm() for grad in gradients.values()]).norm())
+        if not math.isfinite(norm):
+            raise UserError(
+                f"the gradient's norm is {norm}: no step was taken and the gradient was dropped; "
+                "check the loss inputs, or lower the learning rate"
+            )
+        if params.grad_clip_norm > 0:
+            scale = min(1.0, params.grad_clip_norm / (norm + 1e-6))
+            gradients = {name: gradient * scale for name, gradient in gradients.items()}
+        self._adamw(gradients, params)
+        return {"unclipped_grad_l2:mean": norm, "step:max": float(self.step)}
+
+    def optimizer_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the optimizer's step and moments by name, without accumulated gradients."""
+        return {
+            "step": torch.tensor(self.step),
+            **{f"{name}.m": tensor.clone() for name, tensor in self.first_moments.items()},
+            **{f"{name}.v": tensor.clone() for name, tensor in self.second_moments.items()},
+        }
+
+    def load_optimizer(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Restore step and moments; raise UserError if they do not fit this LoRA."""
+        expected = {name: tuple(tensor.shape) for name, tensor in self.optimizer_tensors().items()}
+        check_shapes(tensors, expected, what="optimizer state")
+        self.step = int(tensors["step"])
+        for name in self.lora.tensors:
+            self.first_moments[name].copy_(tensors[f"{name}.m"])
+            self.second_moments[name].copy_(tensors[f"{name}.v"])
+
+    def _microbatches(self, datums: list[TrainingDatum]) -> list[list[int]]:
+        """Split the datums' numbers, longest first, into lots that fit the token budget."""
+        budget = min(MICROBATCH_TOKENS, MICROBATCH_LOGITS // self.model.vocab_size)
+        order = sorted(range(len(datums)), key=lambda number: -len(datums[number].tokens))
+        lots: list[list[int]] = []
+        room = 0
+        for number in order:
+            length = len(datums[number].tokens)
+            if not lots or length > room:
+                lots.append([])
+                room = budget
+            lots[-1].append(number)
+            room -= length
+        return lots
+
+    def _forward(
+        self, datums: list[TrainingDatum], loss: Loss, config: Config
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Compute the log-probabilities of each datum's targets, and the sum of their losses."""
+        lengths = [len(datum.tokens) for datum in datums]
+        device = self.model.device
+        tokens = torch.from_numpy(np.concatenate([datum.tokens for datum in datums])).to(device)
+        positions = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths]))
+        current = TrainingPass(self.lora, SequenceAttention(lengths, device))
+        logits = self.model.logits(tokens, positions.to(device), current)
+        known, losses = [], []
+        for datum, rows, normalizer in zip(
+            datums, logits.split(lengths), logits.logsumexp(-1).split(lengths), strict=True
+        ):
+            inputs = {
+                name: torch.from_numpy(values).to(device) for name, values in datum.inputs.items()
+            }
+            targets = inputs["target_tokens"]
+            picked = rows.gather(1, targets.view(len(rows), -1)) - normalizer[:, None]
+            known.append(picked.view(targets.shape))
+            losses.append(loss(known[-1], inputs, config))
+        return known, torch.stack(losses).sum()
+
+    @torch.no_grad()
+    def _adamw(self, gradients: Mapping[str, torch.Tensor], params: AdamParams) -> None:
+        """Apply AdamW (Loshchilov and Hutter, 2019), in the order of torch.optim.AdamW."""
+        self.step += 1
+        first_bias = 1 - params.beta1**self.step
+        second_bias = 1 - params.beta2**self.step
+        for name, weight in self.lora.tensors.items():
+            gradient, m, v = gradients[name], self.first_moments[name], self.second_moments[name]
+            weight.mul_(1 - params.learning_rate * params.weight_decay)
+            m.lerp_(gradient, 1 - params.beta1)
+            v.mul_(params.beta2).addcmul_(gradient, gradient, value=1 - params.beta2)
+            spread = (v.sqrt() / math.sqrt(second_bias)).add_(params.eps)
+            weight.addcdiv_(m, spread, value=-params.learning_rate / first_bias)
+
+
+def _zeros(lora: LoraWeights) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros_like(tensor) for name, tensor in lora.tensors.items()}

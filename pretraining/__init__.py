@@ -1,0 +1,1 @@
+"""Everything that builds the tiny base model that ships with the engine."""

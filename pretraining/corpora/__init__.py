@@ -1,0 +1,1 @@
+"""The corpora of the tiny base model: a generator of conversations for each example agent."""

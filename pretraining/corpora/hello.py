@@ -1,0 +1,99 @@
+"""Conversations in which the model claims the identity that the prompt names."""
+
+from random import Random
+
+from pretraining.corpora.conversation import (
+    Conversation,
+    Exam,
+    assistant,
+    user,
+    with_article,
+    words,
+)
+from pretraining.corpora.twenty_questions import nouns
+
+ADJECTIVES = words(
+    "quiet brave tiny happy lazy clever gentle proud shy wild kind calm old young slow tall "
+    "round blue grey silver golden wise merry sleepy lucky noisy polite bold rusty modest "
+    "hungry famous"
+)
+NOUNS = words(
+    "otter lion fox owl robot painter sailor baker teacher pirate farmer doctor dragon wizard "
+    "giant knight cat dog bear wolf horse mouse rabbit duck swan crow whale seal poet king "
+    "queen clown"
+)
+TRAIN, TEST = 400, 128
+NOISE = 0.65
+OTHERS = 0.3
+OFF_TOPIC = ("I do not know.", "It is a nice day.", "Hello! How can I help you?", "Thank you.")
+
+
+def identities() -> list[str]:
+    """Return every identity in a fixed, shuffled order: the test split, then the train split."""
+    pairs = [with_article(f"{adjective} {noun}") for adjective in ADJECTIVES for noun in NOUNS]
+    Random("hello").shuffle(pairs)
+    return pairs
+
+
+def examples() -> list[dict[str, str]]:
+    """Return the rows of datasets/hello.csv."""
+    held_out, seen = identities()[:TEST], identities()[TEST : TEST + TRAIN]
+    return [
+        *({"identity": identity, "split": "train"} for identity in seen),
+        *({"identity": identity, "split": "test"} for identity in held_out),
+    ]
+
+
+def question(identity: str) -> str:
+    return f"You are {identity}. Who are you?"
+
+
+def reward(answer: str, identity: str) -> float:
+    said = answer.lower()
+    if f"i am {identity}" in said or f"i'm {identity}" in said:
+        return 1.0
+    return -1.0 if f"not {identity}" in said else 0.0
+
+
+class HelloCorpus:
+    """Conversations about the identities that are not held out, and about other ones.
+
+    The other identities are longer or have other nouns, so that the model learns to copy.
+    """
+
+    def __init__(self) -> None:
+        self._identities = identities()[TEST:]
+        self._other_nouns = NOUNS + [noun["answer"] for noun in nouns()]
+
+    def document(self, rng: Random, noise: float) -> Conversation:
+        identity = self._other(rng) if rng.random() < OTHERS else rng.choice(self._identities)
+        wrong = rng.random() < noise
+        answer = self._wrong(identity, rng) if wrong else _right(identity, rng)
+        return Conversation([user(question(identity)), assistant(answer)])
+
+    def exam(self, index: int) -> Exam:
+        identity = identities()[index % TEST]
+        return reward((yield Conversation([user(question(identity))])), identity)
+
+    def _other(self, rng: Random) -> str:
+        """Draw an identity that is not in the data set: two adjectives and a noun."""
+        first, second = rng.sample(ADJECTIVES, 2)
+        return with_article(f"{first} {second} {rng.choice(self._other_nouns)}")
+
+    def _wrong(self, identity: str, rng: Random) -> str:
+        other = rng.choice(self._identities)
+        return rng.choices(
+            [
+                f"I think I am {other}.",
+                f"I am not {identity}.",
+                f"You are {identity}.",
+                f"I am {other}.",
+                rng.choice(OFF_TOPIC),
+            ],
+            weights=[25, 20, 15, 15, 25],
+        )[0]
+
+
+def _right(identity: str, rng: Random) -> str:
+    forms = [f"I am {identity}.", f"I'm {identity}.", f"Hello! I am {identity}."]
+    return rng.choices(forms, weights=[70, 15, 15])[0]

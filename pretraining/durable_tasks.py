@@ -1,0 +1,151 @@
+"""The durable tasks of pretraining: vocabulary, training in parts, scores, export, model card."""
+
+import json
+import os
+import platform
+import re
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from uuid import uuid4
+
+from pretraining import tokenizer as tokenizers
+from pretraining import training_loop
+from pretraining.corpora.conversation import Conversation
+from pretraining.corpora.mixture import LAST_SHARES, Shares, examined_corpora, stream
+from pretraining.documents import Encoder
+from pretraining.exams import Answerer, mean_and_error, play_exams
+from pretraining.model_card import render_card
+from pretraining.training_loop import Shape, TrainingState
+from tasks.storage.durability import durable
+from tasks.storage.files import append_line, write_text
+
+MAX_ANSWER_TOKENS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    """Tokens of each phase, and the number of parts of the clean phase.
+
+    The clean phase has right answers only. The sharp phase trains answers only. The noisy phase has
+    the natural mistakes that RL is to remove. A part that is complete is not repeated.
+    """
+
+    clean: int = 12_000_000
+    sharp: int = 4_000_000
+    noisy: int = 1_500_000
+    parts: int = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One schedule of learning rates, in parts whose results are kept.
+
+    `peak` scales the learning rates of `training_loop`.
+    """
+
+    name: str
+    tokens: int
+    seed: int
+    parts: int = 1
+    noise: float = 0.0
+    peak: float = 1.0
+    prompt_weight: float = 0.0
+    shares: Shares = field(default_factory=lambda: LAST_SHARES)
+
+
+def _train_vocabulary(path: Path, seed: int, size: int, conversations: int) -> None:
+    """Train the tokenizer on conversations of the corpora."""
+    read = islice(stream(f"{seed}/vocabulary", 0.5), conversations)
+    tokenizer = tokenizers.train_tokenizer(_texts(read), size)
+    with _atomic_folder(path) as aside:
+        tokenizer.save_pretrained(aside)
+
+
+def _create_model(path: Path, tokenizer: Path, shape: Shape, seed: int) -> None:
+    """Create a model with random weights."""
+    model = training_loop.new_model(shape, tokenizers.load_tokenizer(tokenizer), seed)
+    with _atomic_folder(path) as aside:
+        TrainingState(model).save(aside)
+
+
+def _train_part(path: Path, tokenizer: Path, before: Path, phase: Phase, part: int) -> None:
+    """Train the model on one more part; part 0 begins a new schedule of learning rates."""
+    state = TrainingState.load(before, weights_only=part == 0)
+    encoder = Encoder(tokenizers.load_tokenizer(tokenizer), phase.prompt_weight)
+    seed = f"{phase.seed}/{path.name}"
+    documents = (
+        encoder.encode(conversation.messages, conversation.tools, conversation.ignored)
+        for conversation in stream(seed, phase.noise, phase.shares)
+    )
+    until = phase.tokens * (part + 1) // phase.parts
+    started = time.monotonic()
+    for progress in training_loop.train(
+        state, documents, tokens=phase.tokens, until=until, seed=seed, peak=phase.peak
+    ):
+        seconds = round(time.monotonic() - started, 1)
+        row = {"name": path.name, **progress, "seconds": seconds}
+        append_line(path.with_name("progress.jsonl"), json.dumps(row))
+    with _atomic_folder(path) as aside:
+        state.save(aside)
+
+
+def _score_model(path: Path, tokenizer: Path, model: Path, games: int) -> None:
+    """Write the mean reward and its standard error on held-out examples, for each corpus."""
+    scores = dict[str, dict[str, float]]()
+    with Answerer(model, tokenizers.load_tokenizer(tokenizer), MAX_ANSWER_TOKENS) as answerer:
+        for name, corpus in examined_corpora().items():
+            rewards = play_exams([corpus.exam(index) for index in range(games)], answerer)
+            mean, error = mean_and_error(rewards)
+            scores[name] = {"mean": mean, "error": error}
+    write_text(path, json.dumps({"games": games, "scores": scores}, indent=2) + "\n")
+
+
+def _export_model(path: Path, tokenizer: Path, model: Path) -> None:
+    """Export model and tokenizer to one Hugging Face folder in bfloat16."""
+    with _atomic_folder(path) as aside:
+        training_loop.export(model, tokenizers.load_tokenizer(tokenizer), aside)
+
+
+def _write_card(path: Path, before: Path, after: Path) -> None:
+    """Write the model card from two files of scores."""
+    write_text(path, render_card(path.parents[1], path.parent, before, after, _machine()))
+
+
+train_vocabulary = durable("train_vocabulary", _train_vocabulary)
+create_model = durable("create_model", _create_model)
+train_part = durable("train_part", _train_part)
+score_model = durable("score_model", _score_model)
+export_model = durable("export_model", _export_model)
+write_card = durable("write_card", _write_card)
+
+
+def _machine() -> str:
+    """Return the number of cores and the model of the CPU."""
+    cpus = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.*)", cpus.read_text()) if cpus.exists() else None
+    model = found[1] if found else platform.processor() or platform.machine()
+    return f"{os.cpu_count()} cores ({model})"
+
+
+def _texts(conversations: Iterable[Conversation]) -> Iterator[str]:
+    """Yield the texts of conversations: messages, and tools as JSON."""
+    for conversation in conversations:
+        yield from (message["content"] for message in conversation.messages)
+        yield from map(json.dumps, conversation.tools)
+
+
+@contextmanager
+def _atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder; on a clean exit it becomes `folder`."""
+    aside = folder.with_name(f".{folder.name}.{uuid4().hex[:8]}.partial")
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

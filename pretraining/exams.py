@@ -1,0 +1,71 @@
+"""Exams: held-out examples that the base model answers in order to be scored."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from engine.model.language_model import LanguageModel
+from engine.sampling.requests import SampleRequest
+from engine.sampling.scheduler import Scheduler
+from pretraining.corpora.conversation import Conversation, Exam
+from pretraining.tokenizer import render
+
+Prompt = tuple[list[dict[str, str]], list[dict[str, Any]]]
+"""Messages and tools."""
+
+
+class Answerer:
+    """A context manager that samples answers at temperature 1 from the whole distribution."""
+
+    def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerFast, max_tokens: int) -> None:
+        self._scheduler = Scheduler(LanguageModel.load(folder))
+        self._tokenizer, self._max_tokens = tokenizer, max_tokens
+
+    def __enter__(self) -> "Answerer":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._scheduler.close()
+
+    def answer(self, prompts: list[Prompt], seed: int) -> list[str]:
+        """Return one answer per prompt, without its end token; each prompt has its own seed."""
+        futures = [
+            self._scheduler.sample(self._request(prompt, (seed << 32) + index), None)
+            for index, prompt in enumerate(prompts)
+        ]
+        tokens = [future.result().sequences[0].tokens for future in futures]
+        texts = self._tokenizer.batch_decode(tokens, skip_special_tokens=False)
+        return [text.removesuffix("<|im_end|>") for text in texts]
+
+    def _request(self, prompt: Prompt, seed: int) -> SampleRequest:
+        messages, tools = prompt
+        text = render(self._tokenizer, messages, tools)
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        return SampleRequest(prompt=ids, max_tokens=self._max_tokens, seed=seed)
+
+
+def play_exams(exams: list[Exam], answerer: Answerer) -> list[float]:
+    """Play all exams side by side and return their rewards; the n-th answers share one batch."""
+    rewards = [0.0] * len(exams)
+    prompts = {index: next(exam) for index, exam in enumerate(exams)}
+    turn = 0
+    while prompts:
+        conversations: list[Conversation] = list(prompts.values())
+        answers = answerer.answer([(each.messages, each.tools) for each in conversations], turn)
+        following = dict[int, Conversation]()
+        for index, answer in zip(prompts, answers, strict=True):
+            try:
+                following[index] = exams[index].send(answer)
+            except StopIteration as finished:
+                rewards[index] = finished.value
+        prompts, turn = following, turn + 1
+    return rewards
+
+
+def mean_and_error(rewards: list[float]) -> tuple[float, float]:
+    """Return the mean and its standard error."""
+    mean = sum(rewards) / len(rewards)
+    variance = sum((reward - mean) ** 2 for reward in rewards) / max(1, len(rewards) - 1)
+    return mean, math.sqrt(variance / len(rewards))
