@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.model import base_models
 from engine.state.disk import lock_state
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if str(options["state"]) == READ_FROM_STDIN:
             options["state"] = _read_state_folder()
         serve(ServeOptions(**options))
-    except UserError as error:
+    except RequestRefused as error:
         print(f"engine: {error}", file=sys.stderr)
         status = REFUSED
     except KeyboardInterrupt:
@@ -91,7 +91,7 @@ class ServeOptions:
 def serve(options: ServeOptions, api_key: str | None = None) -> None:
     """Serve until a signal or the end of standard input; without a key use TINKER_API_KEY.
 
-    Raise UserError if the model is missing, or the port or state folder is in use.
+    Raise RequestRefused if the model is missing, or the port or state folder is in use.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     stopped = threading.Event()
@@ -99,7 +99,7 @@ def serve(options: ServeOptions, api_key: str | None = None) -> None:
         threading.Thread(target=_follow_stdin, args=(stopped.set,), daemon=True).start()
     key = resolve_key(api_key or os.environ.get("TINKER_API_KEY"))
     if options.threads < 1:
-        raise UserError(f"--threads is {options.threads}; it must be 1 or more")
+        raise RequestRefused(f"--threads is {options.threads}; it must be 1 or more")
     base = base_models.find(options.base_model)
     with listen(options.host, options.port) as listener, lock_state(options.state):
         _add_to_cache(base)
@@ -116,7 +116,7 @@ def _read_state_folder() -> Path:
 
     state = Path(sys.stdin.readline().rstrip("\n"))
     if not state.name:
-        raise UserError(
+        raise RequestRefused(
             "--state is -, and standard input names no folder; write the folder in its first line"
         )
     with (state / LOG).open("ab") as log:
@@ -136,7 +136,7 @@ def resolve_key(key: str | None) -> str:
     if key is None or key == "":
         return f"tml-{secrets.token_hex(24)}"
     if not key.startswith("tml-"):
-        raise UserError("TINKER_API_KEY does not begin with tml-; correct it, or unset it")
+        raise RequestRefused("TINKER_API_KEY does not begin with tml-; correct it, or unset it")
     return key
 
 
@@ -149,7 +149,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
-        raise UserError(
+        raise RequestRefused(
             f"cannot listen on {host} port {port}: {error}; give another --port, or 0 to pick a "
             "free one"
         ) from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TypeVar
 
-from engine.errors import NotFound, UserError
+from engine.errors import NotFound, RequestRefused
 from engine.model.base_models import BaseModel
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraWeights
@@ -73,7 +73,7 @@ class EngineCore:
 
     def check_base_model(self, name: str) -> None:
         if not self.base.has_name(name):
-            raise UserError(
+            raise RequestRefused(
                 f"this engine serves {self.base.name}, not {name!r}; ask for {self.base.name}, or "
                 f"start an engine with --base-model {name}"
             )
@@ -119,12 +119,12 @@ class EngineCore:
     def check_loadable(
         self, path: str, kinds: tuple[str, ...] = (TRAINING, SAMPLER)
     ) -> CheckpointAddress:
-        """Return a checkpoint's address; raise UserError if this engine cannot load it."""
+        """Return a checkpoint's address; raise RequestRefused if this engine cannot load it."""
         address = CheckpointAddress.parse(path)
         checkpoint = self.checkpoints.find(address)
         self.check_base_model(checkpoint.base_model)
         if address.kind not in kinds:
-            raise UserError(
+            raise RequestRefused(
                 f"{address} holds weights for sampling only; load training state, saved with "
                 f"save_state, at {address.run}/{TRAINING}/<name>"
             )

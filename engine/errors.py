@@ -1,19 +1,19 @@
 """Errors of a caller, sent with a status 4xx because the SDK retries a 5xx for minutes."""
 
 
-class UserError(ValueError):
+class RequestRefused(ValueError):
     """A request that cannot be carried out; the message is shown to the user."""
 
     status = 400
 
 
-class NotFound(UserError):
+class NotFound(RequestRefused):
     """A request that names something unknown; the SDK raises at once."""
 
     status = 404
 
 
-class Gone(UserError):
+class Gone(RequestRefused):
     """A request that names something no longer kept; a SamplingClient submits again."""
 
     status = 410

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from adapters.errors import UserError
-from flows.runtime.command_line import train_with_bar
+from flows.command_line import train_with_bar
 from flows.runtime.existing_run import IfExists, settle
 from flows.runtime.prefect_startup import quiet_prefect
 

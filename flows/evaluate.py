@@ -5,7 +5,7 @@ from prefect.runtime import flow_run
 
 from flows.recipe import Recipe
 from flows.runtime.eval_targets import EvalTarget
-from flows.runtime.evaluation import Evaluation, play_held_out, score, settings_tag
+from flows.runtime.evaluation import EvaluationResult, play_held_out, score, settings_tag
 from flows.runtime.open_run import open_run
 from flows.runtime.task_runner import task_runner
 from tasks.evaluations import read_evaluation
@@ -23,7 +23,7 @@ def evaluate(
     run: str | None = None,
     checkpoint: int | None = None,
     model: str | None = None,
-) -> Evaluation:
+) -> EvaluationResult:
     """Score a model; what was played before, by the same settings, is read and not repeated.
 
     Args:
@@ -48,4 +48,4 @@ def evaluate(
             how: list_games(opened.folder.games(p.shard.stem), p.spans, columns, threshold)
             for how, p in played.items()
         }
-    return Evaluation(file=file, scores=read_evaluation(file), games=games)
+    return EvaluationResult(file=file, scores=read_evaluation(file), games=games)

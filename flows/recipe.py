@@ -1,4 +1,4 @@
-"""Recipe: everything that a run depends on. The values are written in prefect.yaml."""
+"""The recipe: everything that a run depends on. Its values are written in prefect.yaml."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ class Section(BaseModel):
 
 
 class Dataset(Section):
-    """What is asked."""
+    """Examples that the agent is asked."""
 
     path: str
     """A CSV, JSON-lines or Parquet file; its `split` column says train or test."""
@@ -67,7 +67,7 @@ class Model(Section):
 
 
 class Rollouts(Section):
-    """How a step's rollouts are run and sampled."""
+    """Settings of a step's rollouts."""
 
     groups: int = Field(default=16, ge=1)
     """Examples a step; each becomes one group."""
@@ -138,7 +138,7 @@ class Rollouts(Section):
 
 
 class Algorithm(Section):
-    """From rewards to a loss."""
+    """Path from rewards to a loss."""
 
     advantage: Literal["centred", "standardized", "leave_one_out"] = "standardized"
     """Rewards less their group's mean, or less the mean of the group's others (RLOO);
@@ -188,7 +188,7 @@ class Optimizer(Section):
 
 
 class Evaluation(Section):
-    """How held-out examples are scored."""
+    """Settings of the scoring of held-out examples."""
 
     every: int = Field(default=0, ge=0)
     """Score after every so many steps; 0 scores only before the first and after the last."""
@@ -206,12 +206,12 @@ class Evaluation(Section):
     """Also run each example once at temperature 0."""
 
     def due(self, step: int, steps: int) -> bool:
-        """Whether checkpoint `step` of `steps` is scored."""
+        """Return whether checkpoint `step` of `steps` is scored."""
         return step in (0, steps) or (self.every > 0 and step % self.every == 0)
 
 
 class Checkpoints(Section):
-    """What is kept of the weights."""
+    """Settings of the saved weights."""
 
     every: int = Field(default=5, ge=1)
     """Save weights and optimizer after every so many steps; the last is always saved."""
@@ -224,7 +224,7 @@ class Checkpoints(Section):
     only reports it. A service that samples in another precision than it trains needs more."""
 
     def due(self, step: int, steps: int) -> bool:
-        """Whether checkpoint `step` of `steps` saves the training state."""
+        """Return whether checkpoint `step` of `steps` saves the training state."""
         return step == steps or step % self.every == 0
 
 
@@ -279,7 +279,7 @@ class Recipe(Section):
         return roles
 
     def policies(self) -> dict[str, tuple[str, ...]]:
-        """Each policy, by name, with the roles that it is trained in: the main one first."""
+        """Map each policy to the roles that it is trained in, the main one first."""
         trained: dict[str, list[str]] = {POLICY: [POLICY]}
         for role, who in sorted(self.roles.items(), key=lambda item: (item[1], item[0])):
             name = policy_of(who)
@@ -288,7 +288,7 @@ class Recipe(Section):
         return {name: tuple(roles) for name, roles in trained.items()}
 
     def credit(self) -> CreditAssignment:
-        """Return how rewards become advantages."""
+        """Return the credit assignment: how rewards become advantages."""
         algorithm, min_group_size = self.algorithm, self.rollouts.min_group_size()
         return CreditAssignment(
             algorithm.advantage, algorithm.normalise, min_group_size, algorithm.discount
@@ -301,9 +301,9 @@ class Recipe(Section):
         return UpdateMethod(loss, self.algorithm.loss_settings, optimizer)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the recipe's canonical JSON: a run is bound to it.
+        """Hash the recipe's canonical JSON by SHA-256; a run is bound to the hash.
 
-        What changes no result is left out, so that it may be changed when a run goes on.
+        Keys that change no result are left out, so that they may change when a run continues.
         """
         values = self.model_dump(mode="json", exclude=CHANGES_NO_RESULT)
         canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))

@@ -31,7 +31,7 @@ Play = Callable[[str, str, str], Awaitable[None]]
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What a batch plays: its part of a shard, each example `group_size` times.
+    """Plan of a batch: its part of a shard, each example `group_size` times.
 
     A rollout that fails is played again until it has been played `attempts` times.
     """

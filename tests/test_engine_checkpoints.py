@@ -10,7 +10,7 @@ import tinker
 from tinker import types
 
 from engine.core import EngineCore
-from engine.errors import NotFound, UserError
+from engine.errors import NotFound, RequestRefused
 from engine.model.base_models import BaseModel
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
@@ -350,5 +350,5 @@ def test_checkpoint_expires_while_the_engine_is_stopped(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_checkpoint_paths_are_refused(path: str) -> None:
-    with pytest.raises(UserError):
+    with pytest.raises(RequestRefused):
         CheckpointAddress.parse(path)

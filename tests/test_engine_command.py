@@ -16,7 +16,7 @@ import torch
 from tinker import types
 
 from engine.__main__ import ServeOptions, resolve_key, serve
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.model import base_models
 from engine.state.disk import lock_state
 from tests.engine_server import Address, connected
@@ -106,15 +106,15 @@ def test_missing_base_model_exits_with_one_line(tmp_path: Path) -> None:
 
 def test_folder_without_a_model_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
-    with pytest.raises(UserError, match=r"cannot be loaded on cpu: .*\w"):
+    with pytest.raises(RequestRefused, match=r"cannot be loaded on cpu: .*\w"):
         serve(ServeOptions(str(tmp_path), state=tmp_path / "state"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
 def test_missing_device_is_a_user_error(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot be loaded on cuda: .*CUDA"):
+    with pytest.raises(RequestRefused, match=r"cannot be loaded on cuda: .*CUDA"):
         serve(ServeOptions(str(tiny_model), state=tmp_path / "state", device="cuda"))
-    with pytest.raises(UserError, match="threads"):
+    with pytest.raises(RequestRefused, match="threads"):
         serve(ServeOptions(str(tiny_model), state=tmp_path / "state", threads=0))
 
 
@@ -129,21 +129,21 @@ def test_port_in_use_exits_with_one_line(tiny_model: Path) -> None:
 def test_state_folder_is_locked_by_one_engine(tmp_path: Path) -> None:
     with (
         lock_state(tmp_path),
-        pytest.raises(UserError, match="another engine"),
+        pytest.raises(RequestRefused, match="another engine"),
         lock_state(tmp_path, patience_seconds=0.1),
     ):
         pass
     with lock_state(tmp_path):
         pass
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot keep state"), lock_state(tmp_path / "file"):
+    with pytest.raises(RequestRefused, match="cannot keep state"), lock_state(tmp_path / "file"):
         pass
 
 
 def test_key_that_the_sdk_would_refuse_is_refused() -> None:
     assert resolve_key("tml-mine") == "tml-mine"
     assert resolve_key(None) != resolve_key("")
-    with pytest.raises(UserError, match="tml-"):
+    with pytest.raises(RequestRefused, match="tml-"):
         resolve_key("sk-123")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from engine.api.futures import Answer, Futures, json_answer
-from engine.errors import Gone, UserError
+from engine.errors import Gone, RequestRefused
 
 pytestmark = pytest.mark.anyio
 
@@ -78,7 +78,7 @@ async def test_failures_name_the_user_or_the_server(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     futures = Futures()
-    mistake = futures.submit(failing(UserError("rank must be 1 or more")))
+    mistake = futures.submit(failing(RequestRefused("rank must be 1 or more")))
     fault = futures.submit(failing(RuntimeError("out of memory")))
     assert await content(futures, mistake) == {
         "error": "rank must be 1 or more",

@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.model.attention import SequenceAttention
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
@@ -107,17 +107,19 @@ def test_frozen_copy_does_not_follow_training(model: LanguageModel) -> None:
 
 def test_weights_of_another_shape_are_refused_with_the_tensors_name(model: LanguageModel) -> None:
     tensors = dict(LoraWeights.initial(model, LoraConfig(rank=4, seed=1)).tensors)
-    with pytest.raises(UserError, match=r"q_proj.lora_A has the shape \(4, 32\), expected \(8, 32"):
+    with pytest.raises(
+        RequestRefused, match=r"q_proj.lora_A has the shape \(4, 32\), expected \(8, 32"
+    ):
         LoraWeights.from_tensors(model, LoraConfig(rank=8), tensors)
-    with pytest.raises(UserError, match="unexpected tensor lm_head"):
+    with pytest.raises(RequestRefused, match="unexpected tensor lm_head"):
         LoraWeights.from_tensors(model, LoraConfig(rank=4, train_unembed=False), tensors)
     del tensors["lm_head.lora_B"]
-    with pytest.raises(UserError, match=r"lm_head\.lora_B is missing"):
+    with pytest.raises(RequestRefused, match=r"lm_head\.lora_B is missing"):
         LoraWeights.from_tensors(model, LoraConfig(rank=4), tensors)
 
 
 def test_lora_that_trains_nothing_is_refused() -> None:
-    with pytest.raises(UserError, match="rank 0"):
+    with pytest.raises(RequestRefused, match="rank 0"):
         LoraConfig(rank=0)
-    with pytest.raises(UserError, match="trains nothing"):
+    with pytest.raises(RequestRefused, match="trains nothing"):
         LoraConfig(rank=1, train_attn=False, train_mlp=False, train_unembed=False)

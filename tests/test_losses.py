@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.training.losses import LOSSES, find_loss
 
 HALF = math.log(0.5)
@@ -113,13 +113,13 @@ def test_losses_have_tinkers_names() -> None:
 
 
 def test_unknown_losses_and_config_keys_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(UserError, match=r"no loss 'grpo'.*cispo, cross_entropy"):
+    with pytest.raises(RequestRefused, match=r"no loss 'grpo'.*cispo, cross_entropy"):
         find_loss("grpo", {})
-    with pytest.raises(UserError, match=r"no config 'clip'.*clip_high_threshold"):
+    with pytest.raises(RequestRefused, match=r"no config 'clip'.*clip_high_threshold"):
         find_loss("ppo", {"clip": 0.2})
-    with pytest.raises(UserError, match="no config at all"):
+    with pytest.raises(RequestRefused, match="no config at all"):
         find_loss("cross_entropy", {"beta": 0.1})
-    with pytest.raises(UserError, match="not a number"):
+    with pytest.raises(RequestRefused, match="not a number"):
         find_loss("dro", {"beta": "large"})
-    with pytest.raises(UserError, match="not a number"):
+    with pytest.raises(RequestRefused, match="not a number"):
         find_loss("dro", {"beta": math.nan})

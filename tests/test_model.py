@@ -14,7 +14,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.model.attention import SequenceAttention, bucket
 from engine.model.language_model import LanguageModel
 from engine.training.trainer import TrainingPass
@@ -86,11 +86,11 @@ def test_every_linear_layer_has_a_kind() -> None:
 
 
 def test_models_that_cannot_be_served_are_refused() -> None:
-    with pytest.raises(UserError, match="no linear layers in its attention"):
+    with pytest.raises(RequestRefused, match="no linear layers in its attention"):
         LanguageModel(network(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2)), "gpt2")
-    with pytest.raises(UserError, match="s_aux"):
+    with pytest.raises(RequestRefused, match="s_aux"):
         LanguageModel(network(GptOssConfig(**SIZES, head_dim=16, rope_parameters=ROPE)), "oss")
-    with pytest.raises(UserError, match="float8"):
+    with pytest.raises(RequestRefused, match="float8"):
         LanguageModel.load("nowhere", dtype="float8")
 
 

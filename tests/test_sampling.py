@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
 from engine.randomness import stream_keys, uniforms
@@ -322,7 +322,7 @@ def test_random_numbers_depend_on_seed_completion_and_token_alone() -> None:
 def test_invalid_requests_are_refused(
     model: LanguageModel, request_: SampleRequest, message: str
 ) -> None:
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(RequestRefused, match=message):
         check_request(request_, model)
 
 
@@ -342,7 +342,7 @@ def test_diverged_lora_fails_only_its_own_requests(
     decoder.submit(healthy, loras[1], futures[2])
     while decoder.busy:
         decoder.step()
-    with pytest.raises(UserError, match="has diverged"):
+    with pytest.raises(RequestRefused, match="has diverged"):
         futures[0].result(timeout=0)
     assert futures[1].result(timeout=0) == expected
     assert futures[2].result(timeout=0) == expected

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
 from engine.sampling.requests import SampleRequest
@@ -116,7 +116,7 @@ def test_error_fails_only_its_own_future(scheduler: Scheduler) -> None:
     good = scheduler.sample(request(50), None)
     too_long = scheduler.sample(SampleRequest([1] * 5000), None)
     broken = scheduler.run(lambda: 1 // 0)
-    with pytest.raises(UserError, match="5000 tokens"):
+    with pytest.raises(RequestRefused, match="5000 tokens"):
         too_long.result(timeout=10)
     with pytest.raises(ZeroDivisionError):
         broken.result(timeout=10)

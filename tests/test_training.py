@@ -3,7 +3,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
 from engine.training.datums import TrainingDatum
@@ -206,7 +206,9 @@ def test_optimizer_resumes_with_the_same_bits(model: LanguageModel) -> None:
 
 def test_optimizer_state_of_another_rank_is_refused(model: LanguageModel) -> None:
     other = Trainer(model, LoraWeights.initial(model, LoraConfig(rank=2)))
-    with pytest.raises(UserError, match=r"optimizer state: .*shape \(2, 32\), expected \(4, 32\)"):
+    with pytest.raises(
+        RequestRefused, match=r"optimizer state: .*shape \(2, 32\), expected \(4, 32\)"
+    ):
         trainer(model).load_optimizer(other.optimizer_tensors())
 
 
@@ -215,14 +217,14 @@ def test_step_is_refused_if_a_gradient_is_not_finite(model: LanguageModel) -> No
     before = {name: tensor.detach().clone() for name, tensor in one.lora.tensors.items()}
     far = datum(SHORT, logprobs=[-200.0] * 4, advantages=[1.0] * 4)
     one.forward_backward([far], "importance_sampling")
-    with pytest.raises(UserError, match="no step was taken"):
+    with pytest.raises(RequestRefused, match="no step was taken"):
         one.optim_step(AdamParams())
     assert all(torch.equal(tensor, before[name]) for name, tensor in one.lora.tensors.items())
     assert one.optim_step(AdamParams())["unclipped_grad_l2:mean"] == 0.0
 
 
 def refused(model: LanguageModel, data: list[TrainingDatum], loss: str = "ppo") -> str:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(RequestRefused) as caught:
         trainer(model).forward_backward(data, loss)
     return str(caught.value)
 
@@ -254,12 +256,12 @@ def test_refused_call_leaves_the_gradients_unchanged(model: LanguageModel) -> No
     one = trainer(model)
     one.forward_backward([datum(SHORT)], "cross_entropy")
     before = gradients(one)
-    with pytest.raises(UserError):
+    with pytest.raises(RequestRefused):
         one.forward_backward([datum(SHORT), datum([99])], "cross_entropy")
     assert all(torch.equal(gradient, before[name]) for name, gradient in gradients(one).items())
 
 
 @pytest.mark.parametrize("wrong", [{"learning_rate": -1.0}, {"beta1": 1.0}, {"eps": float("nan")}])
 def test_invalid_adam_params_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=next(iter(wrong))):
+    with pytest.raises(RequestRefused, match=next(iter(wrong))):
         AdamParams(**wrong)

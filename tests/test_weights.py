@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
 from engine.state.weight_files import load_lora, load_optimizer, save_lora, save_optimizer
@@ -70,15 +70,15 @@ def test_saved_folder_is_a_peft_adapter(model: LanguageModel, tmp_path: Path) ->
 
 def test_weights_of_another_model_are_refused(model: LanguageModel, tmp_path: Path) -> None:
     save_lora(LoraWeights.initial(model, CONFIG), tmp_path)
-    with pytest.raises(UserError, match=r"has the shape \(4, 32\), expected \(8, 32\)"):
+    with pytest.raises(RequestRefused, match=r"has the shape \(4, 32\), expected \(8, 32\)"):
         load_lora(model, LoraConfig(rank=8), tmp_path)
 
 
 def test_missing_and_corrupt_files_are_named(model: LanguageModel, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no optimizer.safetensors in"):
+    with pytest.raises(RequestRefused, match=r"no optimizer.safetensors in"):
         load_optimizer(tmp_path)
     save_file({"x": torch.ones(100)}, tmp_path / "adapter_model.safetensors")
     whole = (tmp_path / "adapter_model.safetensors").read_bytes()
     (tmp_path / "adapter_model.safetensors").write_bytes(whole[:-10])
-    with pytest.raises(UserError, match="not a readable safetensors file"):
+    with pytest.raises(RequestRefused, match="not a readable safetensors file"):
         load_lora(model, CONFIG, tmp_path)

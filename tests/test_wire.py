@@ -15,7 +15,7 @@ from tinker.proto.response_conv import (
 )
 
 from engine.api import wire
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.sampling.requests import SampledSequence, SampleResult
 
 shapes = arrays.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=6)
@@ -86,7 +86,7 @@ def test_request_is_decoded_with_number_tokens_and_config() -> None:
 
 @given(st.binary(max_size=60))
 def test_malformed_bytes_are_a_user_error(body: bytes) -> None:
-    with pytest.raises(UserError):
+    with pytest.raises(RequestRefused):
         wire.decode_loss_request(wire.parse(body))
 
 
@@ -109,7 +109,7 @@ def test_any_sparse_tensor_is_decoded_or_a_user_error(
     tensor.dtype = dtype  # type: ignore[assignment]
     try:
         dense = wire.decode_tensor(tensor)
-    except UserError:
+    except RequestRefused:
         return
     assert list(dense.shape) == shape
 
@@ -117,20 +117,20 @@ def test_any_sparse_tensor_is_decoded_or_a_user_error(
 def test_tensor_that_does_not_fill_its_shape_is_named() -> None:
     message = request({"weights": np.zeros(3, np.float32)})
     message.data[0].loss_fn_inputs["weights"].shape[0] = 4
-    with pytest.raises(UserError, match=r"datum 0: loss_fn_inputs\['weights'\]: 3 values"):
+    with pytest.raises(RequestRefused, match=r"datum 0: loss_fn_inputs\['weights'\]: 3 values"):
         wire.decode_loss_request(message)
 
 
 def test_sparse_tensor_of_a_huge_shape_is_refused() -> None:
     huge = pb.Tensor(sparse_csr=pb.SparseCsr(), dtype=pb.DTYPE_FLOAT32, shape=[2**31, 2**31])
-    with pytest.raises(UserError, match="elements"):
+    with pytest.raises(RequestRefused, match="elements"):
         wire.decode_tensor(huge)
 
 
 def test_image_chunk_is_refused() -> None:
     message = request()
     message.data[0].model_input[0].image.data = b"png"
-    with pytest.raises(UserError, match="datum 0: a chunk holds image"):
+    with pytest.raises(RequestRefused, match="datum 0: a chunk holds image"):
         wire.decode_loss_request(message)
 
 

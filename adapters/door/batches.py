@@ -90,7 +90,7 @@ class BatchRecorder(CallRecorder, Protocol):
 
 @dataclass(frozen=True)
 class PlaySettings:
-    """What a player needs to know of a batch beside its rollouts."""
+    """Settings of a batch for its player: the agent, its roles, and its limits."""
 
     agent: str
     roles: Sequence[str]

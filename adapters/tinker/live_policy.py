@@ -36,7 +36,7 @@ class LoraSpec:
 
 @dataclass(frozen=True)
 class UpdateMethod:
-    """How datums change weights: the loss with its settings, and the optimizer."""
+    """Method of an update: the loss with its settings, and the optimizer."""
 
     loss: LossFnType
     loss_settings: Mapping[str, float]

@@ -178,11 +178,11 @@ def connect(base_model: str, state: Path, patience: float = PATIENCE_SECONDS) ->
     if needs_engine(base_model):
         with (
             running_engine(base_model, state) as (url, engine_key, died, process),
-            _open_session(Server(url, engine_key, died, process), patience) as service,
+            _open_session(TinkerServer(url, engine_key, died, process), patience) as service,
         ):
             yield service
     else:
-        server = Server(os.environ.get("TINKER_BASE_URL"), key, Future(), None)
+        server = TinkerServer(os.environ.get("TINKER_BASE_URL"), key, Future(), None)
         with _open_session(server, patience) as service:
             yield service
 
@@ -197,7 +197,7 @@ def check_key(key: str | None) -> None:
 
 
 @dataclass(frozen=True)
-class Server:
+class TinkerServer:
     """Address of a server of the Tinker API; an engine of ours has a process that may die."""
 
     url: str | None
@@ -207,7 +207,7 @@ class Server:
 
 
 @contextmanager
-def _open_session(server: Server, patience: float) -> Iterator[Service]:
+def _open_session(server: TinkerServer, patience: float) -> Iterator[Service]:
     """Yield the service; the SDK's session, and with it its heartbeat, ends on every way out."""
     client = tinker.ServiceClient(base_url=server.url, api_key=server.key)
     rest = tinker.RestClient(base_url=server.url, api_key=server.key)

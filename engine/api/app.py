@@ -19,7 +19,7 @@ from engine.api import (
 )
 from engine.api.futures import Futures
 from engine.core import EngineCore
-from engine.errors import UserError
+from engine.errors import RequestRefused
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def create_app(engine: EngineCore, api_key: str) -> FastAPI:
     app.state.futures = Futures()
     for router in ROUTERS:
         app.include_router(router, prefix=PREFIX)
-    app.add_exception_handler(UserError, _answer_user_error)
+    app.add_exception_handler(RequestRefused, _answer_user_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(Exception, _answer_failure)

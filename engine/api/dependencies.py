@@ -7,7 +7,7 @@ from fastapi import Depends, Request
 
 from engine.api.futures import Answer, Futures
 from engine.core import EngineCore
-from engine.errors import UserError
+from engine.errors import RequestRefused
 
 Submitted = dict[str, object]
 
@@ -41,7 +41,7 @@ def submit_in_order(
         key = (model_id, seq_id)
         known = futures.known(key)
         if known is None and seq_id <= live_model.last_seq:
-            raise UserError(
+            raise RequestRefused(
                 f"request {seq_id} of {model_id} was carried out already (the newest is "
                 f"{live_model.last_seq}) and its answer is no longer kept; send a new request "
                 f"with a number above {live_model.last_seq}"

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from uuid import uuid4
 
-from engine.errors import Gone, UserError
+from engine.errors import Gone, RequestRefused
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class Futures:
 async def _run(work: Callable[[], Awaitable[Answer]]) -> Answer:
     try:
         return await work()
-    except UserError as error:
+    except RequestRefused as error:
         return failure_answer(str(error), "user")
     except Exception as error:
         logger.exception("a request failed")

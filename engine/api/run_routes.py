@@ -7,7 +7,7 @@ from fastapi import APIRouter, Body, Header, Query, Response
 
 from engine.api.dependencies import TheEngine
 from engine.core import EngineCore
-from engine.errors import NotFound, UserError
+from engine.errors import NotFound, RequestRefused
 from engine.state.checkpoints import CheckpointAddress
 from engine.state.registry import RunRecord
 
@@ -150,10 +150,10 @@ def _run_for_copy(
         )
         session_id = engine.registry.create_session(made).session_id
     else:
-        raise UserError("give a destination_project_id, or a session_id with a model_seq_id")
+        raise RequestRefused("give a destination_project_id, or a session_id with a model_seq_id")
     run_id = f"{session_id}:train:{request.model_seq_id or 0}"
     if run_id in engine.registry.runs:
-        raise UserError(f"{run_id} exists; give the next model_seq_id")
+        raise RequestRefused(f"{run_id} exists; give the next model_seq_id")
     checkpoint = engine.checkpoints.find(source)
     engine.registry.create_run(
         run_id, session_id, checkpoint.base_model, checkpoint.lora, {"copy_of": str(source)}

@@ -7,7 +7,7 @@ from engine.api import scoring
 from engine.api.dependencies import Submitted, TheEngine, TheFutures
 from engine.api.futures import Answer, protobuf_answer
 from engine.core import EngineCore
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.sampling.requests import SampleRequest, check_request
 from engine.state.registry import SamplerRecord
 
@@ -26,7 +26,7 @@ async def create_sampling_session(
     if made is None:
         engine.registry.add_sampler(sampler)
     elif made != sampler:
-        raise UserError(
+        raise RequestRefused(
             f"{sampler_id} exists and samples from {made.path or made.base_model}; give the next "
             "sampling_session_seq_id"
         )
@@ -39,7 +39,7 @@ def _new_sampler(
     if base_model is not None:
         engine.check_base_model(base_model)
     elif model_path is None:
-        raise UserError("give a base_model or a model_path to sample from")
+        raise RequestRefused("give a base_model or a model_path to sample from")
     return SamplerRecord(
         sampler_id=sampler_id,
         session_id=sampler_id.partition(":")[0],
@@ -102,5 +102,7 @@ def _decode(request: tinker.types.SampleRequest) -> SampleRequest:
 def _tokens(prompt: tinker.types.ModelInput) -> list[int]:
     for chunk in prompt.chunks:
         if not isinstance(chunk, tinker.types.EncodedTextChunk):
-            raise UserError(f"the prompt holds {chunk.type}; the model of this engine reads text")
+            raise RequestRefused(
+                f"the prompt holds {chunk.type}; the model of this engine reads text"
+            )
     return prompt.to_ints()

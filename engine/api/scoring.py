@@ -13,7 +13,7 @@ from tinker.proto import tinker_public_pb2 as pb
 
 from engine.api import wire
 from engine.core import EngineCore
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.model.lora import LoraWeights
 from engine.randomness import entropy
 from engine.sampling.requests import GREEDY_BELOW, SampleRequest, SampleResult
@@ -63,22 +63,22 @@ class ScoredRequest:
 def read_options(
     request: tinker.types.SampleRequest, decoded: SampleRequest, vocabulary: int
 ) -> ScoredRequest:
-    """Add the options of an API request to the decoded one; raise UserError for invalid options."""
+    """Add the options of an API request to the decoded one; raise RequestRefused for invalid options."""
     length = len(decoded.prompt)
     last_n = request.prompt_logprobs_last_n
     if request.record_stability_info:
-        raise UserError(
+        raise RequestRefused(
             "the engine records no stability information, because it has no stable_reinforce; "
             "leave record_stability_info unset"
         )
     if last_n is not None and not (decoded.prompt_logprobs and 1 <= last_n < length):
-        raise UserError(
+        raise RequestRefused(
             f"prompt_logprobs_last_n is {last_n}; it needs prompt_logprobs and must be at least 1 "
             f"and less than the prompt's {length} tokens"
         )
     for name in ("prompt_alt_tokens_k", "topk_sample_logprobs"):
         if not 0 <= getattr(request, name) <= vocabulary:
-            raise UserError(
+            raise RequestRefused(
                 f"{name} is {getattr(request, name)}; give a number from 0 to the size of the "
                 f"vocabulary, {vocabulary}"
             )
@@ -90,7 +90,7 @@ def read_options(
         topk_sampled=request.topk_sample_logprobs,
     )
     if scored.needs_table and length * max(vocabulary, scored.alternatives) > LARGEST_TABLE:
-        raise UserError(
+        raise RequestRefused(
             f"target_prompt_logprobs and prompt_alt_tokens_k need the distributions over "
             f"{vocabulary} tokens at {length} positions, more than the engine holds at once; "
             "shorten the prompt"
@@ -106,7 +106,7 @@ def _read_targets(
         return None
     shape = tuple(given.shape or ())
     if given.dtype != "int64" or len(shape) != 2 or shape[0] != length - 1 or shape[1] < 1:
-        raise UserError(
+        raise RequestRefused(
             f"target_prompt_logprobs is {given.dtype} of the shape {shape}; give int64 token ids "
             f"of the shape ({length - 1}, K), a row for each position after the first"
         )
@@ -114,7 +114,9 @@ def _read_targets(
     layout = pb.Tensor(dtype=pb.DTYPE_FLOAT32, shape=shape)
     if given.sparse_crow_indices is None:
         if ids.size != shape[0] * shape[1]:
-            raise UserError(f"target_prompt_logprobs: {ids.size} ids do not fill the shape {shape}")
+            raise RequestRefused(
+                f"target_prompt_logprobs: {ids.size} ids do not fill the shape {shape}"
+            )
         rows = np.repeat(np.arange(shape[0]), shape[1])
     else:
         starts = _integers(given.sparse_crow_indices)
@@ -123,7 +125,7 @@ def _read_targets(
         layout.sparse_csr.crow_indices = starts.tobytes()
         layout.sparse_csr.col_indices = columns.tobytes()
     if not (ids >= 0).any() or ids.min() < -1 or ids.max() >= vocabulary:
-        raise UserError(
+        raise RequestRefused(
             f"target_prompt_logprobs must name a token, and only tokens from 0 to {vocabulary - 1}"
         )
     return Targets(rows, ids, layout)
@@ -133,7 +135,7 @@ def _integers(values: list[int] | list[float]) -> np.ndarray:
     try:
         return np.array(values, dtype=np.int64)
     except (OverflowError, ValueError) as error:
-        raise UserError(f"target_prompt_logprobs: {error}") from error
+        raise RequestRefused(f"target_prompt_logprobs: {error}") from error
 
 
 async def answer(engine: EngineCore, scored: ScoredRequest, lora: LoraWeights | None) -> bytes:

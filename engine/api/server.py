@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from engine.api.app import create_app
 from engine.core import EngineCore
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.model.base_models import BaseModel
 from engine.model.language_model import LanguageModel
 
@@ -57,7 +57,7 @@ def _load(base: BaseModel, device: str) -> LanguageModel:
         return model
     except (OSError, ValueError, RuntimeError, AssertionError, SafetensorError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise UserError(f"{base.folder} cannot be loaded on {device}: {reason}") from error
+        raise RequestRefused(f"{base.folder} cannot be loaded on {device}: {reason}") from error
 
 
 async def _serve(

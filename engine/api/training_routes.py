@@ -12,7 +12,7 @@ from engine.api import wire
 from engine.api.dependencies import Submitted, TheEngine, TheFutures, submit_in_order
 from engine.api.futures import Answer, Futures, json_answer, protobuf_answer
 from engine.core import EngineCore
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.model.lora import LoraConfig, LoraWeights
 from engine.state.checkpoints import TRAINING, CheckpointAddress
 from engine.training.trainer import AdamParams, Trainer
@@ -30,7 +30,7 @@ async def create_model(
     engine.check_base_model(request.base_model)
     _check_optimizer(request.optimizer_config)
     if request.lora_config is None:
-        raise UserError("the engine trains LoRA weights only; give a lora_config")
+        raise RequestRefused("the engine trains LoRA weights only; give a lora_config")
     config = LoraConfig(**request.lora_config.model_dump())
 
     def begin() -> Trainer:
@@ -61,7 +61,7 @@ async def load_weights(
             engine, futures, request.model_id, request.seq_id, address, request.optimizer
         )
     if request.session_id is None or request.model_seq_id is None:
-        raise UserError("give a model_id, or a session_id with a model_seq_id")
+        raise RequestRefused("give a model_id, or a session_id with a model_seq_id")
     session = engine.registry.open_session(request.session_id)
 
     async def work(model_id: str) -> Answer:
@@ -83,7 +83,7 @@ def _load_into(
     live_model = engine.live_model(model_id)
     found, wanted = engine.checkpoints.find(address).lora, live_model.trainer.lora.config
     if _shape(found) != _shape(wanted):
-        raise UserError(
+        raise RequestRefused(
             f"{address} has the LoRA {_shape(found)}, this training client {_shape(wanted)}; use "
             "create_training_client_from_state, which uses the checkpoint's LoRA"
         )
@@ -108,7 +108,7 @@ def _shape(config: LoraConfig) -> dict[str, object]:
 
 def _check_optimizer(config: OptimizerConfig | None) -> None:
     if config is not None and not isinstance(config, AdamOptimizerConfig):
-        raise UserError(
+        raise RequestRefused(
             f"the optimizer is {config.type!r}, but the engine has adamw only; leave it unset"
         )
 
@@ -124,7 +124,7 @@ def _submit_new(
     model_id = f"{session_id}:train:{model_seq_id}"
     key = (session_id, "train", model_seq_id)
     if futures.known(key) is None and model_id in engine.registry.runs:
-        raise UserError(f"{model_id} exists; give the next model_seq_id, or a new session")
+        raise RequestRefused(f"{model_id} exists; give the next model_seq_id, or a new session")
     request_id = futures.submit(lambda: work(model_id), key)
     return {"request_id": request_id, "model_id": model_id}
 
@@ -181,14 +181,16 @@ def _decompress(body: bytes, encoding: str | None) -> bytes:
     if encoding in (None, "identity"):
         return body
     if encoding != "zstd":
-        raise UserError(f"content-encoding {encoding!r} is unknown; send zstd or plain protobuf")
+        raise RequestRefused(
+            f"content-encoding {encoding!r} is unknown; send zstd or plain protobuf"
+        )
     try:
         reader = zstandard.ZstdDecompressor().stream_reader(body)
         plain = reader.read(LARGEST_BODY + 1)
     except zstandard.ZstdError as error:
-        raise UserError(f"the body is not zstd: {error}") from error
+        raise RequestRefused(f"the body is not zstd: {error}") from error
     if len(plain) > LARGEST_BODY:
-        raise UserError(f"the body holds more than {LARGEST_BODY} bytes; send smaller chunks")
+        raise RequestRefused(f"the body holds more than {LARGEST_BODY} bytes; send smaller chunks")
     return plain
 
 
@@ -198,7 +200,7 @@ async def optim_step(
 ) -> Submitted:
     live_model = engine.live_model(request.model_id)
     if not isinstance(request.optim_params, tinker.types.AdamParams):
-        raise UserError("the engine has the optimizer adamw only; give AdamParams")
+        raise RequestRefused("the engine has the optimizer adamw only; give AdamParams")
     params = AdamParams(**request.optim_params.model_dump())
 
     async def work() -> Answer:

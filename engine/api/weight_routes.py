@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from engine.api.dependencies import Submitted, TheEngine, TheFutures, submit_in_order
 from engine.api.futures import Answer, Futures, json_answer
 from engine.core import EngineCore, LiveModel
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.state.checkpoints import SAMPLER, TRAINING, CheckpointAddress, SaveOptions
 from engine.state.registry import SamplerRecord
 
@@ -19,7 +19,7 @@ async def save_weights(
 ) -> Submitted:
     live_model = engine.live_model(request.model_id)
     if request.path is None:
-        raise UserError("give the checkpoint a name (path)")
+        raise RequestRefused("give the checkpoint a name (path)")
     address = CheckpointAddress(request.model_id, TRAINING, request.path)
     engine.checkpoints.expiry(request.ttl_seconds)
     options = SaveOptions(request.ttl_seconds, request.overwrite, request.user_metadata)
@@ -61,7 +61,9 @@ def _snapshot(
     The in-flight samplers of a run share the run's newest snapshot.
     """
     if request.sampling_session_seq_id is None:
-        raise UserError("give a name (path), or a sampling_session_seq_id for a sampling session")
+        raise RequestRefused(
+            "give a name (path), or a sampling_session_seq_id for a sampling session"
+        )
     run = live_model.run
     sampler = SamplerRecord(
         sampler_id=f"{run.session_id}:sample:{request.sampling_session_seq_id}",

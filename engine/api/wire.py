@@ -9,7 +9,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from tinker.proto import tinker_public_pb2 as pb
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.sampling.requests import SampledSequence, SampleResult
 from engine.training.datums import TrainingDatum
 
@@ -42,14 +42,14 @@ def parse(body: bytes) -> pb.ForwardBackwardRequest:
     try:
         message.ParseFromString(body)
     except DecodeError as error:
-        raise UserError(f"the body is not a ForwardBackwardRequest: {error}") from error
+        raise RequestRefused(f"the body is not a ForwardBackwardRequest: {error}") from error
     return message
 
 
 def decode_loss_request(message: pb.ForwardBackwardRequest) -> LossRequest:
     """Check every tensor and make it dense: float32 or int64, of its declared shape."""
     if not message.data:
-        raise UserError("no data to compute a loss on; give at least one datum")
+        raise RequestRefused("no data to compute a loss on; give at least one datum")
     config: dict[str, float | str] = {
         name: value.text if value.WhichOneof("value") == "text" else value.number
         for name, value in message.loss_fn_config_v2.items()
@@ -70,8 +70,8 @@ def _decode_datum(position: int, datum: pb.Datum) -> TrainingDatum:
         inputs = {
             name: _decode_input(name, tensor) for name, tensor in datum.loss_fn_inputs.items()
         }
-    except UserError as error:
-        raise UserError(f"datum {position}: {error}") from error
+    except RequestRefused as error:
+        raise RequestRefused(f"datum {position}: {error}") from error
     tokens = np.concatenate(chunks) if chunks else np.empty(0, np.int32)
     return TrainingDatum(tokens, inputs)
 
@@ -79,14 +79,16 @@ def _decode_datum(position: int, datum: pb.Datum) -> TrainingDatum:
 def _decode_input(name: str, tensor: pb.Tensor) -> np.ndarray:
     try:
         return decode_tensor(tensor)
-    except UserError as error:
-        raise UserError(f"loss_fn_inputs[{name!r}]: {error}") from error
+    except RequestRefused as error:
+        raise RequestRefused(f"loss_fn_inputs[{name!r}]: {error}") from error
 
 
 def _read_tokens(chunk: pb.Chunk) -> np.ndarray:
     kind = chunk.WhichOneof("chunk")
     if kind != "encoded_text":
-        raise UserError(f"a chunk holds {kind or 'nothing'}; the model of this engine reads text")
+        raise RequestRefused(
+            f"a chunk holds {kind or 'nothing'}; the model of this engine reads text"
+        )
     return _read(chunk.encoded_text.tokens, np.dtype(np.int32))
 
 
@@ -94,10 +96,12 @@ def decode_tensor(tensor: pb.Tensor) -> np.ndarray:
     """Decode a tensor to a dense array, with zeros where a sparse tensor lists nothing."""
     dtype = NUMPY.get(tensor.dtype)
     if dtype is None:
-        raise UserError(f"dtype {tensor.dtype} is unknown; send float32, int64, int32 or bfloat16")
+        raise RequestRefused(
+            f"dtype {tensor.dtype} is unknown; send float32, int64, int32 or bfloat16"
+        )
     shape = tuple(tensor.shape)
     if any(size < 0 for size in shape) or prod(shape) > LARGEST_DENSE:
-        raise UserError(
+        raise RequestRefused(
             f"the shape {shape} has a negative size or more than {LARGEST_DENSE} elements; "
             "send smaller tensors"
         )
@@ -105,13 +109,13 @@ def decode_tensor(tensor: pb.Tensor) -> np.ndarray:
         return _decode_sparse(tensor.sparse_csr, dtype, shape)
     values = _read(tensor.dense, dtype)
     if shape and prod(shape) != values.size:
-        raise UserError(f"{values.size} values do not fill the shape {shape}")
+        raise RequestRefused(f"{values.size} values do not fill the shape {shape}")
     return _widen(values.reshape(shape or -1))
 
 
 def _decode_sparse(csr: pb.SparseCsr, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     if len(shape) != 2:
-        raise UserError(f"a sparse tensor has two dimensions; this one has the shape {shape}")
+        raise RequestRefused(f"a sparse tensor has two dimensions; this one has the shape {shape}")
     values = _read(csr.values, dtype)
     starts = _read(csr.crow_indices, np.dtype(np.int64))
     columns = _read(csr.col_indices, np.dtype(np.int64))
@@ -123,7 +127,7 @@ def _decode_sparse(csr: pb.SparseCsr, dtype: np.dtype, shape: tuple[int, ...]) -
 def csr_rows(
     starts: np.ndarray, columns: np.ndarray, count: int, shape: tuple[int, ...]
 ) -> np.ndarray:
-    """Return the row of each of `count` listed values; raise UserError for invalid indices."""
+    """Return the row of each of `count` listed values; raise RequestRefused for invalid indices."""
     rows, width = shape
     counts = np.diff(starts)
     if (
@@ -135,13 +139,13 @@ def csr_rows(
         or (columns < 0).any()
         or (columns >= width).any()
     ):
-        raise UserError(f"the sparse indices do not describe a matrix of the shape {shape}")
+        raise RequestRefused(f"the sparse indices do not describe a matrix of the shape {shape}")
     return np.repeat(np.arange(rows), counts)
 
 
 def _read(data: bytes, dtype: np.dtype) -> np.ndarray:
     if len(data) % dtype.itemsize:
-        raise UserError(f"{len(data)} bytes are not a whole number of {dtype.name} values")
+        raise RequestRefused(f"{len(data)} bytes are not a whole number of {dtype.name} values")
     return np.frombuffer(data, dtype)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.model.forward_pass import CURRENT, AttentionCall
 
 ATTENTION_NAME = "ratchet_packed"
@@ -58,7 +58,7 @@ def attend(
         raise RuntimeError("packed attention was called outside a forward pass")
     unknown = [name for name in ("s_aux", "position_bias") if settings.get(name) is not None]
     if unknown or attention_mask is not None:
-        raise UserError(
+        raise RequestRefused(
             f"{type(module).__name__} needs attention with {unknown or 'a mask of its own'}, "
             "which this engine does not compute; choose another base model"
         )

@@ -6,7 +6,7 @@ from hashlib import sha1
 from pathlib import Path
 from uuid import uuid4
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 
 LOCAL = "local/"
 SHIPPED = {"local/tiny-chat": Path(__file__).parents[1] / "tiny_chat"}
@@ -39,12 +39,14 @@ class BaseModel:
 def find(base_model: str) -> BaseModel:
     """Find a base model by local id, folder or hub name, and download a hub model if needed.
 
-    Raise UserError if there is no such model.
+    Raise RequestRefused if there is no such model.
     """
     if base_model.startswith(LOCAL):
         if base_model not in SHIPPED:
             known = ", ".join(SHIPPED)
-            raise UserError(f"there is no base model {base_model}; known are {known}, or a folder")
+            raise RequestRefused(
+                f"there is no base model {base_model}; known are {known}, or a folder"
+            )
         return BaseModel(base_model, _check_folder(SHIPPED[base_model]))
     folder = Path(base_model).expanduser()
     if folder.is_dir() or not _is_hub_name(base_model):
@@ -55,11 +57,11 @@ def find(base_model: str) -> BaseModel:
 
 def _check_folder(folder: Path) -> Path:
     if not folder.is_dir():
-        raise UserError(
+        raise RequestRefused(
             f"the base model folder {folder} does not exist; give a Hugging Face model folder"
         )
     if not (folder / "config.json").is_file():
-        raise UserError(
+        raise RequestRefused(
             f"{folder} contains no config.json; give the folder of a Hugging Face model"
         )
     return folder.resolve()
@@ -86,7 +88,7 @@ def _download(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except (HfHubHTTPError, LocalEntryNotFoundError, ValueError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(
+        raise RequestRefused(
             f"there is no folder {name}, and the hub model cannot be downloaded: {reason}; "
             "check the name"
         ) from error

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.model.attention import ATTENTION_NAME, SequenceAttention
 from engine.model.forward_pass import (
     CURRENT,
@@ -37,7 +37,7 @@ class LanguageModel:
     ) -> None:
         """Freeze the network and replace its linear layers and its attention.
 
-        The tokenizer is loaded from `source`, by default the name. Raise UserError if the packed
+        The tokenizer is loaded from `source`, by default the name. Raise RequestRefused if the packed
         network does not compute what the original network computes.
         """
         self.network = network.eval().requires_grad_(False)
@@ -65,7 +65,7 @@ class LanguageModel:
     ) -> "LanguageModel":
         """Load a folder or hub name; messages call the model `name`, by default the path."""
         if dtype not in DTYPES:
-            raise UserError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+            raise RequestRefused(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
         network = AutoModelForCausalLM.from_pretrained(
             str(path), dtype=DTYPES[dtype], attn_implementation="eager"
         )
@@ -139,11 +139,11 @@ class LanguageModel:
         try:
             self.network.set_attn_implementation(ATTENTION_NAME)
         except ValueError as error:
-            raise UserError(
+            raise RequestRefused(
                 f"the attention of {self.name} cannot be replaced; choose another base model"
             ) from error
         if self.config._attn_implementation != ATTENTION_NAME:
-            raise UserError(
+            raise RequestRefused(
                 f"{self.name} ({type(self.network).__name__}) does not take attention functions "
                 "from transformers' interface; choose another base model"
             )
@@ -161,7 +161,7 @@ class LanguageModel:
         error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
         tolerance = TOLERANCE if self.dtype == torch.float32 else 0.05
         if not error <= tolerance or len(set(recorder.shapes.values())) != 1:
-            raise UserError(
+            raise RequestRefused(
                 f"{self.name} ({type(self.network).__name__}) cannot be served: its packed logits "
                 f"differ from the original ones by {error:.1g} of their size, or its layers' "
                 "caches differ in shape; choose another base model"
@@ -205,7 +205,7 @@ def _replace_linears(network: PreTrainedModel) -> dict[str, LoraLinear]:
             linears[name] = LoraLinear(module, name, _kind(name, module is head))
             setattr(network.get_submodule(parent), leaf, linears[name])
     if not any(layer.kind == "attention" for layer in linears.values()):
-        raise UserError(
+        raise RequestRefused(
             f"{type(network).__name__} has no linear layers in its attention, so no LoRA can train "
             "it; choose another base model"
         )

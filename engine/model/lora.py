@@ -7,7 +7,7 @@ from functools import cached_property
 
 import torch
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.model.forward_pass import LayerKind
 from engine.model.language_model import LanguageModel
 from engine.randomness import entropy
@@ -31,9 +31,11 @@ class LoraConfig:
 
     def __post_init__(self) -> None:
         if self.rank < 1:
-            raise UserError(f"a LoRA of rank {self.rank} has no weights; the rank is 1 or more")
+            raise RequestRefused(
+                f"a LoRA of rank {self.rank} has no weights; the rank is 1 or more"
+            )
         if not (self.train_attn or self.train_mlp or self.train_unembed):
-            raise UserError(
+            raise RequestRefused(
                 "this LoRA trains nothing; switch on train_attn, train_mlp or train_unembed"
             )
 
@@ -81,7 +83,7 @@ class LoraWeights:
     def from_tensors(
         cls, model: LanguageModel, config: LoraConfig, tensors: Mapping[str, torch.Tensor]
     ) -> "LoraWeights":
-        """Copy the tensors; raise UserError unless they are exactly those of model and config."""
+        """Copy the tensors; raise RequestRefused unless they are exactly those of model and config."""
         expected = expected_shapes(model, config)
         check_shapes(tensors, expected, what=f"LoRA weights for {model.name}")
         return cls(
@@ -132,16 +134,18 @@ def expected_shapes(model: LanguageModel, config: LoraConfig) -> dict[str, tuple
 def check_shapes(
     tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]], what: str
 ) -> None:
-    """Raise UserError for the first tensor that is missing, unknown or of another shape."""
+    """Raise RequestRefused for the first tensor that is missing, unknown or of another shape."""
     for name, shape in expected.items():
         if name not in tensors:
-            raise UserError(f"{what}: the tensor {name} is missing")
+            raise RequestRefused(f"{what}: the tensor {name} is missing")
         if tuple(tensors[name].shape) != tuple(shape):
             found = tuple(tensors[name].shape)
-            raise UserError(f"{what}: {name} has the shape {found}, expected {tuple(shape)}")
+            raise RequestRefused(f"{what}: {name} has the shape {found}, expected {tuple(shape)}")
     unknown = sorted(set(tensors) - set(expected))
     if unknown:
-        raise UserError(f"{what}: unexpected tensor {unknown[0]}; are rank and layers the same?")
+        raise RequestRefused(
+            f"{what}: unexpected tensor {unknown[0]}; are rank and layers the same?"
+        )
 
 
 def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 import numpy as np
 import torch
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraWeights
 from engine.randomness import entropy, uniforms
@@ -232,7 +232,7 @@ class Decoder:
         if ended.any():
             self._free(slots[ended & ~invalid])
         if invalid.any():
-            error = UserError(
+            error = RequestRefused(
                 "the model's probabilities are not finite: this LoRA has diverged; "
                 "go back to an earlier checkpoint and train with a lower learning rate"
             )

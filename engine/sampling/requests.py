@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
 
 GREEDY_BELOW = 1e-5
@@ -75,38 +75,40 @@ class SampleResult:
 
 
 def check_request(request: SampleRequest, model: LanguageModel) -> None:
-    """Raise UserError if the model cannot answer the request."""
+    """Raise RequestRefused if the model cannot answer the request."""
     _check_prompt(request.prompt, model)
     if request.num_samples < 1:
-        raise UserError(f"num_samples is {request.num_samples}; it must be 1 or more")
+        raise RequestRefused(f"num_samples is {request.num_samples}; it must be 1 or more")
     if request.max_tokens is not None and request.max_tokens < 1:
-        raise UserError(f"max_tokens is {request.max_tokens}; it must be 1 or more")
+        raise RequestRefused(f"max_tokens is {request.max_tokens}; it must be 1 or more")
     if not (math.isfinite(request.temperature) and request.temperature >= 0):
-        raise UserError(f"temperature is {request.temperature}; it must be 0 (greedy) or more")
+        raise RequestRefused(f"temperature is {request.temperature}; it must be 0 (greedy) or more")
     if not 0 < request.top_p <= 1:
-        raise UserError(f"top_p is {request.top_p}; it must be above 0 and at most 1")
+        raise RequestRefused(f"top_p is {request.top_p}; it must be above 0 and at most 1")
     if not 0 <= request.topk_prompt_logprobs <= model.vocab_size:
-        raise UserError(
+        raise RequestRefused(
             f"topk_prompt_logprobs is {request.topk_prompt_logprobs}; the vocabulary has "
             f"{model.vocab_size} tokens, so give a number from 0 to {model.vocab_size}"
         )
     if any(not stop for stop in request.stop_strings):
-        raise UserError("an empty stop string would stop every completion; remove the empty string")
+        raise RequestRefused(
+            "an empty stop string would stop every completion; remove the empty string"
+        )
     if request.stop_strings and request.stop_tokens:
-        raise UserError("stop mixes strings and token ids; give one kind")
+        raise RequestRefused("stop mixes strings and token ids; give one kind")
 
 
 def _check_prompt(prompt: list[int], model: LanguageModel) -> None:
     if not prompt:
-        raise UserError("the prompt is empty; give it at least one token")
+        raise RequestRefused("the prompt is empty; give it at least one token")
     if len(prompt) > model.max_context:
-        raise UserError(
+        raise RequestRefused(
             f"the prompt has {len(prompt)} tokens, but the context of {model.name} ends at "
             f"{model.max_context}; shorten the prompt"
         )
     if min(prompt) < 0 or max(prompt) >= model.vocab_size:
         wrong = next(token for token in prompt if not 0 <= token < model.vocab_size)
-        raise UserError(
+        raise RequestRefused(
             f"the prompt has the token {wrong}, but {model.name} has the tokens 0 to "
             f"{model.vocab_size - 1}; was it encoded with another tokenizer?"
         )

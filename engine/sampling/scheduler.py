@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraWeights
 from engine.sampling.decoder import Decoder
@@ -54,7 +54,7 @@ class Scheduler:
         future: Future[SampleResult] = Future()
         try:
             check_request(request, self.model)
-        except UserError as error:
+        except RequestRefused as error:
             future.set_exception(error)
             return future
         self._enqueue(lambda: self._decoder.submit(request, lora, future))

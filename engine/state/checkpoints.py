@@ -14,7 +14,7 @@ from uuid import uuid4
 import tinker.types
 from pydantic import BaseModel
 
-from engine.errors import NotFound, UserError
+from engine.errors import NotFound, RequestRefused
 from engine.model.lora import LoraConfig
 from engine.state.disk import Records, atomic_folder
 
@@ -41,16 +41,16 @@ class CheckpointAddress:
 
     def __post_init__(self) -> None:
         if not RUN.fullmatch(self.run):
-            raise UserError(
+            raise RequestRefused(
                 f"{self.run!r} is not the id of a training run; copy the id from the path that a "
                 "save returned"
             )
         if self.kind not in (TRAINING, SAMPLER):
-            raise UserError(
+            raise RequestRefused(
                 f"{self.kind!r} is not a kind of checkpoint; give {TRAINING} or {SAMPLER}"
             )
         if not NAME.fullmatch(self.name):
-            raise UserError(
+            raise RequestRefused(
                 f"{self.name!r} cannot name a checkpoint: use up to 200 letters, digits and '._-', "
                 "not beginning with a dot"
             )
@@ -59,7 +59,7 @@ class CheckpointAddress:
     def parse(cls, path: str) -> "CheckpointAddress":
         run, *rest = path.removeprefix(SCHEME).split("/")
         if not path.startswith(SCHEME) or len(rest) != 2:
-            raise UserError(
+            raise RequestRefused(
                 f"{path!r} is not a checkpoint's path; give {SCHEME}<run>/{TRAINING}/<name>"
             )
         return cls(run, *rest)
@@ -144,7 +144,7 @@ class CheckpointStore:
         expires_at = self.expiry(options.ttl_seconds)
         replaced = self._records.get(address.key)
         if replaced and not self._is_expired(replaced) and not options.overwrite:
-            raise UserError(
+            raise RequestRefused(
                 f"{address} exists; use another name, delete the checkpoint, or (for training "
                 "state only) pass overwrite=True"
             )
@@ -217,11 +217,11 @@ class CheckpointStore:
         )
 
     def expiry(self, ttl_seconds: int | None) -> datetime | None:
-        """Return the time `ttl_seconds` from now; raise UserError if the number is out of range."""
+        """Return the time `ttl_seconds` from now; raise RequestRefused if the number is out of range."""
         if ttl_seconds is None:
             return None
         if not 0 < ttl_seconds <= LONGEST_TTL:
-            raise UserError(
+            raise RequestRefused(
                 f"ttl_seconds is {ttl_seconds}; give a number from 1 to {LONGEST_TTL} (ten years)"
             )
         return self._now() + timedelta(seconds=ttl_seconds)

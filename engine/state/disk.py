@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 
 Record = TypeVar("Record", bound=BaseModel)
 PARTIAL = ".partial"
@@ -32,7 +32,7 @@ class Records(Generic[Record]):
             try:
                 record = of.model_validate_json(path.read_bytes())
             except ValidationError as error:
-                raise UserError(
+                raise RequestRefused(
                     f"{path} is not a {of.__name__}: {error}; remove the file"
                 ) from error
             self._records[str(path.relative_to(folder).with_suffix(""))] = record
@@ -107,12 +107,14 @@ def lock_state(state: Path, patience_seconds: float = 10.0) -> Iterator[None]:
         state.mkdir(parents=True, exist_ok=True)
         lock = (state / "lock").open("w")
     except OSError as error:
-        raise UserError(f"cannot keep state in {state}: {error}; give --state a folder") from error
+        raise RequestRefused(
+            f"cannot keep state in {state}: {error}; give --state a folder"
+        ) from error
     with lock:
         deadline = time.monotonic() + patience_seconds
         while not _locked(lock):
             if time.monotonic() > deadline:
-                raise UserError(
+                raise RequestRefused(
                     f"another engine uses the state folder {state}; stop it, "
                     "or give --state another folder"
                 )

@@ -11,7 +11,7 @@ import tinker.types
 from pydantic import BaseModel
 from tinker.types import session_status
 
-from engine.errors import Gone, NotFound, UserError
+from engine.errors import Gone, NotFound, RequestRefused
 from engine.model.lora import LoraConfig
 from engine.state.checkpoints import CheckpointRecord, Clock, utc_now
 from engine.state.disk import Records
@@ -117,10 +117,10 @@ class Registry:
         return found
 
     def open_session(self, session_id: str) -> SessionRecord:
-        """Return the session; raise UserError if it was closed."""
+        """Return the session; raise RequestRefused if it was closed."""
         session = self.session(session_id)
         if session.finished:
-            raise UserError(f"the session {session_id} was closed; make a new ServiceClient")
+            raise RequestRefused(f"the session {session_id} was closed; make a new ServiceClient")
         return session
 
     def record_heartbeat(self, session_id: str) -> None:

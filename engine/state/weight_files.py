@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
 from engine.model.lora import ALPHA, LoraConfig, LoraWeights
 from engine.state.disk import write_file
@@ -31,7 +31,7 @@ def save_lora(lora: LoraWeights, folder: Path) -> None:
 
 
 def load_lora(model: LanguageModel, config: LoraConfig, folder: Path) -> LoraWeights:
-    """Read weights; raise UserError if they do not fit this model and config."""
+    """Read weights; raise RequestRefused if they do not fit this model and config."""
     tensors = {
         name.removeprefix(_PREFIX).removesuffix(_SUFFIX): tensor
         for name, tensor in _read(folder / WEIGHTS).items()
@@ -68,8 +68,10 @@ def _portable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
     if not path.exists():
-        raise UserError(f"there is no {path.name} in {path.parent}; is it a checkpoint's folder?")
+        raise RequestRefused(
+            f"there is no {path.name} in {path.parent}; is it a checkpoint's folder?"
+        )
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise UserError(f"{path} is not a readable safetensors file: {error}") from error
+        raise RequestRefused(f"{path} is not a readable safetensors file: {error}") from error

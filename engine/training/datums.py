@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
-from engine.training.losses import LOSSES, Loss
+from engine.training.losses import LOSSES, EngineLoss
 
 _KNOWN = {name for loss in LOSSES.values() for name in (*loss.required, *loss.optional)}
 
@@ -24,14 +24,14 @@ class TrainingDatum:
 
 
 def check_datums(
-    data: Sequence[TrainingDatum], name: str, loss: Loss, model: LanguageModel
+    data: Sequence[TrainingDatum], name: str, loss: EngineLoss, model: LanguageModel
 ) -> list[TrainingDatum]:
     """Return the datums as int64 and float32 arrays, without inputs that this loss does not read.
 
-    Raise UserError with the datum, the input and the value that is wrong.
+    Raise RequestRefused with the datum, the input and the value that is wrong.
     """
     if not data:
-        raise UserError("no datums were given; a forward pass needs at least one")
+        raise RequestRefused("no datums were given; a forward pass needs at least one")
     checks = (_DatumCheck(f"datum {number}", name, loss, model) for number in range(len(data)))
     return [check.run(datum) for check, datum in zip(checks, data, strict=True)]
 
@@ -40,16 +40,16 @@ def check_datums(
 class _DatumCheck:
     where: str
     name: str
-    loss: Loss
+    loss: EngineLoss
     model: LanguageModel
 
     def run(self, datum: TrainingDatum) -> TrainingDatum:
         tokens = np.asarray(datum.tokens)
         if tokens.size == 0:
-            raise UserError(f"{self.where} has no tokens; give it at least one")
+            raise RequestRefused(f"{self.where} has no tokens; give it at least one")
         self._check_vocabulary("tokens", tokens)
         if len(tokens) > self.model.max_context:
-            raise UserError(
+            raise RequestRefused(
                 f"{self.where} has {len(tokens)} tokens, but the context of {self.model.name} ends "
                 f"at {self.model.max_context}; shorten the datum"
             )
@@ -65,18 +65,18 @@ class _DatumCheck:
         found = ", ".join(sorted(inputs)) or "nothing"
         for key in ("target_tokens", *self.loss.required):
             if key not in inputs:
-                raise UserError(
+                raise RequestRefused(
                     f"{self.where} has no {key}, which the loss {self.name} needs (found: {found})"
                 )
         unknown = sorted(set(inputs) - _KNOWN - {"target_tokens"})
         if unknown:
-            raise UserError(
+            raise RequestRefused(
                 f"{self.where} has the input {unknown[0]!r}, which no loss reads; remove the input"
             )
 
     def _check_targets(self, targets: np.ndarray, length: int) -> np.ndarray:
         if targets.ndim not in (1, 2) or targets.shape[0] != length or targets.size == 0:
-            raise UserError(
+            raise RequestRefused(
                 f"{self.where}: target_tokens has the shape {list(targets.shape)}, expected "
                 f"[{length}] or [{length}, K]: one row for each of the {length} tokens"
             )
@@ -85,29 +85,29 @@ class _DatumCheck:
 
     def _check_vocabulary(self, key: str, tokens: np.ndarray) -> None:
         if tokens.dtype.kind not in "iu":
-            raise UserError(f"{self.where}: {key} are {tokens.dtype}; give integers")
+            raise RequestRefused(f"{self.where}: {key} are {tokens.dtype}; give integers")
         wrong = tokens[(tokens < 0) | (tokens >= self.model.vocab_size)]
         if wrong.size:
-            raise UserError(
+            raise RequestRefused(
                 f"{self.where}: {key} has the token {wrong[0]}, but {self.model.name} has the "
                 f"tokens 0 to {self.model.vocab_size - 1}; was it encoded with another tokenizer?"
             )
 
     def _check_values(self, key: str, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         if values.shape != shape:
-            raise UserError(
+            raise RequestRefused(
                 f"{self.where}: {key} has the shape {list(values.shape)}, but target_tokens has "
                 f"{list(shape)}; give one number for each target"
             )
         values = values.astype(np.float32)
         if not np.isfinite(values).all():
             place = int(np.flatnonzero(~np.isfinite(values))[0])
-            raise UserError(
+            raise RequestRefused(
                 f"{self.where}: {key} is {values.flat[place]} at position {place}; every value "
                 "must be finite"
             )
         if key == "sequence_ratio_mask" and not values.any():
-            raise UserError(
+            raise RequestRefused(
                 f"{self.where}: sequence_ratio_mask marks no token; mark the sampled tokens"
             )
         return values

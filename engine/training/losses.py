@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 
 Inputs = Mapping[str, torch.Tensor]
 Config = Mapping[str, float]
@@ -21,7 +21,7 @@ CLIPS = ("clip_low_threshold", "clip_high_threshold")
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class EngineLoss:
     """A loss, the inputs it reads besides `target_tokens`, and its config with defaults."""
 
     function: LossFunction
@@ -94,15 +94,15 @@ def _clips(low: float, high: float) -> Config:
     return dict(zip(CLIPS, (low, high), strict=True))
 
 
-LOSSES: Mapping[str, Loss] = {
-    "cross_entropy": Loss(cross_entropy, required=(), optional=("weights",)),
-    "importance_sampling": Loss(importance_sampling),
-    "ppo": Loss(ppo, optional=CLIPS, defaults=_clips(0.8, 1.2)),
-    "cispo": Loss(cispo, optional=CLIPS, defaults=_clips(0.0, 4.0)),
+LOSSES: Mapping[str, EngineLoss] = {
+    "cross_entropy": EngineLoss(cross_entropy, required=(), optional=("weights",)),
+    "importance_sampling": EngineLoss(importance_sampling),
+    "ppo": EngineLoss(ppo, optional=CLIPS, defaults=_clips(0.8, 1.2)),
+    "cispo": EngineLoss(cispo, optional=CLIPS, defaults=_clips(0.0, 4.0)),
     # Tinker documents no default; 0.05 is the value in its example.
-    "dro": Loss(dro, defaults={"beta": 0.05}),
+    "dro": EngineLoss(dro, defaults={"beta": 0.05}),
     # Tinker documents no default; these are the bounds of the paper (Zheng et al., 2025).
-    "gspo": Loss(
+    "gspo": EngineLoss(
         gspo,
         required=("logprobs", "advantages", "sequence_ratio_mask"),
         optional=CLIPS,
@@ -111,17 +111,19 @@ LOSSES: Mapping[str, Loss] = {
 }
 
 
-def find_loss(name: str, config: Mapping[str, float | str]) -> tuple[Loss, Config]:
-    """Return the loss of that name and its checked config; raise UserError for unknown ones."""
+def find_loss(name: str, config: Mapping[str, float | str]) -> tuple[EngineLoss, Config]:
+    """Return the loss of that name and its checked config; raise RequestRefused for unknown ones."""
     if name not in LOSSES:
-        raise UserError(f"there is no loss {name!r}; choose one of {', '.join(sorted(LOSSES))}")
+        raise RequestRefused(
+            f"there is no loss {name!r}; choose one of {', '.join(sorted(LOSSES))}"
+        )
     loss = LOSSES[name]
     checked: dict[str, float] = {}
     for key, value in config.items():
         if key not in loss.defaults:
             known = ", ".join(sorted(loss.defaults)) or "no config at all"
-            raise UserError(f"the loss {name} has no config {key!r}; it has {known}")
+            raise RequestRefused(f"the loss {name} has no config {key!r}; it has {known}")
         if isinstance(value, str) or not abs(value) < float("inf"):
-            raise UserError(f"the config {key} of the loss {name} is {value!r}, not a number")
+            raise RequestRefused(f"the config {key} of the loss {name} is {value!r}, not a number")
         checked[key] = float(value)
     return loss, checked

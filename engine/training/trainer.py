@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from engine.errors import UserError
+from engine.errors import RequestRefused
 from engine.model.attention import SequenceAttention
 from engine.model.forward_pass import Attention, LoraLinear
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraWeights, check_shapes
 from engine.training.datums import TrainingDatum, check_datums
-from engine.training.losses import Config, Loss, find_loss
+from engine.training.losses import Config, EngineLoss, find_loss
 
 MICROBATCH_TOKENS = 2048
 """Tokens computed at once. More tokens need more memory and are no faster on a CPU."""
@@ -38,10 +38,10 @@ class AdamParams:
         for name in ("learning_rate", "eps", "weight_decay", "grad_clip_norm"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise UserError(f"{name} is {value}; it must be 0 or more")
+                raise RequestRefused(f"{name} is {value}; it must be 0 or more")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
+                raise RequestRefused(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Trainer:
     ) -> tuple[list[dict[str, np.ndarray]], dict[str, float]]:
         """Return the `logprobs` of each datum's targets, and the summed loss as "loss:sum".
 
-        Gradients accumulate over calls until `optim_step`. A UserError leaves them unchanged.
+        Gradients accumulate over calls until `optim_step`. A RequestRefused leaves them unchanged.
         """
         function, settings = find_loss(loss, config or {})
         datums = check_datums(data, loss, function, self.model)
@@ -112,7 +112,7 @@ class Trainer:
         """Take one AdamW step on the accumulated gradients and clear them.
 
         Missing gradients count as zero, as in torch: moments fade and weight decay acts. If the
-        gradients are not finite, clear them and raise UserError.
+        gradients are not finite, clear them and raise RequestRefused.
         """
         gradients = {
             name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
@@ -122,7 +122,7 @@ class Trainer:
             tensor.grad = None
         norm = float(torch.stack([grad.norm() for grad in gradients.values()]).norm())
         if not math.isfinite(norm):
-            raise UserError(
+            raise RequestRefused(
                 f"the gradient's norm is {norm}: no step was taken and the gradient was dropped; "
                 "check the loss inputs, or lower the learning rate"
             )
@@ -141,7 +141,7 @@ class Trainer:
         }
 
     def load_optimizer(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore step and moments; raise UserError if they do not fit this LoRA."""
+        """Restore step and moments; raise RequestRefused if they do not fit this LoRA."""
         expected = {name: tuple(tensor.shape) for name, tensor in self.optimizer_tensors().items()}
         check_shapes(tensors, expected, what="optimizer state")
         self.step = int(tensors["step"])
@@ -165,7 +165,7 @@ class Trainer:
         return lots
 
     def _forward(
-        self, datums: list[TrainingDatum], loss: Loss, config: Config
+        self, datums: list[TrainingDatum], loss: EngineLoss, config: Config
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Compute the log-probabilities of each datum's targets, and the sum of their losses."""
         lengths = [len(datum.tokens) for datum in datums]

@@ -14,7 +14,7 @@ from tasks.shards import draw_shard
 from tasks.storage.run_folder import shard_name
 
 
-class Evaluation(BaseModel):
+class EvaluationResult(BaseModel):
     """Scores of a checkpoint, and the files with its games, by how the rollouts were sampled."""
 
     model_config = ConfigDict(frozen=True)
