@@ -21,7 +21,7 @@ from adapters.harness.loop_watchdog import watch_event_loop
 from adapters.harness.rewards import Reward
 
 BATCH = "/batch/{batch}"
-ROLLOUT = BATCH + "/attempt/{attempt}/rollout/{rollout_id}"
+ROLLOUT = BATCH + "/rollout/{rollout_id}/attempt/{attempt}"
 ROLE = ROLLOUT + "/role/{role}/v1"
 """Paths of the door."""
 
