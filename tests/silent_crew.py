@@ -1,4 +1,4 @@
-"""CrewAI rollouts as a program: it plays two, and every connection it tries is noted.
+"""A program that plays two CrewAI rollouts, and notes every connection that it tries.
 
 Its arguments: a file for the notes, and the base URL and API key of its model.
 """
@@ -32,15 +32,15 @@ def main(notes: str, base_url: str, api_key: str) -> None:
 
 
 def _host(details: tuple[Any, ...]) -> str:
-    """Of a resolution its name; of a connection its address, or the path of a local socket."""
+    """Return the name that is resolved, or the address or local path that is connected to."""
     address = details[0] if isinstance(details[0], str) else details[-1]
     return str(address[0] if isinstance(address, tuple) else address)
 
 
 async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
-    """A flow with an agent that has a tool, as CrewAI's users write it.
+    """Run a flow with an agent that has a tool, as CrewAI's users write it.
 
-    The model is asked by CrewAI's own client of OpenAI, or by LiteLLM, which knows no address.
+    CrewAI's own client of OpenAI asks the model, or LiteLLM does, which knows no address.
     """
     from crewai import LLM, Agent
     from crewai.flow.flow import Flow, start

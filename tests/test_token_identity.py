@@ -28,7 +28,7 @@ Message = dict[str, Any]
 
 
 def write(chosen: random.Random, params: SamplingParams, prompt: Sequence[int]) -> list[int]:
-    """Write a thought up to the client's stop string, a tool call if there are tools, or anything."""
+    """Write a thought up to the stop string, a tool call if there are tools, or anything."""
     if STOP in (params.stop or ()):
         return [*anything(chosen), *letters(f"I look.{STOP}")]
     if CHAT.encode("<tool_call>")[0] in prompt and chosen.random() < 0.8:
