@@ -1,6 +1,6 @@
-"""A program that plays two CrewAI rollouts, and notes every connection that it tries.
+"""A program that plays a batch of CrewAI rollouts, and notes every connection that it tries.
 
-Its arguments: a file for the notes, and the base URL and API key of its model.
+Its arguments: a file for the notes, the door's address, and the batch's name and token.
 """
 
 import asyncio
@@ -8,13 +8,13 @@ import os
 import sys
 from typing import Any
 
-from adapters.harness.agents import Endpoint, load_agent
+from adapters.harness.batches import play_batch
 
 OPENS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
 STARTS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system")
 
 
-def main(notes: str, base_url: str, api_key: str) -> None:
+def main(notes: str, door: str, batch: str, token: str) -> None:
     file = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def note(what: str, details: tuple[Any, ...]) -> None:
@@ -24,11 +24,7 @@ def main(notes: str, base_url: str, api_key: str) -> None:
             os.write(file, f"{what} {details[0]}\n".encode())
 
     sys.addaudithook(note)
-    play = load_agent("tests.silent_crew:play")
-    endpoints = {"policy": Endpoint(base_url, api_key, "policy")}
-    for provider in ("openai", "ratchet"):
-        example = {"noun": "cat", "provider": provider}
-        assert asyncio.run(play(example, endpoints)).value == 1.0
+    asyncio.run(play_batch(door, batch, token))
 
 
 def _host(details: tuple[Any, ...]) -> str:

@@ -113,7 +113,7 @@ def by_type(token: str, number: int, url: str) -> tuple[httpx.Request, Complain]
 
 
 def undecent(response: httpx.Response) -> str:
-    """Return the response as text, unless it is a whole answer, or a refusal in JSON with a reason."""
+    """Return the response as text, unless it is a whole answer or a refusal with a reason."""
     try:
         if "event-stream" in response.headers["content-type"]:
             lines = response.text.splitlines()

@@ -4,24 +4,40 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from tests.opened_door import CALL, Opened
+from adapters.calls import POLICY, Policy
+from adapters.door.batches import OpenBatch, PlannedRollout, PlaySettings, SampledBy
+from adapters.door.door import Door
+from adapters.harness.rewards import Reward
+from tests.door_batches import ListRecorder
+from tests.opened_door import CALL, SAMPLING, Scripted
 
 ROOT = Path(__file__).parent.parent
 ASKS_ITS_NAME = "subprocess.Popen uname"  # Python's own `platform`
 
 
-def test_crewai_rollouts_open_nothing_but_loopback(opened: Opened, tmp_path: Path) -> None:
+def test_crewai_rollouts_open_nothing_but_loopback(open_door: Door, tmp_path: Path) -> None:
+    sampler: Any = Scripted()
     notes, said = tmp_path / "notes", iter([CALL, "A cat.<|im_end|>"] * 2)
 
     async def say_next() -> None:
-        opened.say(next(said))
+        sampler.text = next(said)
 
-    opened.sampler.hold = say_next
-    program = [sys.executable, "-m", "tests.silent_crew"]
-    command = [*program, str(notes), opened.url, opened.token]
-    subprocess.run(command, cwd=ROOT, env=bare_environment(tmp_path), check=True, timeout=280)
-    assert len(opened.spans) == 4
+    sampler.hold = say_next
+    recorder = ListRecorder(
+        PlannedRollout(f"train-00000-{n:04d}-00", {"noun": "cat", "provider": provider})
+        for n, provider in enumerate(("openai", "ratchet"))
+    )
+    one_at_a_time = PlaySettings("tests.silent_crew:play", [POLICY], 1, timeout_seconds=200.0)
+    sampled_by = SampledBy({POLICY: Policy(sampler, "v0")}, SAMPLING)
+    batch = OpenBatch("train-00000.0", recorder, sampled_by, one_at_a_time)
+    with open_door.opened(batch) as token:
+        arguments = [str(notes), open_door.address, batch.name, token]
+        command = [sys.executable, "-m", "tests.silent_crew", *arguments]
+        subprocess.run(command, cwd=ROOT, env=bare_environment(tmp_path), check=True, timeout=280)
+    assert [end.outcome for end in recorder.ends] == [Reward(1.0)] * 2
+    assert len(recorder.completions) == 4
     noted = set(notes.read_text().splitlines()) - {ASKS_ITS_NAME}
     assert noted == {"socket.connect 127.0.0.1", "socket.getaddrinfo 127.0.0.1"}
 
