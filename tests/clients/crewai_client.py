@@ -73,7 +73,7 @@ def native_tools(base_url: str) -> None:
 
 
 def react(base_url: str) -> None:
-    """Ask through LiteLLM, which sends the stop string, and no tools to a model it does not know."""
+    """Ask through LiteLLM: it sends the stop string, and no tools to a model it does not know."""
     agent_looks(llm(base_url, is_litellm=True))
 
 

@@ -25,7 +25,7 @@ def curl(base_url: str) -> None:
 
 
 def config(url: str, body: dict[str, Any]) -> str:
-    """Give curl its options on standard input, since anybody can read a command line."""
+    """Write curl's options for its standard input, since anybody can read a command line."""
     options = {
         "url": url,
         "header": f"Authorization: Bearer {os.environ['OPENAI_API_KEY']}",
