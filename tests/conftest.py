@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from adapters.calls import Completion
     from adapters.door.door import Door
     from tests.opened_door import Opened
 
@@ -23,7 +22,7 @@ pytest_plugins = ["tests.engine_server"]
 
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[None]:
-    """A Prefect server of its own, with an empty database, for every flow and task of the tests."""
+    """Start a Prefect server with an empty database, for every flow and task of the tests."""
     from prefect.testing.utilities import prefect_test_harness
 
     with prefect_test_harness(server_startup_timeout=120):
@@ -32,7 +31,7 @@ def prefect_server() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def no_tinker() -> Iterator[None]:
-    """Whatever the developer has set, no Tinker service is named."""
+    """Name no Tinker service, whatever the developer's environment names."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD"):
             patch.delenv(name, raising=False)
@@ -41,7 +40,7 @@ def no_tinker() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where the runs of this module lie."""
+    """Return the folder of this module's runs."""
     root = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RATCHET_RUNS", str(root))
@@ -49,17 +48,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def open_door() -> "Iterator[tuple[Door, list[Completion]]]":
-    from tests.opened_door import opening
+def open_door() -> "Iterator[Door]":
+    """Open a door for the module's tests."""
+    from tests.opened_door import open_door
 
-    with opening() as door:
+    with open_door() as door:
         yield door
 
 
 @pytest.fixture
-def opened(open_door: "tuple[Door, list[Completion]]") -> "Iterator[Opened]":
-    """A door with a new rollout admitted, and nothing recorded yet."""
-    from tests.opened_door import admitted
+def opened(open_door: "Door") -> "Iterator[Opened]":
+    """Open a batch with a new rollout, of which nothing is recorded yet."""
+    from tests.opened_door import opened_batch
 
-    with admitted(open_door) as opened:
+    with opened_batch(open_door) as opened:
         yield opened

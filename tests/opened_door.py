@@ -1,7 +1,7 @@
-"""A door with one rollout admitted, over a sampler that says what a test tells it to."""
+"""A door with a batch of one rollout, over a sampler that says what a test tells it to."""
 
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -13,21 +13,24 @@ import openai
 from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
-from adapters.calls import Completion, Policy, Sampling
+from adapters.calls import POLICY, Completion, Policy, Sampling
 from adapters.chat import Chat
+from adapters.door.batches import PlannedRollout, SampledBy
 from adapters.door.door import Door
+from adapters.harness.batches import ROLE, ROLLOUT, Batch
+from tests.door_batches import ListRecorder, batch_at, bearer, begin
 
 TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
 CHAT = Chat(AutoTokenizer.from_pretrained(TINY), context=400)
-TOKEN = "a-token-of-this-run"
-ROLLOUTS = count()
+SAMPLING = Sampling(200, 1.0, 1.0, -1)
+BATCHES = count()
 ASK: Any = [{"role": "user", "content": "hello"}]
 TOOLS: Any = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call><|im_end|>'
 
 
 class Scripted:
-    """A sampler. It says `text` in single characters, or random tokens; `hold` makes it wait."""
+    """Sampler that says `text` in single characters, or random tokens; `hold` makes it wait."""
 
     def __init__(self, text: str | None = None) -> None:
         self.text = text
@@ -61,15 +64,16 @@ class Scripted:
 
 
 class Opened:
-    """A door with one rollout admitted, its sampler, and what it recorded."""
+    """A batch of one rollout that is being played, its sampler, and what was recorded."""
 
-    def __init__(self, door: Door, sampler: Scripted, spans: list[Completion]) -> None:
-        self.door, self.sampler, self.spans = door, sampler, spans
-        door.policy = Policy(sampler, "v0")  # pyright: ignore[reportArgumentType]
-        self.rollout = f"train-00000-0000-{next(ROLLOUTS):02d}"
-        door.admit(self.rollout, 0)
-        self.url = door.url(self.rollout, 0)
-        self.client = openai.OpenAI(base_url=self.url, api_key=TOKEN, max_retries=0)
+    def __init__(self, door: Door, batch: Batch, recorder: ListRecorder, sampler: Scripted) -> None:
+        self.door, self.batch, self.sampler = door, batch, sampler
+        self.spans, self.ends = recorder.completions, recorder.ends
+        self.token = batch.token
+        self._recorder = recorder
+        (self.rollout,) = recorder.rollouts
+        self.url = batch.url(ROLE, self.rollout)
+        self.client = openai.OpenAI(base_url=self.url, api_key=self.token, max_retries=0)
 
     def say(self, text: str) -> None:
         self.sampler.text = text
@@ -82,28 +86,38 @@ class Opened:
         return self.client.with_options(base_url=url)
 
     def post(self, content: bytes, **headers: str) -> httpx.Response:
-        headers = {"authorization": f"Bearer {TOKEN}", **headers}
+        headers = {**bearer(self.token), **headers}
         return httpx.post(f"{self.url}/chat/completions", content=content, headers=headers)
 
+    def begin_again(self, recorded: Sequence[Completion] = ()) -> openai.OpenAI:
+        """Begin the next attempt, for which `recorded` are earlier calls; return its client."""
+        self._recorder.remember(self.rollout, recorded)
+        batch = begin(self.door, self.batch.name, self.token)
+        return self.at(batch.url(ROLE, self.rollout))
+
+    def end(self, reward: float = 1.0) -> httpx.Response:
+        """Report the rollout's end, as its player does."""
+        url = self.batch.url(ROLLOUT, self.rollout) + "/end"
+        end = {"reward": reward, "seconds": 1.0}
+        return httpx.post(url, json=end, headers=bearer(self.token))
+
 
 @contextmanager
-def opening() -> Iterator[tuple[Door, list[Completion]]]:
-    """A door that is open, and the list of what it records."""
-    spans: list[Completion] = []
-
-    async def record(completion: Completion) -> None:
-        spans.append(completion)
-
-    with Door(CHAT, TOKEN, record, Sampling(200, 1.0, 1.0, -1), run_seed=7) as door:
-        yield door, spans
+def open_door() -> Iterator[Door]:
+    """Open a door that answers for no batch yet."""
+    with Door(CHAT, {}, run_seed=7) as door:
+        yield door
 
 
 @contextmanager
-def admitted(shared: tuple[Door, list[Completion]]) -> Iterator[Opened]:
-    """A new rollout behind that door, and nothing recorded yet."""
-    door, spans = shared
-    spans.clear()
-    opened = Opened(door, Scripted(), spans)
-    with opened.client:
-        yield opened
-    door.dismiss(opened.rollout, 0).result(5)
+def opened_batch(door: Door, recorder: ListRecorder | None = None) -> Iterator[Opened]:
+    """Open a batch of one new rollout at the door, and begin to play it."""
+    number, sampler = next(BATCHES), Scripted()
+    recorder = recorder or ListRecorder([PlannedRollout(f"train-{number:05d}-0000-00", {})])
+    policy = Policy(sampler, "v0")  # pyright: ignore[reportArgumentType]
+    name = f"train-{number:05d}.0"
+    batch = batch_at(door, name, recorder, SampledBy({POLICY: policy}, SAMPLING))
+    with door.opened(batch) as token:
+        opened = Opened(door, begin(door, name, token), recorder, sampler)
+        with opened.client:
+            yield opened

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,13 +47,7 @@ class Stage:
     ) -> Spans:
         """Play a batch in the run at `folder`; return the spans of its journal."""
         run = RunFolder(folder)
-        rows = [
-            {"example_id": number, "example": example, "batch": 0}
-            for number, example in enumerate(examples)
-        ]
-        shard = run.shard(SHARD)
-        shard.parent.mkdir(parents=True, exist_ok=True)
-        shard.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        shard = write_examples(run, examples)
         name = f"{agent.__module__}:{agent.__name__}"
         settings = PlaySettings(name, [POLICY], 4, timeout_seconds)
         with Door(self.chat, {}, run_seed=0, max_calls=max_calls) as door:
@@ -62,6 +57,24 @@ class Stage:
 
     def _sampled_by(self) -> SampledBy:
         return SampledBy({POLICY: Policy(self.sampler, "00000")}, SAMPLING)
+
+
+def write_examples(run: RunFolder, examples: Sequence[dict[str, Any]]) -> Path:
+    """Write a run's shard of one batch; return its path."""
+    rows = [
+        {"example_id": number, "example": example, "batch": 0}
+        for number, example in enumerate(examples)
+    ]
+    shard = run.shard(SHARD)
+    shard.parent.mkdir(parents=True, exist_ok=True)
+    shard.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return shard
+
+
+def service_without_engine() -> Service:
+    """Return the service of a run whose samplers are the test's own."""
+    nothing: Any = None
+    return Service(nothing, nothing, Future(), nothing, None)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Requests by the door's own document: those that it allows, and those that it forbids."""
+"""Requests that the door's own document allows, and requests that it forbids."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,7 +29,7 @@ CHECKS = [
 
 
 def operations(document: dict[str, Any]) -> list[APIOperation]:
-    """What the document describes; the key is for the sender to add."""
+    """List the operations of the document; the sender adds the key."""
     config = SchemathesisConfig()
     config.projects.default.generation.update(with_security_parameters=False)
     schema = from_dict(document, config=config)
@@ -38,7 +38,7 @@ def operations(document: dict[str, Any]) -> list[APIOperation]:
 
 
 def drawn(document: dict[str, Any], many: int) -> list[Case]:
-    """So many, always the same: of each operation with a body, half that it must refuse."""
+    """Draw `many` cases, always the same; of each operation with a body, half must be refused."""
     posts = [one for one in operations(document) if one.method == "post"]
     kinds = [(one, mode) for one in posts for mode in GenerationMode]
     cases: list[Case] = []
@@ -64,7 +64,7 @@ def _draw(operation: APIOperation, mode: GenerationMode, many: int, cases: list[
 
 
 def written(case: Case, url: str, headers: Mapping[str, str]) -> httpx.Request:
-    """The request as it goes over the wire to the base URL."""
+    """Return the request as it goes over the wire to the base URL."""
     fields = case.as_transport_kwargs(base_url=url, headers=dict(headers))
     prepared = requests.Request(**fields).prepare()
     raw = [(name.encode(), _bytes(value)) for name, value in prepared.headers.items()]
@@ -74,7 +74,7 @@ def written(case: Case, url: str, headers: Mapping[str, str]) -> httpx.Request:
 
 
 def complaint(case: Case, response: httpx.Response) -> str:
-    """What the response has that the document does not say, or lacks; empty if all is well."""
+    """Say how the response differs from the document; empty if it does not."""
     try:
         case.validate_response(response, checks=CHECKS)
     except FailureGroup as failures:

@@ -1,4 +1,4 @@
-"""Requests that a JSON schema allows, and what becomes of them when they are damaged."""
+"""Requests that a JSON schema allows, and damaged ones."""
 
 import json
 import random
@@ -20,18 +20,18 @@ OFTEN = 0.1
 
 
 class Drawn:
-    """Values of a JSON schema, such as pydantic makes of a type, all from one seed."""
+    """Values that a JSON schema allows, such as pydantic makes of a type, all from one seed."""
 
     def __init__(self, schema: dict[str, Any], seed: object) -> None:
         self._schema = schema
         self._chosen = random.Random(str(seed))
 
     def body(self) -> Any:
-        """An object with all that is required, and now and then something that is not."""
+        """Draw an object with all that is required, and now and then an optional property."""
         return self._value(self._schema, 0)
 
     def damaged(self, body: Any) -> Any:
-        """The same, with up to three of its values exchanged, removed, doubled or added."""
+        """Return the body with up to three of its values exchanged, removed, doubled or added."""
         body = {"": body}
         for _ in range(self._chosen.randint(1, 3)):
             holder, key = self._chosen.choice([*_places(body)])
@@ -49,7 +49,7 @@ class Drawn:
         return body.get("")
 
     def written(self, body: Any) -> bytes:
-        """The body as bytes; a few are no JSON any more."""
+        """Encode the body; a few are damaged so that they are no JSON."""
         data = json.dumps(body).encode()
         if self._chosen.random() > OFTEN:
             return data
@@ -97,7 +97,7 @@ class Drawn:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every key of every object, and index of every array, in a value."""
+    """Yield every key of every object, and every index of every array, with its holder."""
     keys = (
         value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     )

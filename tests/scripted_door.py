@@ -1,6 +1,6 @@
 """A door whose policy says what a test tells it to: the real protocol, without a model."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,20 +10,23 @@ import numpy as np
 from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
-from adapters.calls import POLICY, Completion, Example, Policy, Sampling
+from adapters.calls import POLICY, Example, Policy, Sampling
 from adapters.chat import Chat
 from adapters.door.backends import create_backends
+from adapters.door.batches import PlannedRollout, SampledBy
 from adapters.door.door import Door
 from adapters.harness.agents import Endpoint
+from adapters.harness.batches import Batch
+from tests.door_batches import ListRecorder, batch_at, begin
 
 TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
-TOKEN = "a-token-of-this-door"
+BATCH = "train-00000.0"
 GROUP = "train-00000-0000"
 
 
 @dataclass(frozen=True)
 class Scripted:
-    """A sampler that answers the last message of the prompt with `answer` of it."""
+    """Sampler that answers the last message of the prompt with `answer` of it."""
 
     tokenizer: Any
     chat: Chat
@@ -40,43 +43,44 @@ class Scripted:
 
 
 class ScriptedDoor:
-    """A door, and the calls that it has answered."""
+    """A door with a batch that is being played, and the calls that it has answered."""
 
-    def __init__(self, door: Door, calls: list[Completion], roles: Mapping[str, str]) -> None:
-        self._door = door
-        self._roles = roles
-        self.calls = calls
+    def __init__(self, batch: Batch, recorder: ListRecorder) -> None:
+        self._batch = batch
+        self.calls = recorder.completions
 
-    def endpoints(self, rollout: int = 0, example: Example | None = None) -> dict[str, Endpoint]:
-        """Where the agent of this rollout finds each role; each rollout may be asked for once."""
-        name = f"{GROUP}-{rollout:02d}"
-        self._door.admit(name, 0, example=example)
-        return {
-            role: Endpoint(self._door.url(name, 0, role), TOKEN, role)
-            for role in [POLICY, *self._roles]
-        }
+    def endpoints(self, rollout: int = 0) -> dict[str, Endpoint]:
+        """Return where the agent of this rollout finds each role."""
+        return self._batch.endpoints(rollout_name(rollout))
 
     def said(self, rollout: int = 0) -> list[str]:
-        """What was said in a rollout, from its first call's messages to its last answer."""
-        calls = [c for c in self.calls if c.place.rollout_id == f"{GROUP}-{rollout:02d}"]
+        """Return what was said in a rollout, from its first message to its last answer."""
+        calls = [c for c in self.calls if c.place.rollout_id == rollout_name(rollout)]
         return [m["content"] for m in [*calls[-1].request.messages, calls[-1].message]]
+
+
+def rollout_name(rollout: int) -> str:
+    """Name a rollout of the batch, by its number in its group."""
+    return f"{GROUP}-{rollout:02d}"
 
 
 @contextmanager
 def scripted_door(
-    answer: Callable[[str], str], roles: Mapping[str, str] | None = None
+    answer: Callable[[str], str],
+    roles: Mapping[str, str] | None = None,
+    examples: Sequence[Example] = ({},) * 8,
 ) -> Iterator[ScriptedDoor]:
-    """A door whose policy gives `answer` to the last thing it was told; `roles` as in a recipe."""
-    roles = roles or {}
-    calls: list[Completion] = []
+    """Open a door whose policy gives `answer` to the last thing it was told.
 
-    async def record(completion: Completion) -> None:
-        calls.append(completion)
-
+    `roles` are as in a recipe; a rollout is begun for each of `examples`.
+    """
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     chat = Chat(tokenizer)
-    sampling, answering = Sampling(200, 1.0, 1.0, -1), create_backends(roles, run_seed=7)
-    with Door(chat, TOKEN, record, sampling, run_seed=7, roles=answering) as door:
-        scripted: Any = Scripted(tokenizer, chat, answer)
-        door.policy = Policy(scripted, "v0")
-        yield ScriptedDoor(door, calls, roles)
+    scripted: Any = Scripted(tokenizer, chat, answer)
+    sampled_by = SampledBy({POLICY: Policy(scripted, "v0")}, Sampling(200, 1.0, 1.0, -1))
+    recorder = ListRecorder(PlannedRollout(rollout_name(k), e) for k, e in enumerate(examples))
+    with (
+        Door(chat, create_backends(roles or {}, run_seed=7), run_seed=7) as door,
+        door.opened(batch_at(door, BATCH, recorder, sampled_by)) as token,
+    ):
+        yield ScriptedDoor(begin(door, BATCH, token), recorder)

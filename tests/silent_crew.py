@@ -1,6 +1,6 @@
-"""CrewAI rollouts as a program: it plays two, and every connection it tries is noted.
+"""A program that plays a batch of CrewAI rollouts, and notes every connection that it tries.
 
-Its arguments: a file for the notes, and the base URL and API key of its model.
+Its arguments: a file for the notes, the door's address, and the batch's name and token.
 """
 
 import asyncio
@@ -8,13 +8,13 @@ import os
 import sys
 from typing import Any
 
-from adapters.harness.agents import Endpoint, load_agent
+from adapters.harness.batches import play_batch
 
 OPENS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
 STARTS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system")
 
 
-def main(notes: str, base_url: str, api_key: str) -> None:
+def main(notes: str, door: str, batch: str, token: str) -> None:
     file = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def note(what: str, details: tuple[Any, ...]) -> None:
@@ -24,23 +24,19 @@ def main(notes: str, base_url: str, api_key: str) -> None:
             os.write(file, f"{what} {details[0]}\n".encode())
 
     sys.addaudithook(note)
-    play = load_agent("tests.silent_crew:play")
-    endpoints = {"policy": Endpoint(base_url, api_key, "policy")}
-    for provider in ("openai", "ratchet"):
-        example = {"noun": "cat", "provider": provider}
-        assert asyncio.run(play(example, endpoints)).value == 1.0
+    asyncio.run(play_batch(door, batch, token))
 
 
 def _host(details: tuple[Any, ...]) -> str:
-    """Of a resolution its name; of a connection its address, or the path of a local socket."""
+    """Return the name that is resolved, or the address or local path that is connected to."""
     address = details[0] if isinstance(details[0], str) else details[-1]
     return str(address[0] if isinstance(address, tuple) else address)
 
 
 async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
-    """A flow with an agent that has a tool, as CrewAI's users write it.
+    """Run a flow with an agent that has a tool, as CrewAI's users write it.
 
-    The model is asked by CrewAI's own client of OpenAI, or by LiteLLM, which knows no address.
+    CrewAI's own client of OpenAI asks the model, or LiteLLM does, which knows no address.
     """
     from crewai import LLM, Agent
     from crewai.flow.flow import Flow, start

@@ -1,4 +1,4 @@
-"""A stand-in for the policy: encoding what it says anew hardly ever gives the tokens it sampled."""
+"""A stand-in for the policy, whose text seldom encodes to the tokens that it sampled."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -17,11 +17,11 @@ CHAT = Chat(TOKENIZER, context=100_000)
 END = CHAT.stop_tokens[0]
 
 Write = Callable[[random.Random, SamplingParams, Sequence[int]], list[int]]
-"""What is sampled, of the call's own randomness, its parameters and its prompt."""
+"""Writes the tokens to sample, from the call's own randomness, its parameters and its prompt."""
 
 
 def letters(text: str) -> list[int]:
-    """The tokens of each character by itself: as good an answer, but not how it is encoded."""
+    """Encode each character by itself, which is another encoding than that of the whole text."""
     return [token for character in text for token in _letter(character)]
 
 
@@ -31,27 +31,27 @@ def _letter(character: str) -> list[int]:
 
 
 def anything(chosen: random.Random) -> list[int]:
-    """A few of the vocabulary, parts of characters and marks included, half of them spelt out."""
+    """Choose a few tokens, parts of characters and marks included, and spell half of them out."""
     tokens = chosen.choices(range(len(TOKENIZER)), k=chosen.randint(1, 12))
     spelt = [letters(CHAT.text([t])) if chosen.random() < 0.5 else [t] for t in tokens]
     return [token for tokens in spelt for token in tokens if token not in CHAT.stop_tokens]
 
 
 def turn(chosen: random.Random) -> list[int]:
-    """Anything, mostly ended by the model itself; it may be nothing but the end."""
+    """Choose tokens as `anything` does, mostly with an end token, which may be the only one."""
     ends = chosen.random() < 0.8
     return [*anything(chosen), END] if ends else anything(chosen) or [END]
 
 
 def tool_call(name: str, arguments: str) -> list[int]:
-    """One call, its JSON spelt letter by letter with the spaces that `arguments` has."""
+    """Write a tool call, its JSON spelt letter by letter with the spaces that `arguments` has."""
     opening, closing = CHAT.encode("<tool_call></tool_call>")
     said = letters(f'\n{{"name": "{name}", "arguments": {arguments}}}\n')
     return [opening, *said, closing, END]
 
 
 def cut(tokens: list[int], params: SamplingParams) -> list[int]:
-    """The tokens up to the length that was asked for, or the first string that stops them."""
+    """Cut tokens at the length that was asked for, or after the first stop string."""
     tokens = tokens[: params.max_tokens]
     stops = [stop for stop in params.stop or () if isinstance(stop, str)]
     lengths = range(1, len(tokens)) if stops else ()
@@ -61,7 +61,7 @@ def cut(tokens: list[int], params: SamplingParams) -> list[int]:
 
 
 class StandIn:
-    """A sampler whose tokens follow from the seed of the call, as `write` has them."""
+    """Sampler whose tokens `write` makes from the seed of the call."""
 
     def __init__(self, write: Write) -> None:
         self._write = write

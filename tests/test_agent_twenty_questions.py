@@ -25,7 +25,7 @@ EXPERT = corpus.TwentyQuestionsCorpus()
 
 
 def played(door: ScriptedDoor, rollout: int = 0, example: dict[str, str] = HERON) -> float:
-    roles = {role: asdict(at) for role, at in door.endpoints(rollout, example).items()}
+    roles = {role: asdict(at) for role, at in door.endpoints(rollout).items()}
     return asyncio.run(twenty_questions.play(example, **roles[POLICY], roles=roles))
 
 
@@ -52,8 +52,8 @@ def test_the_base_model_has_read_the_game_as_the_agent_plays_it() -> None:
 
 
 def test_an_expert_wins_in_a_conversation_that_only_grows() -> None:
-    with scripted_door(expert(), {"answerer": ANSWERS}) as door:
-        examples = [noun for noun in corpus.nouns() if noun["split"] == "test"][::20]
+    examples = [noun for noun in corpus.nouns() if noun["split"] == "test"][::20]
+    with scripted_door(expert(), {"answerer": ANSWERS}, examples) as door:
         assert [played(door, place, each) for place, each in enumerate(examples)] == [1.0, 1.0]
     first = [call for call in door.calls if call.place.rollout_id.endswith("-00")]
     asked = [call for call in first if call.place.role == POLICY]
@@ -67,7 +67,7 @@ def test_an_expert_wins_in_a_conversation_that_only_grows() -> None:
 
 
 def test_an_answerer_is_told_the_secret_and_one_question_and_asked_for_json() -> None:
-    with scripted_door(lambda _: "Is it a heron?", {"answerer": ANSWERS}) as door:
+    with scripted_door(lambda _: "Is it a heron?", {"answerer": ANSWERS}, [HERON]) as door:
         assert played(door) == 1.0
     asked, answered = door.calls
     system, user = answered.request.messages
@@ -80,7 +80,7 @@ def test_an_answerer_is_told_the_secret_and_one_question_and_asked_for_json() ->
 
 
 def test_a_game_is_lost_after_twenty_questions() -> None:
-    with scripted_door(lambda _: "Is it a\nsofa?", {"answerer": ANSWERS}) as door:
+    with scripted_door(lambda _: "Is it a\nsofa?", {"answerer": ANSWERS}, [HERON]) as door:
         assert played(door) == 0.0
     *_, asked, answered = door.calls
     assert len(door.calls) == 2 * 20
@@ -90,7 +90,7 @@ def test_a_game_is_lost_after_twenty_questions() -> None:
 
 
 def test_an_answer_that_is_not_the_json_asked_for_is_no_answer() -> None:
-    with scripted_door(lambda _: "Is it a heron?", {"answerer": SEARCH}) as door:
+    with scripted_door(lambda _: "Is it a heron?", {"answerer": SEARCH}, [HERON]) as door:
         assert played(door) == 0.0
     asked = [call for call in door.calls if call.place.role == POLICY]
     assert asked[1].request.messages[-1] == user("n/a")
@@ -117,7 +117,9 @@ def searching(said: str) -> Callable[[str], str]:
 
 
 def test_with_a_search_the_player_may_look_something_up_before_it_asks() -> None:
-    with scripted_door(searching("heron"), {"answerer": ANSWERS, "search": SEARCH}) as door:
+    with scripted_door(
+        searching("heron"), {"answerer": ANSWERS, "search": SEARCH}, [HERON]
+    ) as door:
         assert played(door) == 1.0
     assert [call.place.role for call in door.calls] == [POLICY, "search", POLICY, "answerer"]
     assert door.calls[1].request.messages[-1]["content"] == "heron"
@@ -128,13 +130,17 @@ def test_a_player_with_a_search_logs_nothing_at_each_call(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     load_agent("twenty_questions")
-    with scripted_door(searching("heron"), {"answerer": ANSWERS, "search": SEARCH}) as door:
+    with scripted_door(
+        searching("heron"), {"answerer": ANSWERS, "search": SEARCH}, [HERON]
+    ) as door:
         assert played(door) == 1.0
     assert not caplog.records
 
 
 def test_the_base_model_has_read_what_is_sent_where_there_is_a_search() -> None:
-    with scripted_door(searching("heron"), {"answerer": ANSWERS, "search": SEARCH}) as door:
+    with scripted_door(
+        searching("heron"), {"answerer": ANSWERS, "search": SEARCH}, [HERON]
+    ) as door:
         assert played(door) == 1.0
     first, _, after, _ = door.calls
     system, asked = first.request.messages
@@ -150,7 +156,7 @@ def test_with_a_search_too_the_conversation_only_grows() -> None:
     def searches_once(told: str) -> str:
         return "Is it a heron?" if told.endswith("no") else searches(told)
 
-    with scripted_door(searches_once, {"answerer": ANSWERS, "search": SEARCH}) as door:
+    with scripted_door(searches_once, {"answerer": ANSWERS, "search": SEARCH}, [HERON]) as door:
         assert played(door) == 1.0
     asked = [call for call in door.calls if call.place.role == POLICY]
     assert [call.prefix_call for call in asked] == [None, 0, 1]
@@ -159,7 +165,9 @@ def test_with_a_search_too_the_conversation_only_grows() -> None:
 
 def test_an_answer_without_text_costs_a_player_with_a_search_a_turn_and_not_the_game() -> None:
     said = iter(["", "Is it a heron?"])
-    with scripted_door(lambda _: next(said), {"answerer": ANSWERS, "search": SEARCH}) as door:
+    with scripted_door(
+        lambda _: next(said), {"answerer": ANSWERS, "search": SEARCH}, [HERON]
+    ) as door:
         assert played(door) == 1.0
     assert [call.place.role for call in door.calls] == [POLICY, "answerer"] * 2
 
@@ -167,8 +175,8 @@ def test_an_answer_without_text_costs_a_player_with_a_search_a_turn_and_not_the_
 def test_it_runs_alone_by_the_addresses_in_the_environment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with scripted_door(lambda _: "Is it a heron?", {"answerer": ANSWERS}) as door:
-        endpoints = door.endpoints(example=HERON)
+    with scripted_door(lambda _: "Is it a heron?", {"answerer": ANSWERS}, [HERON]) as door:
+        endpoints = door.endpoints()
         for name, role in (("OPENAI", POLICY), ("ANSWERER", "answerer")):
             for key, value in asdict(endpoints[role]).items():
                 monkeypatch.setenv(f"{name}_{key.upper()}", value)

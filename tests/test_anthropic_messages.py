@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from adapters.calls import Choice, Format, Refused
 from adapters.dialects.anthropic_messages import error, read
 from tasks.spans import call_span
-from tests.opened_door import ASK, CALL, CHAT, TOKEN, Opened
+from tests.opened_door import ASK, CALL, CHAT, Opened
 
 HELLO = {"role": "user", "content": "hello"}
 USE = {"type": "tool_use", "id": "u", "name": "look", "input": {"at": "x"}}
@@ -27,7 +27,7 @@ class Verdict(BaseModel):
 
 @pytest.fixture
 def client(opened: Opened) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=opened.url, api_key=TOKEN, max_retries=0) as client:
+    with anthropic.Anthropic(base_url=opened.url, api_key=opened.token, max_retries=0) as client:
         yield client
 
 
@@ -123,7 +123,7 @@ def test_the_key_may_be_sent_in_either_header_and_the_address_written_in_either_
     opened: Opened,
 ) -> None:
     for url in (opened.url, opened.url.removesuffix("/v1")):
-        with anthropic.Anthropic(base_url=url, auth_token=TOKEN, max_retries=0) as client:
+        with anthropic.Anthropic(base_url=url, auth_token=opened.token, max_retries=0) as client:
             assert ask(client).type == "message"
             assert [model.id for model in client.models.list()] == ["policy"]
 
@@ -135,11 +135,13 @@ def test_refusals_have_anthropic_s_shape(opened: Opened) -> None:
         assert refused.value.type == "authentication_error"
         with pytest.raises(anthropic.AuthenticationError):
             client.models.list()
-    with anthropic.Anthropic(base_url=opened.url, api_key=TOKEN, max_retries=0) as client:
+    with anthropic.Anthropic(base_url=opened.url, api_key=opened.token, max_retries=0) as client:
         with pytest.raises(anthropic.BadRequestError, match="max_tokens is 0") as refused:
             ask(client, max_tokens=0)
         assert refused.value.type == "invalid_request_error"
-    response = httpx.post(f"{opened.url}/messages", headers={"x-api-key": TOKEN}, content=b"{")
+    response = httpx.post(
+        f"{opened.url}/messages", headers={"x-api-key": opened.token}, content=b"{"
+    )
     assert response.status_code == 400
     assert response.json()["type"] == "error"
 

@@ -1,4 +1,4 @@
-"""Every client we know of, unmodified, against the engine: what is trained is what was sampled."""
+"""Unmodified clients against the engine: what is trained is what was sampled."""
 
 import os
 import shutil
@@ -14,11 +14,11 @@ from tinker import ModelInput, SampleResponse, SamplingParams
 
 from adapters.calls import POLICY
 from adapters.chat import Chat
-from adapters.door.door import Door
+from adapters.harness.batches import ROLE, Batch
 from tests.engine_server import connected, serving
+from tests.recording_sampler import RecordedRollouts, rollout_names, seed
 from tests.stand_in import END, TINY, TOKENIZER, StandIn, letters, tool_call
 from tests.token_identity import Reuse, differences, reuse
-from tests.witness import TOKEN, Witnessed, seed
 
 PROGRAMS = Path(__file__).parent / "clients"
 ROOT = Path(__file__).parent.parent
@@ -43,8 +43,8 @@ GUESSES: Lines = (GUESS, GUESS, GUESS)
 class Client:
     """A program of `tests/clients`, and what the policy says, call by call, in each of its ways.
 
-    It is run `by` an interpreter, and `uses` another program. `ended`: the ways in which the client
-    writes on into an answer that the model had ended, so that a new trajectory begins.
+    The program is run `by` an interpreter, and `uses` another program. In the ways in `ended` the
+    client writes on into an answer that the model had ended, so that a new trajectory begins.
     """
 
     program: str
@@ -127,7 +127,7 @@ CLIENTS = (
 
 
 class Prompted:
-    """The engine, except in the calls for which there are lines to say; by the seed of the call."""
+    """Sampler that says the line of a call, by the call's seed, and asks the engine if none is."""
 
     def __init__(self, engine: tinker.SamplingClient, lines: dict[int, list[int]]) -> None:
         self._engine, self._lines = engine, lines
@@ -140,21 +140,21 @@ class Prompted:
         return await by.sample(prompt, num_samples, sampling_params)
 
 
-def played(client: Client, engine: tinker.SamplingClient, folder: Path) -> Witnessed:
-    """Every way of a client as a rollout, in the order of the ways."""
-    rollouts = {f"train-00000-0000-{number:02d}": way for number, way in enumerate(client.ways)}
+def play(client: Client, engine: tinker.SamplingClient, folder: Path) -> RecordedRollouts:
+    """Play every way of a client as a rollout, in the order of the ways."""
+    ways = dict(zip(rollout_names(len(client.ways)), client.ways, strict=True))
     lines = {
         seed(rollout, call): line
-        for rollout, way in rollouts.items()
+        for rollout, way in ways.items()
         for call, line in enumerate(client.ways[way])
     }
 
-    def play(door: Door) -> None:
-        urls = [part for rollout, way in rollouts.items() for part in (way, door.url(rollout, 0))]
+    def run_program(batch: Batch, rollouts: Sequence[str]) -> None:
+        urls = [part for name in rollouts for part in (ways[name], batch.url(ROLE, name))]
         program = subprocess.run(
             [*client.command, *urls],
             cwd=folder,
-            env=environment(folder),
+            env=environment(folder, batch.token),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -162,13 +162,13 @@ def played(client: Client, engine: tinker.SamplingClient, folder: Path) -> Witne
         )
         assert program.returncode == 0, program.stdout[-8000:]
 
-    return Witnessed(folder, [*rollouts], Prompted(engine, lines), CHAT, play)
+    return RecordedRollouts(folder, len(ways), Prompted(engine, lines), CHAT, run_program)
 
 
-def environment(home: Path) -> dict[str, str]:
-    """What a program finds: where it may write, and who it is."""
+def environment(home: Path, token: str) -> dict[str, str]:
+    """Return a program's environment: the folder it may write to, and the model it asks."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
-    own = {"HOME": str(home), "TMPDIR": str(home), "OPENAI_API_KEY": TOKEN, "OPENAI_MODEL": POLICY}
+    own = {"HOME": str(home), "TMPDIR": str(home), "OPENAI_API_KEY": token, "OPENAI_MODEL": POLICY}
     return kept | own
 
 
@@ -182,9 +182,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tinker.Sampling
 def test_what_a_client_was_answered_is_what_is_trained(
     client: Client, engine: tinker.SamplingClient, tmp_path: Path
 ) -> None:
-    client_played = played(client, engine, tmp_path)
+    played = play(client, engine, tmp_path)
     expected = {way: len(lines) or 3 for way, lines in client.ways.items()}
-    assert [*map(len, client_played.calls.values())] == [*expected.values()], expected
-    assert differences(client_played.trajectories, client_played.calls) == []
+    assert [*map(len, played.calls.values())] == [*expected.values()], expected
+    assert differences(played.trajectories, played.calls) == []
     turns = sum(count - 1 for way, count in expected.items() if way not in client.ended)
-    assert reuse(client_played.spans) == Reuse(turns, turns)
+    assert reuse(played.spans) == Reuse(turns, turns)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,10 +12,13 @@ import openai
 import pytest
 import tinker
 
-from adapters.calls import Completion, Policy, Sampling
+from adapters.calls import Completion
+from adapters.door.batches import PlannedRollout
 from adapters.door.door import Door
+from adapters.harness.batches import ROLE
 from adapters.loopback import PortTaken
-from tests.opened_door import ASK, CALL, CHAT, TOKEN, TOOLS, Opened, Scripted
+from tests.door_batches import ListRecorder, bearer
+from tests.opened_door import ASK, CALL, CHAT, TOOLS, Opened, opened_batch
 
 
 def refusal(opened: Opened, **fields: Any) -> tuple[int, str | None]:
@@ -59,7 +63,7 @@ def test_a_conversation_keeps_the_tokens_of_its_turns(opened: Opened) -> None:
 
 def test_the_async_client_asks_for_many_at_once(opened: Opened) -> None:
     async def ask_all() -> list[str | None]:
-        async with openai.AsyncOpenAI(base_url=opened.url, api_key=TOKEN) as client:
+        async with openai.AsyncOpenAI(base_url=opened.url, api_key=opened.token) as client:
             asked = [client.chat.completions.create(model="m", messages=ASK) for _ in range(16)]
             return [answer.choices[0].message.content for answer in await asyncio.gather(*asked)]
 
@@ -170,8 +174,8 @@ def test_a_prompt_that_fills_the_context_is_refused(opened: Opened) -> None:
     assert len(opened.spans) == 1
 
 
-def test_only_the_run_s_token_opens_the_door(opened: Opened) -> None:
-    for key in ("wrong", TOKEN[:-1], TOKEN + "x"):
+def test_only_the_batch_s_token_opens_the_door(opened: Opened) -> None:
+    for key in ("wrong", opened.token[:-1], opened.token + "x"):
         response = opened.post(b"{}", authorization=f"Bearer {key}")
         assert response.status_code == 401
         assert response.json()["error"]["code"] == "invalid_api_key"
@@ -182,8 +186,7 @@ def test_only_the_run_s_token_opens_the_door(opened: Opened) -> None:
 def test_models_are_listed_and_all_else_is_not_there(opened: Opened) -> None:
     assert [model.id for model in opened.client.models.list()] == ["policy"]
     for method, path in [("POST", "/completions"), ("GET", "/chat/completions"), ("GET", "/x")]:
-        headers = {"authorization": f"Bearer {TOKEN}"}
-        response = httpx.request(method, opened.url + path, headers=headers)
+        response = httpx.request(method, opened.url + path, headers=bearer(opened.token))
         assert (response.status_code, response.json()["error"]["code"]) == (404, "unknown_url")
 
 
@@ -243,31 +246,19 @@ def test_n_answers_that_were_lost_are_given_again(opened: Opened) -> None:
     assert len(opened.spans) == 2
 
 
-def test_only_admitted_rollouts_are_answered(opened: Opened) -> None:
-    for url in (opened.door.url("train-00009-0000-00", 0), opened.door.url(opened.rollout, 1)):
-        with pytest.raises(openai.NotFoundError, match="not being played"):
+def test_only_rollouts_that_are_being_played_are_answered(opened: Opened) -> None:
+    another = opened.batch.url(ROLE, "train-00009-0000-00")
+    later = replace(opened.batch, attempt=opened.batch.attempt + 1).url(ROLE, opened.rollout)
+    for url, status in ((another, 410), (later, 404)):
+        with pytest.raises(openai.APIStatusError, match="not being played") as error:
             opened.at(url).chat.completions.create(model="m", messages=ASK)
-    judge = opened.at(opened.door.url(opened.rollout, 0, "judge"))
+        assert error.value.status_code == status
+    judge = opened.at(opened.batch.url(ROLE, opened.rollout, "judge"))
     with pytest.raises(openai.NotFoundError, match="role 'judge'"):
         judge.chat.completions.create(model="m", messages=ASK)
-    opened.door.dismiss(opened.rollout, 0).result(5)
+    assert opened.end().status_code == 200
     assert refusal(opened) == (410, "over")
     assert opened.spans == []
-
-
-def test_weights_are_swapped_between_calls_and_not_within_one(opened: Opened) -> None:
-    async def swap() -> None:
-        opened.door.policy = Policy(opened.sampler, "v1")  # pyright: ignore[reportArgumentType]
-
-    opened.sampler.hold = swap
-    opened.ask()
-    opened.ask()
-    assert [span.policy_version for span in opened.spans] == ["v0", "v1"]
-
-
-def test_before_there_is_a_policy_the_door_says_so(opened: Opened) -> None:
-    opened.door.policy = None
-    assert refusal(opened) == (503, "no_policy")
 
 
 def failed(category: str) -> Exception:
@@ -333,8 +324,7 @@ def test_equal_requests_under_way_are_one_where_nobody_counts_tries(opened: Open
         await asyncio.sleep(0.2)
 
     async def ask_twice() -> list[httpx.Response]:
-        headers = {"authorization": f"Bearer {TOKEN}"}
-        async with httpx.AsyncClient(headers=headers) as client:
+        async with httpx.AsyncClient(headers=bearer(opened.token)) as client:
             body = {"model": "m", "messages": ASK}
             asked = [client.post(f"{opened.url}/chat/completions", json=body) for _ in range(2)]
             return list(await asyncio.gather(*asked))
@@ -357,7 +347,7 @@ def test_a_client_that_gives_up_is_recorded_and_served_when_it_comes_back(opened
     assert answer.id == opened.spans[0].response_id
 
 
-def test_dismissing_waits_for_what_is_under_way(opened: Opened) -> None:
+def test_an_end_waits_for_calls_under_way(opened: Opened) -> None:
     async def slow() -> None:
         await asyncio.sleep(0.3)
 
@@ -365,31 +355,33 @@ def test_dismissing_waits_for_what_is_under_way(opened: Opened) -> None:
     with pytest.raises(openai.APITimeoutError):
         opened.client.with_options(timeout=0.1).chat.completions.create(model="any", messages=ASK)
     assert opened.spans == []
-    opened.door.dismiss(opened.rollout, 0).result(5)
+    assert opened.end().status_code == 200
     assert len(opened.spans) == 1
+    assert opened.ends[0].calls == {"policy": [0]}
 
 
-def test_an_answer_that_cannot_be_recorded_is_withheld() -> None:
-    sampler, tries = Scripted("secret<|im_end|>"), []
+def test_an_answer_that_cannot_be_recorded_is_withheld(open_door: Door) -> None:
+    tries: list[Completion] = []
 
-    async def full(completion: Completion) -> None:
-        tries.append(completion)
-        raise OSError(28, "No space left on device")
+    class FullDisk(ListRecorder):
+        async def answered(self, completion: Completion) -> None:
+            tries.append(completion)
+            raise OSError(28, "No space left on device")
 
-    with Door(CHAT, TOKEN, full, Sampling(9, 1.0, 1.0, -1), run_seed=7) as door:
-        client = Opened(door, sampler, []).client.with_options(max_retries=2)
-        with client, pytest.raises(openai.InternalServerError, match="No space left") as error:
+    recorder = FullDisk([PlannedRollout("train-00000-0000-00", {})])
+    with opened_batch(open_door, recorder) as opened:
+        opened.say("secret<|im_end|>")
+        client = opened.client.with_options(max_retries=2)
+        with pytest.raises(openai.InternalServerError, match="No space left") as error:
             client.chat.completions.create(model="m", messages=ASK)
     assert "secret" not in error.value.response.text
     assert len(tries) == 1, "it is in vain to ask again"
 
 
 def test_a_taken_port_is_named() -> None:
-    async def record(_: Completion) -> None: ...
-
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(PortTaken, match=f"port {port} on 127.0.0.1 is taken"):
-            Door(CHAT, TOKEN, record, Sampling(9, 1.0, 1.0, -1), run_seed=7, port=port)
+            Door(CHAT, {}, run_seed=7, port=port)

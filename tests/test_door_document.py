@@ -6,10 +6,10 @@ import httpx
 from fastapi.routing import APIRoute
 from schemathesis.specs.openapi.checks import ignored_auth, unsupported_method
 
-from tests.opened_door import ASK, TOKEN, TOOLS, Opened
+from tests.door_batches import bearer
+from tests.opened_door import ASK, TOOLS, Opened
 from tests.requests_from_document import CHECKS, operations
 
-BEARER = {"Authorization": f"Bearer {TOKEN}"}
 BODIES = {
     "/chat/completions": {"model": "m", "messages": ASK, "tools": TOOLS, "logprobs": True},
     "/responses": {"model": "m", "input": ASK, "include": ["message.output_text.logprobs"]},
@@ -18,12 +18,13 @@ BODIES = {
 }
 
 
-def described(url: str) -> dict:
-    return httpx.get(f"{url}/openapi.json", headers=BEARER).raise_for_status().json()
+def described(opened: Opened, below: str = "") -> dict:
+    url = f"{opened.url}{below}/openapi.json"
+    return httpx.get(url, headers=bearer(opened.token)).raise_for_status().json()
 
 
 def test_it_stands_beside_every_base_url_and_names_it_as_its_server(opened: Opened) -> None:
-    document, below = described(opened.url), described(f"{opened.url}/v1")
+    document, below = described(opened), described(opened, "/v1")
     assert [opened.url.endswith(server["url"]) for server in document["servers"]] == [True]
     assert below == document | {"servers": [{"url": document["servers"][0]["url"] + "/v1"}]}
 
@@ -39,16 +40,17 @@ def test_all_that_the_door_answers_is_in_it(opened: Opened) -> None:
         for route in routes
         for method in route.methods or ()
     }
-    paths = described(opened.url)["paths"]
+    paths = described(opened)["paths"]
     assert served == {(path, method) for path, item in paths.items() for method in item}
 
 
 def test_each_operation_answers_as_it_says_and_only_with_the_key(opened: Opened) -> None:
     opened.say("It is an *x*.<|im_end|>")
-    for operation in operations(described(opened.url)):
+    headers = {"Authorization": f"Bearer {opened.token}"}
+    for operation in operations(described(opened)):
         case = operation.Case()
         if operation.method == "post":
             case = operation.Case(body=BODIES[operation.path], media_type="application/json")
         checks = [*CHECKS, ignored_auth, unsupported_method]
-        response = case.call_and_validate(base_url=opened.url, headers=BEARER, checks=checks)
+        response = case.call_and_validate(base_url=opened.url, headers=headers, checks=checks)
         assert response.status_code == 200, operation.label

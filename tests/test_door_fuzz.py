@@ -1,4 +1,4 @@
-"""The door, asked for anything: by its own document, and by its clients' request types, damaged.
+"""The door, asked by its own document, and by its clients' request types, some damaged.
 
 `FUZZ` says how many requests are sent of each kind (`make fuzz`: 10,000).
 """
@@ -10,7 +10,8 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ from openai.types.responses.response_create_params import ResponseCreateParams
 from pydantic import TypeAdapter
 
 from adapters.dialects.table import DIALECTS
-from adapters.door.door import Door
+from adapters.harness.batches import ROLE, Batch
+from tests.door_batches import bearer
+from tests.recording_sampler import RecordedRollouts
 from tests.requests_from_document import complaint, drawn, written
 from tests.requests_from_schema import Drawn
 from tests.stand_in import CHAT, StandIn, tool_call, turn
 from tests.token_identity import differences
-from tests.witness import TOKEN, Witnessed
 
 BY_DOCUMENT = int(os.environ.get("FUZZ", "64"))
 BY_TYPES = int(os.environ.get("FUZZ", "999"))
@@ -44,14 +46,17 @@ pytestmark = pytest.mark.timeout(max(300, BY_DOCUMENT))
 log = logging.getLogger(__name__)
 
 Complain = Callable[[httpx.Response], str]
-"""What is wrong with the answer to a request; empty if nothing is."""
+"""Says what is wrong with the answer to a request; empty if nothing is."""
 
 Ask = Callable[[int, str], tuple[httpx.Request, Complain]]
-"""The request of a number, to a base URL."""
+"""Makes the request of a number, to a base URL."""
+
+AskBy = Callable[[str, str], Ask]
+"""Makes the requests for a door, by one of its base URLs and its token."""
 
 
 def schemas() -> dict[str, dict[str, Any]]:
-    """Path → the JSON schema of what a client may send there."""
+    """Map each path to the JSON schema of what a client may send there."""
     types: dict[str, Any] = {
         "/chat/completions": CompletionCreateParams,
         "/responses": ResponseCreateParams,
@@ -90,14 +95,14 @@ ODD_PATHS = (
 )
 
 
-def by_type(number: int, url: str) -> tuple[httpx.Request, Complain]:
-    """The `number`-th request of those that clients' types allow or nearly do."""
+def by_type(token: str, number: int, url: str) -> tuple[httpx.Request, Complain]:
+    """Make a request that clients' types allow, or nearly do."""
     chosen = random.Random(number)
     path = [*SCHEMAS][number % len(SCHEMAS)]
     drawn = Drawn(SCHEMAS[path], number)
     body = drawn.body()
     content = drawn.written(drawn.damaged(body) if chosen.random() < 0.5 else body)
-    headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
+    headers = {**bearer(token), "content-type": "application/json"}
     if chosen.random() < 0.2:
         headers |= chosen.choice(ODD_HEADERS)
     if chosen.random() < 0.1:
@@ -108,7 +113,7 @@ def by_type(number: int, url: str) -> tuple[httpx.Request, Complain]:
 
 
 def undecent(response: httpx.Response) -> str:
-    """Nothing, if it is a whole answer, or a refusal that says why, in JSON."""
+    """Return the response as text, unless it is a whole answer or a refusal with a reason."""
     try:
         if "event-stream" in response.headers["content-type"]:
             lines = response.text.splitlines()
@@ -125,7 +130,7 @@ def undecent(response: httpx.Response) -> str:
 
 
 async def send_all(many: int, ask: Ask, urls: list[str]) -> tuple[list[str], Counter[int]]:
-    """What was wrong with which requests, and how often each status was answered."""
+    """Send requests; return what was wrong with which, and how often each status was answered."""
     free, bad, statuses = asyncio.Semaphore(AT_ONCE), [], Counter()
 
     async def send(client: httpx.AsyncClient, number: int) -> None:
@@ -145,17 +150,16 @@ async def send_all(many: int, ask: Ask, urls: list[str]) -> tuple[list[str], Cou
     return bad, statuses
 
 
-def fuzz(folder: Path, many: int, asking: Callable[[str], Ask]) -> Counter[int]:
-    """The statuses of so many requests. All were answered well, and trained as sampled.
+def fuzz(folder: Path, many: int, ask_by: AskBy) -> Counter[int]:
+    """Send so many requests; return their statuses.
 
-    `asking` is told a base URL of the door before the first of them.
+    All must be answered well, and trained as sampled.
     """
-    rollouts = [f"train-00000-{n:04d}-00" for n in range(many // A_ROLLOUT + 1)]
     found: list[tuple[list[str], Counter[int]]] = []
 
-    def play(door: Door) -> None:
-        urls = [door.url(rollout, 0) for rollout in rollouts]
-        ask, started = asking(urls[0]), time.monotonic()
+    def play(batch: Batch, rollouts: Sequence[str]) -> None:
+        urls = [batch.url(ROLE, rollout) for rollout in rollouts]
+        ask, started = ask_by(urls[0], batch.token), time.monotonic()
         found.append(asyncio.run(send_all(many, ask, urls)))
         seconds = time.monotonic() - started
         log.info("%d requests, %d bad, %.0f s: %s", many, len(found[0][0]), seconds, found[0][1])
@@ -166,22 +170,22 @@ def fuzz(folder: Path, many: int, asking: Callable[[str], Ask]) -> Counter[int]:
         said = turn(chosen) if chosen.random() < 0.7 else tool_call("look", '{"at": 1}')
         return [FIRST[next(answers) % len(FIRST)], *said]
 
-    sent = Witnessed(folder, rollouts, StandIn(write), CHAT, play)
+    sent = RecordedRollouts(folder, many // A_ROLLOUT + 1, StandIn(write), CHAT, play)
     ((bad, statuses),) = found
     assert bad == []
     assert differences(sent.trajectories, sent.calls) == []
     return statuses
 
 
-def by_document(url: str) -> Ask:
-    """Requests that the document at this door allows, and as many that it forbids."""
-    bearer = {"authorization": f"Bearer {TOKEN}"}
-    described = httpx.get(f"{url}/openapi.json", headers=bearer).raise_for_status().json()
+def by_document(url: str, token: str) -> Ask:
+    """Make requests that the document at this door allows, and as many that it forbids."""
+    headers = bearer(token)
+    described = httpx.get(f"{url}/openapi.json", headers=headers).raise_for_status().json()
     cases = drawn(described, BY_DOCUMENT)
 
     def ask(number: int, to: str) -> tuple[httpx.Request, Complain]:
         case = cases[number]
-        return written(case, to, bearer), lambda response: complaint(case, response)
+        return written(case, to, headers), lambda response: complaint(case, response)
 
     return ask
 
@@ -199,5 +203,5 @@ def test_what_the_document_allows_and_forbids_is_answered_as_it_says(tmp_path: P
 
 
 def test_whatever_clients_may_send_is_answered_or_refused(tmp_path: Path) -> None:
-    statuses = fuzz(tmp_path, BY_TYPES, lambda _: by_type)
+    statuses = fuzz(tmp_path, BY_TYPES, lambda _, token: partial(by_type, token))
     assert statuses[200] > BY_TYPES / 20

@@ -1,6 +1,7 @@
 """The door over the engine: what the agent saw, what was journalled and what was sampled agree."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import openai
@@ -8,15 +9,19 @@ import pytest
 import tinker
 from tinker import ModelInput
 
-from adapters.calls import Completion, Policy, Sampling
+from adapters.calls import POLICY, Completion, Policy, Sampling
 from adapters.chat import Chat
+from adapters.door.batches import PlannedRollout, SampledBy
 from adapters.door.door import Door
+from adapters.harness.batches import ROLE, Batch
 from tasks.journal import Journal, read_spans, seal
 from tasks.spans import call_span
+from tests.door_batches import ListRecorder, batch_at, begin
 from tests.engine_server import connected, serving
 
 TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
 ROLLOUT = "train-00000-0000-00"
+NAME = "train-00000.0"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +31,7 @@ def sampler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tinker.Samplin
 
 
 def converse(client: openai.OpenAI) -> list[str]:
-    """Four questions, the last one streamed; the client strips what it repeats."""
+    """Ask four questions, the last one streamed; the client strips the answers that it repeats."""
     messages, answers = [], []
     for number in range(3):
         messages.append({"role": "user", "content": f"What is {number} + 4?"})
@@ -38,22 +43,40 @@ def converse(client: openai.OpenAI) -> list[str]:
     return [*answers, "".join(chunk.choices[0].delta.content or "" for chunk in chunks)]
 
 
-def played(sampler: tinker.SamplingClient, journal: Path, attempts: int) -> list[list[str]]:
-    chat = Chat(sampler.get_tokenizer())
-    with Journal(journal) as writing:
+class JournalledCalls(ListRecorder):
+    """Recorder that writes completions to a journal."""
 
-        async def record(completion: Completion) -> None:
-            await writing.append(call_span(completion, "story"))
+    def __init__(self, journal: Journal) -> None:
+        super().__init__([PlannedRollout(ROLLOUT, {})])
+        self._journal = journal
 
-        with Door(chat, "token", record, Sampling(12, 1.0, 1.0, -1), run_seed=3) as door:
-            door.policy = Policy(sampler, "00000")
-            said = []
-            for attempt in range(attempts):
-                door.admit(ROLLOUT, attempt)
-                url = door.url(ROLLOUT, attempt)
-                with openai.OpenAI(base_url=url, api_key="token") as client:
-                    said.append(converse(client))
-                door.dismiss(ROLLOUT, attempt).result(5)
+    async def answered(self, completion: Completion) -> None:
+        await self._journal.append(call_span(completion, "story"))
+
+
+@contextmanager
+def opened(
+    sampler: tinker.SamplingClient, recorder: ListRecorder, context: int | None = None
+) -> Iterator[Callable[[], Batch]]:
+    """Open a batch of one rollout, over the engine; yield what begins its next attempt."""
+    sampled_by = SampledBy({POLICY: Policy(sampler, "00000")}, Sampling(12, 1.0, 1.0, -1))
+    with (
+        Door(Chat(sampler.get_tokenizer(), context=context), {}, run_seed=3) as door,
+        door.opened(batch_at(door, NAME, recorder, sampled_by)) as token,
+    ):
+        yield lambda: begin(door, NAME, token)
+
+
+def client_of(batch: Batch) -> openai.OpenAI:
+    return openai.OpenAI(base_url=batch.url(ROLE, ROLLOUT), api_key=batch.token)
+
+
+def played(sampler: tinker.SamplingClient, path: Path, attempts: int) -> list[list[str]]:
+    said = []
+    with Journal(path) as journal, opened(sampler, JournalledCalls(journal)) as begin_next:
+        for _ in range(attempts):
+            with client_of(begin_next()) as client:
+                said.append(converse(client))
     return said
 
 
@@ -74,18 +97,11 @@ def test_a_conversation_with_the_engine(sampler: tinker.SamplingClient, tmp_path
         assert scored[len(prompt) :] == pytest.approx(span["logprobs"], abs=1e-3)
 
 
-def test_the_engine_refuses_what_no_sampler_could_do(
-    sampler: tinker.SamplingClient, tmp_path: Path
-) -> None:
-    async def record(_: Completion) -> None:
-        raise AssertionError("there is nothing to record")
-
-    chat = Chat(sampler.get_tokenizer(), context=10**6)
-    with Door(chat, "token", record, Sampling(12, 1.0, 1.0, -1), run_seed=3) as door:
-        door.policy = Policy(sampler, "00000")
-        door.admit(ROLLOUT, 0)
-        client = openai.OpenAI(base_url=door.url(ROLLOUT, 0), api_key="token")
+def test_the_engine_refuses_what_no_sampler_could_do(sampler: tinker.SamplingClient) -> None:
+    recorder = ListRecorder([PlannedRollout(ROLLOUT, {})])
+    with opened(sampler, recorder, context=10**6) as begin_next, client_of(begin_next()) as client:
         long = [{"role": "user", "content": "a cat " * 3000}]
-        with client, pytest.raises(openai.BadRequestError, match="context") as error:
+        with pytest.raises(openai.BadRequestError, match="context") as error:
             client.chat.completions.create(model="policy", messages=long)  # pyright: ignore
     assert error.value.code == "sampler_refused"
+    assert recorder.completions == []

@@ -4,25 +4,27 @@ import asyncio
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from adapters.players import Here
 from pydantic import BaseModel
 
 import adapters.door.call_sequence
-from adapters.calls import Refused, Sampling
-from adapters.harness.agents import load_agent
-from adapters.harness.current_rollout import asked, asking, asking_at
+from adapters.calls import POLICY, Policy, Refused
+from adapters.door.batches import PlaySettings, SampledBy
+from adapters.door.door import Door
+from adapters.harness.batches import play_batch
+from adapters.harness.current_rollout import ask_role, rollout_context
+from adapters.harness.litellm_provider import provide
 from adapters.litellm import Helped, complete, loaded
-from adapters.tinker.service import Service
-from tasks.checkpoints import Checkpoint
 from tasks.journal import read_journal
-from tasks.rollouts import Runner, plan
-from tests.opened_door import ASK, CALL, CHAT, TOKEN, TOOLS, Opened, Scripted
+from tasks.rollouts import RolloutServer, write_spans
+from tasks.storage.run_folder import RunFolder
+from tests.opened_door import ASK, CALL, CHAT, SAMPLING, TOOLS, Opened, Scripted
+from tests.played_batch import BATCH, PAIRS, service_without_engine, write_examples
 
 litellm = loaded()
 UNAVAILABLE = ConnectionError("the sampler is away")
@@ -33,7 +35,7 @@ answers: list[Any] = []
 
 
 async def asks_litellm(example: dict[str, Any], **_: str) -> float:
-    """An agent that knows of no address."""
+    """Ask without an address, as a program of LiteLLM's does."""
     messages = [{"role": "user", "content": example["name"]}]
     answers.append(await litellm.acompletion(model="ratchet/policy", messages=messages))
     return 1.0
@@ -45,8 +47,8 @@ class Guess(BaseModel):
 
 @pytest.fixture
 def helper(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> Opened:
-    """A door in the place of OpenAI, with the key in the environment."""
-    monkeypatch.setenv("OPENAI_API_KEY", TOKEN)
+    """Put a door in the place of OpenAI, with its key in the environment."""
+    monkeypatch.setenv("OPENAI_API_KEY", opened.token)
     monkeypatch.setenv("OPENAI_API_BASE", opened.url)
     return opened
 
@@ -94,19 +96,17 @@ def test_nothing_of_a_client_says_where_the_key_is_sent(helper: Opened) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "model", "status", "code"),
-    [
-        ("sk-wrong", "openai/gpt-4o-mini", 400, "helper_key"),
-        (TOKEN, "nobody/knows-it", 400, "helper"),
-    ],
+    ("key", "model", "code"),
+    [("sk-wrong", "openai/gpt-4o-mini", "helper_key"), (None, "nobody/knows-it", "helper")],
 )
 def test_a_helper_s_refusal_is_final_and_shows_no_key(
-    helper: Opened, monkeypatch: pytest.MonkeyPatch, key: str, model: str, status: int, code: str
+    helper: Opened, monkeypatch: pytest.MonkeyPatch, key: str | None, model: str, code: str
 ) -> None:
+    key = key or helper.token
     monkeypatch.setenv("OPENAI_API_KEY", key)
     with pytest.raises(Refused) as refused:
         ask_helper(model)
-    assert (refused.value.status, refused.value.code) == (status, code)
+    assert (refused.value.status, refused.value.code) == (400, code)
     assert key not in refused.value.message
 
 
@@ -119,9 +119,14 @@ def test_a_helper_that_cannot_answer_now_may_be_asked_again(helper: Opened) -> N
 
 @pytest.fixture
 def inside(opened: Opened) -> Iterator[Opened]:
-    """The rollout is played here."""
-    with asking(partial(opened.door.ask, opened.rollout, 0), ["policy"]):
+    """Play the rollout in this context."""
+    provide([POLICY])
+    with rollout_context(roles_of(opened)):
         yield opened
+
+
+def roles_of(opened: Opened) -> dict[str, dict[str, str]]:
+    return {POLICY: asdict(opened.batch.endpoints(opened.rollout)[POLICY])}
 
 
 def complete_here(**fields: Any) -> Any:
@@ -138,25 +143,6 @@ def test_a_program_s_tokens_are_those_that_are_recorded(inside: Opened) -> None:
     assert logprobs == pytest.approx(list(span.logprobs))
     assert answer.usage.completion_tokens == len(choice.token_ids)
     assert (answer.id, span.place.rollout_id) == (span.response_id, inside.rollout)
-
-
-def test_a_program_in_another_process_gets_the_same_over_http(opened: Opened) -> None:
-    roles = {"policy": {"base_url": opened.url, "api_key": TOKEN}}
-    with asking_at(roles):
-        answer = complete_here(logprobs=True, stream=False)
-        (chunk, *_) = complete_here(stream=True)
-        with pytest.raises(litellm.NotFoundError, match="role 'judge'; there is: policy"):
-            complete_here(model="ratchet/judge")
-        with pytest.raises(litellm.BadRequestError, match="temperature is 5"):
-            complete_here(temperature=5)
-    first, second = opened.spans
-    assert answer.choices[0].token_ids == list(first.sampled_tokens)
-    assert chunk.choices[0].token_ids == list(second.sampled_tokens)
-
-
-def test_where_the_door_is_here_nothing_goes_over_http(inside: Opened) -> None:
-    with asking_at({"policy": {"base_url": "http://127.0.0.1:9", "api_key": "none"}}):
-        assert complete_here().choices[0].token_ids
 
 
 def test_what_a_program_sets_arrives_as_over_http(inside: Opened) -> None:
@@ -245,7 +231,7 @@ def test_refusals_are_liteLLM_s_own_errors(inside: Opened) -> None:
     inside.sampler.error = UNAVAILABLE
     with pytest.raises(litellm.ServiceUnavailableError, match="try again"):
         complete_here()
-    inside.door.dismiss(inside.rollout, 0).result(5)
+    inside.end()
     with pytest.raises(litellm.BadRequestError, match="is over"):
         complete_here()
     assert inside.spans == []
@@ -272,8 +258,8 @@ def test_a_caller_that_gave_up_finds_its_answer_when_it_comes_back(
         first.cancel()
         return await ask()
 
-    recognised = adapters.door.call_sequence._again
-    monkeypatch.setattr(adapters.door.call_sequence, "_again", again)
+    recognised = adapters.door.call_sequence._is_resent
+    monkeypatch.setattr(adapters.door.call_sequence, "_is_resent", again)
     inside.sampler.hold = slow
     assert asyncio.run(twice()).id == inside.spans[0].response_id
     assert len(inside.spans) == 1
@@ -281,12 +267,12 @@ def test_a_caller_that_gave_up_finds_its_answer_when_it_comes_back(
 
 def test_a_thread_knows_its_rollout_only_by_its_context(inside: Opened) -> None:
     body = {"model": "policy", "messages": ASK}
-    assert asyncio.run(asyncio.to_thread(lambda: asked("policy", body).result()))["id"]
+    assert asyncio.run(asyncio.to_thread(ask_role, "policy", body))["id"]
     raised: list[Exception] = []
 
     def ask() -> None:
         try:
-            asked("policy", body)
+            ask_role("policy", body)
         except Refused as refused:
             raised.append(refused)
 
@@ -302,17 +288,15 @@ def test_outside_a_rollout_a_program_is_told_so() -> None:
 
 
 def test_the_journal_has_the_tokens_that_an_agent_of_litellm_got(tmp_path: Path) -> None:
-    shard: Any = [{"example_id": i, "example": {"name": name}} for i, name in enumerate("ab")]
-    journal = tmp_path / "train-00000.jsonl"
-    nothing: Any = None
-    service = Service(nothing, nothing, Future(), nothing, None)
-    player = Here(load_agent(f"{__name__}:{asks_litellm.__name__}"))
-    options: Any = {"run": "one", "run_seed": 0, "concurrency": 4, "timeout_seconds": 60.0}
-    sampler: Any = Scripted()
-    with Runner(service, lambda _: sampler, player, CHAT, **options) as runner:
-        rollouts = plan("train-00000", shard, 2, journal)
-        runner.collect(rollouts, journal, Checkpoint(0, "v0"), Sampling(200, 1.0, 1.0, -1))
-    spans = read_journal(journal)
+    run, sampler = RunFolder(tmp_path), Scripted()
+    shard = write_examples(run, [{"name": name} for name in "ab"])
+    policy: Any = Policy(sampler, "v0")
+    settings = PlaySettings(f"{__name__}:{asks_litellm.__name__}", [POLICY], 4, 60.0)
+    with Door(CHAT, {}, run_seed=0) as door:
+        server = RolloutServer(run, door, service_without_engine(), settings)
+        sampled_by = SampledBy({POLICY: policy}, SAMPLING)
+        write_spans(run.spans(BATCH), shard, PAIRS, server, lambda: sampled_by, play_batch)
+    spans = read_journal(run.journal(BATCH))
     calls = {span["gen_ai_response_id"]: span for span in spans if span["kind"] == "llm"}
     assert len(calls) == len(answers) == 4
     for answer in answers:

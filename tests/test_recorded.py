@@ -5,34 +5,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapters.players import Here
 from openai import AsyncOpenAI
 
-from adapters.calls import Sampling
-from adapters.chat import Chat
-from adapters.harness.agents import load_agent
-from adapters.tinker.service import Service
-from tasks.checkpoints import Checkpoint
+from adapters.calls import POLICY, Policy, Sampling
+from adapters.door.batches import PlaySettings, SampledBy
+from adapters.door.door import Door
+from adapters.harness.batches import play_batch
+from tasks.advantages import CreditAssignment
 from tasks.datums import write_datums
-from tasks.journal import read_journal, seal
-from tasks.metrics import Metrics, measure
+from tasks.journal import read_journal
+from tasks.metrics import Metrics, StepFiles, measure
 from tasks.recorded_calls import recorded_calls
-from tasks.rollouts import Runner, plan
-from tasks.spans import Span, reward_span
+from tasks.rollouts import RolloutServer, write_spans
+from tasks.spans import EndedAttempt, Span, reward_span
+from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tasks.trajectories import write_trajectories
-from tests.engine_server import TINY, tiny_chat_service
+from tests.played_batch import BATCH, PAIRS, SHARD, Stage, open_stage, write_examples
 from tests.test_journal import NOON
 
-BATCH = "train-00000"
-SHARD: Any = [{"example_id": 3, "example": {"turns": ["one", "two", "three"]}}]
+EXAMPLE = {"turns": ["one", "two", "three"]}
+SAMPLING = Sampling(max_tokens=12, temperature=1.0, top_p=1.0, top_k=-1)
 CLOCKS_AND_RESTARTS = ("seconds/", "replay/", "rollouts/retried", "calls/lost")
 
-Collect = Callable[..., Path]
+Collect = Callable[..., RunFolder]
 
 
 async def talks(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
-    """Three turns, each with all of the conversation before it."""
+    """Play three turns, each with all of the conversation before it."""
     messages: list[Any] = []
     async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
         for turn in example["turns"]:
@@ -43,66 +43,71 @@ async def talks(example: dict[str, Any], *, base_url: str, api_key: str, model: 
 
 
 async def talks_otherwise(example: dict[str, Any], **endpoint: str) -> float:
-    """The same first turn, and another second one."""
+    """Play the same first turn, and another second one."""
     return await talks({"turns": ["one", "other", "three"]}, **endpoint)
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with tiny_chat_service(tmp_path_factory.mktemp("state")) as service:
-        yield service
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with open_stage(tmp_path_factory.mktemp("state")) as stage:
+        yield stage
 
 
 @pytest.fixture(scope="module")
-def collect(service: Service) -> Collect:
-    """Play what a journal lacks, and seal it."""
-    create = service.client.create_lora_training_client
-    training = create(base_model=str(TINY), rank=2, seed=0).result()
-    address = training.save_weights_for_sampler("0").result().path
-    chat = Chat(service.tokenizer(address, str(TINY)))
+def collect(stage: Stage) -> Collect:
+    """Return a function that plays what a run's journal lacks, and seals it."""
 
     def collected(
-        folder: Path,
-        agent: Any = talks,
-        version: int = 0,
-        sealed: Path | None = None,
-        **options: Any,
-    ) -> Path:
-        journal = folder / f"{BATCH}.jsonl"
-        rollouts = plan(BATCH, SHARD, 2, journal)
-        options = {"run": "one", "run_seed": 0, "concurrency": 2, "timeout_seconds": 30.0} | options
-        player = Here(load_agent(f"{agent.__module__}:{agent.__name__}"))
-        with Runner(service, lambda _: service.sampler(address), player, chat, **options) as runner:
-            sampling = Sampling(max_tokens=12, temperature=1.0, top_p=1.0, top_k=-1)
-            runner.collect(rollouts, journal, Checkpoint(version, address), sampling)
-        return seal(journal, (sealed or folder) / f"{BATCH}.parquet")
+        folder: Path, agent: Any = talks, version: str = "00000", replay: bool = True
+    ) -> RunFolder:
+        run = RunFolder(folder)
+        shard = write_examples(run, [EXAMPLE])
+        sampled_by = SampledBy({POLICY: Policy(stage.sampler, version)}, SAMPLING)
+        settings = PlaySettings(f"{agent.__module__}:{agent.__name__}", [POLICY], 2, 30.0)
+        with Door(stage.chat, {}, run_seed=0) as door:
+            server = RolloutServer(run, door, stage.service, settings, replay)
+            write_spans(run.spans(BATCH), shard, PAIRS, server, lambda: sampled_by, play_batch)
+        return run
 
     return collected
 
 
 @pytest.fixture(scope="module")
-def whole(collect: Collect, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The spans of a batch that nothing disturbed."""
+def whole(collect: Collect, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Play a batch that nothing disturbs."""
     return collect(tmp_path_factory.mktemp("whole"))
 
 
-def cut_after(whole: Path, folder: Path, calls: int) -> Path:
-    """What a kill leaves: of each rollout the first calls, and that the next one was begun."""
-    folder.mkdir(exist_ok=True)
-    lines = whole.with_suffix(".jsonl").read_bytes().splitlines(keepends=True)
-    spans = read_journal(whole.with_suffix(".jsonl"))
-    kept = [
-        line
-        for line, span in zip(lines, spans, strict=True)
-        if span["kind"] in ("begun", "llm") and span["call"] < calls + (span["kind"] == "begun")
-    ]
-    (folder / f"{BATCH}.jsonl").write_bytes(b"".join(kept))
+Lines = list[tuple[bytes, Span]]
+
+
+def journalled(run: RunFolder) -> Lines:
+    """Return the lines of a run's journal, each with its span."""
+    path = run.journal(BATCH)
+    lines = path.read_bytes().splitlines(keepends=True)
+    return list(zip(lines, read_journal(path), strict=True))
+
+
+def written(folder: Path, lines: Lines) -> Path:
+    """Write a journal of these lines; return the run's folder."""
+    journal = RunFolder(folder).journal(BATCH)
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    journal.write_bytes(b"".join(line for line, _ in lines))
     return folder
 
 
-def rewarded(spans: Path) -> list[tuple[Any, ...]]:
-    """What the attempts with a reward were made of."""
-    rows = read(spans).to_pylist()
+def cut_after(whole: RunFolder, calls: int) -> Lines:
+    """Return what a kill leaves: the first calls of each rollout, and that the next was begun."""
+    return [
+        (line, span)
+        for line, span in journalled(whole)
+        if span["kind"] in ("begun", "llm") and span["call"] < calls + (span["kind"] == "begun")
+    ]
+
+
+def rewarded(run: RunFolder) -> list[tuple[Any, ...]]:
+    """Return what the attempts with a reward consist of."""
+    rows = read(run.spans(BATCH)).to_pylist()
     ended = {(row["rollout_id"], row["attempt"]) for row in rows if row["kind"] == "reward"}
     columns = ("rollout_id", "kind", "call", "prompt_token_ids", "response_token_ids", "logprobs")
     columns += ("reply", "reward", "prefix_len", "prefix_call", "prefix_how")
@@ -113,26 +118,32 @@ def rewarded(spans: Path) -> list[tuple[Any, ...]]:
     ]
 
 
-def calls(spans: Path, *, replayed: bool) -> list[Span]:
-    rows = read(spans).to_pylist()
+def calls(run: RunFolder, *, replayed: bool) -> list[Span]:
+    rows = read(run.spans(BATCH)).to_pylist()
     return [row for row in rows if row["kind"] == "llm" and row["replayed"] is replayed]
 
 
-def sampled_twice(spans: Path) -> int:
-    """Tokens of calls that were sampled before, by the rollout, the role and the number."""
+def sampled_twice(run: RunFolder) -> int:
+    """Count the tokens of calls that were sampled before, by rollout, role and number."""
     seen: set[tuple[Any, ...]] = set()
     tokens = 0
-    for row in calls(spans, replayed=False):
+    for row in calls(run, replayed=False):
         key = (row["rollout_id"], row["role"], row["call"])
         tokens += len(row["response_token_ids"]) if key in seen else 0
         seen.add(key)
     return tokens
 
 
-def measured(spans: Path) -> Metrics:
-    trajectories = write_trajectories(spans, spans.with_name("trajectories.parquet"))
-    datums = write_datums(trajectories, spans.with_name("datums.parquet"), "centred")
-    return measure(spans, trajectories, datums)
+def measured(run: RunFolder) -> Metrics:
+    spans, trajectories, datums = [run.spans(BATCH)], *made_of(run)
+    write_trajectories(trajectories, spans)
+    write_datums(datums, trajectories, CreditAssignment("centred"))
+    return measure(StepFiles(spans, {POLICY: trajectories}, {POLICY: datums}, {}))
+
+
+def made_of(run: RunFolder) -> tuple[Path, Path]:
+    """Return the paths of the trajectories and of the datums."""
+    return run.trajectories(POLICY, 0), run.datums(POLICY, 0)
 
 
 def compared(metrics: Metrics) -> Metrics:
@@ -140,71 +151,67 @@ def compared(metrics: Metrics) -> Metrics:
 
 
 def test_a_rollout_cut_off_after_two_calls_samples_only_the_third(
-    collect: Collect, whole: Path, tmp_path: Path
+    collect: Collect, whole: RunFolder, tmp_path: Path
 ) -> None:
-    spans = collect(cut_after(whole, tmp_path / "cut", 2))
-    assert [row["call"] for row in calls(spans, replayed=True)] == [0, 1] * 2
-    assert [row["call"] for row in calls(spans, replayed=False)] == [0, 1, 2] * 2
-    assert rewarded(spans) == rewarded(whole)
-    assert sampled_twice(spans) == 0
-    metrics = measured(spans)
+    run = collect(written(tmp_path, cut_after(whole, 2)))
+    assert [row["call"] for row in calls(run, replayed=True)] == [0, 1] * 2
+    assert [row["call"] for row in calls(run, replayed=False)] == [0, 1, 2] * 2
+    assert rewarded(run) == rewarded(whole)
+    assert sampled_twice(run) == 0
+    metrics = measured(run)
     assert compared(metrics) == compared(measured(whole))
     assert (metrics["replay/calls"], metrics["replay/rollouts"]) == (4, 2)
     assert (metrics["replay/diverged"], metrics["calls/lost"]) == (0, 2)
-    tokens = sum(len(row["response_token_ids"]) for row in calls(spans, replayed=True))
+    tokens = sum(len(row["response_token_ids"]) for row in calls(run, replayed=True))
     assert metrics["replay/tokens"] == tokens > 0
 
 
 def test_what_was_recorded_is_the_same_file_of_datums(
-    collect: Collect, whole: Path, tmp_path: Path
+    collect: Collect, whole: RunFolder, tmp_path: Path
 ) -> None:
-    spans = collect(cut_after(whole, tmp_path / "cut", 1))
-    measured(spans)
+    run = collect(written(tmp_path, cut_after(whole, 1)))
+    measured(run)
     measured(whole)
-    datums = [path.with_name("datums.parquet").read_bytes() for path in (spans, whole)]
+    datums = [each.datums(POLICY, 0).read_bytes() for each in (run, whole)]
     assert datums[0] == datums[1]
 
 
 def test_without_replay_everything_is_sampled_again(
-    collect: Collect, whole: Path, tmp_path: Path
+    collect: Collect, whole: RunFolder, tmp_path: Path
 ) -> None:
-    spans = collect(cut_after(whole, tmp_path / "cut", 2), replay=False)
-    assert calls(spans, replayed=True) == []
-    assert sampled_twice(spans) > 0
-    assert rewarded(spans) == rewarded(whole), "the seeds are the same, so the tokens are"
+    run = collect(written(tmp_path, cut_after(whole, 2)), replay=False)
+    assert calls(run, replayed=True) == []
+    assert sampled_twice(run) > 0
+    assert rewarded(run) == rewarded(whole), "the seeds are the same, so the tokens are"
 
 
 def test_replay_ends_at_the_first_request_that_differs(
-    collect: Collect, whole: Path, tmp_path: Path
+    collect: Collect, whole: RunFolder, tmp_path: Path
 ) -> None:
-    spans = collect(cut_after(whole, tmp_path / "cut", 3), talks_otherwise)
-    assert [row["call"] for row in calls(spans, replayed=True)] == [0, 0]
-    again = [row for row in calls(spans, replayed=False) if row["attempt"] == 1]
+    run = collect(written(tmp_path, cut_after(whole, 3)), talks_otherwise)
+    assert [row["call"] for row in calls(run, replayed=True)] == [0, 0]
+    again = [row for row in calls(run, replayed=False) if row["attempt"] == 1]
     assert [row["call"] for row in again] == [1, 2] * 2
-    assert measured(spans)["replay/diverged"] == 2
+    assert measured(run)["replay/diverged"] == 2
 
 
 def test_an_answer_of_other_weights_is_not_given_again(
-    collect: Collect, whole: Path, tmp_path: Path
+    collect: Collect, whole: RunFolder, tmp_path: Path
 ) -> None:
-    spans = collect(cut_after(whole, tmp_path / "cut", 2), version=1)
-    assert calls(spans, replayed=True) == []
+    run = collect(written(tmp_path, cut_after(whole, 2)), version="00001")
+    assert calls(run, replayed=True) == []
 
 
 def test_a_rollout_cut_off_while_it_was_replayed_loses_nothing(
-    collect: Collect, whole: Path, tmp_path: Path
+    collect: Collect, whole: RunFolder, tmp_path: Path
 ) -> None:
-    first = collect(cut_after(whole, tmp_path / "first", 2)).with_suffix(".jsonl")
-    spans, lines = read_journal(first), first.read_bytes().splitlines(keepends=True)
+    first = collect(written(tmp_path / "first", cut_after(whole, 2)))
     kept = [
-        line
-        for line, span in zip(lines, spans, strict=True)
+        (line, span)
+        for line, span in journalled(first)
         if span["attempt"] == 0 or (span["kind"], span.get("call")) == ("llm", 0)
     ]
-    second = tmp_path / "second"
-    second.mkdir()
-    (second / first.name).write_bytes(b"".join(kept))
-    again = collect(second)
+    again = collect(written(tmp_path / "second", kept))
     assert [(row["attempt"], row["call"]) for row in calls(again, replayed=True)] == [
         (1, 0),
         (2, 0),
@@ -215,58 +222,44 @@ def test_a_rollout_cut_off_while_it_was_replayed_loses_nothing(
 
 
 def test_a_finished_rollout_is_not_played_again(
-    collect: Collect, whole: Path, tmp_path: Path
+    collect: Collect, whole: RunFolder, tmp_path: Path
 ) -> None:
-    folder = cut_after(whole, tmp_path / "cut", 2)
-    journal = folder / f"{BATCH}.jsonl"
-    end = whole.with_suffix(".jsonl").read_bytes().splitlines(keepends=True)
-    rows = zip(end, read_journal(whole.with_suffix(".jsonl")), strict=True)
-    finished = f"{BATCH}-0000-01"
-    lines = [line for line, span in rows if span["rollout_id"] == finished]
-    others = [
-        line
-        for line, span in zip(
-            journal.read_bytes().splitlines(keepends=True), read_journal(journal), strict=True
-        )
-        if span["rollout_id"] != finished
-    ]
-    journal.write_bytes(b"".join(others + lines))
-    rows = read(collect(folder)).to_pylist()
+    finished = f"{SHARD}-0000-01"
+    ended = [(line, span) for line, span in journalled(whole) if span["rollout_id"] == finished]
+    others = [(line, span) for line, span in cut_after(whole, 2) if span["rollout_id"] != finished]
+    run = collect(written(tmp_path, others + ended))
+    rows = read(run.spans(BATCH)).to_pylist()
     assert {row["attempt"] for row in rows if row["rollout_id"] == finished} == {0}
     assert {row["attempt"] for row in rows if row["rollout_id"] != finished} == {0, 1}
 
 
 def test_an_answer_that_was_lost_does_not_end_replay(
-    collect: Collect, whole: Path, tmp_path: Path
+    collect: Collect, whole: RunFolder, tmp_path: Path
 ) -> None:
-    folder = cut_after(whole, tmp_path / "cut", 3)
-    journal = folder / f"{BATCH}.jsonl"
-    lines = journal.read_bytes().splitlines(keepends=True)
-    spans = read_journal(journal)
     kept = [
-        x
-        for x, span in zip(lines, spans, strict=True)
+        (line, span)
+        for line, span in cut_after(whole, 3)
         if (span["kind"], span["call"]) != ("llm", 1)
     ]
-    journal.write_bytes(b"".join(kept))
-    spans = collect(folder)
-    assert [row["call"] for row in calls(spans, replayed=True)] == [0, 2] * 2
-    assert rewarded(spans) == rewarded(whole)
-    assert sampled_twice(spans) == 0
+    run = collect(written(tmp_path, kept))
+    assert [row["call"] for row in calls(run, replayed=True)] == [0, 2] * 2
+    assert rewarded(run) == rewarded(whole)
+    assert sampled_twice(run) == 0
 
 
-def test_a_rollout_that_failed_begins_anew(whole: Path) -> None:
-    spans = read_journal(whole.with_suffix(".jsonl"))
+def test_a_rollout_that_failed_begins_anew(whole: RunFolder) -> None:
+    spans = read_journal(whole.journal(BATCH))
     first = [span for span in spans if span["rollout_id"].endswith("-00")]
-    failed = reward_span(first[0]["rollout_id"], 0, 1.0, NOON, NOON) | {"kind": "error"}
+    ended = EndedAttempt(first[0]["rollout_id"], 0, NOON, NOON)
+    failed = reward_span(ended, 1.0) | {"kind": "error"}
     assert [call.place.call for call in recorded_calls(first)[first[0]["rollout_id"]]] == [0, 1, 2]
     assert recorded_calls([*first, failed]) == {}
 
 
-def test_a_call_that_was_asked_otherwise_hides_what_followed_it_before(whole: Path) -> None:
+def test_a_call_that_was_asked_otherwise_hides_what_followed_it_before(whole: RunFolder) -> None:
     spans = [
         span
-        for span in read_journal(whole.with_suffix(".jsonl"))
+        for span in read_journal(whole.journal(BATCH))
         if span["kind"] == "llm" and span["rollout_id"].endswith("-00")
     ]
     otherwise = spans[1] | {"attempt": 1, "request_sha": "another"}

@@ -2,36 +2,35 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from adapters.players import Here
 from openai import AsyncOpenAI
 
-from adapters.calls import Place, Policy, Request, Sampling
+from adapters.calls import POLICY, Place, Policy, Request, Sampling
 from adapters.door.backends import create_backends
+from adapters.door.batches import PlaySettings, SampledBy
+from adapters.door.door import Door
 from adapters.door.prefixes import Prefixes
 from adapters.door.recorded import Memory, Recorded
 from adapters.door.roles import check_role
 from adapters.door.scripted import ScriptError
-from adapters.harness.agents import load_agent
-from adapters.tinker.service import Service
-from tasks.checkpoints import Checkpoint
+from adapters.harness.batches import play_batch
+from tasks.advantages import CreditAssignment
 from tasks.datums import write_datums
 from tasks.journal import read_journal, seal
-from tasks.metrics import measure
-from tasks.rollouts import Runner, plan
+from tasks.metrics import StepFiles, measure
+from tasks.rollouts import BatchPlan, RolloutServer, write_spans
 from tasks.spans import Span
+from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tasks.trajectories import write_trajectories
-from tests.opened_door import TOKEN, admitted, opening
+from tests.opened_door import Opened
+from tests.played_batch import BATCH, SHARD, service_without_engine, write_examples
 from tests.stand_in import CHAT, END, StandIn, letters, turn
 
-BATCH = "train-00000"
-SHARD: Any = [{"example_id": 0, "example": {"secret": "otter"}}]
 JUDGE = "function:tests.test_roles:judge"
 ROLES = {"listener": "policy", "judge": JUDGE}
 TRAINED = ("policy", "listener")
@@ -96,41 +95,38 @@ def forgotten() -> None:
     returned.clear()
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    nothing: Any = None
-    with ThreadPoolExecutor() as calls:
-        yield Service(nothing, nothing, Future(), calls, None)
-
-
 @pytest.fixture
-def collect(service: Service, tmp_path: Path) -> Collect:
-    """The journal's spans when all rollouts have ended, played one after the other."""
+def collect(tmp_path: Path) -> Collect:
+    """Return a function that plays the rollouts one after the other."""
 
     def collected(roles: dict[str, str] = ROLES, group_size: int = 3) -> list[Span]:
-        """The policy says anything, and another one, called fox, its name."""
-        journal = tmp_path / f"{BATCH}.jsonl"
-        play = load_agent("tests.test_roles:tells_and_listens", roles)
+        """Return the journal's spans; `policy` says anything, and another policy, fox, its name."""
+        run, plan = RunFolder(tmp_path), BatchPlan(SHARD, 0, group_size)
+        shard = write_examples(run, [{"secret": "otter"}])
         policy: Any = StandIn(lambda chosen, *_: turn(chosen))
-        options: Any = {"run": "one", "run_seed": 0, "concurrency": 1, "timeout_seconds": 60.0}
-        options["roles"] = create_backends(roles, run_seed=0)
         fox: Any = StandIn(lambda *_: [*letters("I am a fox"), END])
-        options["others"] = {"fox": lambda step: Policy(fox, f"fox@{step:05d}")}
-        with Runner(service, lambda _: policy, Here(play), CHAT, **options) as runner:
-            rollouts = plan(BATCH, SHARD, group_size, journal)
-            runner.collect(rollouts, journal, Checkpoint(0, "nowhere"), SAMPLING)
-        return read_journal(journal)
+        policies = {POLICY: Policy(policy, "00000"), "fox": Policy(fox, "fox@00000")}
+        agent = "tests.test_roles:tells_and_listens"
+        with Door(CHAT, create_backends(roles, run_seed=0), run_seed=0) as door:
+            settings = PlaySettings(agent, list(door.roles), concurrency=1, timeout_seconds=60.0)
+            server = RolloutServer(run, door, service_without_engine(), settings)
+            sampled_by = SampledBy(policies, SAMPLING)
+            run.spans(BATCH).unlink(missing_ok=True)
+            write_spans(run.spans(BATCH), shard, plan, server, lambda: sampled_by, play_batch)
+        return read_journal(run.journal(BATCH))
 
     return collected
 
 
 def made(folder: Path, discount: float = 1.0) -> tuple[list[Span], dict[str, float]]:
-    """The datums of the journal in a folder, and the step's metrics."""
-    spans = seal(folder / f"{BATCH}.jsonl", folder / "spans.parquet")
-    trajectories = write_trajectories(spans, folder / "trajectories.parquet", TRAINED)
-    path = folder / "datums.parquet"
-    datums = write_datums(trajectories, path, "centred", "none", 2, discount)
-    return read(datums).to_pylist(), measure(spans, trajectories, datums, 2, TRAINED)
+    """Return the datums of the journal in a run's folder, and the step's metrics."""
+    run = RunFolder(folder)
+    spans = [seal(run.journal(BATCH), run.spans(BATCH))]
+    trajectories, datums = folder / "trajectories.parquet", folder / "datums.parquet"
+    write_trajectories(trajectories, spans, TRAINED)
+    write_datums(datums, trajectories, CreditAssignment("centred", "none", 2, discount))
+    files = StepFiles(spans, {POLICY: trajectories}, {POLICY: datums}, {})
+    return read(datums).to_pylist(), measure(files, trained_roles=TRAINED, min_group_size=2)
 
 
 def calls_of(spans: list[Span], role: str) -> list[Span]:
@@ -141,9 +137,10 @@ def failures(spans: list[Span]) -> list[str]:
     return [span["error_message"] for span in spans if span["kind"] == "error"]
 
 
-def ends_cut_off(folder: Path, *kinds: str) -> None:
-    """What a kill leaves that came before spans of these kinds were written."""
-    journal = folder / f"{BATCH}.jsonl"
+def cut_ends_off(folder: Path, *kinds: str) -> None:
+    """Leave what a kill leaves that came before spans of these kinds were written."""
+    RunFolder(folder).spans(BATCH).unlink()
+    journal = RunFolder(folder).journal(BATCH)
     lines = journal.read_bytes().splitlines(keepends=True)
     spans = read_journal(journal)
     kept = [line for line, span in zip(lines, spans, strict=True) if span["kind"] not in kinds]
@@ -216,7 +213,7 @@ def test_a_rollout_that_is_started_again_asks_nobody_twice(
     returned.update({"game 1": {"policy": [1, 0]}, "game 2": {"policy": [0, 1]}})
     first = collect(group_size=2)
     datums, _ = made(tmp_path)
-    ends_cut_off(tmp_path, "reward")
+    cut_ends_off(tmp_path, "reward")
     again = collect(group_size=2)
     assert judged.total() == 2
     assert [call["replayed"] for call in calls_of(again, "judge")] == [False] * 2 + [True] * 2
@@ -242,7 +239,7 @@ def test_what_one_policy_has_answered_is_not_given_again_as_another_s(
     collect: Collect, tmp_path: Path
 ) -> None:
     collect(ROLES | {"listener": "policy:fox"}, group_size=1)
-    ends_cut_off(tmp_path, "reward")
+    cut_ends_off(tmp_path, "reward")
     again = collect(ROLES, group_size=1)
     replayed = {role: [c["replayed"] for c in calls_of(again, role)] for role in TRAINED}
     assert replayed == {"policy": [False, False, True, True], "listener": [False, False]}
@@ -254,9 +251,9 @@ def test_a_rollout_that_was_killed_between_its_rewards_is_not_rewarded(
     """Its credits are there, and its reward is not; of its next attempt they are others."""
     returned.update({"game 1": {"policy": [1, 0]}, "game 2": {"policy": [0, 0]}})
     collect(group_size=2)
-    ends_cut_off(tmp_path, "reward")
+    cut_ends_off(tmp_path, "reward")
     assert made(tmp_path)[0] == []
-    (tmp_path / "spans.parquet").unlink()
+    RunFolder(tmp_path).spans(BATCH).unlink()
     returned.update({"game 1": 0.0, "game 2": 1.0})
     collect(group_size=2)
     assert [row["advantage"] for row in made(tmp_path)[0]] == [-0.5, -0.5, 0.5, 0.5]
@@ -298,16 +295,15 @@ def test_a_function_that_fails_is_not_asked_again_by_the_client(
 
 
 def test_a_model_of_litellm_answers_a_role_and_its_cost_is_counted(
-    collect: Collect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    collect: Collect, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another door stands in the place of OpenAI."""
-    with opening() as door, admitted(door) as provider:
-        provider.say("game 1<|im_end|>")
-        monkeypatch.setenv("OPENAI_API_KEY", TOKEN)
-        monkeypatch.setenv("OPENAI_API_BASE", provider.url)
-        spans = collect({**ROLES, "judge": "openai/gpt-4o-mini"}, group_size=1)
+    opened.say("game 1<|im_end|>")
+    monkeypatch.setenv("OPENAI_API_KEY", opened.token)
+    monkeypatch.setenv("OPENAI_API_BASE", opened.url)
+    spans = collect({**ROLES, "judge": "openai/gpt-4o-mini"}, group_size=1)
     (call,) = calls_of(spans, "judge")
-    (asked,) = provider.spans
+    (asked,) = opened.spans
     tokens = len(asked.prompt_tokens), len(asked.sampled_tokens)
     assert (call["gen_ai_usage_input_tokens"], call["gen_ai_usage_output_tokens"]) == tokens
     # $0.15 and $0.60 per million tokens, by LiteLLM's own table
@@ -321,7 +317,7 @@ def test_a_function_may_call_tools_and_their_ids_are_given() -> None:
     assert callable(backend)
     request = Request("judge", [user("who won?")], [], None, [], {})
     memory = Memory(Prefixes(CHAT), Recorded(), lambda begun: None)
-    place = Place(f"{BATCH}-0000-00", 0, "judge", 0)
+    place = Place(f"{SHARD}-0000-00", 0, "judge", 0)
     completion = asyncio.run(cast(Any, backend({})(request, place, memory)))
     (call,) = completion.message["tool_calls"]
     assert call["function"] == {"name": "look", "arguments": "{}"}

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 from tinker import SamplingParams
 
-from adapters.door.door import Door
+from adapters.harness.batches import ROLE, Batch
+from tests.door_batches import bearer
+from tests.recording_sampler import RecordedRollouts
 from tests.stand_in import CHAT, StandIn, anything, letters, tool_call, turn
 from tests.token_identity import Reuse, differences, reuse
-from tests.witness import TOKEN, Witnessed
 
 HISTORIES = ("verbatim", "stripped", "tools", "react")
 ROLLOUTS = 1000
@@ -27,7 +28,7 @@ Message = dict[str, Any]
 
 
 def write(chosen: random.Random, params: SamplingParams, prompt: Sequence[int]) -> list[int]:
-    """A thought up to the client's stop string, a tool call where there are tools, or anything."""
+    """Write a thought up to the stop string, a tool call if there are tools, or anything."""
     if STOP in (params.stop or ()):
         return [*anything(chosen), *letters(f"I look.{STOP}")]
     if CHAT.encode("<tool_call>")[0] in prompt and chosen.random() < 0.8:
@@ -42,7 +43,7 @@ def asked(history: str, messages: list[Message]) -> dict[str, Any]:
 
 
 def repeated(message: Message, history: str) -> list[Message]:
-    """What the client adds to its history for an answer, in its own spelling."""
+    """Return what the client adds to its history for an answer, in its own spelling."""
     content = message["content"] or ""
     if message.get("tool_calls"):
         function = message["tool_calls"][0]["function"]
@@ -64,28 +65,26 @@ async def play(client: httpx.AsyncClient, url: str, history: str, turns: int) ->
         messages += repeated(response.json()["choices"][0]["message"], history)
 
 
-async def play_all(door: Door, rollouts: Sequence[str]) -> None:
+async def play_all(batch: Batch, rollouts: Sequence[str]) -> None:
     free = asyncio.Semaphore(AT_ONCE)
-    headers = {"authorization": f"Bearer {TOKEN}"}
 
     async def one(client: httpx.AsyncClient, number: int, rollout: str) -> None:
         async with free:
             turns = 3 if number // len(HISTORIES) % 10 else 6
-            await play(client, door.url(rollout, 0), HISTORIES[number % len(HISTORIES)], turns)
+            url = batch.url(ROLE, rollout)
+            await play(client, url, HISTORIES[number % len(HISTORIES)], turns)
 
-    async with httpx.AsyncClient(headers=headers, timeout=120) as client:
+    async with httpx.AsyncClient(headers=bearer(batch.token), timeout=120) as client:
         await asyncio.gather(*(one(client, *numbered) for numbered in enumerate(rollouts)))
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Witnessed:
-    rollouts = [f"train-00000-{number:04d}-00" for number in range(ROLLOUTS)]
+def played(tmp_path_factory: pytest.TempPathFactory) -> RecordedRollouts:
+    def play_here(batch: Batch, rollouts: Sequence[str]) -> None:
+        asyncio.run(play_all(batch, rollouts))
+
     folder = tmp_path_factory.mktemp("played")
-
-    def play_here(door: Door) -> None:
-        asyncio.run(play_all(door, rollouts))
-
-    return Witnessed(folder, rollouts, StandIn(write), CHAT, play_here)
+    return RecordedRollouts(folder, ROLLOUTS, StandIn(write), CHAT, play_here)
 
 
 def of_history(table: pa.Table, history: str) -> pa.Table:
@@ -96,25 +95,27 @@ def of_history(table: pa.Table, history: str) -> pa.Table:
     return table.filter(pa.array(wanted))
 
 
-def test_every_merged_trajectory_is_what_was_sampled(played: Witnessed) -> None:
+def test_every_merged_trajectory_is_what_was_sampled(played: RecordedRollouts) -> None:
     assert sum(map(len, played.calls.values())) == 3300
     assert differences(played.trajectories, played.calls) == []
 
 
-def test_what_is_sampled_is_seldom_how_its_text_is_encoded(played: Witnessed) -> None:
+def test_what_is_sampled_is_seldom_how_its_text_is_encoded(played: RecordedRollouts) -> None:
     said = [call.tokens for calls in played.calls.values() for call in calls.values()]
     canonical = [CHAT.encode(CHAT.text(tokens)) == tokens for tokens in said]
     assert sum(canonical) < 0.1 * len(said)
 
 
 @pytest.mark.parametrize("history", HISTORIES)
-def test_turns_that_extend_keep_the_tokens_of_the_answers(played: Witnessed, history: str) -> None:
+def test_turns_that_extend_keep_the_tokens_of_the_answers(
+    played: RecordedRollouts, history: str
+) -> None:
     kept = reuse(of_history(played.spans, history))
     assert kept.extending == 575
     assert kept.share >= 0.99, Counter(of_history(played.spans, history)["prefix_how"].to_pylist())
 
 
-def test_a_broken_prefix_would_be_counted(played: Witnessed) -> None:
+def test_a_broken_prefix_would_be_counted(played: RecordedRollouts) -> None:
     spans = of_history(played.spans, "verbatim").to_pylist()
     for span in spans:
         if span["call"] == 0:

@@ -1,4 +1,4 @@
-"""What was sampled, compared with what would be trained; and how many turns kept their tokens."""
+"""What was sampled, compared with what would be trained, and how many turns kept their tokens."""
 
 import json
 from collections import defaultdict
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tests.witness import Calls, Sampled
+from tests.recording_sampler import Calls, Sampled
 
 
 def differences(trajectories: pa.Table, calls: Calls) -> list[str]:
-    """Every trajectory that is not, token for token, what the sampler knows of its calls.
+    """List the trajectories that are not, token for token, what the sampler knows of their calls.
 
-    The calls of a trajectory are found by their tokens alone, whatever the door says of prefixes:
-    each must lie whole in it, at its place, and nothing else may be trained. What a trajectory has
-    in common with an earlier one that it branches from is trained there.
+    The calls of a trajectory are found by their tokens alone, whatever the door says of prefixes.
+    Each call must lie whole in the trajectory, at its place, and nothing else may be trained. The
+    tokens that a branch has in common with an earlier trajectory are trained in the earlier one.
     """
     merged: dict[str, int] = defaultdict(int)
     wrong = []
@@ -38,7 +38,7 @@ def _is_what_was_sampled(row: Mapping[str, Any], sampled: Sequence[Sampled]) -> 
     for call in sampled:
         begins, ends = len(call.prompt), len(call.prompt) + len(call.tokens)
         lies_in_it = tokens[:begins] == call.prompt and tokens[begins:ends] == call.tokens
-        if lies_in_it and (begins, ends) not in places:  # else an equal answer, of another one
+        if lies_in_it and (begins, ends) not in places:  # otherwise an equal answer of another call
             mask[begins:ends] = 1
             logprobs[begins:ends] = call.logprobs
             places.add((begins, ends))
@@ -52,7 +52,7 @@ def _is_what_was_sampled(row: Mapping[str, Any], sampled: Sequence[Sampled]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """Of the turns that go on from an answer, those whose prompt has all its sampled tokens."""
+    """Count of turns that extend an answer, and of those whose prompt keeps its sampled tokens."""
 
     kept: int
     extending: int
@@ -63,10 +63,10 @@ class Reuse:
 
 
 def reuse(spans: pa.Table) -> Reuse:
-    """Counted over the calls in a table of spans.
+    """Count the turns in a table of spans that extend an answer and keep its tokens.
 
-    A turn goes on from the latest call whose messages it repeats, and adds an answer to. One whose
-    client wrote on into an answer that the model had ended does not: no prompt can have both.
+    A turn extends the latest call whose messages it repeats, followed by an answer. A turn whose
+    client wrote on into an answer that the model had ended is not counted: no prompt can have both.
     """
     by_rollout: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for span in spans.to_pylist():

@@ -4,7 +4,6 @@ The player needs three strings: the door's address, the batch's name, and the ba
 """
 
 import asyncio
-import ssl
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from adapters.calls import POLICY, Example
 from adapters.cancelling import cancel_and_wait
 from adapters.errors import UserError
 from adapters.harness.agents import Endpoint, Play, contained_task, load_agent
+from adapters.harness.current_rollout import tls
 from adapters.harness.imports import when_imported
 from adapters.harness.loop_watchdog import watch_event_loop
 from adapters.harness.rewards import Reward
@@ -65,7 +65,7 @@ async def play_batch(door: str, batch: str, token: str) -> None:
     bearer = {"authorization": f"Bearer {token}"}
     async with (
         watch_event_loop(),
-        httpx.AsyncClient(headers=bearer, timeout=None, verify=_tls()) as http,
+        httpx.AsyncClient(headers=bearer, timeout=None, verify=tls()) as http,
     ):
         response = await http.post(door + BATCH.format(batch=batch) + "/begin")
         begun = _read(response)
@@ -156,9 +156,3 @@ def _provide(roles: tuple[str, ...]) -> None:
         provide(roles)
 
     when_imported("litellm", provide_roles)
-
-
-@cache
-def _tls() -> ssl.SSLContext:
-    """Load the certificates once, which takes 50 ms."""
-    return ssl.create_default_context()

@@ -1,7 +1,7 @@
 """The rollout that the current context plays, for programs that name a model and no address."""
 
+import ssl
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -10,13 +10,10 @@ import httpx
 
 from adapters.calls import Refused
 
-MOST_AT_ONCE = 64
-
 Roles = Mapping[str, Mapping[str, str]]
 """Role → its base_url, api_key and model."""
 
 _roles: ContextVar[Roles] = ContextVar("roles")
-_threads = ThreadPoolExecutor(MOST_AT_ONCE, "current rollout")
 
 
 @contextmanager
@@ -32,12 +29,36 @@ def rollout_context(roles: Roles) -> Iterator[None]:
         _roles.reset(token)
 
 
-def ask_role(role: str, body: Mapping[str, object]) -> "Future[dict[str, object]]":
-    """Ask a role of the current rollout for a chat completion; the future raises Refused.
+def ask_role(role: str, body: Mapping[str, object]) -> dict[str, object]:
+    """Ask a role of the current rollout for a chat completion, and block; Refused if it has none.
 
     A thread knows its rollout if it was started with a copy of the context, as by
-    `asyncio.to_thread`. Raises Refused where no rollout is played.
+    `asyncio.to_thread`.
     """
+    with httpx.Client(timeout=None, verify=tls()) as http:
+        try:
+            return _read(http.send(_request(role, body)))
+        except httpx.TransportError as error:
+            raise _unreachable(error) from error
+
+
+async def await_role(role: str, body: Mapping[str, object]) -> dict[str, object]:
+    """Ask as `ask_role` does; the door notices if the task is cancelled."""
+    async with httpx.AsyncClient(timeout=None, verify=tls()) as http:
+        try:
+            return _read(await http.send(_request(role, body)))
+        except httpx.TransportError as error:
+            raise _unreachable(error) from error
+
+
+@cache
+def tls() -> ssl.SSLContext:
+    """Load the certificates once, which takes 50 ms."""
+    return ssl.create_default_context()
+
+
+def _request(role: str, body: Mapping[str, object]) -> httpx.Request:
+    """Return the request to the door; Refused where no rollout is played."""
     roles = _roles.get(None)
     if roles is None:
         text = "No rollout is being played here, so there is nobody who answers; "
@@ -46,21 +67,17 @@ def ask_role(role: str, body: Mapping[str, object]) -> "Future[dict[str, object]
     if role not in roles:
         text = f"Nobody answers the role {role!r}; there is: {', '.join(roles)}."
         raise Refused(404, text, code="no_role")
-    whole = {name: value for name, value in body.items() if name != "stream"}
-    return _threads.submit(_ask, roles[role], whole)
-
-
-def _ask(endpoint: Mapping[str, str], body: Mapping[str, object]) -> dict[str, object]:
+    endpoint = roles[role]
     headers = {
         "authorization": f"Bearer {endpoint['api_key']}",
         "x-stainless-retry-count": "0",  # an equal request that is being answered is no retry
     }
-    try:
-        url = f"{endpoint['base_url']}/chat/completions"
-        response = _client().post(url, json=body, headers=headers)
-    except httpx.TransportError as error:
-        text = f"The door could not be reached ({type(error).__name__}: {error}); try again."
-        raise Refused(503, text, code="no_door") from error
+    whole = {name: value for name, value in body.items() if name != "stream"}
+    url = f"{endpoint['base_url']}/chat/completions"
+    return httpx.Request("POST", url, json=whole, headers=headers)
+
+
+def _read(response: httpx.Response) -> dict[str, object]:
     answered = response.json()
     if response.is_error:
         refused = answered["error"]
@@ -68,7 +85,6 @@ def _ask(endpoint: Mapping[str, str], body: Mapping[str, object]) -> dict[str, o
     return answered
 
 
-@cache
-def _client() -> httpx.Client:
-    """Create the client once, which takes 50 ms. The door bounds the time of a request."""
-    return httpx.Client(timeout=None)
+def _unreachable(error: httpx.TransportError) -> Refused:
+    text = f"The door could not be reached ({type(error).__name__}: {error}); try again."
+    return Refused(503, text, code="no_door")

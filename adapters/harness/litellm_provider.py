@@ -1,8 +1,6 @@
 """`ratchet/<role>`: LiteLLM's way to the rollout that is being played in this process."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
-from concurrent.futures import Future
 from typing import Any
 
 from litellm.llms.custom_llm import CustomLLM, CustomLLMError
@@ -10,7 +8,7 @@ from litellm.types.utils import ModelResponse, ModelResponseStream
 from litellm.utils import custom_llm_setup
 
 from adapters.calls import Refused
-from adapters.harness.current_rollout import ask_role
+from adapters.harness.current_rollout import ask_role, await_role
 from adapters.litellm import loaded
 
 PROVIDER = "ratchet"
@@ -41,13 +39,13 @@ class Provider(CustomLLM):
 
     def completion(self, *_: Any, **call: Any) -> ModelResponse:
         try:
-            return _response(_ask_role(call).result())
+            return _response(ask_role(*_asked(call)))
         except Refused as refused:
             raise CustomLLMError(refused.status, refused.message) from refused
 
     async def acompletion(self, *_: Any, **call: Any) -> ModelResponse:
         try:
-            return _response(await asyncio.wrap_future(_ask_role(call)))
+            return _response(await await_role(*_asked(call)))
         except Refused as refused:
             raise CustomLLMError(refused.status, refused.message) from refused
 
@@ -60,11 +58,12 @@ class Provider(CustomLLM):
         yield _chunk(await self.acompletion(**call))
 
 
-def _ask_role(call: dict[str, Any]) -> Future[dict[str, Any]]:
+def _asked(call: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the role that a call of LiteLLM asks, and the body of the request."""
     role = call["model"]
     fields = dict(call["optional_params"])
     extra = fields.pop("extra_body", None) or {}
-    return ask_role(role, {"model": role, "messages": call["messages"], **fields, **extra})
+    return role, {"model": role, "messages": call["messages"], **fields, **extra}
 
 
 def _response(body: dict[str, Any]) -> ModelResponse:

@@ -80,7 +80,7 @@ def tools_streamed(base_url: str) -> None:
 
 
 def go_on(messages: Any, answer: Any) -> None:
-    """The answer goes into the history, and the results of the tools that it calls."""
+    """Add the answer to the history, and the results of the tools that it calls."""
     messages.append({"role": "assistant", "content": answer.content})
     results = [
         {"type": "tool_result", "tool_use_id": block.id, "content": f"{block.input['at']}: a cat"}

@@ -73,12 +73,12 @@ def native_tools(base_url: str) -> None:
 
 
 def react(base_url: str) -> None:
-    """Through LiteLLM, which sends the stop string; a model it does not know gets no tools."""
+    """Ask through LiteLLM: it sends the stop string, and no tools to a model it does not know."""
     agent_looks(llm(base_url, is_litellm=True))
 
 
 def react_without_stop(base_url: str) -> None:
-    """CrewAI's own client sends no stop string; of a name with "o1" it thinks: no tools."""
+    """Ask by CrewAI's own client, which sends no stop string, and no tools to a model named o1."""
     agent_looks(llm(base_url, model="openai/solo1"))
 
 

@@ -25,7 +25,7 @@ def curl(base_url: str) -> None:
 
 
 def config(url: str, body: dict[str, Any]) -> str:
-    """curl's options, from its standard input: what is on a command line, everybody can read."""
+    """Write curl's options for its standard input, since anybody can read a command line."""
     options = {
         "url": url,
         "header": f"Authorization: Bearer {os.environ['OPENAI_API_KEY']}",

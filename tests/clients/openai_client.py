@@ -1,4 +1,4 @@
-"""OpenAI's own client: a growing history by every call it has for one."""
+"""OpenAI's own client: a growing history, by every method that sends one."""
 
 import asyncio
 import json
@@ -79,7 +79,7 @@ def tools(base_url: str) -> None:
 
 
 def called(client: OpenAI, messages: Any) -> list[Any]:
-    """The tools that the next answer calls; the answer goes into the history."""
+    """Add the next answer to the history; return the tools that it calls."""
     answer = client.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)
     message: ChatCompletionMessage = answer.choices[0].message
     messages.append(message.model_dump(exclude_none=True))

@@ -1,4 +1,4 @@
-"""What every client says, and its ways, of which its arguments name some: NAME URL NAME URL …"""
+"""What every client says, and how its arguments choose its ways: NAME URL NAME URL …"""
 
 import sys
 from collections.abc import Callable
@@ -20,7 +20,7 @@ TOOLS: Any = [
 
 
 def run(*ways: Way) -> None:
-    """Each way gets the base URL that was given for its name."""
+    """Run each way that an argument names, with the base URL that follows the name."""
     named = {way.__name__: way for way in ways}
     arguments = iter(sys.argv[1:])
     for name, base_url in zip(arguments, arguments, strict=True):
