@@ -14,26 +14,21 @@ from typing import Any
 import anyio
 import openai
 import pytest
-from adapters.players import Here
 from openai import AsyncOpenAI
 
-from adapters.calls import Sampling
-from adapters.chat import Chat
-from adapters.harness.agents import contained_task, load_agent
-from adapters.tinker.service import Service
-from tasks.checkpoints import Checkpoint
+from adapters.calls import POLICY
+from adapters.harness.agents import contained_task
+from adapters.harness.batches import BatchRefused
+from tasks.advantages import CreditAssignment
 from tasks.datums import write_datums
-from tasks.journal import Journal, read_journal, seal
-from tasks.metrics import measure
-from tasks.rollouts import Runner, plan
-from tasks.storage.run_folder import opened_run
+from tasks.journal import Journal, JournalError
+from tasks.metrics import StepFiles, measure
+from tasks.rollouts import BatchPlan
+from tasks.storage.manifest import bind_run
+from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tasks.trajectories import rewards_by_group, write_trajectories
-from tests.engine_server import TINY, tiny_chat_service
-
-SAMPLING = Sampling(max_tokens=4, temperature=1.0, top_p=1.0, top_k=-1)
-SHARD: Any = [{"example_id": 7, "example": {"name": "a"}}]
-Spans = list[dict[str, Any]]
+from tests.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
 
 
 async def ask(base_url: str, api_key: str, text: str = "hi") -> str:
@@ -168,34 +163,16 @@ children: list[int] = []
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with tiny_chat_service(tmp_path_factory.mktemp("state")) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
-def checkpoint(service: Service) -> Checkpoint:
-    create = service.client.create_lora_training_client
-    training = create(base_model=str(TINY), rank=2, seed=0).result()
-    return Checkpoint(0, training.save_weights_for_sampler("0").result().path)
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with open_stage(tmp_path_factory.mktemp("state")) as stage:
+        yield stage
 
 
 @pytest.fixture
-def played(service: Service, checkpoint: Checkpoint, tmp_path: Path) -> Any:
+def played(stage: Stage, tmp_path: Path) -> Any:
     def play(agent: Any, *, group_size: int = 2, tries: int = 1, **changes: Any) -> Spans:
-        journal = tmp_path / "train-00000.jsonl"
-        chat = Chat(service.tokenizer(checkpoint.sampler, str(TINY)))
-        options: Any = {"run": "one", "run_seed": 0, "concurrency": 4, "timeout_seconds": 5.0}
-        with Runner(
-            service,
-            lambda of: service.sampler(of.sampler),
-            Here(load_agent(f"{agent.__module__}:{agent.__name__}")),
-            chat,
-            **options | changes,
-        ) as runner:
-            while rollouts := plan("train-00000", SHARD, group_size, journal, tries):
-                runner.collect(rollouts, journal, checkpoint, SAMPLING)
-        return read_journal(journal)
+        plan = BatchPlan(SHARD, 0, group_size, tries)
+        return stage.play(tmp_path, agent, plan=plan, **{"timeout_seconds": 5.0} | changes)
 
     return play
 
@@ -209,17 +186,15 @@ def reaped() -> Iterator[list[int]]:
         os.waitpid(child, 0)
 
 
-def ends(spans: Spans) -> list[tuple[str, str | None, float | None]]:
-    rows = [span for span in spans if span["kind"] in ("reward", "error")]
-    rows.sort(key=lambda span: (span["rollout_id"], span["attempt"]))
-    return [(row["rollout_id"][-2:], row.get("error_type"), row.get("reward")) for row in rows]
+def outcomes(spans: Spans) -> list[tuple[str, str | None, float | None]]:
+    return [(r["rollout_id"][-2:], r.get("error_type"), r.get("reward")) for r in ends(spans)]
 
 
 @pytest.mark.parametrize(
     "agent", [exits, interrupts, cancels, exits_plainly, exits_in_a_task], ids=lambda a: a.__name__
 )
 def test_an_agent_that_ends_the_program_ends_only_its_rollout(played: Any, agent: Any) -> None:
-    assert ends(played(agent)) == [("00", "AgentExit", None), ("01", None, 1.0)]
+    assert outcomes(played(agent)) == [("00", "AgentExit", None), ("01", None, 1.0)]
 
 
 def test_a_task_that_is_cancelled_before_it_begins_is_closed() -> None:
@@ -241,10 +216,10 @@ def test_rollouts_that_are_cut_off_end_what_they_began(
     """Were all tasks ended at once, anyio would leave coroutines that never ran, and would warn."""
 
     async def cut_off(journal: Journal, span: dict[str, Any]) -> None:
-        raise EOFError
+        raise JournalError("the disk is gone")
 
     monkeypatch.setattr(Journal, "append", cut_off)
-    with pytest.raises(EOFError):
+    with pytest.raises(BatchRefused, match="the disk is gone"):
         played(begins_tasks)
     assert not [warning.message for warning in recwarn if warning.category is RuntimeWarning]
 
@@ -257,7 +232,7 @@ def test_the_row_says_how_the_agent_wanted_to_leave(played: Any) -> None:
 def test_a_rollout_that_failed_is_played_again_with_other_tokens(played: Any) -> None:
     told.clear()
     spans = played(fails_unless_it_says_otherwise, group_size=3, tries=3)
-    assert ends(spans) == [
+    assert outcomes(spans) == [
         ("00", "ValueError", None),
         ("00", None, 1.0),
         *[("01", "ValueError", None)] * 3,
@@ -273,7 +248,7 @@ def test_nobody_waits_for_a_plain_agent_that_hangs(played: Any) -> None:
     started = time.monotonic()
     spans = played(hangs_plainly, timeout_seconds=0.5)
     let_go.set()
-    assert ends(spans) == [("00", "TimeoutError", None), ("01", None, 1.0)]
+    assert outcomes(spans) == [("00", "TimeoutError", None), ("01", None, 1.0)]
     assert time.monotonic() - started < 30
 
 
@@ -292,7 +267,7 @@ def test_a_reward_without_calls_is_counted_and_not_trained(played: Any, tmp_path
 
 def test_calls_beyond_the_limit_are_refused_and_counted(played: Any, tmp_path: Path) -> None:
     spans = played(floods, max_calls=3)
-    assert [reward for _, _, reward in ends(spans)] == [2.0, 2.0]
+    assert [reward for _, _, reward in outcomes(spans)] == [2.0, 2.0]
     assert len([span for span in spans if span["kind"] == "llm"]) == 6
     assert measured(tmp_path)["calls/refused"] == 4
 
@@ -302,14 +277,14 @@ def test_a_child_that_an_agent_leaves_holds_neither_run_nor_journal(
 ) -> None:
     monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
     recipe = {"agent": "a", "dataset": {"path": __file__}}
-    with opened_run("one", recipe, "f00d") as folder:
+    with bind_run("one", recipe, "f00d") as run:
         spans = played(forks)
         assert len(reaped) == 2
-    for file in (folder / "lock", tmp_path / "train-00000.jsonl"):
+    for file in (run.path / "lock", RunFolder(tmp_path).journal(BATCH)):
         assert file not in [path for child in reaped for path in held_by(child)]
         with file.open("r+b") as free:
             fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert ends(spans) == [("00", None, 1.0), ("01", None, 1.0)]
+    assert outcomes(spans) == [("00", None, 1.0), ("01", None, 1.0)]
 
 
 @pytest.mark.parametrize(
@@ -320,7 +295,7 @@ def test_a_child_that_comes_back_from_the_agent_ends_there(played: Any, agent: A
     spans = played(agent)
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     assert (len(codes), set(codes)) == (2, {1})
-    assert ends(spans) == [("00", None, 1.0), ("01", None, 1.0)]
+    assert outcomes(spans) == [("00", None, 1.0), ("01", None, 1.0)]
 
 
 def held_by(process: int) -> list[Path]:
@@ -328,7 +303,8 @@ def held_by(process: int) -> list[Path]:
 
 
 def measured(folder: Path) -> dict[str, float]:
-    spans = seal(folder / "train-00000.jsonl", folder / "spans.parquet")
-    trajectories = write_trajectories(spans, folder / "trajectories.parquet")
-    datums = write_datums(trajectories, folder / "datums.parquet", "centred")
-    return measure(spans, trajectories, datums)
+    spans, trajectories = [RunFolder(folder).spans(BATCH)], folder / "trajectories.parquet"
+    write_trajectories(trajectories, spans)
+    write_datums(folder / "datums.parquet", trajectories, CreditAssignment("centred"))
+    made = {POLICY: trajectories}, {POLICY: folder / "datums.parquet"}
+    return measure(StepFiles(spans, *made, updates={}))

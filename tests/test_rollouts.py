@@ -7,23 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapters.players import Here
 from openai import AsyncOpenAI, OpenAI
 
-from adapters.calls import Sampler, Sampling
-from adapters.chat import Chat
-from adapters.harness.agents import load_agent
-from adapters.tinker.service import Service
-from tasks.checkpoints import Checkpoint
-from tasks.journal import read_journal
-from tasks.rollouts import Runner, plan
-from tests.engine_server import TINY, tiny_chat_service
+from tasks.rollouts import BatchPlan
+from tests.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
 
-SAMPLING = Sampling(max_tokens=8, temperature=1.0, top_p=1.0, top_k=-1)
-SHARD: Any = [
-    {"example_id": 7, "example": {"name": "a"}},
-    {"example_id": 9, "example": {"name": "b"}},
-]
+EXAMPLES = ({"name": "a"}, {"name": "b"})
 together = threading.Barrier(2)
 
 
@@ -48,6 +37,10 @@ async def raises(example: dict[str, Any], **_: str) -> float:
     raise KeyError(example["name"])
 
 
+async def raises_nothing(example: dict[str, Any], **_: str) -> float:
+    raise RuntimeError
+
+
 async def hangs(example: dict[str, Any], **_: str) -> float:
     await asyncio.sleep(60)
     return 1.0
@@ -62,42 +55,19 @@ async def returns_text(example: dict[str, Any], **_: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with tiny_chat_service(tmp_path_factory.mktemp("state")) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
-def checkpoint(service: Service) -> Checkpoint:
-    create = service.client.create_lora_training_client
-    training = create(base_model=str(TINY), rank=2, seed=0).result()
-    return Checkpoint(0, training.save_weights_for_sampler("0").result().path)
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with open_stage(tmp_path_factory.mktemp("state")) as stage:
+        yield stage
 
 
 @pytest.fixture
-def collect(service: Service, checkpoint: Checkpoint, tmp_path: Path) -> Any:
-    def sampler(of: Checkpoint) -> Sampler:
-        return service.sampler(of.sampler)
-
-    def collected(agent: Any, group_size: int = 2) -> list[dict[str, Any]]:
-        journal = tmp_path / "train-00000.jsonl"
-        rollouts = plan("train-00000", SHARD, group_size, journal)
-        chat = Chat(service.tokenizer(checkpoint.sampler, str(TINY)))
-        play = load_agent(f"{agent.__module__}:{agent.__name__}")
+def collect(stage: Stage, tmp_path: Path) -> Any:
+    def collected(agent: Any, group_size: int = 2) -> Spans:
         seconds = 1.0 if agent is hangs else 60.0
-        options: Any = {"run": "one", "run_seed": 0, "concurrency": 4, "timeout_seconds": seconds}
-        with Runner(service, sampler, Here(play), chat, **options) as runner:
-            runner.collect(rollouts, journal, checkpoint, SAMPLING)
-        return read_journal(journal)
+        plan = BatchPlan(SHARD, 0, group_size)
+        return stage.play(tmp_path, agent, EXAMPLES, plan, timeout_seconds=seconds)
 
     return collected
-
-
-def ends(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(
-        (span for span in spans if span["kind"] in ("reward", "error")),
-        key=lambda span: span["rollout_id"],
-    )
 
 
 def test_each_rollout_leaves_its_calls_and_its_reward(collect: Any) -> None:
@@ -111,7 +81,7 @@ def test_each_rollout_leaves_its_calls_and_its_reward(collect: Any) -> None:
     calls = [span for span in spans if span["kind"] == "llm"]
     assert len(calls) == 4
     assert {call["policy_version"] for call in calls} == {"00000"}
-    assert ends(spans)[2]["attributes"] == {"example_id": 9, "example": {"name": "b"}}
+    assert ends(spans)[2]["attributes"] == {"example_id": 1, "example": {"name": "b"}}
 
 
 def test_siblings_of_a_group_sample_differently(collect: Any) -> None:
@@ -144,17 +114,42 @@ def test_a_failed_rollout_is_a_row_with_its_error_and_no_reward(
     ] * 2
 
 
-def test_rollouts_that_have_ended_are_not_planned_again(collect: Any, tmp_path: Path) -> None:
+def test_a_failure_without_a_message_still_says_what_failed(collect: Any) -> None:
+    (row, _) = ends(collect(raises_nothing, group_size=1))
+    assert row["error_message"] == "RuntimeError without a message"
+
+
+def test_only_rollouts_that_have_not_ended_are_played_again(collect: Any, tmp_path: Path) -> None:
     collect(asks, group_size=1)
-    planned = plan("train-00000", SHARD, 2, tmp_path / "train-00000.jsonl")
-    assert [rollout.id for rollout in planned] == ["train-00000-0000-01", "train-00000-0001-01"]
+    (tmp_path / "spans" / f"{BATCH}.parquet").unlink()
+    rows = ends(collect(asks, group_size=2))
+    assert [(row["rollout_id"][-7:], row["attempt"]) for row in rows] == [
+        ("0000-00", 0),
+        ("0000-01", 1),
+        ("0001-00", 0),
+        ("0001-01", 1),
+    ]
 
 
-def test_a_rollout_that_was_cut_off_is_planned_as_the_next_attempt(
+def test_an_interrupted_rollout_is_the_next_attempt_and_samples_nothing_again(
     collect: Any, tmp_path: Path
 ) -> None:
     collect(asks, group_size=1)
-    journal = tmp_path / "train-00000.jsonl"
+    (tmp_path / "spans" / f"{BATCH}.parquet").unlink()
+    journal = tmp_path / "journal" / f"{BATCH}.jsonl"
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(line for line in lines if b'"kind":"reward"' not in line))
-    assert [rollout.attempt for rollout in plan("train-00000", SHARD, 1, journal)] == [1, 1]
+    spans = collect(asks, group_size=1)
+    assert [row["attempt"] for row in ends(spans)] == [1, 1]
+    calls = [span for span in spans if span["kind"] == "llm"]
+    assert [(call["attempt"], call["replayed"]) for call in calls] == [(0, False)] * 2 + [
+        (1, True)
+    ] * 2
+
+
+def test_a_batch_that_has_ended_is_not_opened_again(collect: Any, tmp_path: Path) -> None:
+    collect(asks, group_size=1)
+    before = (tmp_path / "journal" / f"{BATCH}.jsonl").read_bytes()
+    (tmp_path / "spans" / f"{BATCH}.parquet").unlink()
+    collect(raises, group_size=1)
+    assert (tmp_path / "journal" / f"{BATCH}.jsonl").read_bytes() == before

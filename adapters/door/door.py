@@ -22,7 +22,7 @@ from adapters.dialects.fields import bad
 from adapters.dialects.request_body import parse_json, read_body
 from adapters.door.backends import Backend
 from adapters.door.batches import Attempt, Failure, OpenBatch
-from adapters.door.call_sequence import RequestMeta
+from adapters.door.call_sequence import UNRECORDED, RequestMeta
 from adapters.door.chat_api import Caller, ChatApi, read_number, token_of
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.recorded import Answer
@@ -133,7 +133,11 @@ class Door(ChatApi):
     async def _end(self, request: Request) -> Response:
         batch, attempt = self._find_attempt(request)
         outcome, seconds = _read_end(parse_json(await read_body(request)))
-        await batch.end(attempt.rollout.id, attempt.number, outcome, seconds)
+        try:
+            await batch.end(attempt.rollout.id, attempt.number, outcome, seconds)
+        except UNRECORDED as error:
+            text = f"The end of {attempt.rollout.id} could not be recorded ({error})."
+            raise Refused(500, text, code="not_recorded") from error
         return JSONResponse({})
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:

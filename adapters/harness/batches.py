@@ -15,6 +15,7 @@ import httpx
 
 from adapters.calls import POLICY, Example
 from adapters.cancelling import cancel_and_wait
+from adapters.errors import UserError
 from adapters.harness.agents import Endpoint, Play, contained_task, load_agent
 from adapters.harness.imports import when_imported
 from adapters.harness.loop_watchdog import watch_event_loop
@@ -51,10 +52,14 @@ class Batch:
         }
 
 
+class BatchRefused(UserError):
+    """Refusal of the door to hand out a batch, or to record one of its ends."""
+
+
 async def play_batch(door: str, batch: str, token: str) -> None:
     """Play what is left of a batch, and return when every rollout of this attempt has ended.
 
-    Raises httpx.HTTPStatusError if the door refuses the batch or one of its ends.
+    Raises BatchRefused if the door refuses the batch or one of its ends.
     """
     asyncio.get_running_loop().set_task_factory(contained_task)
     bearer = {"authorization": f"Bearer {token}"}
@@ -63,7 +68,7 @@ async def play_batch(door: str, batch: str, token: str) -> None:
         httpx.AsyncClient(headers=bearer, timeout=None, verify=_tls()) as http,
     ):
         response = await http.post(door + BATCH.format(batch=batch) + "/begin")
-        begun = response.raise_for_status().json()
+        begun = _read(response)
         roles = tuple(begun["roles"])
         attempt = Batch(door, batch, token, begun["attempt"], roles, begun["timeout_seconds"])
         play = load_agent(begun["agent"], [role for role in roles if role != POLICY])
@@ -98,7 +103,7 @@ class _Player:
             outcome = await self._outcome(rollout_id, example)
         end = {**outcome, "seconds": time.monotonic() - started}
         response = await self._http.post(self._url("/end", rollout_id), json=end)
-        response.raise_for_status()
+        _read(response)
 
     async def _outcome(self, rollout_id: str, example: Example) -> dict[str, object]:
         endpoints = self._batch.endpoints(rollout_id)
@@ -122,7 +127,7 @@ class _Player:
                 if work.done():
                     return work.result()
                 response = await self._http.get(self._url("/waited", rollout_id))
-                waited = response.raise_for_status().json()["seconds"]
+                waited = _read(response)["seconds"]
                 left = limit + waited - (time.monotonic() - started)
         finally:
             await cancel_and_wait(work)
@@ -133,6 +138,12 @@ class _Player:
 
     def _url(self, route: str, rollout_id: str) -> str:
         return self._batch.url(ROLLOUT + route, rollout_id)
+
+
+def _read(response: httpx.Response) -> dict[str, Any]:
+    if response.is_error:
+        raise BatchRefused(response.json()["error"]["message"])
+    return response.json()
 
 
 @cache
