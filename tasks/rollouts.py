@@ -71,9 +71,16 @@ class RolloutServer:
 
     def play(self, batch: OpenBatch, play: Play) -> None:
         """Have an open batch played; EngineDied if the engine dies meanwhile."""
+        playing = self._play(batch, play)
+        asyncio.run(self.service.while_alive(playing, f"the rollouts of {batch.name}"))
+
+    async def _play(self, batch: OpenBatch, play: Play) -> None:
         with self.door.opened(batch) as token:
-            work = play(self.door.address, batch.name, token)
-            asyncio.run(self.service.while_alive(work, f"the rollouts of {batch.name}"))
+            try:
+                await play(self.door.address, batch.name, token)
+            except Exception:
+                await asyncio.wrap_future(self.door.settle(batch))  # no sampled call is lost
+                raise
 
 
 class JournalRecorder:

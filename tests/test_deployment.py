@@ -25,15 +25,15 @@ STARTING_SECONDS = 120
 RUNNING_SECONDS = 240
 
 AFTER_THE_FAULT = {
-    "rollouts train-00001",
-    "trajectories 00001",
-    "datums 00001",
-    "update 00001",
-    "shard test-00002",
-    "rollouts test-00002",
-    "shard greedy-00002",
-    "rollouts greedy-00002",
-    "score 00002",
+    "spans/train-00001.0",
+    "trajectories/00001",
+    "datums/00001",
+    "updates/00001",
+    "shards/test-00002",
+    "spans/test-00002.0",
+    "shards/greedy-00002",
+    "spans/greedy-00002.0",
+    "evaluations/00002",
 }
 
 
@@ -88,10 +88,11 @@ def test_a_deployment_trains_and_shows_itself(team: tuple[httpx.Client, Path]) -
     deployment = api.get("/deployments/name/train/hello").json()
     flow_run = _run(api, deployment["id"], {"recipe": recipe, "run": "deployed"})
     assert flow_run["state"]["type"] == "COMPLETED", _log(api, flow_run["id"])
+    assert flow_run["name"] == "deployed"
     assert len((runs / "deployed" / "metrics.jsonl").read_text().splitlines()) == 2
 
     tasks = api.post("/task_runs/filter", json=_of(flow_run)).json()
-    assert {"rollouts train-00001", "datums 00001", "update 00001", "score 00002"} <= {
+    assert {"spans/train-00001.0", "datums/00001", "updates/00001", "evaluations/00002"} <= {
         task["name"] for task in tasks
     }
     artifacts = {a["key"]: a for a in api.post("/artifacts/filter", json=_of(flow_run)).json()}
@@ -124,7 +125,7 @@ def test_retry_of_a_failed_run_redoes_only_what_is_missing(
     assert failed["state"]["type"] == "FAILED", _log(api, failed["id"])
     assert "process" in failed["state"]["message"]
     before = _worked(api, failed)
-    assert before["rollouts train-00001"] == 1
+    assert before["spans/train-00001.0"] == 1
 
     done = _retried(api, failed)
     assert (done["state"]["type"], done["run_count"]) == ("COMPLETED", 2), _log(api, done["id"])
@@ -191,7 +192,7 @@ def _worked(api: httpx.Client, flow_run: dict[str, Any]) -> Counter[str]:
 
 def _attempts(run: Path) -> dict[str, set[int]]:
     spans = [read_journal(path) for path in sorted((run / "journal").glob("train-*.jsonl"))]
-    return {batch[0]["batch"]: {span["attempt"] for span in batch} for batch in spans}
+    return {batch[0]["shard"]: {span["attempt"] for span in batch} for batch in spans}
 
 
 def _wait_for_health(client: httpx.Client) -> None:

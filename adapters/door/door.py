@@ -7,10 +7,10 @@ that batch until the batch is closed.
 import asyncio
 import hmac
 import secrets
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -28,9 +28,6 @@ from adapters.door.policy_backend import PolicyBackend
 from adapters.door.recorded import Answer
 from adapters.harness.batches import BATCH, ROLE, ROLLOUT
 from adapters.harness.rewards import Reward, RewardError, read_reward
-
-T = TypeVar("T")
-
 
 class Door(ChatApi):
     """Proxy that answers for the open batches of a run, and for nothing else.
@@ -65,8 +62,12 @@ class Door(ChatApi):
         try:
             yield self.token(batch.name)
         finally:
-            self._run(batch.supersede())
             del self._open[batch.name]
+            self.settle(batch)
+
+    def settle(self, batch: OpenBatch) -> Future[None]:
+        """End the attempts of a batch; the future is done when their calls are recorded."""
+        return asyncio.run_coroutine_threadsafe(batch.supersede(), self.server.loop)
 
     def token(self, batch: str) -> str:
         """Return the token that opens a batch: an HMAC of its name by a secret of this door."""
@@ -139,10 +140,6 @@ class Door(ChatApi):
             text = f"The end of {attempt.rollout.id} could not be recorded ({error})."
             raise Refused(500, text, code="not_recorded") from error
         return JSONResponse({})
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the door's event loop, from another thread."""
-        return asyncio.run_coroutine_threadsafe(work, self.server.loop).result()
 
 
 def _read_end(body: object) -> tuple[Reward | Failure, float]:
