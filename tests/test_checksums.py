@@ -8,32 +8,35 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tasks.remaking import datums_of
 
+from adapters.calls import POLICY
+from tasks.advantages import CreditAssignment
 from tasks.datums import read_datums, write_datums
 from tasks.journal import JournalError, read_journal, seal
-from tasks.metrics import measure
-from tasks.spans import reward_span
+from tasks.metrics import StepFiles, measure
+from tasks.spans import EndedAttempt, reward_span
 from tasks.storage.checksums import Damaged, verified
+from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read, write
 from tasks.trajectories import write_trajectories
 from tests.test_journal import NOON, call, written
 
 NAME = "train-00000-0000-0{}"
+BATCH = "train-00000.0"
+CENTRED = CreditAssignment("centred")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A journal and the three Parquet files that were made from it."""
-    folder = tmp_path_factory.mktemp("run")
+    run = RunFolder(tmp_path_factory.mktemp("run"))
     group = {"group_id": "train-00000-0000", "prefix_how": "new", "policy_version": "00000"}
     spans = [call(number, rollout) | group for number in (1, 2) for rollout in (0, 1)]
-    ends = [reward_span(NAME.format(k), 0, float(k), NOON, NOON) for k in (0, 1)]
-    journal = written(folder / "journal" / "train-00000.jsonl", *spans, *ends)
-    sealed = seal(journal, folder / "spans" / "train-00000.parquet")
-    trajectories = write_trajectories(sealed, folder / "trajectories" / "00000.parquet")
-    write_datums(trajectories, folder / "datums" / "00000.parquet", "centred")
-    return folder
+    ends = [reward_span(EndedAttempt(NAME.format(k), 0, NOON, NOON), float(k)) for k in (0, 1)]
+    sealed = seal(written(run.journal(BATCH), *spans, *ends), run.spans(BATCH))
+    write_trajectories(run.trajectories(POLICY, 0), [sealed])
+    write_datums(run.datums(POLICY, 0), run.trajectories(POLICY, 0), CENTRED)
+    return run
 
 
 def damaged(path: Path, folder: Path, place: float, change: int) -> Path:
@@ -51,13 +54,11 @@ changes = st.integers(1, 255)
 
 
 @settings(max_examples=300, deadline=None)
-@given(
-    st.sampled_from(["spans/train-00000", "trajectories/00000", "datums/00000"]), places, changes
-)
+@given(st.sampled_from([f"spans/{BATCH}", "trajectories/00000", "datums/00000"]), places, changes)
 def test_any_byte_changed_in_a_parquet_file_is_found(
-    run: Path, tmp_path_factory: pytest.TempPathFactory, name: str, place: float, change: int
+    run: RunFolder, tmp_path_factory: pytest.TempPathFactory, name: str, place: float, change: int
 ) -> None:
-    copy = damaged(run / f"{name}.parquet", tmp_path_factory.mktemp("flip"), place, change)
+    copy = damaged(run.path / f"{name}.parquet", tmp_path_factory.mktemp("flip"), place, change)
     with pytest.raises(Damaged, match="is damaged"):
         verified(copy)
     with pytest.raises(Damaged, match="Delete it, and resume the run"):
@@ -67,9 +68,9 @@ def test_any_byte_changed_in_a_parquet_file_is_found(
 @settings(max_examples=300, deadline=None)
 @given(place=places, change=changes)
 def test_any_byte_changed_in_a_journal_is_found(
-    run: Path, tmp_path_factory: pytest.TempPathFactory, place: float, change: int
+    run: RunFolder, tmp_path_factory: pytest.TempPathFactory, place: float, change: int
 ) -> None:
-    journal, folder = run / "journal" / "train-00000.jsonl", tmp_path_factory.mktemp("flip")
+    journal, folder = run.journal(BATCH), tmp_path_factory.mktemp("flip")
     with pytest.raises(JournalError, match=r"line \d, is damaged"):
         read_journal(damaged(journal, folder, place, change))
 
@@ -77,9 +78,9 @@ def test_any_byte_changed_in_a_journal_is_found(
 @settings(max_examples=300, deadline=None)
 @given(cut=places, place=places, change=changes)
 def test_a_torn_journal_gives_what_was_whole_or_says_it_is_damaged(
-    run: Path, tmp_path_factory: pytest.TempPathFactory, cut: float, place: float, change: int
+    run: RunFolder, tmp_path_factory: pytest.TempPathFactory, cut: float, place: float, change: int
 ) -> None:
-    journal, folder = run / "journal" / "train-00000.jsonl", tmp_path_factory.mktemp("flip")
+    journal, folder = run.journal(BATCH), tmp_path_factory.mktemp("flip")
     torn = folder / "torn" / "j.jsonl"
     torn.parent.mkdir()
     data = journal.read_bytes()
@@ -91,8 +92,8 @@ def test_a_torn_journal_gives_what_was_whole_or_says_it_is_damaged(
     assert spans == read_journal(torn)
 
 
-def test_the_last_byte_counts_as_any_other(run: Path, tmp_path: Path) -> None:
-    journal = run / "journal" / "train-00000.jsonl"
+def test_the_last_byte_counts_as_any_other(run: RunFolder, tmp_path: Path) -> None:
+    journal = run.journal(BATCH)
     data = journal.read_bytes()
     path = tmp_path / "j.jsonl"
     path.write_bytes(data[:-1] + b"\x0b")
@@ -109,14 +110,14 @@ def test_the_last_byte_counts_as_any_other(run: Path, tmp_path: Path) -> None:
     [("spans", "journal"), ("trajectories", "spans"), ("datums", "trajectories")],
 )
 def test_no_stage_reads_a_damaged_file_and_the_remedy_is_named(
-    run: Path, tmp_path: Path, folder: str, source: str
+    run: RunFolder, tmp_path: Path, folder: str, source: str
 ) -> None:
-    files = {path.parent.name: path for path in run.glob("*/*.parquet")}
+    files = {path.parent.name: path for path in run.path.glob("*/*.parquet")}
     files[folder] = damaged(files[folder], tmp_path, 0.3, 0x10)
     stages = {
-        "spans": lambda: write_trajectories(files["spans"], tmp_path / "t.parquet"),
+        "spans": lambda: write_trajectories(tmp_path / "t.parquet", [files["spans"]]),
         "trajectories": lambda: write_datums(
-            files["trajectories"], tmp_path / "d.parquet", "centred"
+            tmp_path / "d.parquet", files["trajectories"], CENTRED
         ),
         "datums": lambda: read_datums(files["datums"], "ppo"),
     }
@@ -124,39 +125,28 @@ def test_no_stage_reads_a_damaged_file_and_the_remedy_is_named(
     with pytest.raises(Damaged, match=said):
         stages[folder]()
     with pytest.raises(Damaged, match=said):
-        measure(files["spans"], files["trajectories"], files["datums"])
+        measure(
+            StepFiles(
+                [files["spans"]],
+                {POLICY: files["trajectories"]},
+                {POLICY: files["datums"]},
+                updates={},
+            )
+        )
 
 
-def test_another_policy_s_file_is_made_from_its_own_and_its_run_s(
-    run: Path, tmp_path: Path
+def test_the_remedy_for_another_policy_s_file_names_its_own_sources(
+    run: RunFolder, tmp_path: Path
 ) -> None:
-    copy = copytree(run, tmp_path / "run")
-    home = copy / "policies" / "fox"
-    for folder, source in (("trajectories", copy / "spans"), ("datums", home / "trajectories")):
-        path = damaged(copy / folder / "00000.parquet", home, 0.3, 0x10)
+    copy = RunFolder(copytree(run.path, tmp_path / "run"))
+    home = copy.path / "policies" / "fox"
+    for folder, source in (
+        ("trajectories", copy.path / "spans"),
+        ("datums", home / "trajectories"),
+    ):
+        path = damaged(copy.path / folder / "00000.parquet", home, 0.3, 0x10)
         with pytest.raises(Damaged, match=f"made anew of {source}"):
             verified(path)
-        path.unlink()
-    made = datums_of(copy, 0, "centred", "none", 1, home=home)
-    assert made == home / "datums" / "00000.parquet"
-    assert made.read_bytes() == (copy / "datums" / "00000.parquet").read_bytes()
-
-
-@pytest.mark.parametrize("deleted", [1, 2, 3])
-def test_what_was_deleted_is_made_anew_byte_for_byte(
-    run: Path, tmp_path: Path, deleted: int
-) -> None:
-    copy = copytree(run, tmp_path / "run")
-    names = ["datums/00000.parquet", "trajectories/00000.parquet", "spans/train-00000.parquet"]
-    for name in names[:deleted]:
-        (copy / name).unlink()
-    assert datums_of(copy, 0, "centred", "none", 1) == copy / names[0]
-    for name in names:
-        assert (copy / name).read_bytes() == (run / name).read_bytes()
-
-
-def test_what_has_no_source_left_is_gone(tmp_path: Path) -> None:
-    assert not datums_of(tmp_path, 0, "centred", "none", 1).exists()
 
 
 def test_a_file_that_others_wrote_has_no_checksum_and_is_not_trained_on(tmp_path: Path) -> None:

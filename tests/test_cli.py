@@ -5,8 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from flows.cli import app
 from flows.deployments import RecipeError, named_recipe, recipe_options
+from tasks.storage.files import write_text
+from tasks.storage.run_folder import RunError
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = (
@@ -55,7 +59,10 @@ def test_values_are_put_over_the_deployments() -> None:
         ("optimiser.learning_rate=1", "no key 'optimiser.learning_rate'; did you mean 'optimizer."),
         ("rollouts.groups=many", "recipe.rollouts.groups: Input should be a valid integer"),
         ("rollouts.groups=0", "greater than or equal to 1 (got '0')"),
-        ("algorithm.loss=grpo", "'importance_sampling', 'ppo', 'cispo', 'dro' or 'gspo'"),
+        (
+            "algorithm.loss=grpo",
+            "no loss 'grpo' (there is: importance_sampling, ppo, cispo, dro, gspo, cross_entropy)",
+        ),
         ("steps", "write it as section.key=value"),
     ],
 )
@@ -83,9 +90,32 @@ def test_errors_are_one_line_without_a_stack_trace() -> None:
 
 
 def test_runs_are_listed(tmp_path: Path) -> None:
-    said = ratchet("runs", RATCHET_RUNS=str(tmp_path))
+    said = ratchet("runs", RATCHET_RUNS=str(tmp_path / "runs"), HOME=str(tmp_path))
     assert (said.returncode, said.stderr) == (0, "")
     assert "holds no runs yet" in said.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("resume", "old"),
+        ("fork", "old", "--at", "1"),
+        ("replay", "old"),
+        ("serve", "old"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_run_of_an_older_format_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+    write_text(tmp_path / "old" / "manifest.json", '{"recipe": {"agent": "hello", "steps": 2}}')
+    said = CliRunner().invoke(app, arguments)
+    assert isinstance(said.exception, RunError)
+    assert "was written by an older Ratchet, in format 1" in str(said.exception)
+    listed = CliRunner().invoke(app, ["runs"]).output
+    assert listed.splitlines()[-1].startswith("old  -")
+    assert listed.rstrip().endswith("of another format")
 
 
 def test_help_names_every_command() -> None:

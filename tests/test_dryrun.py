@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.runtime.dryrun_recipe import OfflineError, offline, rehearsed
-from tasks.reports.drift import Drift, read_drift
+from flows.runtime.dryrun_recipe import OfflineError, shrink, take_offline
+from tasks.reports.drift import TokenDrift, read_drift
 from tasks.storage.tables import write
 from tests.small_recipe import small_recipe
 
@@ -45,20 +45,20 @@ def test_a_dry_run_of_several_policies_shows_what_each_would_learn_from(
     assert "trajectories of the policy listener made " in datums
 
 
-def test_a_rehearsed_recipe_is_small_and_logs_nowhere() -> None:
-    recipe = rehearsed(small_recipe(tracking={"project": "p"}, steps=9), 3)
+def test_a_shrunk_recipe_is_small_and_logs_nowhere() -> None:
+    recipe = shrink(small_recipe(tracking={"project": "p"}, steps=9), 3)
     assert (recipe.steps, recipe.rollouts.groups, recipe.rollouts.group_size) == (1, 3, 2)
     assert recipe.tracking.project is None
 
 
 def test_offline_takes_the_tiny_model_and_scripted_roles() -> None:
     hosted = small_recipe(model={"base": "Qwen/Qwen3-30B", "renderer": "qwen3_instruct"})
-    model = offline(hosted).model
+    model = take_offline(hosted).model
     assert (model.base, model.renderer) == ("local/tiny-chat", "qwen3")
     with pytest.raises(OfflineError, match="role answerer is answered by openai/gpt-5-mini"):
-        offline(small_recipe(roles={"answerer": "openai/gpt-5-mini"}))
+        take_offline(small_recipe(roles={"answerer": "openai/gpt-5-mini"}))
     several = small_recipe(roles={"teller": "policy", "listener": "policy:listener"})
-    assert offline(several) == several
+    assert take_offline(several) == several
 
 
 def test_drift_counts_the_turns_that_kept_their_tokens(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_drift_counts_the_turns_that_kept_their_tokens(tmp_path: Path) -> None:
         trajectory("answerer", 9, "new", [0, 0]),
     ]
     path = write(pa.Table.from_pylist(made), tmp_path / "trajectories.parquet")
-    assert read_drift(path) == [Drift("policy", turns=4, kept=3, broken={"unknown": 1})]
+    assert read_drift(path) == [TokenDrift("policy", turns=4, kept=3, broken={"unknown": 1})]
     assert str(read_drift(path)[0]) == (
         "policy: 3 of 4 turns kept the tokens that were sampled (75%); broken: 1 by unknown"
     )

@@ -16,17 +16,19 @@ pytestmark = pytest.mark.usefixtures("prefect_server")
 written: list[int] = []
 
 
-@durable("things/{number:03d}.txt", "thing {number}")
-def make_thing(path: Path, number: int) -> None:
+def write_thing(path: Path, number: int) -> None:
     if number < 0:
         raise ValueError("no such thing")
     written.append(number)
     write_text(path, f"thing {number}")
 
 
+make_thing = durable("make_thing", write_thing)
+
+
 @flow
 def make_things(folder: str, numbers: list[int]) -> list[Path]:
-    return [make_thing(Path(folder), number) for number in numbers]
+    return [make_thing(Path(folder) / "things" / f"{n:03d}.txt", n) for n in numbers]
 
 
 def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
@@ -38,12 +40,21 @@ def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
     assert written == [1, 2, 3]
 
 
-def test_a_task_run_is_named_by_what_it_makes_and_by_whose_policy_it_is(tmp_path: Path) -> None:
+def test_a_task_whose_file_is_there_returns_its_path_and_is_cached(tmp_path: Path) -> None:
+    (tmp_path / "things").mkdir()
+    (tmp_path / "things" / "007.txt").write_text("made before")
+    assert make_things(str(tmp_path), [7]) == [tmp_path / "things" / "007.txt"]
+    with get_client(sync_client=True) as client:
+        states = {run.name: run.state_name for run in client.read_task_runs()}
+    assert states["things/007"] == "Cached"
+
+
+def test_a_task_run_is_named_after_its_file_and_the_policy_that_has_it(tmp_path: Path) -> None:
     make_things(str(tmp_path), [1])
     make_things(str(tmp_path / "policies" / "fox"), [1])
     with get_client(sync_client=True) as client:
-        named = {run.name for run in client.read_task_runs()}
-    assert {"thing 1", "thing 1 of fox"} <= named
+        names = {run.name for run in client.read_task_runs()}
+    assert {"things/001", "policies/fox/things/001"} <= names
 
 
 def test_a_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
@@ -84,14 +95,11 @@ def test_with_a_full_disk_writing_waits_and_says_so(
 def test_a_task_that_met_a_full_disk_is_retried(tmp_path: Path) -> None:
     failures = [OSError(errno.ENOSPC, "No space left on device")]
 
-    @durable("once.txt", "once")
-    def make_once(path: Path) -> None:
+    def write_once(path: Path) -> None:
         if failures:
             raise failures.pop()
         write_text(path, "made")
 
-    @flow
-    def make_it() -> Path:
-        return make_once(tmp_path)
-
-    assert make_it().read_text() == "made"
+    made = durable("make_once", write_once)(tmp_path / "once.txt")
+    assert made.read_text() == "made"
+    assert failures == []

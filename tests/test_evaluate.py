@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from adapters.calls import POLICY, Policy, Sampling
-from adapters.door.serving import OpenDoor
+from adapters.door.serving import OpenDoor, ServedModel
+from adapters.harness.batches import BatchRefused
 from flows.evaluate import evaluate
-from flows.runtime.eval_targets import Contender, ContenderError, named_checkpoint
+from flows.runtime.eval_targets import EvalTarget, EvalTargetError, read_checkpoint
 from tasks.journal import Journal, read_journal
 from tasks.reports.games import read_games
 from tasks.reports.reports import runs_table
+from tasks.storage.files import write_text
 from tasks.storage.run_folder import RunError
 from tests.small_recipe import small_recipe
 from tests.stand_in import CHAT, END, StandIn, letters
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("prefect_server", "tiny_chat")
 
 
 class CutOff(Exception):
-    """As if the process had been killed."""
+    """Failure of the journal in the middle of an evaluation."""
 
 
 @pytest.fixture
@@ -46,40 +48,51 @@ def test_an_evaluation_that_was_cut_off_goes_on_and_plays_no_example_twice(
 
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "append", cut_off)
-        with pytest.raises(CutOff):
+        with pytest.raises(BatchRefused, match="CutOff"):
             evaluate(small_recipe(rollouts=ONE_BY_ONE), model="base")
 
     evaluated = evaluate(small_recipe(rollouts=ONE_BY_ONE), model="base")
     folder = evaluated.file.parents[1]
     assert folder.parent == runs / "evaluations"
-    spans = read_journal(folder / "journal" / "test-00000.jsonl")
+    spans = read_journal(folder / "journal" / "test-00000.0.jsonl")
     ended = [span["rollout_id"] for span in spans if span["kind"] == "reward"]
     assert len(ended) == len(set(ended)) == 4
 
     games = [json.loads(line) for line in evaluated.games["sampled"].read_text().splitlines()]
     assert len({game["index"] for game in games}) == 4
     assert all(game["identity"] and game["turn_index"] == 1 for game in games)
-    assert games == read_games(folder / "spans" / "test-00000.parquet", ["identity"])
+    assert games == read_games([folder / "spans" / "test-00000.0.parquet"], ["identity"])
     assert evaluated.scores["sampled"].rollouts == evaluated.scores["greedy"].rollouts == 4
-    assert "holds no runs yet" in runs_table(runs)
+    assert "holds no runs yet" in runs_table()
 
 
 @pytest.mark.usefixtures("runs")
 def test_who_is_evaluated_is_said_in_one_way() -> None:
     recipe = small_recipe()
-    with pytest.raises(ContenderError, match="--model RUN@STEP is a run's checkpoint"):
-        Contender.of(recipe, "one", None, "base")
+    with pytest.raises(EvalTargetError, match="--model RUN@STEP is a run's checkpoint"):
+        EvalTarget.find(recipe, "one", None, "base")
     with pytest.raises(RunError, match="there is no run at"):
-        Contender.of(recipe, None, None, "none@3")
-    with pytest.raises(ContenderError, match="RUN@STEP does, such as one@10"):
-        named_checkpoint("one@last")
-    assert named_checkpoint("one@3") == ("one", 3)
+        EvalTarget.find(recipe, None, None, "none@3")
+    with pytest.raises(EvalTargetError, match="RUN@STEP does, such as one@10"):
+        read_checkpoint("one@last")
+    assert read_checkpoint("one@3") == ("one", 3)
+
+
+def test_a_run_of_an_older_format_is_not_evaluated(runs: Path) -> None:
+    recipe = small_recipe().model_dump(mode="json")
+    write_text(runs / "old" / "manifest.json", json.dumps({"recipe": recipe}))
+    with pytest.raises(RunError, match="written by an older Ratchet, in format 1"):
+        EvalTarget.find(small_recipe(), "old", None, None)
+    with pytest.raises(RunError, match="written by an older Ratchet, in format 1"):
+        EvalTarget.find(small_recipe(), None, None, "old@1")
+    with pytest.raises(RunError, match="no run of the agent 'hello'; train one first"):
+        EvalTarget.find(small_recipe(), None, None, None)
 
 
 def test_the_base_model_is_checkpoint_0_of_a_run_of_its_own() -> None:
-    named = Contender.of(small_recipe(), None, None, "local/tiny-chat")
-    assert (named.run, named.step) == (Contender.of(small_recipe(), None, None, "base").run, 0)
-    other = Contender.of(small_recipe(seed=1), None, None, "base")
+    named = EvalTarget.find(small_recipe(), None, None, "local/tiny-chat")
+    assert (named.run, named.step) == (EvalTarget.find(small_recipe(), None, None, "base").run, 0)
+    other = EvalTarget.find(small_recipe(seed=1), None, None, "base")
     assert named.run != other.run
 
 
@@ -89,7 +102,8 @@ def test_a_model_of_litellm_answers_as_the_policy(
     pytest.importorskip("litellm")
     recipe = small_recipe(evaluation={"examples": 2}, rollouts=ONE_BY_ONE)
     policy = Policy(StandIn(lambda *_: [*letters("I am here."), END]), "0")
-    with OpenDoor(CHAT, "a-key", policy, "any", Sampling(16, 1.0, 1.0, -1)) as door:
+    served = ServedModel("any", policy, Sampling(16, 1.0, 1.0, -1))
+    with OpenDoor(CHAT, served, "a-key") as door:
         monkeypatch.setenv("OPENAI_BASE_URL", door.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "a-key")
         evaluated = evaluate(recipe, model="openai/any")
@@ -102,7 +116,7 @@ def test_a_model_of_litellm_answers_as_the_policy(
     assert folder.name.startswith("hello-openai-any-")
     calls = [
         span
-        for span in read_journal(folder / "journal" / "test-00000.jsonl")
+        for span in read_journal(folder / "journal" / "test-00000.0.jsonl")
         if span["kind"] == "llm"
     ]
     assert [call["policy_version"] for call in calls] == ["openai/any"] * 2

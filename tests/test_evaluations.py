@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tasks.evaluations import (
-    Outcome,
+    PlayedShard,
+    ScoredRollout,
     Spent,
     interval_of,
     pass_at,
@@ -17,15 +18,20 @@ from tasks.evaluations import (
     score_spans,
     write_evaluation,
 )
-from tasks.shards import write_shard
 from tasks.spans import table
+from tasks.storage.files import write_text
 from tasks.storage.tables import write
 
 EARNED = {"kind": "reward", "reward_name": "reward", "reward": 1.0}
 
 
-def outcomes(**groups: Sequence[float | None]) -> list[Outcome]:
-    return [Outcome(group, reward) for group, rewards in groups.items() for reward in rewards]
+def written_shard(path: Path, *examples: dict[str, str]) -> Path:
+    rows = [{"example_id": place, "example": row, "batch": 0} for place, row in enumerate(examples)]
+    return write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def outcomes(**groups: Sequence[float | None]) -> list[ScoredRollout]:
+    return [ScoredRollout(group, reward) for group, rewards in groups.items() for reward in rewards]
 
 
 def test_the_mean_is_over_examples_and_so_is_its_error() -> None:
@@ -60,7 +66,7 @@ def test_pass_at_is_told_for_doublings_of_k() -> None:
     assert result.finished.pass_at == pytest.approx({1: 1 / 12, 2: 2 / 12, 4: 4 / 12, 6: 0.5})
 
 
-def test_of_examples_that_are_won_or_lost_the_interval_is_wilsons() -> None:
+def test_the_interval_of_zeros_and_ones_is_wilsons() -> None:
     # 5 of 10: .5 ± 1.96 / 1.384 * sqrt(.025 + .0096), as Wilson (1927) has it.
     assert interval_of([1.0, 0.0] * 5) == pytest.approx((0.2366, 0.7634), abs=1e-4)
     low, high = interval_of([0.0] * 10) or (1.0, 0.0)
@@ -68,7 +74,7 @@ def test_of_examples_that_are_won_or_lost_the_interval_is_wilsons() -> None:
     assert high == pytest.approx(0.2775, abs=1e-4)
 
 
-def test_of_other_rewards_the_interval_is_by_the_standard_error() -> None:
+def test_the_interval_of_other_rewards_is_by_the_standard_error() -> None:
     # A deviation of .25 over three examples.
     half = 1.96 * 0.25 / sqrt(3)
     assert interval_of([0.75, 0.25, 0.5]) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-4)
@@ -97,13 +103,7 @@ def test_headline_numbers_are_flat() -> None:
 
 def test_a_batch_is_scored_from_its_spans_and_by_category(tmp_path: Path) -> None:
     categories = ["animal", "animal", "flower"]
-    shard = write_shard(
-        [
-            {"example_id": 7 + place, "example": {"category": category}}
-            for place, category in enumerate(categories)
-        ],
-        tmp_path / "shard.jsonl",
-    )
+    shard = written_shard(tmp_path / "s.jsonl", *({"category": name} for name in categories))
 
     def ended(place: int, reward: float | None, attempt: int = 0) -> dict:
         group = f"test-00010-{place:04d}"
@@ -114,7 +114,7 @@ def test_a_batch_is_scored_from_its_spans_and_by_category(tmp_path: Path) -> Non
 
     rows = [ended(0, 1.0), ended(1, None), ended(1, 0.5, attempt=1), ended(2, None)]
     spans = write(table(rows), tmp_path / "spans.parquet")
-    result = score_spans(spans, shard)
+    result = score_spans([spans], shard)
     assert (result.rollouts, result.failed, result.finished.mean) == (3, 1, 0.75)
     assert result.categories["animal"].finished.mean == 0.75
     assert result.categories["flower"].failed == 1
@@ -122,16 +122,14 @@ def test_a_batch_is_scored_from_its_spans_and_by_category(tmp_path: Path) -> Non
 
 
 def test_examples_without_a_category_have_none(tmp_path: Path) -> None:
-    shard = write_shard([{"example_id": 0, "example": {"question": "?"}}], tmp_path / "s.jsonl")
+    shard = written_shard(tmp_path / "s.jsonl", {"question": "?"})
     row = {"rollout_id": "test-00000-0000-00", "group_id": "test-00000-0000", "attempt": 0}
     spans = write(table([row | EARNED]), tmp_path / "spans.parquet")
-    assert score_spans(spans, shard).categories == {}
+    assert score_spans([spans], shard).categories == {}
 
 
 def test_what_roles_spent_is_summed_over_every_attempt(tmp_path: Path) -> None:
-    shard = write_shard(
-        [{"example_id": 0, "example": {"category": "animal"}}], tmp_path / "s.jsonl"
-    )
+    shard = written_shard(tmp_path / "s.jsonl", {"category": "animal"})
 
     def call(number: int, cost: float | None = None, **columns: object) -> dict:
         return {
@@ -157,18 +155,24 @@ def test_what_roles_spent_is_summed_over_every_attempt(tmp_path: Path) -> None:
         call(5, role="policy", gen_ai_provider_name="ratchet", attributes={}),
         call(6, attempt=1, kind="error", role=None, error_type="TimeoutError"),
     ]
-    result = score_spans(write(table(rows), tmp_path / "spans.parquet"), shard)
+    spans = write(table(rows), tmp_path / "spans.parquet")
+    result = score_spans([spans], shard)
     judge = Spent(calls=3, priced=2, prompt_tokens=30, sampled_tokens=6, cost=0.75)
     seer = Spent(calls=1, priced=0, prompt_tokens=10, sampled_tokens=2, cost=None)
     assert result.spent == result.categories["animal"].spent == {"judge": judge, "seer": seer}
     assert result.metrics("test")["test/cost/judge"] == 0.75
     assert "test/cost/seer" not in result.metrics("test")
-    path = write_evaluation(tmp_path / "scores.json", {"sampled": result})
-    assert read_evaluation(path) == {"sampled": result}
 
 
 def test_an_evaluation_is_a_file_that_reads_back(tmp_path: Path) -> None:
-    scores = {"greedy": score(outcomes(a=[1.0])), "sampled": score(outcomes(a=[1.0, None]))}
-    path = write_evaluation(tmp_path / "evaluations" / "00010.json", scores)
-    assert read_evaluation(path) == scores
-    assert json.loads(path.read_text())["sampled"]["failed"] == 1
+    shard = written_shard(tmp_path / "s.jsonl", {"category": "animal"})
+    place = {"group_id": "test-00010-0000", "attempt": 0}
+    rows = [place | EARNED | {"rollout_id": f"test-00010-0000-{k:02d}"} for k in (0, 1)]
+    rows[1] |= {"kind": "error", "reward_name": None, "reward": None}
+    spans = write(table(rows), tmp_path / "spans.parquet")
+    played, path = PlayedShard(shard, [spans]), tmp_path / "evaluations" / "00010.json"
+    write_evaluation(path, {"greedy": played, "sampled": played}, threshold=0.5)
+    scores = read_evaluation(path)
+    assert scores["greedy"] == scores["sampled"] == score_spans([spans], shard, threshold=0.5)
+    written = json.loads(path.read_text())["sampled"]
+    assert (written["rollouts"], written["failed"], written["threshold"]) == (2, 1, 0.5)

@@ -52,9 +52,9 @@ def spans(tmp_path: Path) -> Path:
 
 
 def test_a_game_has_its_example_how_it_went_and_what_was_said(spans: Path) -> None:
-    won = read_games(spans)[0]
+    won = read_games([spans])[0]
     assert (won["index"], won["answer"], won["category"]) == (12, "cat", "animal")
-    assert "split" not in read_games(spans, ["answer"])[0]
+    assert "split" not in read_games([spans], ["answer"])[0]
     assert (won["reward"], won["correct"], won["error"]) == (1.0, True, None)
     assert (won["turn_index"], won["num_tool_calls"]) == (2, 1)
     said = [(turn["role"], turn["question"], turn["response"]) for turn in won["interactions"]]
@@ -68,16 +68,17 @@ def test_a_game_has_its_example_how_it_went_and_what_was_said(spans: Path) -> No
 
 
 def test_a_failed_game_is_neither_won_nor_lost(spans: Path) -> None:
-    failed = read_games(spans)[1]
+    failed = read_games([spans])[1]
     assert failed["error"] == "TimeoutError: late"
     assert (failed["index"], failed["reward"], failed["correct"]) == (3, None, None)
     assert (failed["turn_index"], failed["interactions"]) == (0, [])
 
 
 def test_a_game_is_correct_from_the_threshold_on(spans: Path) -> None:
-    assert read_games(spans, threshold=1.5)[0]["correct"] is False
+    assert read_games([spans], threshold=1.5)[0]["correct"] is False
 
 
 def test_games_are_written_a_line_each(spans: Path, tmp_path: Path) -> None:
-    path = write_games(spans, tmp_path / "games.jsonl")
-    assert [json.loads(line) for line in path.read_text().splitlines()] == read_games(spans)
+    path = tmp_path / "games.jsonl"
+    write_games(path, [spans])
+    assert [json.loads(line) for line in path.read_text().splitlines()] == read_games([spans])

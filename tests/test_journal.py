@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.journal import Journal, JournalError, read_journal, read_spans, seal
-from tasks.spans import Span, reward_span
+from tasks.spans import EndedAttempt, Span, reward_span
 
 ROOT = Path(__file__).parent.parent
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -45,7 +45,7 @@ def written(path: Path, *spans: Span) -> Path:
 
 
 def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
-    spans = [call(0), call(1), reward_span("train-00000-0000-00", 0, 0.1, NOON, NOON)]
+    spans = [call(0), call(1), reward_span(EndedAttempt("train-00000-0000-00", 0, NOON, NOON), 0.1)]
     assert read_journal(written(tmp_path / "new" / "j.jsonl", *spans)) == spans
 
 

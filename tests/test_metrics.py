@@ -1,22 +1,28 @@
 """A step → one flat row of numbers."""
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from adapters.calls import POLICY
+from tasks.advantages import CreditAssignment
 from tasks.datums import read_datums, write_datums
-from tasks.metrics import divergence, measure, read_metrics, record_metrics
+from tasks.metrics import StepFiles, divergence, measure, read_metrics, record_metrics
 from tasks.spans import table
 from tasks.storage.tables import write
 from tasks.trajectories import write_trajectories
 
+BEGAN = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
 
 def rollout(group: int, index: int, *rows: dict, attempt: int = 0) -> list[dict]:
-    """The spans of one attempt; each is a row whose missing columns are filled in."""
-    name = f"train-00000-{group:04d}"
+    """Spans of one attempt of one second; an attempt begins ten seconds after the one before."""
+    name, began = f"train-00000-{group:04d}", BEGAN + attempt * timedelta(seconds=10)
     place = {"rollout_id": f"{name}-{index:02d}", "group_id": name, "attempt": attempt}
+    place |= {"started": began, "ended": began + timedelta(seconds=1)}
     call = {"kind": "llm", "role": "policy", "prefix_how": "new", "policy_version": "00000"}
     return [
         place
@@ -38,16 +44,18 @@ def ended(reward: float) -> dict:
 FAILED = {"kind": "error", "error_type": "TimeoutError"}
 
 
-def files(folder: Path, *rollouts: list[dict]) -> tuple[Path, Path, Path]:
+def files(folder: Path, *rollouts: list[dict]) -> StepFiles:
     rows = [row for spans in rollouts for row in spans]
     spans = write(table(rows), folder / "spans.parquet")
-    trajectories = write_trajectories(spans, folder / "trajectories.parquet")
-    return spans, trajectories, write_datums(trajectories, folder / "datums.parquet", "centred")
+    trajectories, datums = folder / "trajectories.parquet", folder / "datums.parquet"
+    write_trajectories(trajectories, [spans])
+    write_datums(datums, trajectories, CreditAssignment("centred"))
+    return StepFiles([spans], {POLICY: trajectories}, {POLICY: datums}, {})
 
 
 def test_a_step_in_numbers(tmp_path: Path) -> None:
     kept = {"prefix_len": 3, "prefix_call": 0, "prefix_how": "messages"}
-    spans, trajectories, datums = files(
+    made = files(
         tmp_path,
         rollout(0, 0, said([1, 2], [3]), said([1, 2, 3, 4], [5, 6], -2.0, **kept), ended(1.0)),
         rollout(0, 1, said([1, 2], [3]), said([1, 7], [8], prefix_how="unknown"), ended(0.0)),
@@ -55,7 +63,7 @@ def test_a_step_in_numbers(tmp_path: Path) -> None:
         rollout(1, 0, FAILED),
         rollout(1, 0, said([1], [2]), said([1], [9], role="judge"), ended(0.5), attempt=1),
     )
-    assert measure(spans, trajectories, datums) == {
+    assert measure(made) == {
         "rollouts/ok": 3,
         "rollouts/failed": 1,
         "rollouts/retried": 1,
@@ -85,6 +93,7 @@ def test_a_step_in_numbers(tmp_path: Path) -> None:
         "datums": 3,
         "datums/dropped": 1,
         "tokens/trained": 5,
+        "seconds/sampling": 11.0,
     }
 
 
@@ -92,7 +101,7 @@ def test_answers_are_counted_that_kept_to_the_form_they_were_asked_for(tmp_path:
     formed = [{"format": {"valid": valid}} for valid in (True, False, None)]
     kept = [{"tool_choice": {"kept": True}}, {}]
     calls = [said([1], [2], attributes=found) for found in (*formed, *kept)]
-    metrics = measure(*files(tmp_path, rollout(0, 0, *calls, ended(1.0))))
+    metrics = measure(files(tmp_path, rollout(0, 0, *calls, ended(1.0))))
     assert (metrics["format/valid_fraction"], metrics["tool_choice/kept_fraction"]) == (0.5, 1.0)
 
 
@@ -101,24 +110,25 @@ def test_a_call_counts_where_it_was_sampled_and_not_where_it_was_given_again(
 ) -> None:
     first, again = {"request_sha": "a", "replayed": False}, {"request_sha": "a", "replayed": True}
     other = {"request_sha": "b", "replayed": False}
-    lost = {"kind": "begun", "role": "policy", "call": 2, "request_sha": "c"}
+    lost = {"kind": "begun", "role": "policy", "call": 2, "request_sha": "c", "ended": None}
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
     end = ended(1.0)
     whole = [said([1], [2, 3], **first), said([4], [5], **other), end]
     cut = rollout(0, 0, said([1], [2, 3], **first), lost)
     resumed = rollout(0, 0, said([1], [2, 3], **again), said([4], [5], **other), end, attempt=1)
-    expected = measure(*files(undisturbed, rollout(0, 0, *whole)))
-    assert measure(*files(disturbed, cut, resumed)) == expected | {
+    expected = measure(files(undisturbed, rollout(0, 0, *whole)))
+    assert measure(files(disturbed, cut, resumed)) == expected | {
         "rollouts/retried": 1,
         "calls/lost": 1,
         "replay/calls": 1,
         "replay/tokens": 2,
         "replay/rollouts": 1,
+        "seconds/sampling": 11.0,
     }
 
 
 def test_a_step_in_which_everything_failed_has_counts_and_no_means(tmp_path: Path) -> None:
-    metrics = measure(*files(tmp_path, rollout(0, 0, FAILED)))
+    metrics = measure(files(tmp_path, rollout(0, 0, FAILED)))
     assert metrics["rollouts/failed"] == 1
     assert metrics["groups"] == metrics["datums"] == metrics["tokens/sampled"] == 0
     assert metrics.keys().isdisjoint({"reward/mean", "entropy", "groups/uniform_fraction"})
@@ -137,44 +147,46 @@ def test_partial_and_dropped_groups_are_counted(tmp_path: Path) -> None:
         rollout(3, 0, FAILED),
     )
     names = ("groups", "groups/partial", "groups/dropped")
-    counts = {size: [measure(*made, size)[name] for name in names] for size in (1, 2, 3)}
+    counts = {
+        size: [measure(made, min_group_size=size)[name] for name in names] for size in (1, 2, 3)
+    }
     assert counts == {1: [3, 3, 1], 2: [3, 3, 2], 3: [3, 3, 3]}
 
 
 def test_a_rollout_that_never_called_the_policy_has_a_reward_all_the_same(tmp_path: Path) -> None:
-    metrics = measure(*files(tmp_path, rollout(0, 0, ended(1.0)), rollout(0, 1, ended(0.0))))
+    metrics = measure(files(tmp_path, rollout(0, 0, ended(1.0)), rollout(0, 1, ended(0.0))))
     assert (metrics["reward/mean"], metrics["groups"]) == (0.5, 0)
 
 
 def test_divergence_is_over_sampled_tokens_only(tmp_path: Path) -> None:
-    _, _, datums = files(
+    made = files(
         tmp_path,
         rollout(0, 0, said([1, 2], [3, 4], -1.0), ended(1.0)),
         rollout(0, 1, said([1], [2], -1.0), ended(0.0)),
     )
     # Differences log q - log p: .5, -.5 and 1.
     returned = [np.array([-9.0, -1.5, -0.5]), np.array([-2.0])]
-    assert divergence(datums, returned) == {
+    assert divergence(made.datums[POLICY], returned) == {
         "kl_sample_train_v1": pytest.approx(1 / 3),
         "kl_sample_train_v2": pytest.approx((0.25 + 0.25 + 1) / 3 / 2),
     }
 
 
 def test_log_probabilities_of_other_tokens_than_were_sampled_are_refused(tmp_path: Path) -> None:
-    _, _, datums = files(
+    made = files(
         tmp_path,
         rollout(0, 0, said([1], [2, 3]), ended(1.0)),
         rollout(0, 1, said([1], [2]), ended(0.0)),
     )
     with pytest.raises(ValueError, match=r"a datum of train-00000-0000-00 has 2 targets, but 1"):
-        divergence(datums, [np.zeros(1), np.zeros(1)])
+        divergence(made.datums[POLICY], [np.zeros(1), np.zeros(1)])
     with pytest.raises(ValueError, match="has 2 datums, but 1 came back"):
-        divergence(datums, [np.zeros(2)])
+        divergence(made.datums[POLICY], [np.zeros(2)])
 
 
 def test_an_empty_batch_diverges_from_nothing(tmp_path: Path) -> None:
-    _, _, datums = files(tmp_path, rollout(0, 0, said([1], [2]), ended(1.0)))
-    assert divergence(datums, []) == {}
+    made = files(tmp_path, rollout(0, 0, said([1], [2]), ended(1.0)))
+    assert divergence(made.datums[POLICY], []) == {}
 
 
 def bigram_rollouts(logits: np.ndarray, count: int, length: int) -> list[list[dict]]:
@@ -196,15 +208,15 @@ def test_a_batch_without_its_final_targets_shows_in_the_divergence(tmp_path: Pat
     """The classic mistake: inputs cut at the front too, so that each target is one too late."""
     logits = np.random.default_rng(1).normal(scale=1.0, size=(16, 16))
     logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    _, _, path = files(tmp_path, *bigram_rollouts(logits, count=16, length=16))
+    made = files(tmp_path, *bigram_rollouts(logits, count=16, length=16))
     right, wrong = [], []
-    for datum in read_datums(path, "importance_sampling"):
+    for datum in read_datums(made.datums[POLICY], "importance_sampling"):
         inputs = np.array(datum.model_input.to_ints())
         targets = datum.loss_fn_inputs["target_tokens"].to_numpy()
         right.append(logits[inputs, targets])
         # The final target is missing: the rest stands one place off, with a zero in the gap.
         wrong.append(np.append(logits[inputs[1:], targets[1:]], 0.0))
-    healthy, broken = divergence(path, right), divergence(path, wrong)
+    healthy, broken = (divergence(made.datums[POLICY], logprobs) for logprobs in (right, wrong))
     assert abs(healthy["kl_sample_train_v1"]) < 1e-6
     assert healthy["kl_sample_train_v2"] < 1e-6
     assert broken["kl_sample_train_v2"] > 0.3
@@ -213,9 +225,9 @@ def test_a_batch_without_its_final_targets_shows_in_the_divergence(tmp_path: Pat
 def test_a_step_is_recorded_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     assert read_metrics(path) == []
-    assert record_metrics(path, 0, {"reward/mean": 0.5})
-    assert record_metrics(path, 1, {"reward/mean": 0.75})
-    assert not record_metrics(path, 1, {"reward/mean": 9.0})
+    record_metrics(path, 0, {"reward/mean": 0.5})
+    record_metrics(path, 1, {"reward/mean": 0.75})
+    record_metrics(path, 1, {"reward/mean": 9.0})
     assert read_metrics(path) == [
         {"step": 0, "reward/mean": 0.5},
         {"step": 1, "reward/mean": 0.75},
@@ -228,7 +240,7 @@ def test_a_line_that_was_cut_off_is_not_there(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('{"step": 1, "rew')
     assert [row["step"] for row in read_metrics(path)] == [0]
-    assert record_metrics(path, 1, {"reward/mean": 0.75})
+    record_metrics(path, 1, {"reward/mean": 0.75})
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 1]
 
 

@@ -1,19 +1,21 @@
 """A run → what a person wants to read of it."""
 
-import fcntl
-import json
 import re
 from pathlib import Path
 
 import duckdb
 import pytest
 
+from adapters.calls import POLICY
+from tasks.advantages import CreditAssignment
 from tasks.checkpoints import Ledger
 from tasks.datums import write_datums
-from tasks.evaluations import Outcome, Spent, score
+from tasks.evaluations import ScoredRollout, Spent, score
 from tasks.metrics import record_metrics
 from tasks.reports.reports import list_runs, metrics_table, runs_table, scores_table, transcripts
 from tasks.spans import Span, table
+from tasks.storage.manifest import write_manifest
+from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import write
 from tasks.trajectories import write_trajectories
 
@@ -60,7 +62,7 @@ def test_transcripts_show_the_best_the_middle_and_the_worst(tmp_path: Path) -> N
         tmp_path / "spans.parquet",
         *(rollout(k, said("Who are you?", f"I am {k}"), ended(r)) for k, r in rewards.items()),
     )
-    text = transcripts(spans)
+    text = transcripts([spans])
     titles = re.findall(r"^## (.*)\n\n(.*)$", text, re.M)
     assert titles == [
         ("best: train-00000-0000-02", "reward 1"),
@@ -75,7 +77,7 @@ def test_transcripts_show_the_best_the_middle_and_the_worst(tmp_path: Path) -> N
 @pytest.mark.parametrize(("count", "titles"), [(1, ["best"]), (2, ["best", "worst"])])
 def test_few_rollouts_are_each_shown_once(tmp_path: Path, count: int, titles: list[str]) -> None:
     rollouts = [rollout(k, said("?", "!"), ended(float(k))) for k in range(count)]
-    text = transcripts(sealed(tmp_path / "spans.parquet", *rollouts))
+    text = transcripts([sealed(tmp_path / "spans.parquet", *rollouts)])
     assert re.findall(r"^## (\w+):", text, re.M) == titles
 
 
@@ -91,7 +93,7 @@ def test_a_conversation_is_told_once_by_its_last_call(tmp_path: Path) -> None:
         said("elsewhere?", "third", call=2),
     ]
     spans = sealed(tmp_path / "spans.parquet", rollout(0, *calls, ended(1.0)))
-    text = transcripts(spans)
+    text = transcripts([spans])
     assert [text.count(word) for word in ("first", "second", "third")] == [1, 1, 1]
 
 
@@ -99,12 +101,12 @@ def test_tool_calls_are_part_of_what_was_said_and_no_text_ends_its_block(tmp_pat
     call = {"function": {"name": "search", "arguments": '{"q": "x"}'}}
     reply = {"role": "assistant", "content": "```\nlook", "tool_calls": [call]}
     spans = sealed(tmp_path / "s.parquet", rollout(0, said("?", "", reply=reply), ended(1.0)))
-    assert '````text\n```\nlook\nsearch({"q": "x"})\n````' in transcripts(spans)
+    assert '````text\n```\nlook\nsearch({"q": "x"})\n````' in transcripts([spans])
 
 
 def test_where_everything_failed_the_errors_are_shown(tmp_path: Path) -> None:
     spans = sealed(tmp_path / "s.parquet", rollout(0, ended(None)))
-    text = transcripts(spans)
+    text = transcripts([spans])
     assert "## failed: train-00000-0000-00\n\nTimeoutError: too late" in text
 
 
@@ -120,24 +122,28 @@ def test_the_metrics_table_has_a_line_a_step(tmp_path: Path) -> None:
     )
 
 
-def run_of(root: Path, name: str, steps: int, done: int) -> Path:
-    folder = root / name
-    folder.mkdir(parents=True)
-    manifest = {"recipe": {"agent": "hello", "steps": steps}}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+
+
+def make_run(name: str, steps: int, done: int) -> RunFolder:
+    run = folder_of(name)
+    recipe = {"agent": "hello", "steps": steps, "dataset": {"path": __file__}}
+    write_manifest(run, recipe, "f00d")
     for step in range(done):
-        record_metrics(folder / "metrics.jsonl", step, {"reward/mean": step / 4})
-    return folder
+        record_metrics(run.metrics, step, {"reward/mean": step / 4})
+    return run
 
 
-def test_runs_are_listed_with_their_state(tmp_path: Path) -> None:
-    run_of(tmp_path, "a", steps=2, done=2)
-    run_of(tmp_path, "b", steps=4, done=2)
-    running = run_of(tmp_path, "c", steps=4, done=0)
-    Ledger(run_of(tmp_path, "d", steps=4, done=2) / "checkpoints.jsonl").begin(3)
-    with (running / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        runs = list_runs(tmp_path)
+@pytest.mark.usefixtures("runs")
+def test_runs_are_listed_with_their_state() -> None:
+    make_run("a", steps=2, done=2)
+    make_run("b", steps=4, done=2)
+    running = make_run("c", steps=4, done=0)
+    Ledger(make_run("d", steps=4, done=2).checkpoints(POLICY)).begin(3)
+    with running.locked():
+        runs = list_runs()
     assert [(run.name, run.done, run.steps, run.reward, run.state) for run in runs] == [
         ("a", 2, 2, 0.25, "finished"),
         ("b", 2, 4, 0.25, "stopped"),
@@ -146,19 +152,20 @@ def test_runs_are_listed_with_their_state(tmp_path: Path) -> None:
     ]
 
 
-def test_the_terminal_gets_a_table_in_columns(tmp_path: Path) -> None:
-    assert "holds no runs yet" in runs_table(tmp_path)
-    run_of(tmp_path, "hello-1", steps=4, done=1)
-    assert runs_table(tmp_path).splitlines() == [
+@pytest.mark.usefixtures("runs")
+def test_the_terminal_gets_a_table_in_columns() -> None:
+    assert "holds no runs yet" in runs_table()
+    make_run("hello-1", steps=4, done=1)
+    assert runs_table().splitlines() == [
         "run      agent  steps  of  reward  state",
         "hello-1  hello  1      4   0       stopped",
     ]
 
 
 @pytest.fixture
-def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two steps of a run: rewards 1, 0 and a failure; then 1 and 1."""
-    folder = tmp_path / "runs" / "hello"
+def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps of a run, of two batches each: rewards 1, 0 and a failure; then 1 and 1."""
+    run = RunFolder(tmp_path / "runs" / "hello")
     steps = [
         [
             rollout(0, said("Be 7.", "I am 7"), ended(1.0)),
@@ -168,12 +175,13 @@ def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         [rollout(k, said("Be 8.", "I am 8"), ended(1.0), step=1) for k in range(2)],
     ]
     for step, rollouts in enumerate(steps):
-        spans = sealed(folder / "spans" / f"train-{step:05d}.parquet", *rollouts)
-        file = f"{step:05d}.parquet"
-        trajectories = write_trajectories(spans, folder / "trajectories" / file)
-        write_datums(trajectories, folder / "datums" / file, "centred")
+        spans = [
+            sealed(run.spans(f"train-{step:05d}.{batch}"), *rollouts[batch::2]) for batch in (0, 1)
+        ]
+        trajectories = run.trajectories(POLICY, step)
+        write_trajectories(trajectories, spans)
+        write_datums(run.datums(POLICY, step), trajectories, CreditAssignment("centred"))
     monkeypatch.chdir(tmp_path)
-    return folder
 
 
 @pytest.mark.usefixtures("run_folder")
@@ -188,7 +196,11 @@ def test_the_documented_statements_answer_over_a_run_s_folder() -> None:
 
 
 def test_scores_are_a_line_for_each_category_with_their_intervals() -> None:
-    outcomes = [Outcome("a", 1.0, "bird"), Outcome("b", 0.0, "bird"), Outcome("c", None, "fish")]
+    outcomes = [
+        ScoredRollout("a", 1.0, "bird"),
+        ScoredRollout("b", 0.0, "bird"),
+        ScoredRollout("c", None, "fish"),
+    ]
     assert scores_table({"greedy": score(outcomes)}).splitlines() == [
         "played  category  examples  failed  reward  95 % interval",
         "greedy  all       2         1       0.5     0.0945 to 0.905",
@@ -201,8 +213,8 @@ def test_scores_say_what_roles_spent_where_anybody_knows_it() -> None:
     judged = Spent(calls=3, priced=2, prompt_tokens=90, sampled_tokens=10, cost=0.25)
     free = Spent(calls=1, priced=0, prompt_tokens=0, sampled_tokens=0, cost=None)
     outcomes = [
-        Outcome("a", 1.0, "bird", {"judge": judged, "scripted": free}),
-        Outcome("b", 1.0, "fish"),
+        ScoredRollout("a", 1.0, "bird", {"judge": judged, "scripted": free}),
+        ScoredRollout("b", 1.0, "fish"),
     ]
     assert scores_table({"greedy": score(outcomes)}).splitlines() == [
         "played  category  examples  failed  reward  95 % interval  judge tokens  judge USD",

@@ -3,28 +3,12 @@
 import pyarrow as pa
 import pytest
 
-from tasks.advantages import advantages_by_call
+from tasks.advantages import CreditAssignment, advantages_by_call
 from tasks.datums import build
 from tasks.returns import returns_by_role, returns_to_go
+from tests.trajectory_rows import table
 
 GROUP = "train-00000-0000"
-LISTS = {
-    "tokens": pa.list_(pa.int32()),
-    "logprobs": pa.list_(pa.float32()),
-    "mask": pa.list_(pa.int8()),
-    "call_numbers": pa.list_(pa.int32()),
-    "call_tokens": pa.list_(pa.int32()),
-    "call_rewards": pa.list_(pa.float64()),
-}
-SCALARS = {
-    "rollout_id": pa.string(),
-    "group_id": pa.string(),
-    "role": pa.string(),
-    "first_call": pa.int32(),
-    "policy_version": pa.string(),
-    "reward": pa.float64(),
-}
-SCHEMA = pa.schema({**SCALARS, **LISTS})
 
 
 def trajectory(
@@ -48,16 +32,12 @@ def trajectory(
     }
 
 
-def table(*rows: dict) -> pa.Table:
-    return pa.Table.from_pylist(list(rows), schema=SCHEMA)
-
-
 def returns(*rows: dict, discount: float = 1.0) -> list[list[float]]:
     return list(returns_by_role(table(*rows), discount)["policy"][GROUP].values())
 
 
 def advantages(datums: pa.Table) -> list[list[float]]:
-    """Of each datum's trained tokens."""
+    """Return the advantages of each datum's trained tokens."""
     return [
         [value for value, bit in zip(row["advantages"], row["mask"], strict=True) if bit]
         for row in datums.to_pylist()
@@ -74,13 +54,13 @@ def test_a_call_returns_its_reward_and_the_discounted_later_ones(
     assert returns_to_go([1.0, 0.0, 2.0], discount) == expected
 
 
-def test_one_number_is_the_return_of_all_calls_and_the_last_call_s_where_it_is_discounted() -> None:
+def test_one_reward_is_the_return_of_all_calls_or_discounted_of_the_last() -> None:
     rows = trajectory(0, 1.0, [None, None, None]), trajectory(1, 0.0, [None])
     assert returns(*rows) == [[1.0], [0.0]]
     assert returns(*rows, discount=0.5) == [[0.25, 0.5, 1.0], [0.0]]
 
 
-def test_beside_rewards_of_calls_one_number_is_the_last_call_s() -> None:
+def test_one_reward_counts_for_the_last_call_if_others_reward_calls() -> None:
     rows = trajectory(0, 1.0, [None, None]), trajectory(1, 3.0, [1.0, 2.0])
     assert returns(*rows) == [[1.0, 1.0], [3.0, 2.0]]
 
@@ -106,7 +86,7 @@ def test_each_token_has_the_advantage_of_its_call() -> None:
         trajectory(1, 1.0, [0.0, 1.0]),
         trajectory(2, 0.0, [0.0, 0.0]),
     ]
-    datums = build(table(*rows), "centred", discount=0.5)
+    datums = build(table(*rows), CreditAssignment("centred", discount=0.5))
     assert advantages(datums) == [
         pytest.approx([0.5, 0.5, -1 / 3, -1 / 3]),
         pytest.approx([0.0, 0.0, 2 / 3, 2 / 3]),
@@ -121,11 +101,11 @@ def test_a_broken_prefix_keeps_the_advantage_of_each_call() -> None:
         trajectory(0, 1.0, [0.0], first=1),
         trajectory(1, 1.0, [0.0, 1.0]),
     ]
-    datums = build(table(*rows), "centred", discount=0.0)
+    datums = build(table(*rows), CreditAssignment("centred", discount=0.0))
     assert advantages(datums) == [[0.5, 0.5], [-0.5, -0.5], [-0.5, -0.5, 0.5, 0.5]]
 
 
-def test_a_role_is_compared_with_its_like_and_without_a_reward_it_is_not_trained() -> None:
+def test_a_role_is_compared_with_the_same_role_and_needs_a_reward_to_train() -> None:
     rows = [
         trajectory(0, 1.0, [None], role="teller"),
         trajectory(0, 8.0, [None], role="listener"),
@@ -134,7 +114,7 @@ def test_a_role_is_compared_with_its_like_and_without_a_reward_it_is_not_trained
         trajectory(2, 0.5, [None], role="teller"),
         trajectory(2, None, [None], role="listener"),
     ]
-    datums = build(table(*rows), "centred", smallest_group=2)
+    datums = build(table(*rows), CreditAssignment("centred", min_group_size=2))
     made = zip(datums["role"].to_pylist(), datums["advantage"].to_pylist(), strict=True)
     assert list(made) == [("teller", 0.5), ("listener", 3.0), ("teller", -0.5), ("listener", -3.0)]
 
@@ -146,13 +126,5 @@ def test_a_role_with_too_few_rollouts_in_a_group_is_left_out_alone() -> None:
         trajectory(1, 0.0, [None], role="teller"),
         trajectory(1, None, [None], role="listener"),
     ]
-    datums = build(table(*rows), "centred", smallest_group=2)
+    datums = build(table(*rows), CreditAssignment("centred", min_group_size=2))
     assert datums["role"].to_pylist() == ["teller", "teller"]
-
-
-def test_trajectories_of_an_older_version_train_as_they_did_and_are_not_discounted() -> None:
-    rows = trajectory(0, 1.0, [None, None]), trajectory(1, 0.0, [None])
-    older = table(*rows).drop_columns(["call_numbers", "call_tokens", "call_rewards"])
-    assert build(older, "centred").equals(build(table(*rows), "centred"))
-    with pytest.raises(ValueError, match="knew no rewards of calls, and cannot be discounted"):
-        build(older, "centred", discount=0.5)

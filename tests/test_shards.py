@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.shards import (
@@ -15,6 +15,7 @@ from tasks.shards import (
     Example,
     Source,
     choose,
+    draw_shard,
     pass_order,
     read_examples,
     read_shard,
@@ -136,8 +137,56 @@ def test_a_shard_without_examples_is_refused() -> None:
         choose(numbered(3), seed=0, step=0, size=0)
 
 
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    rows = [{"n": number, "split": "train"} for number in range(7)]
+    dataset = jsonl(tmp_path_factory.mktemp("dataset") / "n.jsonl", *rows)
+    return Source(dataset, "train", ("n",))
+
+
+def batches(path: Path) -> list[int]:
+    return [row["batch"] for row in read_shard(path)]
+
+
 def test_a_shard_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    shard: list[Example] = [{"example_id": 3, "example": {"text": "a\u2028b\nc\x85", "x": 0.1}}]
-    path = write_shard(shard, tmp_path / "shards" / "00003.jsonl")
-    assert read_shard(path) == shard
-    assert json.loads(path.read_text().removesuffix("\n"))["example_id"] == 3
+    row = {"text": "a\u2028b\nc\x85", "x": 0.1, "split": "train"}
+    source = Source(jsonl(tmp_path / "one.jsonl", row), "train", ())
+    path = tmp_path / "shards" / "train-00003.jsonl"
+    write_shard(path, source, seed=0, step=3, size=1)
+    assert read_shard(path) == [{"example_id": 0, "example": row, "batch": 0}]
+    assert json.loads(path.read_text().removesuffix("\n"))["example_id"] == 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(step=st.integers(0, 3), size=st.integers(1, 12), count=st.integers(1, 15))
+def test_a_shard_is_split_into_contiguous_batches_of_nearly_one_size(
+    tmp_path_factory: pytest.TempPathFactory, source: Source, step: int, size: int, count: int
+) -> None:
+    path = tmp_path_factory.mktemp("shard") / "train.jsonl"
+    write_shard(path, source, 5, step, size, count)
+    numbers = batches(path)
+    assert numbers == sorted(numbers)
+    assert set(numbers) == set(range(min(count, size))), "every batch has an example"
+    sizes = Counter(numbers).values()
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_the_number_of_batches_changes_no_example(tmp_path: Path, source: Source) -> None:
+    shards = []
+    for count in (1, 2, 20):
+        path = tmp_path / f"{count}.jsonl"
+        write_shard(path, source, 0, 1, 5, count)
+        shards.append([{**row, "batch": 0} for row in read_shard(path)])
+    assert shards[0] == shards[1] == shards[2]
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_drawn_shard_keeps_its_batches_when_their_number_changes(
+    tmp_path: Path, source: Source
+) -> None:
+    path = tmp_path / "shards" / "train-00000.jsonl"
+    draw_shard(path, source, 0, 0, 6, 3)
+    drawn = path.read_bytes()
+    assert batches(path) == [0, 0, 1, 1, 2, 2]
+    assert draw_shard(path, source, 0, 0, 6, 2) == path
+    assert path.read_bytes() == drawn

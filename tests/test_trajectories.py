@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.spans import table
-from tasks.storage.tables import write
+from tasks.storage.tables import read, write
 from tasks.trajectories import assemble, rewards_by_group, write_trajectories
 
 ROLLOUT = "train-00000-0000-00"
@@ -40,7 +39,7 @@ def reward(value: float, **columns: object) -> dict:
 def assembled(folder: Path, *spans: dict) -> list[dict]:
     path = folder / "spans.parquet"
     write(table(spans), path)
-    return assemble(path).to_pylist()
+    return assemble([path]).to_pylist()
 
 
 def test_calls_that_only_grew_are_one_trajectory(tmp_path: Path) -> None:
@@ -173,7 +172,8 @@ def test_rewards_are_grouped_by_example_where_something_trains(tmp_path: Path) -
     other = {"rollout_id": "train-00000-0001-00", "group_id": "train-00000-0001"}
     spans += [call(0, [1], [2], role="judge", **other), reward(1.0, **other)]
     write(table(spans), path)
-    trajectories = pq.read_table(write_trajectories(path, tmp_path / "trajectories.parquet"))
+    write_trajectories(tmp_path / "trajectories.parquet", [path])
+    trajectories = read(tmp_path / "trajectories.parquet")
     assert trajectories.num_rows == 3
     assert rewards_by_group(trajectories) == {
         "train-00000-0000": {"train-00000-0000-00": 1.0, "train-00000-0000-01": 0.0}

@@ -8,40 +8,42 @@ import pytest
 from adapters.errors import UserError
 from tasks.journal import Journal, seal
 from tasks.reports.views import spans_view
-from tasks.spans import Span, reward_span
+from tasks.spans import EndedAttempt, Span, reward_span
+from tasks.storage.run_folder import RunFolder
 from tests.test_journal import NOON, call
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "sql.md"
 SNIPPETS = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.S)
 
 
-def batch(step: int, *, attempt: int = 0) -> list[Span]:
-    """A rollout that was cut off after a call, and its next attempt."""
+def batch(step: int) -> list[Span]:
+    """Spans of a rollout that was cut off after a call, and of its next attempt."""
     name = f"train-{step:05d}-0000-00"
-    first = call(1) | {"rollout_id": name, "step": step, "batch": name[:11], "replayed": False}
-    begun = {key: first[key] for key in ("rollout_id", "step", "batch", "role")}
+    first = call(1) | {"rollout_id": name, "step": step, "shard": name[:11], "replayed": False}
+    begun = {key: first[key] for key in ("rollout_id", "step", "shard", "role")}
     begun |= {"attempt": 0, "kind": "begun", "started": NOON}
     return [
         begun | {"call": 1, "span_id": "begun 1"},
         first,
         begun | {"call": 2, "span_id": "begun 2"},
         first | {"attempt": 1, "span_id": "again", "replayed": True},
-        reward_span(name, 1, 0.5, NOON, NOON),
+        reward_span(EndedAttempt(name, 1, NOON, NOON), 0.5),
     ]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path: Path) -> RunFolder:
     """Step 0 is sealed, step 1 is still a journal."""
+    run = RunFolder(tmp_path / "run")
     for step in (0, 1):
-        with Journal(tmp_path / "journal" / f"train-{step:05d}.jsonl") as journal:
+        with Journal(run.journal(f"train-{step:05d}.0")) as journal:
             for span in batch(step):
                 journal.append_now(span)
-    seal(tmp_path / "journal" / "train-00000.jsonl", tmp_path / "spans" / "train-00000.parquet")
-    return tmp_path
+    seal(run.journal("train-00000.0"), run.spans("train-00000.0"))
+    return run
 
 
-def test_a_sealed_batch_and_one_that_is_not_give_the_same_rows(run: Path) -> None:
+def test_a_sealed_batch_and_one_that_is_not_give_the_same_rows(run: RunFolder) -> None:
     query = (
         "select kind, attempt, call, replayed, reward, started = $noon, "
         "prompt_token_ids, messages ->> '$[0].content' from spans where step = $step "
@@ -60,15 +62,15 @@ def test_a_sealed_batch_and_one_that_is_not_give_the_same_rows(run: Path) -> Non
     ], "superseded attempts are there, and of what was begun what was lost"
 
 
-def test_a_sealed_batch_is_not_counted_twice(run: Path) -> None:
+def test_a_sealed_batch_is_not_counted_twice(run: RunFolder) -> None:
     with spans_view(run) as connection:
         counts = connection.execute("select step, count(*) from spans group by 1 order by 1")
         assert counts.fetchall() == [(0, 4), (1, 4)]
 
 
 @pytest.mark.parametrize("folder", ["journal", "spans"])
-def test_one_kind_of_file_is_enough(run: Path, folder: str) -> None:
-    for path in (run / ({"journal", "spans"} - {folder}).pop()).iterdir():
+def test_one_kind_of_file_is_enough(run: RunFolder, folder: str) -> None:
+    for path in (run.path / ({"journal", "spans"} - {folder}).pop()).iterdir():
         path.unlink()
     with spans_view(run) as connection:
         rows = connection.execute("select count(*) from spans").fetchall()
@@ -76,33 +78,33 @@ def test_one_kind_of_file_is_enough(run: Path, folder: str) -> None:
 
 
 def test_a_run_that_has_just_begun_has_no_spans(tmp_path: Path) -> None:
-    with spans_view(tmp_path) as connection:
+    with spans_view(RunFolder(tmp_path)) as connection:
         assert connection.execute("select * from spans").fetchall() == []
 
 
-def test_what_is_torn_off_does_not_count_and_what_is_damaged_is_refused(run: Path) -> None:
-    journal = run / "journal" / "train-00001.jsonl"
+def test_what_is_torn_off_does_not_count_and_what_is_damaged_is_refused(run: RunFolder) -> None:
+    journal = run.journal("train-00001.0")
     data = journal.read_bytes()
     journal.write_bytes(data[:-10])
     with spans_view(run) as connection:
         rows = connection.execute("select count(*) from spans where kind = 'reward'").fetchall()
     assert rows == [(1,)]
     journal.write_bytes(data[:30] + b"x" + data[31:])
-    with pytest.raises(UserError, match=r"train-00001\.jsonl, line 1, is damaged"):
+    with pytest.raises(UserError, match=r"train-00001\.0\.jsonl, line 1, is damaged"):
         spans_view(run)
-    sealed = run / "spans" / "train-00000.parquet"
+    sealed = run.spans("train-00000.0")
     journal.write_bytes(data)
     sealed.write_bytes(sealed.read_bytes()[:-9] + b"x" + sealed.read_bytes()[-8:])
-    with pytest.raises(UserError, match=r"train-00000\.parquet is damaged"):
+    with pytest.raises(UserError, match=r"train-00000\.0\.parquet is damaged"):
         spans_view(run)
 
 
 def test_the_snippet_of_the_document_runs(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = run.parent / "root"
+    root = run.path.parent / "root"
     (root / "runs").mkdir(parents=True)
-    (root / "runs" / "hello").symlink_to(run)
+    (root / "runs" / "hello").symlink_to(run.path)
     monkeypatch.chdir(root)
     assert len(SNIPPETS) == 1
     exec(SNIPPETS[0], {})

@@ -62,7 +62,9 @@ def open_run(recipe: Recipe, name: str, *, on_policy: bool = True) -> Iterator[O
         bind_run(name, values, recipe.fingerprint()) as folder,
         connect(recipe.model.base, folder.engine, patience) as service,
     ):
-        recipes = [(first, Recipe.model_validate(made)) for first, made in lineage(folder)]
+        *ancestors, (first, _) = lineage(folder)
+        recipes = [(step, Recipe.model_validate(made)) for step, made in ancestors]
+        recipes.append((first, recipe))
         policies = open_policies(recipe, recipes, folder, service, on_policy=on_policy)
         tokenizer = service.tokenizer(policies.main.ledger.at(0).sampler, recipe.model.base)
         chat = Chat(tokenizer, recipe.model.renderer, service.context(recipe.model.base))

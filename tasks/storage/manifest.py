@@ -106,10 +106,12 @@ def lineage(run: RunFolder) -> list[tuple[int, dict[str, Any]]]:
 
 
 def latest_run(agent: str, roles: Mapping[str, str]) -> RunFolder:
-    """Return the newest run of an agent whose roles train the same policies."""
+    """Return the newest run, in FORMAT, of an agent whose roles train the same policies."""
     created: dict[str, RunFolder] = {}
     for run in all_runs():
-        manifest = json.loads(read_text(run.manifest))
+        manifest: Manifest = json.loads(read_text(run.manifest))
+        if manifest.get("format") != FORMAT:
+            continue
         recipe = manifest["recipe"]
         if (recipe["agent"], _trained(recipe["roles"])) == (agent, _trained(roles)):
             created[manifest["created"]] = run

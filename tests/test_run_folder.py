@@ -1,0 +1,103 @@
+"""A run's folder knows where each file lies, and belongs to one process at a time."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.storage.run_folder import (
+    RunError,
+    RunFolder,
+    batch_name,
+    folder_of,
+    name_run,
+    shard_name,
+)
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def run(root: Path) -> RunFolder:
+    (root / "one").mkdir()
+    return folder_of("one")
+
+
+def touch(*paths: Path) -> None:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def test_a_second_process_is_refused_with_the_first_ones_name(run: RunFolder) -> None:
+    program = (
+        "from tasks.storage.run_folder import folder_of\n"
+        "with folder_of('one').locked(): print('open', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"open\n"
+        assert run.is_open()
+        with pytest.raises(RunError, match=f"process {first.pid} on "), run.locked():
+            pass
+        first.kill()
+    assert not run.is_open()
+    with run.locked():
+        pass  # a lock whose owner was killed is not in the way
+
+
+def test_any_agent_can_name_a_run() -> None:
+    name = name_run("command:python agents/x.py --fast", "1f")
+    assert name == "command-python-agents-x.py-fast-1f"
+    assert folder_of(name).name == name
+
+
+def test_the_batches_of_a_shard_are_listed_by_their_numbers(run: RunFolder) -> None:
+    batches = [batch_name(shard_name("train", 3), number) for number in range(12)]
+    others = [batch_name(shard_name("train", 4), 0), batch_name(shard_name("test", 3), 0)]
+    touch(*map(run.spans, [*batches, *others]), *map(run.journal, batches[::-1]))
+    assert run.sealed("train-00003") == [run.spans(batch) for batch in batches]
+    assert run.journalled("train-00003") == batches
+
+
+def test_an_evaluation_by_other_settings_has_batches_of_its_own(run: RunFolder) -> None:
+    own, tagged = shard_name("test", 2), shard_name("test.4f2a91", 2)
+    touch(run.spans(batch_name(own, 0)), run.spans(batch_name(tagged, 0)))
+    assert run.sealed(own) == [run.spans("test-00002.0")]
+    assert run.sealed(tagged) == [run.spans("test.4f2a91-00002.0")]
+
+
+def test_a_journal_whose_batch_is_sealed_is_not_read_beside_it(run: RunFolder) -> None:
+    touch(run.spans("train-00000.0"), *map(run.journal, ["train-00000.0", "train-00000.1"]))
+    assert run.all_spans() == ([run.spans("train-00000.0")], [run.journal("train-00000.1")])
+
+
+def test_the_rollouts_of_a_step_are_its_shard_and_its_sealed_batches(run: RunFolder) -> None:
+    sealed, unsealed = "train-00001.0", "train-00001.1"
+    shard, other = run.shard("train-00001"), run.shard("train-00002")
+    touch(shard, other, run.spans(sealed), run.journal(sealed), run.journal(unsealed))
+    assert set(run.rollout_files(1)) == {shard, run.spans(sealed), run.journal(sealed)}
+
+
+def test_each_policy_has_files_of_its_own(run: RunFolder) -> None:
+    datums = {name: run.datums(name, 2) for name in ("policy", "fox")}
+    assert datums["policy"] == run.path / "datums" / "00002.parquet"
+    assert datums["fox"] == run.path / "policies" / "fox" / "datums" / "00002.parquet"
+    touch(*datums.values(), run.update("fox", 2), run.update("fox", 3))
+    assert run.policies() == ["policy", "fox"]
+    assert set(run.learning_files(2)) == {*datums.values(), run.update("fox", 2)}
+
+
+def test_a_deleted_run_leaves_nothing(root: Path, run: RunFolder) -> None:
+    touch(run.datums("policy", 0))
+    with run.locked(), pytest.raises(RunError, match="is open in process"):
+        run.delete()
+    run.delete()
+    assert list(root.iterdir()) == []
