@@ -63,7 +63,7 @@ class ScoredRequest:
 def read_options(
     request: tinker.types.SampleRequest, decoded: SampleRequest, vocabulary: int
 ) -> ScoredRequest:
-    """Add the options of an API request to the decoded one; raise RequestRefused for invalid options."""
+    """Add the options of an API request; raise RequestRefused for invalid options."""
     length = len(decoded.prompt)
     last_n = request.prompt_logprobs_last_n
     if request.record_stability_info:

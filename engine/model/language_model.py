@@ -37,8 +37,8 @@ class LanguageModel:
     ) -> None:
         """Freeze the network and replace its linear layers and its attention.
 
-        The tokenizer is loaded from `source`, by default the name. Raise RequestRefused if the packed
-        network does not compute what the original network computes.
+        The tokenizer is loaded from `source`, by default the name. Raise RequestRefused if the
+        packed network does not compute what the original network computes.
         """
         self.network = network.eval().requires_grad_(False)
         self.name = name

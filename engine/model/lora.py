@@ -83,7 +83,7 @@ class LoraWeights:
     def from_tensors(
         cls, model: LanguageModel, config: LoraConfig, tensors: Mapping[str, torch.Tensor]
     ) -> "LoraWeights":
-        """Copy the tensors; raise RequestRefused unless they are exactly those of model and config."""
+        """Copy the tensors; raise RequestRefused unless they fit model and config exactly."""
         expected = expected_shapes(model, config)
         check_shapes(tensors, expected, what=f"LoRA weights for {model.name}")
         return cls(

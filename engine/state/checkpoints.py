@@ -217,7 +217,7 @@ class CheckpointStore:
         )
 
     def expiry(self, ttl_seconds: int | None) -> datetime | None:
-        """Return the time `ttl_seconds` from now; raise RequestRefused if the number is out of range."""
+        """Return the time `ttl_seconds` from now; raise RequestRefused if that is out of range."""
         if ttl_seconds is None:
             return None
         if not 0 < ttl_seconds <= LONGEST_TTL:

@@ -112,7 +112,7 @@ LOSSES: Mapping[str, EngineLoss] = {
 
 
 def find_loss(name: str, config: Mapping[str, float | str]) -> tuple[EngineLoss, Config]:
-    """Return the loss of that name and its checked config; raise RequestRefused for unknown ones."""
+    """Return a loss by name, and its checked config; raise RequestRefused for unknown ones."""
     if name not in LOSSES:
         raise RequestRefused(
             f"there is no loss {name!r}; choose one of {', '.join(sorted(LOSSES))}"
