@@ -7,7 +7,7 @@ retry of the flow, and in another flow run.
 
 from collections.abc import Callable
 from functools import wraps
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any, Concatenate, ParamSpec, cast
 
 from prefect import Task
@@ -21,6 +21,10 @@ from tasks.storage.files import is_full, is_written
 RETRY_DELAYS = [2.0, 10.0, 30.0]
 
 P = ParamSpec("P")
+
+
+class WrittenFile(PosixPath):
+    """Path that can be referenced weakly, by which Prefect tells results of tasks apart."""
 
 
 class DurableTask(Task[P, Path]):
@@ -45,10 +49,10 @@ def durable(
     @wraps(write)
     def stage(path: Path, *args: P.args, **kwargs: P.kwargs) -> Path:
         if is_written(path):
-            cached = Completed(name="Cached", message=f"{path} is there", data=path)
+            cached = Completed(name="Cached", message=f"{path} is there", data=WrittenFile(path))
             return cast(Path, cached)  # Prefect takes a returned state as the task run's
         write(path, *args, **kwargs)
-        return path
+        return WrittenFile(path)
 
     return DurableTask(
         stage,
