@@ -29,6 +29,7 @@ from adapters.door.recorded import Answer
 from adapters.harness.batches import BATCH, ROLE, ROLLOUT
 from adapters.harness.rewards import Reward, RewardError, read_reward
 
+
 class Door(ChatApi):
     """Proxy that answers for the open batches of a run, and for nothing else.
 
