@@ -15,7 +15,7 @@ HELLO = Path(__file__).parent.parent / "datasets" / "hello.csv"
 
 @task
 def identities() -> Task:
-    """Whether the model says who it is told to be."""
+    """Ask the model who it is, after it was told."""
     with HELLO.open(encoding="utf-8") as file:
         told = [row["identity"] for row in csv.DictReader(file) if row["split"] == "test"]
     questions = [

@@ -1,4 +1,4 @@
-"""An unmodified Tinker program that we did not write, against `ratchet engine`."""
+"""The Tinker cookbook's own RL loop, unmodified, against `ratchet engine`."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def test_the_cookbooks_own_rl_loop_trains_and_its_reward_rises(tmp_path: Path) -
 
 @contextmanager
 def engine(folder: Path) -> Iterator[dict[str, str]]:
-    """The environment of a program that has evaluated what `ratchet engine` prints."""
+    """Start an engine; yield the environment of a program that evaluated what it prints."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("TINKER_")},
         "HF_HOME": str(folder / "hf"),
@@ -68,6 +68,6 @@ def engine(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def rewards_of(metrics: Path) -> list[float]:
-    """The mean reward of every iteration, as the cookbook logged it."""
+    """Read the mean reward of every iteration, as the cookbook logged it."""
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     return [row["env/all/reward/total"] for row in rows if "env/all/reward/total" in row]

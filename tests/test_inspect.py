@@ -1,4 +1,4 @@
-"""Inspect AI, unmodified, against a checkpoint that is served."""
+"""Inspect AI, unmodified, against a model that is served."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.runtime.serving import serving
+from flows.runtime.serving import serve_model
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = "tests/inspect_program.py"  # Inspect wants it relative
@@ -20,7 +20,7 @@ INSPECT = ROOT / os.environ.get("INSPECT", ".venv-inspect/bin/inspect")
     reason=f"Inspect AI is not installed: there is no {INSPECT}; run `make inspect`",
 )
 def test_an_evaluation_of_inspect_scores_a_served_model(tmp_path: Path) -> None:
-    with serving("local/tiny-chat") as served:
+    with serve_model("local/tiny-chat") as served:
         environment = {**os.environ, **served.exports(), "INSPECT_DISPLAY": "plain"}
         model = f"openai-api/openai/{served.model}"
         options = ["--model", model, "--limit", "20", "--max-tokens", "24"]

@@ -1,4 +1,4 @@
-"""serve: a checkpoint to any OpenAI client, each call by itself."""
+"""`serve` answers any OpenAI client with a checkpoint, each call by itself."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from adapters.calls import Sampling
-from adapters.door.serving import asked_sampling
+from adapters.door.serving import choose_sampling
 from flows.cli import app
-from flows.runtime.eval_targets import ContenderError
-from flows.runtime.open_run import opened
-from flows.runtime.serving import Served, serving
+from flows.runtime.eval_targets import EvalTargetError
+from flows.runtime.open_run import open_run
+from flows.runtime.serving import Served, serve_model
 from tests.engine_server import Address
 from tests.small_recipe import small_recipe
 from tests.two_policies import two_policies
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.usefixtures("tiny_chat")
 def served(tmp_path_factory: pytest.TempPathFactory, tiny_chat: Address) -> Iterator[Served]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RATCHET_RUNS", str(tmp_path_factory.mktemp("runs")))
-        with opened(small_recipe(), "one"):
+        with open_run(small_recipe(), "one"):
             pass  # the run has its checkpoint 0
-        with serving("one@0") as endpoint:
+        with serve_model("one@0") as endpoint:
             yield endpoint
 
 
@@ -55,14 +55,16 @@ def test_a_checkpoint_is_served_by_its_name_at_a_plain_address(
 
 @pytest.mark.usefixtures("served")
 def test_one_policy_of_several_is_served_by_its_name() -> None:
-    with opened(two_policies(), "several") as parts:
-        _, listener = parts.policies
-    with serving("several:listener@0") as served:
+    with open_run(two_policies(), "several") as run:
+        _, listener = run.policies
+    with serve_model("several:listener@0") as served:
         assert served.model == "several:listener@0"
-    assert listener.ledger.at(0).sampler != parts.ledger.at(0).sampler
+    assert listener.ledger.at(0).sampler != run.ledger.at(0).sampler
     with (
-        pytest.raises(ContenderError, match="several trains no policy 'fox'; there is: policy, li"),
-        serving("several:fox"),
+        pytest.raises(
+            EvalTargetError, match="several trains no policy 'fox'; there is: policy, li"
+        ),
+        serve_model("several:fox"),
     ):
         pass
 
@@ -86,8 +88,8 @@ def test_another_key_is_refused(client: openai.OpenAI) -> None:
 
 def test_what_a_client_does_not_say_is_the_recipes() -> None:
     defaults = Sampling(max_tokens=16, temperature=0.7, top_p=1.0, top_k=-1)
-    assert asked_sampling(None, {"temperature": None}, defaults) == defaults
-    asked = asked_sampling(99, {"temperature": 0, "top_p": 0.5, "top_k": 3}, defaults)
+    assert choose_sampling(None, {"temperature": None}, defaults) == defaults
+    asked = choose_sampling(99, {"temperature": 0, "top_p": 0.5, "top_k": 3}, defaults)
     assert asked == Sampling(99, 0, 0.5, 3)
 
 

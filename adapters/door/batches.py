@@ -159,7 +159,7 @@ class OpenBatch:
         self._recorder = recorder
         self._attempt = -1
         self._attempts: dict[str, Attempt] = {}
-        self._beginning = asyncio.Lock()
+        self._superseding = asyncio.Lock()
         self._ending: set[asyncio.Task[None]] = set()
 
     async def begin(self) -> tuple[int, Sequence[PlannedRollout]]:
@@ -167,8 +167,8 @@ class OpenBatch:
 
         Calls of earlier attempts are recorded first, so that none is sampled twice.
         """
-        async with self._beginning:
-            await self.supersede()
+        async with self._superseding:
+            await self._supersede()
             planned, rollouts = await asyncio.to_thread(self._recorder.plan)
             self._attempt = max(self._attempt + 1, planned)
             self._attempts = {rollout.id: Attempt(rollout, self._attempt) for rollout in rollouts}
@@ -176,6 +176,10 @@ class OpenBatch:
 
     async def supersede(self) -> None:
         """Refuse the attempts under way, and wait until their calls and ends are recorded."""
+        async with self._superseding:
+            await self._supersede()
+
+    async def _supersede(self) -> None:
         attempts, self._attempts = self._attempts, {}
         for attempt in attempts.values():
             if attempt.state is AttemptState.PLAYING:

@@ -29,6 +29,9 @@ from adapters.door.recorded import Answer
 from adapters.harness.batches import BATCH, ROLE, ROLLOUT
 from adapters.harness.rewards import Reward, RewardError, read_reward
 
+LONGEST = 1e9
+"""Bound on the seconds of a rollout attempt, 30 years, so that its start is a date."""
+
 
 class Door(ChatApi):
     """Proxy that answers for the open batches of a run, and for nothing else.
@@ -146,11 +149,16 @@ class Door(ChatApi):
 def _read_end(body: object) -> tuple[Reward | Failure, float]:
     """Read {"reward": …} or {"failed": kind, "message": text}, each with its "seconds"."""
     match body:
-        case {"reward": reward, "seconds": float(seconds)}:
+        case {"reward": reward, "seconds": int() | float() as seconds} if 0 <= seconds < LONGEST:
             try:
                 return read_reward(reward), seconds
-            except RewardError as error:
+            except (RewardError, OverflowError) as error:
                 raise bad(str(error), "reward") from error
-        case {"failed": str(kind), "message": str(message), "seconds": float(seconds)}:
+        case {
+            "failed": str(kind),
+            "message": str(message),
+            "seconds": int() | float() as seconds,
+        } if 0 <= seconds < LONGEST:
             return Failure(kind, message), seconds
-    raise bad("The end of a rollout has `seconds`, and `reward`, or `failed` and `message`.")
+    text = "The end of a rollout has `seconds`, from 0, and `reward`, or `failed` and `message`."
+    raise bad(text)

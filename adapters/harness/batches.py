@@ -4,8 +4,9 @@ The player needs three strings: the door's address, the batch's name, and the ba
 """
 
 import asyncio
+import json
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -25,6 +26,9 @@ BATCH = "/batch/{batch}"
 ROLLOUT = BATCH + "/rollout/{rollout_id}/attempt/{attempt}"
 ROLE = ROLLOUT + "/role/{role}/v1"
 """Paths of the door."""
+
+LONGEST_MESSAGE = 100_000
+"""Characters that are kept of an error's message."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ class _Player:
             started = time.monotonic()
             outcome = await self._outcome(rollout_id, example)
         end = {**outcome, "seconds": time.monotonic() - started}
-        response = await self._http.post(self._url("/end", rollout_id), json=end)
+        response = await self._http.post(self._url("/end", rollout_id), content=_write(end))
         _read(response)
 
     async def _outcome(self, rollout_id: str, example: Example) -> dict[str, object]:
@@ -111,7 +115,8 @@ class _Player:
             reward = await self._within_time(self._play(example, endpoints), rollout_id)
         except Exception as error:  # noqa: BLE001  An agent may raise anything; here it is a row.
             kind = type(error).__name__
-            return {"failed": kind, "message": str(error) or f"{kind} without a message"}
+            message = str(error)[:LONGEST_MESSAGE] or f"{kind} without a message"
+            return {"failed": kind, "message": message}
         return {"reward": reward.to_json()}
 
     async def _within_time(self, playing: Coroutine[Any, Any, Reward], rollout_id: str) -> Reward:
@@ -138,6 +143,11 @@ class _Player:
 
     def _url(self, route: str, rollout_id: str) -> str:
         return self._batch.url(ROLLOUT + route, rollout_id)
+
+
+def _write(end: Mapping[str, object]) -> bytes:
+    """Write an end as JSON, with a question mark for a character that UTF-8 lacks."""
+    return json.dumps(end, ensure_ascii=False).encode(errors="replace")
 
 
 def _read(response: httpx.Response) -> dict[str, Any]:
