@@ -10,7 +10,7 @@ HELLO = Path(__file__).parent.parent / "datasets" / "hello.csv"
 
 
 def with_fault(folder: Path, fault: str) -> dict[str, Any]:
-    """What to change so that tests/faulty_agent.py is trained, with this fault in its second step.
+    """Return changes of a recipe that train tests/faulty_agent.py with a fault in its second step.
 
     The fault happens while `folder` holds the file `flag`, and removes it.
     """

@@ -10,33 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.calls import POLICY
-from tasks.advantages import CreditAssignment
 from tasks.datums import read_datums, write_datums
-from tasks.journal import JournalError, read_journal, seal
+from tasks.journal import JournalError, read_journal
 from tasks.metrics import StepFiles, measure
-from tasks.spans import EndedAttempt, reward_span
 from tasks.storage.checksums import Damaged, verified
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read, write
 from tasks.trajectories import write_trajectories
-from tests.test_journal import NOON, call, written
-
-NAME = "train-00000-0000-0{}"
-BATCH = "train-00000.0"
-CENTRED = CreditAssignment("centred")
+from tests.recorded_run import BATCH, CENTRED, record_run
+from tests.test_journal import call, written
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A journal and the three Parquet files that were made from it."""
-    run = RunFolder(tmp_path_factory.mktemp("run"))
-    group = {"group_id": "train-00000-0000", "prefix_how": "new", "policy_version": "00000"}
-    spans = [call(number, rollout) | group for number in (1, 2) for rollout in (0, 1)]
-    ends = [reward_span(EndedAttempt(NAME.format(k), 0, NOON, NOON), float(k)) for k in (0, 1)]
-    sealed = seal(written(run.journal(BATCH), *spans, *ends), run.spans(BATCH))
-    write_trajectories(run.trajectories(POLICY, 0), [sealed])
-    write_datums(run.datums(POLICY, 0), run.trajectories(POLICY, 0), CENTRED)
-    return run
+    return record_run(tmp_path_factory.mktemp("run"))
 
 
 def damaged(path: Path, folder: Path, place: float, change: int) -> Path:

@@ -6,19 +6,19 @@ import signal
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from adapters.door.batches import OpenBatch
 from adapters.errors import EngineDied, ServiceError
 from adapters.harness.agents import AgentError
-from adapters.tinker.live_policy import Applying, Trainee
+from adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResult
 from adapters.tinker.service import Service
 from flows.evaluate import evaluate
 from flows.train import train
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics
-from tasks.rollouts import Runner
+from tasks.rollouts import Play, RolloutServer
 from tasks.shards import DatasetError
 from tasks.storage.run_folder import RunError
 from tests.small_recipe import HELLO, small_recipe
@@ -48,7 +48,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def final_weights(run: Path) -> dict[str, str]:
-    """SHA-256 of the LoRA and of the optimizer's state, as the last checkpoint holds them."""
+    """Return the SHA-256 of the LoRA and of the optimizer's state of the last checkpoint."""
     last = json.loads((run / "checkpoints.jsonl").read_text().splitlines()[-1])
     name = last["state"].removeprefix("tinker://")
     files = (run / "engine").rglob(f"{name}.*/*.safetensors")
@@ -56,7 +56,7 @@ def final_weights(run: Path) -> dict[str, str]:
 
 
 def without_clocks(run: Path) -> list[dict[str, float]]:
-    """The metrics that a run which was interrupted has in common with one that was not."""
+    """Return the metrics that an interrupted run shares with an undisturbed one."""
     rows = read_metrics(run / "metrics.jsonl")
     return [{k: v for k, v in row.items() if not k.startswith(OF_A_RESTART)} for row in rows]
 
@@ -81,7 +81,7 @@ def test_a_run_that_is_whole_is_read_and_not_repeated(
     def refuse(*_: object) -> None:
         raise AssertionError("a rollout was started")
 
-    monkeypatch.setattr(Runner, "collect", refuse)
+    monkeypatch.setattr(RolloutServer, "play", refuse)
     outcome = train(small_recipe(), run="one")
     assert outcome.steps == 2
     assert outcome.before is not None
@@ -107,14 +107,14 @@ def test_a_run_is_bound_to_its_recipe(trained: tuple[Path, Path]) -> None:
 def test_an_engine_that_dies_ends_the_run_which_then_continues(
     trained: tuple[Path, Path], runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    collect = Runner.collect
+    play = RolloutServer.play
 
-    def die_in_the_second_step(runner: Runner, rollouts: Any, journal: Path, *rest: Any) -> None:
-        if journal.stem == "train-00001":
-            os.kill(engine_of(runner._service), signal.SIGKILL)
-        collect(runner, rollouts, journal, *rest)
+    def die_in_the_second_step(server: RolloutServer, batch: OpenBatch, how: Play) -> None:
+        if batch.name == "train-00001.0":
+            os.kill(engine_of(server.service), signal.SIGKILL)
+        play(server, batch, how)
 
-    monkeypatch.setattr(Runner, "collect", die_in_the_second_step)
+    monkeypatch.setattr(RolloutServer, "play", die_in_the_second_step)
     with pytest.raises(EngineDied, match="ended with code -9"):
         train(small_recipe(), run="broken")
     monkeypatch.undo()
@@ -128,15 +128,15 @@ def test_an_engine_that_dies_ends_the_run_which_then_continues(
 def test_an_engine_that_dies_in_an_update_leaves_it_in_doubt_and_it_is_rebuilt(
     trained: tuple[Path, Path], runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    applied = Trainee.applied
+    result = LivePolicy.result
 
-    def die_in_the_second_step(trainee: Trainee, applying: Applying) -> Any:
-        if applying.step == 1:
-            applying.output.result()
-            os.kill(engine_of(trainee._service), signal.SIGKILL)
-        return applied(trainee, applying)
+    def die_in_the_second_step(live: LivePolicy, submitted: SubmittedUpdate) -> UpdateResult:
+        if submitted.step == 1:
+            submitted.output.result()
+            os.kill(engine_of(live._service), signal.SIGKILL)
+        return result(live, submitted)
 
-    monkeypatch.setattr(Trainee, "applied", die_in_the_second_step)
+    monkeypatch.setattr(LivePolicy, "result", die_in_the_second_step)
     with pytest.raises(EngineDied, match="ended with code -9"):
         train(small_recipe(), run="doubtful")
     monkeypatch.undo()
@@ -146,9 +146,9 @@ def test_an_engine_that_dies_in_an_update_leaves_it_in_doubt_and_it_is_rebuilt(
     train(small_recipe(), run="doubtful")
     assert final_weights(runs / "doubtful") == final_weights(trained[0])
     assert without_clocks(runs / "doubtful") == without_clocks(trained[0])
-    proof = json.loads((runs / "doubtful" / "updates" / "00001.json").read_text())
-    assert proof["probe/max_difference"] <= 1e-4
-    assert proof["probe/optimizer_step"] == 1
+    update = json.loads((runs / "doubtful" / "updates" / "00001.json").read_text())
+    assert update["probe/max_difference"] <= 1e-4
+    assert update["probe/optimizer_step"] == 1
 
 
 def engine_of(service: Service) -> int:

@@ -26,11 +26,11 @@ CHANGES: dict[str, Any] = {
 
 
 async def play(example: dict[str, Any], *, roles: dict[str, dict[str, str]], **_: str) -> Any:
-    """In the first step all rollouts earn the same for the listener, and so it learns nothing."""
+    """Play whispers; in the first step the listener earns the same in every rollout."""
     told = await whispers.said(example["identity"], **roles["teller"])
     await whispers.said(told, **roles["listener"])
     where = roles["teller"]["base_url"]
-    paid = float("-01/attempt" in where)
+    paid = float("-01/" in where)
     return {"teller": paid, "listener": 1.0 if "train-00000" in where else paid}
 
 
@@ -38,20 +38,20 @@ def two_policies(**changes: Any) -> Recipe:
     return small_recipe(**CHANGES | changes)
 
 
-def killed_at(phase: str) -> None:
-    """From now on, where the listener's ledger is to be told of checkpoint 2."""
-    tell = getattr(Ledger, phase)
+def kill_at(phase: str) -> None:
+    """Have this process killed when the listener's ledger is told of checkpoint 2."""
+    append = getattr(Ledger, phase)
 
-    def told(ledger: Ledger, step: int) -> None:
+    def append_or_die(ledger: Ledger, step: int) -> None:
         if ledger._path.parent.name == "listener" and step == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        tell(ledger, step)
+        append(ledger, step)
 
-    setattr(Ledger, phase, told)
+    setattr(Ledger, phase, append_or_die)
 
 
 if __name__ == "__main__":
     from flows.train import train
 
-    killed_at(sys.argv[2])
+    kill_at(sys.argv[2])
     train(two_policies(), run=sys.argv[1])

@@ -1,0 +1,130 @@
+"""The recorded steps of a policy: the method of each, and files made again from their sources."""
+
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+from tinker import AdamParams
+
+from adapters.calls import POLICY
+from adapters.tinker.live_policy import LoraWeights, UpdateMethod
+from flows.recipe import Recipe
+from flows.runtime.forks import fork_run
+from tasks.advantages import CreditAssignment
+from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
+from tasks.metrics import read_metrics, record_metrics
+from tasks.recovery import Era, RecordedSteps, TrainedPolicy
+from tasks.storage.manifest import lineage, write_manifest
+from tasks.storage.run_folder import RunFolder, folder_of
+from tests.recorded_run import CENTRED, record_run
+from tests.small_recipe import small_recipe
+
+LORA = LoraWeights("base", 4, 0, train_attn=True, train_mlp=True, train_unembed=True)
+METHOD = UpdateMethod("importance_sampling", {}, AdamParams(learning_rate=0.1))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return record_run(tmp_path_factory.mktemp("run"))
+
+
+def recorded(
+    run: RunFolder, name: str = POLICY, credit: CreditAssignment = CENTRED
+) -> RecordedSteps:
+    return RecordedSteps(run, TrainedPolicy(name, (POLICY,), LORA), (Era(0, credit, METHOD),))
+
+
+@pytest.mark.parametrize("deleted", [1, 2, 3])
+def test_deleted_files_are_made_again_byte_for_byte(
+    run: RunFolder, tmp_path: Path, deleted: int
+) -> None:
+    copy = RunFolder(copytree(run.path, tmp_path / "run"))
+    names = ["datums/00000.parquet", "trajectories/00000.parquet", "spans/train-00000.0.parquet"]
+    for name in names[:deleted]:
+        (copy.path / name).unlink()
+    assert len(recorded(copy).batch(0).datums) == 4
+    for name in names:
+        assert (copy.path / name).read_bytes() == (run.path / name).read_bytes()
+
+
+def test_another_policy_s_files_are_made_in_its_own_folder(run: RunFolder, tmp_path: Path) -> None:
+    copy = RunFolder(copytree(run.path, tmp_path / "run"))
+    assert recorded(copy, "fox").optimizer_steps(1) == 1
+    for stage in ("trajectories", "datums"):
+        made = copy.path / "policies" / "fox" / stage / "00000.parquet"
+        assert made.read_bytes() == (copy.path / stage / "00000.parquet").read_bytes()
+
+
+def test_datums_are_made_again_by_the_credit_of_their_era(run: RunFolder, tmp_path: Path) -> None:
+    copy = RunFolder(copytree(run.path, tmp_path / "run"))
+    copy.datums(POLICY, 0).unlink()
+    credit = CreditAssignment("centred", min_group_size=3)
+    assert recorded(copy, credit=credit).batch(0).datums == []
+    assert recorded(copy).optimizer_steps(1) == 0
+
+
+def test_datums_whose_sources_are_gone_are_refused(tmp_path: Path) -> None:
+    steps = recorded(RunFolder(tmp_path))
+    assert steps.optimizer_steps(1) is None
+    with pytest.raises(CheckpointError, match=r"datums/00000\.parquet is gone, but step 0 must be"):
+        steps.batch(0)
+
+
+def recipe_of_rate(rate: float) -> Recipe:
+    return small_recipe(steps=9, optimizer={"learning_rate": rate})
+
+
+def finish_steps(run: RunFolder, last: int) -> None:
+    """Record the metrics and the checkpoints of the steps before `last`."""
+    ledger = Ledger(run.checkpoints(POLICY))
+    for step in range(len(read_metrics(run.metrics)), last):
+        ledger.add(Checkpoint(step + 1, f"tinker://{run.name}/{step + 1}"))
+        record_metrics(run.metrics, step, {"datums": 1})
+
+
+def make_fork(parent: RunFolder, name: str, step: int, rate: float) -> RunFolder:
+    recipe = recipe_of_rate(rate)
+    return fork_run(parent, name, step, recipe.model_dump(mode="json"), recipe.fingerprint())
+
+
+def rates(run: RunFolder, steps: int) -> list[float]:
+    """Return the learning rate by which each step was made."""
+    eras = [
+        Era(first, recipe.credit(), recipe.update_method())
+        for first, recipe in ((at, Recipe.model_validate(made)) for at, made in lineage(run))
+    ]
+    policy = TrainedPolicy(POLICY, (POLICY,), LORA)
+    recorded = RecordedSteps(run, policy, tuple(eras))
+    return [recorded.era(step).method.optimizer.learning_rate for step in range(steps)]
+
+
+@pytest.fixture
+def fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run of rate 0.1, forked after 3 steps at rate 0.2, which has done 6 steps."""
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+    parent, recipe = folder_of("parent"), recipe_of_rate(0.1)
+    write_manifest(parent, recipe.model_dump(mode="json"), recipe.fingerprint())
+    finish_steps(parent, 5)
+    fork = make_fork(parent, "fork", 3, 0.2)
+    finish_steps(fork, 6)
+    return fork
+
+
+def test_the_steps_that_a_fork_shares_were_made_by_its_parent_s_method(fork: RunFolder) -> None:
+    assert rates(folder_of("parent"), 5) == [0.1] * 5
+    assert rates(fork, 6) == [0.1] * 3 + [0.2] * 3
+
+
+def test_a_fork_of_a_fork_has_the_methods_of_both_ancestors(fork: RunFolder) -> None:
+    assert rates(make_fork(fork, "later", 5, 0.3), 7) == [0.1] * 3 + [0.2] * 2 + [0.3] * 2
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_fork_before_its_parent_s_own_fork_has_nothing_of_the_parent_s_method(
+    fork: RunFolder, step: int
+) -> None:
+    earlier = make_fork(fork, "earlier", step, 0.3)
+    assert rates(earlier, 7) == [0.1] * step + [0.3] * (7 - step)
+    finish_steps(earlier, 6)
+    again = make_fork(earlier, "again", 5, 0.4)
+    assert rates(again, 7) == [0.1] * step + [0.3] * (5 - step) + [0.4] * 2
