@@ -10,7 +10,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, cast
 
-from prefect import Task, task
+from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
@@ -23,9 +23,19 @@ RETRY_DELAYS = [2.0, 10.0, 30.0]
 P = ParamSpec("P")
 
 
+class DurableTask(Task[P, Path]):
+    """Task that writes a file. A call returns the path even where Prefect would return a state."""
+
+    # Prefect's overloads are for coroutines too.
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, *args: P.args, **kwargs: P.kwargs
+    ) -> Path:
+        return super().__call__(*args, return_state=True, **kwargs).result()
+
+
 def durable(
     name: str, write: Callable[Concatenate[Path, P], None]
-) -> "Task[Concatenate[Path, P], Path]":
+) -> "DurableTask[Concatenate[Path, P]]":
     """Make a Prefect task of a function that writes the file `path`; the task returns the path.
 
     The function writes the file whole (`tasks.storage.files.appearing`), so an interrupted try
@@ -36,11 +46,12 @@ def durable(
     def stage(path: Path, *args: P.args, **kwargs: P.kwargs) -> Path:
         if is_written(path):
             cached = Completed(name="Cached", message=f"{path} is there", data=path)
-            return cast(Path, cached)  # Prefect takes the state, and its data as the result
+            return cast(Path, cached)  # Prefect takes a returned state as the task run's
         write(path, *args, **kwargs)
         return path
 
-    return task(
+    return DurableTask(
+        stage,
         name=name,
         task_run_name=cast("Callable[..., str]", _name_task_run),
         cache_policy=NO_CACHE,
@@ -48,7 +59,7 @@ def durable(
         retries=len(RETRY_DELAYS),
         retry_delay_seconds=RETRY_DELAYS,
         retry_condition_fn=_may_pass,
-    )(stage)
+    )
 
 
 def _name_task_run(parameters: dict[str, Any]) -> str:
