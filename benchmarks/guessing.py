@@ -1,6 +1,6 @@
-"""An agent of several turns, to be interrupted between them: it guesses a number, told which way.
+"""An agent of several turns that the kill harness interrupts: it guesses a number.
 
-It is an OpenAI client's program like any other: each request repeats the conversation so far, and
+The agent is a plain program of OpenAI's client: each request repeats the conversation so far, and
 nothing in it knows that it may be started again.
 """
 
@@ -14,7 +14,7 @@ TURNS = 4
 
 
 async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
-    """The reward is 1 for the number, and less the farther away the last guess is."""
+    """Guess a number in TURNS turns; the reward is 1 less the last guess's error by `high`."""
     high, secret = int(example["high"]), int(example["secret"])
     messages: list[Any] = [{"role": "user", "content": opening(high, int(example["guesses"]))}]
     guess = None

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks import compare_runs, killable_runs
 from benchmarks.killable_runs import Stalled, Training
-from benchmarks.measuring import machine, table
+from benchmarks.measuring import describe_machine, format_table
 from tasks.storage.run_folder import RunFolder
 
 VICTIMS = ("flow", "engine", "flow and engine")
@@ -231,8 +231,8 @@ def report(lines: Sequence[Line]) -> str:
     title = "Runs that were killed and continued, beside uninterrupted runs with one batch"
     kills = [line for line in lines if line["kind"] == "kill"]
     parts = [
-        table(title, header, rows),
-        table("Kills, by what the run was doing", *_count_by_stage(kills)),
+        format_table(title, header, rows),
+        format_table("Kills, by what the run was doing", *_count_by_stage(kills)),
         _describe_restarts(lines),
     ]
     return "\n".join(parts)
@@ -323,7 +323,7 @@ def main() -> None:
     asked = options.parse_args()
     names = [asked.workload] if asked.workload else [*WORKLOADS]
     folder = asked.folder.absolute()
-    print(machine(), flush=True)
+    print(describe_machine(), flush=True)
     with ExitStack() as stack:
         home = folder / "prefect"
         api = stack.enter_context(killable_runs.prefect_server(home))

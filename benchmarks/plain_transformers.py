@@ -1,4 +1,4 @@
-"""The peer of the engine: transformers as its documentation uses it."""
+"""Sampling and training by transformers, as its documentation does it: the engine's peer."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,20 +10,21 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 IGNORED = -100
-"""The target that cross-entropy leaves out."""
+"""Target that cross-entropy leaves out."""
 
 
 def load(folder: Path) -> PreTrainedModel:
-    """float32, with the attention that transformers chooses itself (PyTorch's fused one)."""
+    """Load a model in float32, with the attention that transformers chooses by itself."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def generating(
     network: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int
 ) -> Callable[[], None]:
-    """Sample `new_tokens` for each prompt, all of one length, with the KV cache; nothing stops it.
+    """Return a function that samples `new_tokens` for each prompt with the KV cache.
 
-    `generate` returns no log-probabilities here, which spares it a log-softmax a token.
+    The prompts have one length, and nothing stops early. `generate` returns no log-probabilities
+    here, which spares it a log-softmax a token.
     """
     config = network.generation_config
     config.eos_token_id = None
@@ -47,7 +48,7 @@ def generating(
 
 
 def training(network: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Callable[[], None]:
-    """One AdamW step on right-padded sequences, by next-token cross-entropy."""
+    """Return a function that takes an AdamW step on right-padded sequences, by cross-entropy."""
     tokens, targets, mask = _padded(sequences)
     trained = [weight for weight in network.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4, betas=(0.9, 0.95), eps=1e-12, weight_decay=0)
@@ -66,7 +67,7 @@ def training(network: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Ca
 
 
 def _padded(sequences: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Inputs, targets and attention mask, each [sequences, longest - 1]."""
+    """Return inputs, targets and attention mask, each [sequences, longest - 1]."""
     width = max(map(len, sequences)) - 1
     tokens = torch.zeros((len(sequences), width), dtype=torch.int64)
     targets = torch.full_like(tokens, IGNORED)
@@ -78,7 +79,7 @@ def _padded(sequences: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Ten
 
 
 class LoraLinear(nn.Module):
-    """A frozen linear layer with a trainable low-rank update beside it, as PEFT writes it."""
+    """Frozen linear layer with a trainable low-rank update, as PEFT writes it."""
 
     def __init__(self, base: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -89,11 +90,12 @@ class LoraLinear(nn.Module):
         nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Add the low-rank update to the frozen layer's output."""
         return self.base(inputs) + F.linear(F.linear(inputs, self.a), self.b) * self.scale
 
 
 def with_lora(network: PreTrainedModel, rank: int) -> PreTrainedModel:
-    """The same network, frozen, with a LoRA on every linear layer, the output layer included."""
+    """Freeze a network and add a LoRA to every linear layer, the output layer included."""
     network.requires_grad_(False)
     linears = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Linear)]
     for name, module in linears:

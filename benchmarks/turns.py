@@ -1,6 +1,6 @@
-"""Rollouts of several turns whose prompts only grow: how many tokens, and which.
+"""Made-up tokens of rollouts of several turns, whose prompts only grow.
 
-It imports nothing of the project, since the peer's environment reads it too.
+This module imports nothing of the project, since the peer's environment reads it too.
 """
 
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ from random import Random
 
 TURNS = 5
 GROWTH = 350
-"""Tokens that a turn adds to the prompt before its answer: with TURNS, a mean prompt of 1,000."""
+"""Tokens that a turn adds to the prompt before its answer; the mean prompt has 1,000."""
 ANSWER = 74
-"""Tokens sampled a call, as in the measurements of long conversations that this follows."""
+"""Tokens of an answer."""
 VOCABULARY = 32_000
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One call: `number` counts from 0 in its rollout."""
+    """One call; `number` counts from 0 in its rollout."""
 
     rollout: int
     number: int
@@ -26,8 +26,8 @@ class Turn:
     logprobs: list[float]
 
 
-def turns(rollouts: int, seed: int = 0) -> Iterator[Turn]:
-    """Those of each rollout in order, one rollout after another."""
+def make_turns(rollouts: int, seed: int = 0) -> Iterator[Turn]:
+    """Yield the turns of each rollout in order, one rollout after another."""
     for rollout in range(rollouts):
         random = Random(f"{seed}/{rollout}")
         prompt: list[int] = []
