@@ -81,8 +81,8 @@ async def _play_group(
 
     async def rollout(seed: int) -> tinker.SampledSequence:
         params = tinker.SamplingParams(seed=seed, **plan["sampling"])
-        asked: Awaitable[tinker.SampleResponse] = sampler.sample_async(prompt, 1, params)
-        return (await asked).sequences[0]
+        answer: Awaitable[tinker.SampleResponse] = sampler.sample_async(prompt, 1, params)
+        return (await answer).sequences[0]
 
     return await asyncio.gather(*(rollout(seed) for seed in group["seeds"]))
 

@@ -269,14 +269,14 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=5, help="of each measurement")
     options.add_argument("--rollouts", type=int, default=128, help="at the same time")
-    asked = options.parse_args()
+    arguments = options.parse_args()
     print(describe_machine())
     with tempfile.TemporaryDirectory() as scratch:
-        rows = measure_door(asked.rollouts, asked.rounds, Path(scratch))
-        title = f"{asked.rollouts} rollouts of {CALLS} calls at the door: seconds"
+        rows = measure_door(arguments.rollouts, arguments.rounds, Path(scratch))
+        title = f"{arguments.rollouts} rollouts of {CALLS} calls at the door: seconds"
         print(format_table(title, COSTS, rows))
-        rows = measure_spans(asked.rollouts, asked.rounds, Path(scratch))
-    title = f"{asked.rollouts * TURNS} spans of a mean prompt of 1,000 tokens: spans a second"
+        rows = measure_spans(arguments.rollouts, arguments.rounds, Path(scratch))
+    title = f"{arguments.rollouts * TURNS} spans of a mean prompt of 1,000 tokens: spans a second"
     print(format_table(title, SPEEDS, rows))
     if not PEER.exists():
         print(f"No peer: {PEER.relative_to(ROOT)} is missing; `make peers` installs it.")

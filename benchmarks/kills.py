@@ -312,25 +312,30 @@ def run_all(harness: Harness, trials: Sequence[Trial], parallel: int) -> None:
 def main() -> None:
     """Run the harness from the command line."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--kills", type=int, default=20, help="for each number of batches")
-    options.add_argument("--batches", type=int, nargs="+", default=[1], help="of each step")
+    options.add_argument("--kills", type=int, default=20, help="kills for each number of batches")
+    options.add_argument(
+        "--batches", type=int, nargs="+", default=[1], help="rollouts.batches of the runs"
+    )
     options.add_argument("--each", type=int, default=10, help="kills of one run")
     options.add_argument("--minutes", type=float, default=float("inf"), help="kill nothing later")
     options.add_argument("--parallel", type=int, default=1, help="trials at the same time")
-    options.add_argument("--seed", type=int, default=0, help="of the moments and the victims")
-    options.add_argument("--folder", type=Path, default=Path("runs/kills"), help="of all runs")
+    options.add_argument("--seed", type=int, default=0, help="seed of the moments and the victims")
+    options.add_argument(
+        "--folder", type=Path, default=Path("runs/kills"), help="where the runs are kept"
+    )
     options.add_argument("--workload", choices=[*WORKLOADS], help="only this one")
-    asked = options.parse_args()
-    names = [asked.workload] if asked.workload else [*WORKLOADS]
-    folder = asked.folder.absolute()
+    arguments = options.parse_args()
+    names = [arguments.workload] if arguments.workload else [*WORKLOADS]
+    folder = arguments.folder.absolute()
     print(describe_machine(), flush=True)
     with ExitStack() as stack:
         home = folder / "prefect"
         api = stack.enter_context(killable_runs.prefect_server(home))
-        until = time.monotonic() + 60 * asked.minutes
+        until = time.monotonic() + 60 * arguments.minutes
         variables = killable_runs.environment(home, api)
-        harness = Harness(folder, variables, asked.seed, asked.each, until)
-        run_all(harness, list_trials(harness, names, asked.batches, asked.kills), asked.parallel)
+        harness = Harness(folder, variables, arguments.seed, arguments.each, until)
+        trials = list_trials(harness, names, arguments.batches, arguments.kills)
+        run_all(harness, trials, arguments.parallel)
     print(report(harness.lines()))
     raise SystemExit("\n".join(list_violations(harness.lines())) or 0)
 

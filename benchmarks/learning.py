@@ -91,8 +91,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", help="names of folders under runs/")
     parser.add_argument("--out", type=Path, default=Path("docs/learning.svg"))
-    asked = parser.parse_args()
-    draw([read_curve(folder_of(run)) for run in asked.runs], asked.out)
+    arguments = parser.parse_args()
+    draw([read_curve(folder_of(run)) for run in arguments.runs], arguments.out)
 
 
 if __name__ == "__main__":

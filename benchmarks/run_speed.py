@@ -58,15 +58,15 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=3, help="runs of each")
     options.add_argument("--steps", type=int, default=8, help="of each run")
-    asked = options.parse_args()
-    settings = [f"steps={asked.steps}", *SETTINGS]
+    arguments = options.parse_args()
+    settings = [f"steps={arguments.steps}", *SETTINGS]
     recipe = named_recipe("hello", settings)
     print(describe_machine())
     pairs: list[tuple[Timeline, Timeline]] = []
     with tempfile.TemporaryDirectory() as scratch:
         plan = Path(scratch) / "plan.json"
         plan.write_text(json.dumps(make_plan(recipe)), encoding="utf-8")
-        for number in range(asked.rounds):
+        for number in range(arguments.rounds):
             folder = Path(scratch) / f"round-{number}"
             ours = time_on_engine(
                 folder / "engine-of-ratchet", partial(run_ratchet, folder, settings)
@@ -76,7 +76,7 @@ def main() -> None:
             )
             pairs.append((ours, bare))
         print(report(pairs, recipe))
-        print(report_waits(RunFolder(Path(scratch) / f"round-{asked.rounds - 1}" / RUN)))
+        print(report_waits(RunFolder(Path(scratch) / f"round-{arguments.rounds - 1}" / RUN)))
 
 
 def make_plan(recipe: Recipe) -> dict[str, Any]:
