@@ -69,10 +69,10 @@ $(AGENTLIGHTNING):
 
 peers: $(AGENTLIGHTNING) ## make the environments of the peers that `make bench` measures
 
-KILLS ?= 200
+KILLS ?= 100
 
-kills: $(READY) ## kill training runs at random 200 times (KILLS=n), continue them, and compare
-	$(BIN)/python -m benchmarks.kills --kills $(KILLS)
+kills: $(READY) ## kill training runs of one and of four rollout batches (KILLS=n each), and compare
+	$(BIN)/python -m benchmarks.kills --kills $(KILLS) --batches 1 4
 
 # Apart, because it wants an older transformers. torch is pinned so that pip takes the build at hand.
 $(COOKBOOK_READY): Makefile

@@ -1,8 +1,8 @@
-"""The peer of `benchmarks.durability`, for the environment of agentlightning 0.3.0.
+"""The peer's half of `benchmarks.durability`, in the environment of agentlightning 0.3.0.
 
-Each line on stdin starts a round: one coroutine per rollout adds the spans of all turns to a new
-in-memory store. The output is the seconds for making the `Span` objects, as the tracer does for
-every call, and the seconds for `add_span`.
+Each line on stdin starts a round: a new in-memory store gets the spans of all turns from as many
+coroutines as there are rollouts. The answer is the seconds to make the `Span` objects, which
+agentlightning's tracer has to make of every call, and the seconds of `add_span`.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from typing import Any
 from agentlightning.store.memory import InMemoryLightningStore  # pyright: ignore
 from agentlightning.types import Span  # pyright: ignore
 
-from benchmarks.turns import Turn, turns
+from benchmarks.turns import Turn, make_turns
 
 
-def span_of(turn: Turn, rollout: Any) -> Any:
+def make_span(turn: Turn, rollout: Any) -> Any:
     """Make a span with the attributes that agentlightning's triplet adapter reads."""
     attributes = {
         "gen_ai.request.model": "policy",
@@ -36,29 +36,30 @@ def span_of(turn: Turn, rollout: Any) -> Any:
     )
 
 
-def clocks() -> tuple[float, float]:
+def read_clocks() -> tuple[float, float]:
+    """Return the wall and the processor time."""
     return time.perf_counter(), time.process_time()
 
 
-async def round_of(calls: list[Turn]) -> list[list[float]]:
-    """Return the wall and processor seconds for making the spans, and for adding them."""
+async def run_round(calls: list[Turn]) -> list[list[float]]:
+    """Return the wall and processor seconds to make the spans, and those to add them."""
     store = InMemoryLightningStore()
     rollouts = {}
     for turn in calls:
         if turn.rollout not in rollouts:
             rollouts[turn.rollout] = await store.start_rollout(input={})
-    started = clocks()
+    started = read_clocks()
     spans = defaultdict(list)
     for turn in calls:
-        spans[turn.rollout].append(span_of(turn, rollouts[turn.rollout]))
-    made = clocks()
+        spans[turn.rollout].append(make_span(turn, rollouts[turn.rollout]))
+    made = read_clocks()
 
     async def add(ours: list[Any]) -> None:
         for span in ours:
             await store.add_span(span)
 
     await asyncio.gather(*map(add, spans.values()))
-    added = clocks()
+    added = read_clocks()
     for number, rollout in rollouts.items():
         kept = await store.query_spans(rollout.rollout_id)
         assert len(kept) == len(spans[number]), "a span is missing"
@@ -68,9 +69,10 @@ async def round_of(calls: list[Turn]) -> list[list[float]]:
 
 
 def main() -> None:
-    calls = list(turns(int(sys.argv[1])))
+    """Run a round for every line on stdin."""
+    calls = list(make_turns(int(sys.argv[1])))
     for _ in sys.stdin:
-        print(json.dumps(asyncio.run(round_of(calls))), flush=True)
+        print(json.dumps(asyncio.run(run_round(calls))), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The baseline of a run's speed: a training loop over the Tinker SDK alone, in one process.
+"""A training loop over the Tinker SDK alone, as people write it by hand: the peer of a run.
 
 The loop has no door, no journal, no Parquet, no Prefect and no resuming. It plays the rollouts of a
 plan, whose prompts and seeds `run_speed.py` takes from a recipe, so both sample the same tokens and
@@ -25,7 +25,7 @@ Datums = list[tinker.Datum]
 
 
 async def run(plan: Plan) -> list[dict[str, float]]:
-    """Train as planned; return each step's mean reward and the start of its parts (Unix time)."""
+    """Train as planned; return each step's mean reward and when its parts began (Unix time)."""
     service = tinker.ServiceClient()
     trainer = await service.create_lora_training_client_async(**plan["lora"])
     adam = tinker.AdamParams(**plan["adam"])
@@ -39,7 +39,7 @@ async def run(plan: Plan) -> list[dict[str, float]]:
         sampler = await service.create_sampling_client_async(model_path=saved.path)
         tokenizer = tokenizer or sampler.get_tokenizer()
         times["sampling"] = time.time()
-        datums, rewards = await _rollouts(sampler, groups, plan, tokenizer.decode)
+        datums, rewards = await _play_step(sampler, groups, plan, tokenizer.decode)
         times["training"] = time.time()
         if datums:
             passed = await trainer.forward_backward_async(datums, plan["loss"])
@@ -51,11 +51,11 @@ async def run(plan: Plan) -> list[dict[str, float]]:
     return report
 
 
-async def _rollouts(
+async def _play_step(
     sampler: tinker.SamplingClient, groups: list[Group], plan: Plan, decode: Callable[..., Any]
 ) -> tuple[Datums, list[float]]:
     """Play all rollouts of a step at once; return the datums of mixed groups, and all rewards."""
-    played = await asyncio.gather(*(_group(sampler, group, plan) for group in groups))
+    played = await asyncio.gather(*(_play_group(sampler, group, plan) for group in groups))
     datums: Datums = []
     rewards: list[float] = []
     for group, sequences in zip(groups, played, strict=True):
@@ -67,27 +67,29 @@ async def _rollouts(
         if min(earned) < max(earned):
             mean, deviation = fmean(earned), stdev(earned)
             datums += [
-                _datum(group["prompt"], one, (reward - mean) / deviation)
+                _make_datum(group["prompt"], one, (reward - mean) / deviation)
                 for one, reward in zip(sequences, earned, strict=True)
                 if reward != mean
             ]
     return datums, rewards
 
 
-async def _group(
+async def _play_group(
     sampler: tinker.SamplingClient, group: Group, plan: Plan
 ) -> Sequence[tinker.SampledSequence]:
     prompt = tinker.ModelInput.from_ints(group["prompt"])
 
     async def rollout(seed: int) -> tinker.SampledSequence:
         params = tinker.SamplingParams(seed=seed, **plan["sampling"])
-        asked: Awaitable[tinker.SampleResponse] = sampler.sample_async(prompt, 1, params)
-        return (await asked).sequences[0]
+        answer: Awaitable[tinker.SampleResponse] = sampler.sample_async(prompt, 1, params)
+        return (await answer).sequences[0]
 
     return await asyncio.gather(*(rollout(seed) for seed in group["seeds"]))
 
 
-def _datum(prompt: list[int], sampled: tinker.SampledSequence, advantage: float) -> tinker.Datum:
+def _make_datum(
+    prompt: list[int], sampled: tinker.SampledSequence, advantage: float
+) -> tinker.Datum:
     tokens = [*prompt, *sampled.tokens]
     given = len(prompt) - 1
     advantages = [0.0] * given + [advantage] * len(sampled.tokens)

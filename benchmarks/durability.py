@@ -1,7 +1,7 @@
-"""The cost of durability: the door with and without its journal, and spans per second.
+"""Cost of durability: the door with its journal and without, and the journal's spans a second.
 
-The peer is agentlightning's in-memory store, in an environment of its own (see `make peers`). The
-same number of coroutines gives it the same tokens, which it keeps until its process ends.
+The peer of the journal is agentlightning's in-memory store, in an environment of its own (`make
+peers` makes it). It gets the same tokens from as many coroutines, and loses them when it ends.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import os
 import subprocess
 import tempfile
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
@@ -25,25 +25,33 @@ import numpy as np
 from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
-from adapters.calls import Begun, Completion, Policy, Sampler, Sampling
+from adapters.calls import POLICY, Begun, Completion, Policy, Sampler, Sampling
 from adapters.chat import Chat
+from adapters.door.batches import (
+    OpenBatch,
+    PlannedRollout,
+    PlaySettings,
+    RolloutEnd,
+    SampledBy,
+)
 from adapters.door.door import Door
+from adapters.harness.batches import BATCH, ROLE, Batch
 from adapters.tinker.service import connect
-from benchmarks.measuring import Took, alternated, machine, paired_ratio, table
-from benchmarks.turns import TURNS, Turn, turns
-from engine.model.base_models import find
+from benchmarks.measuring import Took, describe_machine, format_table, paired_ratio, time_in_turns
+from benchmarks.turns import TURNS, Turn, make_turns
+from engine.base_models import find
 from tasks.journal import Journal
 from tasks.spans import Span, begun_span, call_span
 
 ROOT = Path(__file__).parent.parent
 PEER = ROOT / ".venv-agentlightning" / "bin" / "python"
 MODEL = "local/tiny-chat"
-TOKEN = "the benchmark's own"
 ANSWER = 24
-"""Tokens of one answer through the door."""
+"""Tokens of an answer at the door."""
 CALLS = 4
-"""Calls of one rollout through the door."""
-BATCHES = count()
+"""Calls of a rollout at the door."""
+TIMEOUT_SECONDS = 120.0
+SHARDS = count()
 JOURNAL = "the journal, to disk"
 ADD_SPAN = "agentlightning, in memory: `add_span`"
 SPAN_TOO = "agentlightning, in memory: `Span` and `add_span`"
@@ -52,7 +60,7 @@ SPEEDS = ("", "median", "range", "ratio", "spans/CPU-s", "ratio")
 
 
 class Slow:
-    """A sampler that waits without work, like a model on another machine."""
+    """A sampler that takes some time and does no work: a model on another machine."""
 
     def __init__(self, seconds: float, tokens: list[int]) -> None:
         self._seconds = seconds
@@ -62,69 +70,80 @@ class Slow:
     async def sample(
         self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams
     ) -> SampleResponse:
+        """Return the same tokens after the time."""
         await asyncio.sleep(self._seconds)
         return SampleResponse([self._sequence])
 
 
-async def nothing(_: Completion) -> None:
-    """Discard a completion."""
+class CallsRecorder:
+    """Recorder of a batch's calls in a journal, or nowhere."""
+
+    def __init__(self, rollouts: Sequence[str], journal: Journal | None) -> None:
+        self._rollouts = rollouts
+        self._journal = journal
+
+    def plan(self) -> tuple[int, Sequence[PlannedRollout]]:
+        """Plan every rollout."""
+        return 0, [PlannedRollout(name, {}) for name in self._rollouts]
+
+    def begun(self, begun: Begun) -> None:
+        """Record that a call is about to be sampled."""
+        if self._journal is not None:
+            self._journal.append_soon(begun_span(begun))
+
+    async def answered(self, completion: Completion) -> None:
+        """Record a call durably."""
+        if self._journal is not None:
+            await self._journal.append(call_span(completion))
+
+    async def ended(self, end: RolloutEnd) -> None:
+        """Record nothing: no rollout is ended here."""
 
 
-@contextmanager
-def recording(
-    journal: Journal | None,
-) -> Iterator[tuple[Callable[[Completion], Awaitable[None]], Callable[[Begun], None] | None]]:
-    """Yield the door's callbacks for a finished call and for a started call."""
-    if journal is None:
-        yield nothing, None
-        return
+def ask_door(chat: Chat, sampler: Sampler, rollouts: int, folder: Path | None) -> None:
+    """Play all rollouts at once, each call after the one before, by bare HTTP.
 
-    async def record(completion: Completion) -> None:
-        await journal.append(call_span(completion))
-
-    def begin(begun: Begun) -> None:
-        journal.append_soon(begun_span(begun))
-
-    with journal:
-        yield record, begin
-
-
-def at_the_door(chat: Chat, sampler: Sampler, rollouts: int, folder: Path | None) -> None:
-    """Run all rollouts at once, each with its calls in sequence, over plain HTTP."""
-    batch = f"train-{next(BATCHES):05d}"
-    journal = Journal(folder / f"{batch}.jsonl") if folder else None
+    The calls are recorded in a journal in `folder`, or nowhere without one.
+    """
+    shard = f"train-{next(SHARDS):05d}"
+    names = [f"{shard}-{number:04d}-00" for number in range(rollouts)]
+    sampled_by = SampledBy({POLICY: Policy(sampler, "00000")}, Sampling(ANSWER, 1.0, 1.0, -1))
+    settings = PlaySettings("none", [POLICY], rollouts, TIMEOUT_SECONDS)
     with (
-        recording(journal) as (record, begin),
-        Door(chat, TOKEN, record, Sampling(ANSWER, 1.0, 1.0, -1), 0, begin=begin) as door,
+        Journal(folder / f"{shard}.jsonl") if folder else nullcontext() as journal,
+        Door(chat, {}, run_seed=0) as door,
     ):
-        door.policy = Policy(sampler, "00000")
-        asyncio.run(_ask_all(door, [f"{batch}-{n:04d}-00" for n in range(rollouts)]))
+        batch = OpenBatch(shard, CallsRecorder(names, journal), sampled_by, settings)
+        with door.opened(batch) as token:
+            begun = Batch(door.address, shard, token, 0, (POLICY,), TIMEOUT_SECONDS)
+            asyncio.run(_ask_all(begun, names))
 
 
-async def _ask_all(door: Door, rollouts: list[str]) -> None:
+async def _ask_all(batch: Batch, rollouts: Sequence[str]) -> None:
     limits = httpx.Limits(max_connections=None)
-    headers = {"authorization": f"Bearer {TOKEN}"}
-    async with httpx.AsyncClient(headers=headers, limits=limits, timeout=120) as client:
-        await asyncio.gather(*(_ask(client, door, rollout) for rollout in rollouts))
+    headers = {"authorization": f"Bearer {batch.token}"}
+    timeout = batch.timeout_seconds
+    async with httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout) as client:
+        begun = await client.post(batch.door + BATCH.format(batch=batch.name) + "/begin")
+        begun.raise_for_status()
+        await asyncio.gather(*(_ask(client, batch.url(ROLE, name)) for name in rollouts))
 
 
-async def _ask(client: httpx.AsyncClient, door: Door, rollout: str) -> None:
-    door.admit(rollout, 0)
-    url = f"{door.url(rollout, 0)}/chat/completions"
+async def _ask(client: httpx.AsyncClient, base_url: str) -> None:
     messages = [{"role": "user", "content": "You are a quiet otter. Who are you?"}]
     for _ in range(CALLS):
-        answer = await client.post(url, json={"model": "policy", "messages": messages})
+        body = {"model": POLICY, "messages": messages}
+        answer = await client.post(f"{base_url}/chat/completions", json=body)
         said = answer.raise_for_status().json()["choices"][0]["message"]
         messages = [*messages, said, {"role": "user", "content": "And who are you now?"}]
-    await asyncio.wrap_future(door.dismiss(rollout, 0))
 
 
-def span_of(turn: Turn) -> Span:
-    """Make a span as the door does, but without message texts, which the peer lacks too."""
+def make_span(turn: Turn) -> Span:
+    """Make the span of a turn as the door does, but without messages, which the peer lacks too."""
     rollout, now = f"train-00000-{turn.rollout:04d}-00", datetime.now(UTC)
     return {
         "run_id": "durability",
-        "batch": "train-00000",
+        "shard": "train-00000",
         "step": 0,
         "group_id": rollout[:-3],
         "rollout_id": rollout,
@@ -145,67 +164,69 @@ def span_of(turn: Turn) -> Span:
     }
 
 
-def into_the_journal(calls: list[Turn], folder: Path) -> None:
-    """Write every span to the journal; a rollout awaits each span before its next one."""
+def write_journal(calls: list[Turn], folder: Path) -> None:
+    """Write the spans of all turns to disk; a rollout awaits each span before its next."""
     rollouts: dict[int, list[Turn]] = {}
     for turn in calls:
         rollouts.setdefault(turn.rollout, []).append(turn)
 
     async def append(journal: Journal, ours: list[Turn]) -> None:
         for turn in ours:
-            await journal.append(span_of(turn))
+            await journal.append(make_span(turn))
 
     async def all_of_them(journal: Journal) -> None:
         await asyncio.gather(*(append(journal, ours) for ours in rollouts.values()))
 
-    with Journal(folder / f"spans-{next(BATCHES)}.jsonl") as journal:
+    with Journal(folder / f"spans-{next(SHARDS)}.jsonl") as journal:
         asyncio.run(all_of_them(journal))
 
 
 @contextmanager
-def peer(rollouts: int) -> Iterator[Callable[[], list[list[float]]]]:
-    """Yield a function that runs one round of the peer and returns its seconds."""
+def start_peer(rollouts: int) -> Iterator[Callable[[], list[list[float]]]]:
+    """Start the peer; yield a function that runs a round of it.
+
+    A round returns the wall and processor seconds to make the spans, and those to add them.
+    """
     command = [str(PEER), "-m", "benchmarks.agentlightning_store", str(rollouts)]
     offline = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     with subprocess.Popen(
         command, cwd=ROOT, env=offline, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
-        told, answers = process.stdin, process.stdout
-        assert told is not None
+        requests, answers = process.stdin, process.stdout
+        assert requests is not None
         assert answers is not None
 
-        def round_() -> list[list[float]]:
-            told.write("\n")
-            told.flush()
+        def run_round() -> list[list[float]]:
+            requests.write("\n")
+            requests.flush()
             return json.loads(answers.readline())
 
         try:
-            yield round_
+            yield run_round
         finally:
-            told.close()
+            requests.close()
 
 
-def door_rows(rollouts: int, rounds: int, folder: Path) -> list[list[str]]:
-    """Measure the door with and without the journal in turn; both include the clients' work."""
+def measure_door(rollouts: int, rounds: int, folder: Path) -> list[list[str]]:
+    """Measure the seconds with the journal and without, in turn; both include the clients' work."""
     chat = Chat(AutoTokenizer.from_pretrained(find(MODEL).folder), context=8192)
     answer = [*chat.encode("I am a quiet otter. ")] * 3 + chat.stop_tokens[:1]
     rows = []
     with connect(MODEL, folder / "engine") as service:
-        asked = service.client.create_sampling_client(base_model=MODEL)
         samplers: dict[str, Sampler] = {
-            "the engine": service.result(asked, "a sampler"),
+            "the engine": service.base_sampler(MODEL),
             "a sampler that takes 1 s": Slow(1.0, answer),
             "a sampler that takes no time": Slow(0.0, answer),
         }
         for name, sampler in samplers.items():
             ways = (("with", folder), ("without", None))
-            timed = {way: partial(at_the_door, chat, sampler, rollouts, to) for way, to in ways}
-            rows.append([name, *_costs(alternated(timed, rounds))])
+            timed = {way: partial(ask_door, chat, sampler, rollouts, to) for way, to in ways}
+            rows.append([name, *_format_costs(time_in_turns(timed, rounds))])
     return rows
 
 
-def _costs(took: Mapping[str, Sequence[Took]]) -> list[str]:
-    """Return wall seconds with and without, their ratio, and the same for processor seconds."""
+def _format_costs(took: Mapping[str, Sequence[Took]]) -> list[str]:
+    """Format wall seconds with and without the journal, and their ratio; the same for the CPU's."""
     cells = []
     for clock in ("wall", "cpu"):
         times = {name: [getattr(one, clock) for one in rounds] for name, rounds in took.items()}
@@ -215,25 +236,25 @@ def _costs(took: Mapping[str, Sequence[Took]]) -> list[str]:
     return cells
 
 
-def span_rows(rollouts: int, rounds: int, folder: Path) -> list[list[str]]:
-    """Measure spans per second; the peer's are given with and without making span objects."""
-    calls = list(turns(rollouts))
+def measure_spans(rollouts: int, rounds: int, folder: Path) -> list[list[str]]:
+    """Measure spans a second; the peer's with and without the making of its span objects."""
+    calls = list(make_turns(rollouts))
     took: dict[str, list[Took]] = defaultdict(list)
-    with peer(rollouts) if PEER.exists() else nullcontext() as ask:
+    with start_peer(rollouts) if PEER.exists() else nullcontext() as run_round:
         for number in range(rounds + 1):
             wall, cpu = perf_counter(), process_time()
-            into_the_journal(calls, folder)
+            write_journal(calls, folder)
             one = {JOURNAL: Took(perf_counter() - wall, process_time() - cpu)}
-            if ask is not None:
-                made, added = (Took(*times) for times in ask())
+            if run_round is not None:
+                made, added = (Took(*times) for times in run_round())
                 one[ADD_SPAN] = added
                 one[SPAN_TOO] = Took(made.wall + added.wall, made.cpu + added.cpu)
-            for name in one if number else ():  # the first round is a warm-up
+            for name in one if number else ():  # the first is not counted
                 took[name].append(one[name])
-    return [_speed(name, took[name], took.get(ADD_SPAN), len(calls)) for name in took]
+    return [_format_speed(name, took[name], took.get(ADD_SPAN), len(calls)) for name in took]
 
 
-def _speed(name: str, ours: list[Took], theirs: list[Took] | None, spans: int) -> list[str]:
+def _format_speed(name: str, ours: list[Took], theirs: list[Took] | None, spans: int) -> list[str]:
     walls, cpus = [one.wall for one in ours], [one.cpu for one in ours]
     cells = [name, f"{spans / median(walls):,.0f}"]
     cells += [f"{spans / max(walls):,.0f}-{spans / min(walls):,.0f}"]
@@ -244,18 +265,19 @@ def _speed(name: str, ours: list[Took], theirs: list[Took] | None, spans: int) -
 
 
 def main() -> None:
+    """Run the benchmark from the command line."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=5, help="of each measurement")
     options.add_argument("--rollouts", type=int, default=128, help="at the same time")
-    asked = options.parse_args()
-    print(machine())
+    arguments = options.parse_args()
+    print(describe_machine())
     with tempfile.TemporaryDirectory() as scratch:
-        rows = door_rows(asked.rollouts, asked.rounds, Path(scratch))
-        title = f"{asked.rollouts} rollouts of {CALLS} calls at the door: seconds"
-        print(table(title, COSTS, rows))
-        rows = span_rows(asked.rollouts, asked.rounds, Path(scratch))
-    title = f"{asked.rollouts * TURNS} spans of a mean prompt of 1,000 tokens: spans a second"
-    print(table(title, SPEEDS, rows))
+        rows = measure_door(arguments.rollouts, arguments.rounds, Path(scratch))
+        title = f"{arguments.rollouts} rollouts of {CALLS} calls at the door: seconds"
+        print(format_table(title, COSTS, rows))
+        rows = measure_spans(arguments.rollouts, arguments.rounds, Path(scratch))
+    title = f"{arguments.rollouts * TURNS} spans of a mean prompt of 1,000 tokens: spans a second"
+    print(format_table(title, SPEEDS, rows))
     if not PEER.exists():
         print(f"No peer: {PEER.relative_to(ROOT)} is missing; `make peers` installs it.")
 

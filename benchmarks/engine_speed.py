@@ -1,4 +1,4 @@
-"""Sampled and trained tokens per second of the engine and of transformers, one thread each."""
+"""Sampling and training speed of the engine beside plain transformers, one thread each."""
 
 import argparse
 import os
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is in this repository
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is this repository's
 os.environ.setdefault("TINKER_TELEMETRY", "0")
 
 import numpy as np
@@ -17,14 +17,13 @@ import transformers
 
 from adapters.tinker.service import Service, connect
 from benchmarks import plain_transformers as plain
-from benchmarks.measuring import SPEED, alternated, machine, speed_rows, table
-from engine.model.base_models import find
-from engine.model.language_model import LanguageModel
-from engine.model.lora import LoraConfig, LoraWeights
-from engine.sampling.requests import SampleRequest
-from engine.sampling.scheduler import Scheduler
-from engine.training.datums import TrainingDatum
-from engine.training.trainer import AdamParams, Trainer
+from benchmarks.measuring import SPEED, describe_machine, format_table, speed_rows, time_in_turns
+from engine.base_models import find
+from engine.lora import Lora, LoraConfig
+from engine.model import LanguageModel
+from engine.sampling import SampleRequest
+from engine.scheduler import Scheduler
+from engine.training import AdamParams, Trainer, TrainingDatum
 
 BASE = "local/tiny-chat"
 PROMPT_TOKENS, NEW_TOKENS = 24, 64
@@ -34,46 +33,47 @@ Sequences = list[list[int]]
 
 
 def main() -> None:
+    """Run the benchmark from the command line."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=9, help="of each pair")
     rounds = options.parse_args().rounds
     torch.set_num_threads(1)
     transformers.logging.disable_progress_bar()
-    print(machine())
+    print(describe_machine())
     with tempfile.TemporaryDirectory() as state, connect(BASE, Path(state)) as service:
         for count in (1, 64, 128):
-            print(sampling_table(service, count, rounds), flush=True)
+            print(compare_sampling(service, count, rounds), flush=True)
         random = np.random.default_rng(0)
-        even = texts(random, [65] * 64)
-        print(training_table("64 sequences of 64 tokens", service, even, rounds), flush=True)
-        ragged = texts(random, list(random.integers(17, 130, 64)))
-        print(training_table("64 sequences of 16 to 128 tokens", service, ragged, rounds))
+        even = make_sequences(random, [65] * 64)
+        print(compare_training("64 sequences of 64 tokens", service, even, rounds), flush=True)
+        ragged = make_sequences(random, list(random.integers(17, 130, 64)))
+        print(compare_training("64 sequences of 16 to 128 tokens", service, ragged, rounds))
 
 
-def sampling_table(service: Service, count: int, rounds: int) -> str:
-    """Compare one batch of `generate` with as many requests to the engine."""
-    prompts = texts(np.random.default_rng(1), [PROMPT_TOKENS] * count)
+def compare_sampling(service: Service, count: int, rounds: int) -> str:
+    """Sample `count` prompts as one batch of `generate`, and as requests of the engine."""
+    prompts = make_sequences(np.random.default_rng(1), [PROMPT_TOKENS] * count)
     by_transformers = plain.generating(plain.load(find(BASE).folder), prompts, NEW_TOKENS)
-    with engine_sampling(prompts) as by_engine:
-        took = alternated(
+    with sampling_in_engine(prompts) as by_engine:
+        took = time_in_turns(
             {
                 "transformers `generate`": by_transformers,
                 "engine, in its process": by_engine,
-                "engine, by the Tinker SDK": sdk_sampling(service, prompts),
+                "engine, by the Tinker SDK": sampling_by_sdk(service, prompts),
             },
             rounds,
             service.engine,
         )
     title = f"Sampling, {count} at once: {PROMPT_TOKENS} tokens of prompt, {NEW_TOKENS} new"
     rows = speed_rows(took, count * NEW_TOKENS, "transformers `generate`")
-    return table(title, SPEED, rows)
+    return format_table(title, SPEED, rows)
 
 
 @contextmanager
-def engine_sampling(prompts: Sequences) -> Iterator[Run]:
-    """Sample one request per prompt from a LoRA, as rollouts do."""
+def sampling_in_engine(prompts: Sequences) -> Iterator[Run]:
+    """Yield a function that samples in this process: a request a prompt, with a LoRA."""
     model = LanguageModel.load(find(BASE).folder)
-    lora = LoraWeights.initial(model, LoraConfig(RANK, seed=0)).frozen()
+    lora = Lora.initial(model, LoraConfig(RANK, seed=0)).frozen()
     scheduler = Scheduler(model)
     requests = [
         SampleRequest(prompt, max_tokens=NEW_TOKENS, seed=seed, stop=[])
@@ -90,8 +90,8 @@ def engine_sampling(prompts: Sequences) -> Iterator[Run]:
         scheduler.close()
 
 
-def sdk_sampling(service: Service, prompts: Sequences) -> Run:
-    """Sample the same requests over HTTP from an engine in its own process."""
+def sampling_by_sdk(service: Service, prompts: Sequences) -> Run:
+    """Return a function that samples from an engine in another process, over HTTP."""
     trainer = service.result(
         service.client.create_lora_training_client(BASE, RANK, seed=0), "a training client"
     )
@@ -109,28 +109,29 @@ def sdk_sampling(service: Service, prompts: Sequences) -> Run:
     return sample
 
 
-def training_table(what: str, service: Service, sequences: Sequences, rounds: int) -> str:
+def compare_training(what: str, service: Service, sequences: Sequences, rounds: int) -> str:
+    """Take training steps on `sequences`, with and without a LoRA, by each program."""
     folder = find(BASE).folder
     peer = f"transformers, LoRA of rank {RANK}"
-    took = alternated(
+    took = time_in_turns(
         {
             peer: plain.training(plain.with_lora(plain.load(folder), RANK), sequences),
             "transformers, all weights": plain.training(plain.load(folder), sequences),
-            "engine, in its process": engine_training(sequences),
-            "engine, by the Tinker SDK": sdk_training(service, sequences),
+            "engine, in its process": training_in_engine(sequences),
+            "engine, by the Tinker SDK": training_by_sdk(service, sequences),
         },
         rounds,
         service.engine,
     )
     tokens = sum(len(sequence) - 1 for sequence in sequences)
     title = f"Training step: {what}, LoRA of rank {RANK}"
-    return table(title, SPEED, speed_rows(took, tokens, peer))
+    return format_table(title, SPEED, speed_rows(took, tokens, peer))
 
 
-def engine_training(sequences: Sequences) -> Run:
-    """Train a LoRA: forward, backward and AdamW."""
+def training_in_engine(sequences: Sequences) -> Run:
+    """Return a function that takes a training step of the LoRA in this process."""
     model = LanguageModel.load(find(BASE).folder)
-    trainer = Trainer(model, LoraWeights.initial(model, LoraConfig(RANK, seed=0)))
+    trainer = Trainer(model, Lora.initial(model, LoraConfig(RANK, seed=0)))
     datums = [TrainingDatum(sequence[:-1], loss_inputs(sequence)) for sequence in sequences]
 
     def step() -> None:
@@ -140,8 +141,8 @@ def engine_training(sequences: Sequences) -> Run:
     return step
 
 
-def sdk_training(service: Service, sequences: Sequences) -> Run:
-    """Train over HTTP; both requests are sent before the first answer arrives."""
+def training_by_sdk(service: Service, sequences: Sequences) -> Run:
+    """Return a function that takes a training step over HTTP, both requests under way at once."""
     trainer = service.result(
         service.client.create_lora_training_client(BASE, RANK, seed=0), "a training client"
     )
@@ -166,13 +167,13 @@ def sdk_training(service: Service, sequences: Sequences) -> Run:
 
 
 def loss_inputs(sequence: Sequence[int]) -> dict[str, np.ndarray]:
-    """Return loss inputs in which every token but the first is a target."""
+    """Return the inputs of the loss: every token but the first is a target."""
     targets = np.array(sequence[1:], dtype=np.int64)
     return {"target_tokens": targets, "weights": np.ones(len(targets), dtype=np.float32)}
 
 
-def texts(random: np.random.Generator, lengths: Sequence[int]) -> Sequences:
-    """Draw random tokens, because the content does not affect the speed."""
+def make_sequences(random: np.random.Generator, lengths: Sequence[int]) -> Sequences:
+    """Make sequences of random tokens."""
     return [random.integers(16, 1000, length).tolist() for length in lengths]
 
 

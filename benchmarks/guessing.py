@@ -1,7 +1,7 @@
-"""An agent of several turns, to be killed between them: it guesses a number by hints.
+"""An agent of several turns that the kill harness interrupts: it guesses a number.
 
-The agent is an ordinary program of an OpenAI client: each request repeats the conversation so far,
-and nothing in the program handles a restart.
+The agent is a plain program of OpenAI's client: each request repeats the conversation so far, and
+nothing in it knows that it may be started again.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ TURNS = 4
 
 
 async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
-    """Play a game; return 1 for the right number, and less for a more distant last guess."""
+    """Guess a number in TURNS turns; the reward is 1 less the last guess's error by `high`."""
     high, secret = int(example["high"]), int(example["secret"])
     messages: list[Any] = [{"role": "user", "content": opening(high, int(example["guesses"]))}]
     guess = None

@@ -1,9 +1,10 @@
-"""Kill training runs at random moments, continue them, and count lost and repeated work.
+"""Kills training runs at random moments, continues them, and compares them with a reference run.
 
-A try is one run, killed up to `--each` times by SIGKILL: the flow's process (with the door in it),
-the engine, or both at once. After each kill a new process continues the run. At the end the run is
-compared with an undisturbed run of the same recipe. Results are appended to a file, so a stopped
-harness can continue. The exit status is 1 after any failure.
+A trial is one run that is killed up to `--each` times by SIGKILL: the flow's process (the door is
+a server in it), the engine, or both. After each kill the run is started again, and at its end it
+is compared with an uninterrupted run of the same recipe with one rollout batch. Every kill and
+every trial is a line of a file, so a harness that was stopped goes on. The exit status is 1 if
+anything was lost, repeated or different, or hung.
 """
 
 import argparse
@@ -20,16 +21,20 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from benchmarks import aftermath, victims
-from benchmarks.measuring import machine, table
+from benchmarks import compare_runs, killable_runs
+from benchmarks.killable_runs import Stalled, Training
+from benchmarks.measuring import describe_machine, format_table
+from tasks.storage.run_folder import RunFolder
 
 VICTIMS = ("flow", "engine", "flow and engine")
 STARTING = 0.2
-"""Share of kills at a time after the start; the other kills come after some bytes."""
+"""Share of the kills that come some time after the start; the others come after some bytes."""
 AFTER_SECONDS = 0.5
-"""Longest delay of a kill after a write: about the duration of an update, which writes little."""
-PATIENCE_SECONDS = 60.0
-"""Time within which a flow ends after its engine was killed."""
+"""Longest time from a write to a kill: an update takes about as long, and writes little."""
+ENDING_SECONDS = 60.0
+"""A flow whose engine was killed and that runs for longer hangs."""
+SPREAD = 0.7
+"""Share of a run's bytes over which a trial's kills are spread, on average."""
 
 COUNTS = ("finished_rerun", "applied_twice", "sampled_twice", "replayed", "lost", "rebuilt")
 FORBIDDEN = ("finished_rerun", "applied_twice", "sampled_twice")
@@ -64,152 +69,190 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Undisturbed:
-    """The undisturbed run for comparison, and its duration and size."""
+class Reference:
+    """An uninterrupted run: its contents, its start-up time, and its size."""
 
-    contents: aftermath.Contents
+    contents: compare_runs.Contents
     startup: float
-    """Seconds before it writes anything."""
+    """Seconds until the first byte was written."""
     size: int
-    """Bytes that it writes."""
+    """Bytes written."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run that is killed: a recipe, the number of its rollout batches, and its own number."""
+
+    workload: str
+    settings: tuple[str, ...]
+    batches: int
+    number: int = 0
+
+    @property
+    def run(self) -> str:
+        """Name of the run."""
+        return f"{self.workload}-{self.batches}-{self.number:03d}"
 
 
 @dataclass(frozen=True)
 class Harness:
-    """Folders and settings of the harness."""
+    """Folder of the runs and of the record, and how the runs are killed."""
 
     folder: Path
-    environment: victims.Environment
+    environment: killable_runs.Environment
     seed: int
     each: int
-    """Largest number of kills per try."""
+    """Kills of a trial."""
     until: float = float("inf")
-    """Monotonic time after which no run is killed and the running tries are finished."""
-    spread: float = 0.7
-    """Share of a run's bytes within which the kills of a try come, on average."""
+    """Monotonic time after which nothing is killed; the runs under way are finished."""
 
     @property
-    def record(self) -> Path:
-        """Append one line per kill, and one per finished try."""
+    def path(self) -> Path:
+        """File of the record: a line for each kill, and one for each finished trial."""
         return self.folder / "kills.jsonl"
 
-    def told(self) -> list[Line]:
-        return aftermath.read_json_lines(self.record)
+    @property
+    def over(self) -> bool:
+        """Whether the time for kills has passed."""
+        return time.monotonic() > self.until
 
-    def tell(self, **line: object) -> None:
-        """Append one line in one write, because concurrent tries may share the file."""
-        with self.record.open("a", encoding="utf-8") as file:
+    def lines(self) -> list[Line]:
+        """Read the record."""
+        return compare_runs.read_json_lines(self.path)
+
+    def record(self, trial: Trial, **values: object) -> None:
+        """Append a line about a trial in one write: parallel trials share the file."""
+        line = {"workload": trial.workload, "batches": trial.batches, "run": trial.run, **values}
+        with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
-def undisturbed(harness: Harness, name: str, settings: Sequence[str]) -> Undisturbed:
-    """Run the recipe once without a kill, or read the result of an earlier harness."""
-    run, noted = harness.folder / name, harness.folder / f"{name}.undisturbed.json"
-    if not noted.exists():
-        training = victims.train(run, settings, harness.environment)
-        while not training.written() and not training.ended_within(victims.LOOK_SECONDS):
-            pass
+def make_reference(harness: Harness, workload: str, settings: Sequence[str]) -> Reference:
+    """Run a recipe without a kill, with one rollout batch, or read what such a run has left."""
+    run = RunFolder(harness.folder / workload)
+    described = harness.folder / f"{workload}.reference.json"
+    if not described.exists():
+        training = killable_runs.train(run, settings, harness.environment)
+        training.writes(1)
         startup = time.time() - training.started
-        if training.process.wait():
-            raise SystemExit(f"the undisturbed run failed; its log is {victims.log_of(run)}")
-        noted.write_text(
-            json.dumps({"startup": startup, "size": training.written()}), encoding="utf-8"
-        )
-    return Undisturbed(aftermath.contents(run), **json.loads(noted.read_text(encoding="utf-8")))
+        if training.exit_code():
+            raise SystemExit(f"the reference run failed; see {killable_runs.log_of(run)}")
+        values = {"startup": startup, "size": training.written()}
+        described.write_text(json.dumps(values), encoding="utf-8")
+    values = json.loads(described.read_text(encoding="utf-8"))
+    return Reference(compare_runs.read_contents(run), **values)
 
 
-def tried(harness: Harness, name: str, settings: Sequence[str], number: int) -> None:
-    """Kill and continue one run until it is done, then compare it."""
-    run = harness.folder / f"{name}-{number:03d}"
-    if time.monotonic() > harness.until and not run.exists():
+def run_trial(harness: Harness, trial: Trial) -> None:
+    """Kill a run and continue it until it is done; compare it with its reference."""
+    run = RunFolder(harness.folder / trial.run)
+    if harness.over and not run.path.exists():
         return
-    reference = undisturbed(harness, name, settings)
-    killed = sum(line["kind"] == "kill" and line["run"] == run.name for line in harness.told())
-    while True:
-        training = victims.train(run, settings, harness.environment)
-        random = Random(f"{harness.seed}/{run.name}/{killed}")
-        spared = killed == harness.each or time.monotonic() > harness.until
-        if spared or not _killed(harness, training, reference, random):
-            break
-        killed += 1
-    if code := training.process.wait():
-        log = victims.log_of(run)
-        raise SystemExit(f"{run.name} ended by itself with {code}; its log is {log}")
-    harness.tell(
-        kind="try",
-        workload=name,
-        run=run.name,
+    reference = make_reference(harness, trial.workload, trial.settings)
+    settings = (*trial.settings, f"rollouts.batches={trial.batches}")
+    killed = sum(line["kind"] == "kill" and line["run"] == trial.run for line in harness.lines())
+    try:
+        while True:
+            training = killable_runs.train(run, settings, harness.environment)
+            random = Random(f"{harness.seed}/{trial.run}/{killed}")
+            spared = killed == harness.each or harness.over
+            if spared or not _kill_at_random(harness, trial, training, reference, random):
+                break
+            killed += 1
+        code = training.exit_code()
+    except Stalled as error:
+        harness.record(trial, kind="stall", hung=True, error=str(error))
+        return
+    if code:
+        log = killable_runs.log_of(run)
+        raise SystemExit(f"{run.name} ended by itself with {code}; see {log}")
+    harness.record(
+        trial,
+        kind="trial",
         kills=killed,
         resumed=bool(killed),
-        first_token=aftermath.first_sampled(run, training.started),
-        differs=aftermath.differences(aftermath.contents(run), reference.contents),
-        **asdict(aftermath.counts(run)),
+        first_token=compare_runs.seconds_to_first_token(run, training.started),
+        differs=compare_runs.differing_parts(compare_runs.read_contents(run), reference.contents),
+        **asdict(compare_runs.count_repetitions(run)),
     )
 
 
-def _killed(
-    harness: Harness, training: victims.Training, reference: Undisturbed, random: Random
+def _kill_at_random(
+    harness: Harness, trial: Trial, training: Training, reference: Reference, random: Random
 ) -> bool:
-    """Kill the run at a random moment; return False if the run ended before."""
-    again, size = training.size > 0, 0.0
+    """Kill a run at a random moment; return False if it ended before."""
+    resumed, size = training.size > 0, 0.0
     victim, starting = random.choice(VICTIMS), random.random() < STARTING
     if starting:
         delay = random.uniform(0, reference.startup)
     else:
-        size = random.uniform(1, 2 * harness.spread * reference.size / harness.each)
+        size = random.uniform(1, 2 * SPREAD * reference.size / harness.each)
         delay = random.uniform(0, AFTER_SECONDS)
-    while training.written() < size:
-        if training.ended_within(victims.LOOK_SECONDS):
-            return False
-    if training.ended_within(delay):
+    if not training.writes(size) or training.ends_within(delay):
         return False
     working = training.written() > 0
-    victim = victims.kill(training, victim)
-    hung = not training.ended_within(PATIENCE_SECONDS)
+    victim = training.kill(victim)
+    hung = not training.ends_within(ENDING_SECONDS)
     if hung:
-        training.process.kill()
-        training.process.wait()
-    harness.tell(
+        training.abort()
+    harness.record(
+        trial,
         kind="kill",
-        run=training.run.name,
         victim=victim,
-        stage=aftermath.stage(training.run) if working else "starting",
-        resumed=again,
-        first_token=aftermath.first_sampled(training.run, training.started),
+        stage=compare_runs.stage_of(training.run) if working else "starting",
+        resumed=resumed,
+        first_token=compare_runs.seconds_to_first_token(training.run, training.started),
         hung=hung,
         load=os.getloadavg()[0],
     )
     return True
 
 
-def wanted(harness: Harness, names: Sequence[str], kills: int) -> list[tuple[str, int]]:
-    """Return the unfinished tries, alternating workloads, for enough kills."""
-    numbered = [(name, number) for number in range(kills) for name in names]
-    enough = numbered[: -(-kills // harness.each)]
-    done = {line["run"] for line in harness.told() if line["kind"] == "try"}
-    return [(name, number) for name, number in enough if f"{name}-{number:03d}" not in done]
+def list_trials(
+    harness: Harness, workloads: Sequence[str], batches: Sequence[int], kills: int
+) -> list[Trial]:
+    """List the unfinished trials: `kills` for each number of batches, the workloads in turn."""
+    done = {line["run"] for line in harness.lines() if line["kind"] == "trial"}
+    runs = -(-kills // harness.each)
+    trials = [
+        Trial(name, WORKLOADS[name], of_run, turn // len(workloads))
+        for turn in range(runs)
+        for name in [workloads[turn % len(workloads)]]
+        for of_run in batches
+    ]
+    return [trial for trial in trials if trial.run not in done]
 
 
 def report(lines: Sequence[Line]) -> str:
-    """Report kills, counts that must be zero, and seconds until a run samples again."""
+    """Describe what was killed, what must be zero, and how soon a run samples again."""
+    rows = [_row(lines, batches) for batches in sorted({line["batches"] for line in lines})]
+    counts = (name.replace("_", " ") for name in COUNTS)
+    header = ("batches", "runs", "kills", "hung", "differ", *counts)
+    title = "Runs that were killed and continued, beside uninterrupted runs with one batch"
     kills = [line for line in lines if line["kind"] == "kill"]
-    tries = [line for line in lines if line["kind"] == "try"]
-    rows = []
-    for name in sorted({line["workload"] for line in tries}):
-        ours = [line for line in tries if line["workload"] == name]
-        sums = [sum(line[count] for line in ours) for count in COUNTS]
-        differing = sum(bool(line["differs"]) for line in ours)
-        rows.append([name, *map(str, (len(ours), sum(t["kills"] for t in ours), differing, *sums))])
-    header = ("", "runs", "kills", "differ", *(name.replace("_", " ") for name in COUNTS))
     parts = [
-        table("Runs that were killed and continued, beside undisturbed ones", header, rows),
-        table("Kills, by what the run was doing", *_by_stage(kills)),
-        _soon(lines),
+        format_table(title, header, rows),
+        format_table("Kills, by what the run was doing", *_count_by_stage(kills)),
+        _describe_restarts(lines),
     ]
     return "\n".join(parts)
 
 
-def _by_stage(kills: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
+def _row(lines: Sequence[Line], batches: int) -> list[str]:
+    """Return the row of a number of batches."""
+    ours = [line for line in lines if line["batches"] == batches]
+    trials = [line for line in ours if line["kind"] == "trial"]
+    numbers = (
+        len(trials),
+        sum(trial["kills"] for trial in trials),
+        sum(line.get("hung", False) for line in ours),
+        sum(bool(trial["differs"]) for trial in trials),
+        *(sum(trial[count] for trial in trials) for count in COUNTS),
+    )
+    return [str(batches), *map(str, numbers)]
+
+
+def _count_by_stage(kills: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
     hits = Counter((line["victim"], line["stage"]) for line in kills)
     stages = sorted({stage for _, stage in hits})
     rows = [
@@ -223,75 +266,78 @@ def _by_stage(kills: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
     return ["killed", *stages, "all"], rows
 
 
-def _soon(lines: Sequence[Line]) -> str:
-    """Return the seconds of processes that continued a run and lived to sample."""
-    times = sorted(line["first_token"] for line in lines if line["resumed"] and line["first_token"])
-    hung = sum(line.get("hung", False) for line in lines)
+def _describe_restarts(lines: Sequence[Line]) -> str:
+    """Describe the times of processes that continued a run and lived to sample."""
+    ended = [line for line in lines if line["kind"] != "stall"]
+    times = sorted(line["first_token"] for line in ended if line["resumed"] and line["first_token"])
     if not times:
-        return f"No restart sampled anything. Processes that hung: {hung}.\n"
+        return "No restart sampled anything.\n"
     late = times[int(0.9 * (len(times) - 1))]
+    loads = sorted(line["load"] for line in lines if "load" in line)
     return (
         f"From a restart to its first new sampled token: median {median(times):.1f} s, nine of ten "
         f"within {late:.1f} s, at most {times[-1]:.1f} s ({len(times)} restarts; load average "
-        f"{_load(lines)}). Processes that hung: {hung}.\n"
+        f"{loads[0]:.0f} to {loads[-1]:.0f}).\n"
     )
 
 
-def _load(lines: Sequence[Line]) -> str:
-    loads = sorted(line["load"] for line in lines if "load" in line)
-    return f"{loads[0]:.0f} to {loads[-1]:.0f}" if loads else "unknown"
-
-
-def failures(lines: Sequence[Line]) -> list[str]:
-    """Return a sentence for each failure."""
-    hung = [f"{line['run']} hung when it was killed" for line in lines if line.get("hung")]
+def list_violations(lines: Sequence[Line]) -> list[str]:
+    """List what happened that must not, a sentence each."""
+    hung = [f"{line['run']} hung" for line in lines if line.get("hung")]
     differing = [
         f"{line['run']} differs in {line['differs']}" for line in lines if line.get("differs")
     ]
-    redone = [
+    repeated = [
         f"{line['run']}: {count.replace('_', ' ')} = {line[count]}"
         for line in lines
         for count in FORBIDDEN
         if line.get(count)
     ]
-    return [*hung, *differing, *redone]
+    return [*hung, *differing, *repeated]
+
+
+def run_all(harness: Harness, trials: Sequence[Trial], parallel: int) -> None:
+    """Run trials, several at a time; an error ends those that have not begun."""
+    for trial in {trial.workload: trial for trial in trials}.values():
+        make_reference(harness, trial.workload, trial.settings)
+    with ThreadPoolExecutor(parallel) as threads:
+        running = [threads.submit(run_trial, harness, trial) for trial in trials]
+        try:
+            for ended in as_completed(running):
+                ended.result()
+        finally:
+            threads.shutdown(cancel_futures=True)
 
 
 def main() -> None:
+    """Run the harness from the command line."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--kills", type=int, default=20, help="how many, over all tries")
-    options.add_argument("--each", type=int, default=10, help="kills of one run")
-    options.add_argument("--minutes", type=float, default=float("inf"), help="kill nobody later")
-    options.add_argument("--beside", type=int, default=1, help="tries that run at the same time")
-    options.add_argument("--seed", type=int, default=0, help="of the moments and the victims")
+    options.add_argument("--kills", type=int, default=20, help="kills for each number of batches")
     options.add_argument(
-        "--folder", type=Path, default=Path("runs/kills"), help="goes on if it is there"
+        "--batches", type=int, nargs="+", default=[1], help="rollouts.batches of the runs"
     )
-    options.add_argument("--api", help="a Prefect server's API; one of its own if left out")
+    options.add_argument("--each", type=int, default=10, help="kills of one run")
+    options.add_argument("--minutes", type=float, default=float("inf"), help="kill nothing later")
+    options.add_argument("--parallel", type=int, default=1, help="trials at the same time")
+    options.add_argument("--seed", type=int, default=0, help="seed of the moments and the victims")
+    options.add_argument(
+        "--folder", type=Path, default=Path("runs/kills"), help="where the runs are kept"
+    )
     options.add_argument("--workload", choices=[*WORKLOADS], help="only this one")
-    asked = options.parse_args()
-    names = [asked.workload] if asked.workload else [*WORKLOADS]
-    folder = asked.folder.absolute()
-    print(machine(), flush=True)
+    arguments = options.parse_args()
+    names = [arguments.workload] if arguments.workload else [*WORKLOADS]
+    folder = arguments.folder.absolute()
+    print(describe_machine(), flush=True)
     with ExitStack() as stack:
         home = folder / "prefect"
-        api = asked.api or stack.enter_context(victims.prefect_server(home))
-        until = time.monotonic() + 60 * asked.minutes
-        harness = Harness(folder, victims.environment(home, api), asked.seed, asked.each, until)
-        for name in names:
-            undisturbed(harness, name, WORKLOADS[name])
-        with ThreadPoolExecutor(asked.beside) as places:
-            tries = [
-                places.submit(tried, harness, name, WORKLOADS[name], number)
-                for name, number in wanted(harness, names, asked.kills)
-            ]
-            try:
-                for ended in as_completed(tries):
-                    ended.result()
-            finally:
-                places.shutdown(cancel_futures=True)
-    print(report(harness.told()))
-    raise SystemExit("\n".join(failures(harness.told())) or 0)
+        api = stack.enter_context(killable_runs.prefect_server(home))
+        until = time.monotonic() + 60 * arguments.minutes
+        variables = killable_runs.environment(home, api)
+        harness = Harness(folder, variables, arguments.seed, arguments.each, until)
+        trials = list_trials(harness, names, arguments.batches, arguments.kills)
+        run_all(harness, trials, arguments.parallel)
+    print(report(harness.lines()))
+    raise SystemExit("\n".join(list_violations(harness.lines())) or 0)
 
 
 if __name__ == "__main__":

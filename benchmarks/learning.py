@@ -1,4 +1,4 @@
-"""A plot of runs: the reward of every step, and on held-out examples, by minutes of training.
+"""Picture of what runs have learnt: rewards by minutes of sampling and training.
 
 python -m benchmarks.learning RUN [RUN ...] --out docs/learning.svg
 """
@@ -12,62 +12,62 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from tasks.checkpoints import Ledger
 from tasks.evaluations import read_evaluation
 from tasks.metrics import read_metrics
-from tasks.storage.run_folder import folder_of, recipe_of
+from tasks.storage.manifest import recipe_of
+from tasks.storage.run_folder import RunFolder, folder_of
 
-HOW = "sampled"
+SAMPLING = "sampled"
+"""Way of sampling whose evaluations are drawn."""
 SECONDS = ("seconds/sampling", "seconds/training")
-"""Suffixes of metrics' names, which begin with the policy."""
+"""Endings of metrics' names: each policy has its training."""
 
 
 @dataclass(frozen=True)
-class Learning:
-    """The rewards of a run's agent."""
+class LearningCurve:
+    """Rewards of a run's agent, by minutes."""
 
     agent: str
     helpers: tuple[str, ...]
-    """The roles other than the policy."""
+    """Roles beside the policy."""
     minutes: list[float]
     """Minutes of sampling and training at the end of each step, without evaluations."""
     rewards: list[float]
-    """Mean reward of each step's rollouts, sampled with the weights before the step."""
+    """Mean reward of each step's rollouts, which the weights before the step sampled."""
     held_out: dict[float, tuple[float, float]]
-    """Minutes of training → mean reward on held-out examples and its standard error."""
+    """Mean reward of held-out examples and its standard error, by the minutes before."""
 
 
-def learning(run: str) -> Learning:
-    """Read the rewards of a run that has begun."""
-    folder = folder_of(run)
-    steps = read_metrics(folder / "metrics.jsonl")
+def read_curve(run: RunFolder) -> LearningCurve:
+    """Read the curve of a run that has begun."""
+    steps = read_metrics(run.metrics)
     seconds = (sum(step[name] for name in step if name.endswith(SECONDS)) for step in steps)
     minutes = [*accumulate(spent / 60 for spent in seconds)]
-    ledger, scored = Ledger(folder / "checkpoints.jsonl"), dict[float, tuple[float, float]]()
+    scored = dict[float, tuple[float, float]]()
     for step, after in enumerate([0.0, *minutes]):
-        path = folder / "evaluations" / f"{ledger.at(step).version}.json"
+        path = run.evaluation(f"{step:05d}")
         if path.exists():
-            estimate = read_evaluation(path)[HOW].finished
+            estimate = read_evaluation(path)[SAMPLING].finished
             scored[after] = estimate.mean or 0.0, estimate.standard_error or 0.0
     rewards = [step["reward/mean"] for step in steps]
-    recipe = recipe_of(folder)
-    return Learning(recipe["agent"], tuple(recipe["roles"]), minutes, rewards, scored)
+    recipe = recipe_of(run)
+    return LearningCurve(recipe["agent"], tuple(recipe["roles"]), minutes, rewards, scored)
 
 
-def draw(runs: list[Learning], out: Path) -> None:
-    """Draw one panel per run; the same runs give the same bytes."""
+def draw(runs: list[LearningCurve], out: Path) -> None:
+    """Draw a panel for each run; the same runs give the same bytes."""
     mpl.rcParams["svg.hashsalt"] = "ratchet"
     figure, panels = plt.subplots(
         1, len(runs), figsize=(4.2 * len(runs), 3.2), sharey=True, squeeze=False
     )
     for panel, run in zip(panels[0], runs, strict=True):
-        _panel(panel, run)
+        _draw_panel(panel, run)
     panels[0][0].set_ylabel("mean reward")
     figure.tight_layout()
     figure.savefig(out, metadata={"Date": None})
 
 
-def _panel(panel: Axes, run: Learning) -> None:
+def _draw_panel(panel: Axes, run: LearningCurve) -> None:
     begun = [0.0, *run.minutes[:-1]]
     panel.plot(begun, run.rewards, color="tab:blue", marker=".", label="a step's rollouts")
     means, errors = zip(*run.held_out.values(), strict=True)
@@ -87,11 +87,12 @@ def _panel(panel: Axes, run: Learning) -> None:
 
 
 def main() -> None:
+    """Draw the runs that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", help="names of folders under runs/")
     parser.add_argument("--out", type=Path, default=Path("docs/learning.svg"))
-    asked = parser.parse_args()
-    draw([learning(run) for run in asked.runs], asked.out)
+    arguments = parser.parse_args()
+    draw([read_curve(folder_of(run)) for run in arguments.runs], arguments.out)
 
 
 if __name__ == "__main__":

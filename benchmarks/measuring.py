@@ -1,4 +1,4 @@
-"""Timing of alternatives, and tables that name the machine of the measurement."""
+"""Timing of programs against each other, and the tables of the results."""
 
 import os
 import platform
@@ -13,21 +13,21 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Took:
-    """Wall seconds of one round, and processor seconds of all its processes.
+    """Wall seconds of one round, and CPU seconds of all processes that took part.
 
-    Processor seconds hardly change if other programs use the machine.
+    CPU seconds hardly change when other programs use the machine too.
     """
 
     wall: float
     cpu: float
 
 
-def alternated(
+def time_in_turns(
     timed: Mapping[str, Callable[[], object]], rounds: int, server: int | None = None
 ) -> dict[str, list[Took]]:
-    """Run the alternatives in turn (A B A B …), so that a busy machine slows all equally.
+    """Time functions in turns (A B A B …), so that a busy machine slows all of them alike.
 
-    Each alternative runs once before timing starts. `server` is a process whose time counts too.
+    Each runs once before its time counts. `server` is the id of a process that may take part.
     """
     for run in timed.values():
         run()
@@ -44,7 +44,7 @@ SPEED = ("", "tokens/s", "range", "ratio", "tokens/CPU-s", "ratio")
 
 
 def speed_rows(took: Mapping[str, Sequence[Took]], tokens: int, peer: str) -> list[list[str]]:
-    """Return rows for SPEED: medians, and the ratio to the peer's speed."""
+    """Format rows under SPEED: medians, and their ratios to the peer's speed."""
     walls = {name: [round.wall for round in rounds] for name, rounds in took.items()}
     cpus = {name: [round.cpu for round in rounds] for name, rounds in took.items()}
     return [
@@ -61,19 +61,19 @@ def speed_rows(took: Mapping[str, Sequence[Took]], tokens: int, peer: str) -> li
 
 
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """Return the median of the rounds' ratios."""
+    """Return the median of the rounds' own ratios."""
     return median(a / b for a, b in zip(numerators, denominators, strict=True))
 
 
-def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format a title and a table in Markdown; all columns but the first are numbers."""
+def format_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Format a title and a Markdown table; every column but the first holds numbers."""
     rule = ["---", *("---:" for _ in header[1:])]
     lines = [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
     return "\n".join([f"### {title}", "", *lines, ""])
 
 
-def machine() -> str:
-    """Describe the machine, its software and its load."""
+def describe_machine() -> str:
+    """Describe the machine, the versions, and the load average."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "tinker"))
     return (
@@ -84,7 +84,7 @@ def machine() -> str:
 
 
 def _processor() -> str:
-    """Return the processor's name, or its family and model if a hypervisor hides the name."""
+    """Name the processor; family and model say more where a hypervisor hides the name."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return platform.processor() or platform.machine()
@@ -97,7 +97,10 @@ def _processor() -> str:
 
 
 def _cpu_seconds(server: int | None) -> float:
-    """Return the processor seconds of this process and of another one (clock_getcpuclockid(3))."""
+    """Return the CPU seconds of this process and of a server.
+
+    Only Linux shows the clock of another process (clock_getcpuclockid(3)); elsewhere NaN.
+    """
     own = time.process_time()
     if server is None:
         return own

@@ -1,4 +1,4 @@
-"""The peer of the engine: transformers, used as in its documentation."""
+"""Sampling and training by transformers, as its documentation does it: the engine's peer."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,20 +10,21 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 IGNORED = -100
-"""The target that cross-entropy ignores."""
+"""Target that cross-entropy leaves out."""
 
 
 def load(folder: Path) -> PreTrainedModel:
-    """Load a model in float32 with transformers' default attention (PyTorch's fused one)."""
+    """Load a model in float32, with the attention that transformers chooses by itself."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def generating(
     network: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int
 ) -> Callable[[], None]:
-    """Sample `new_tokens` for each prompt, all of one length, with the KV cache and no stops.
+    """Return a function that samples `new_tokens` for each prompt with the KV cache.
 
-    `generate` returns no log-probabilities here, which saves a log-softmax per token.
+    The prompts have one length, and nothing stops early. `generate` returns no log-probabilities
+    here, which spares it a log-softmax a token.
     """
     config = network.generation_config
     config.eos_token_id = None
@@ -47,7 +48,7 @@ def generating(
 
 
 def training(network: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Callable[[], None]:
-    """Take one AdamW step on right-padded sequences, with next-token cross-entropy."""
+    """Return a function that takes an AdamW step on right-padded sequences, by cross-entropy."""
     tokens, targets, mask = _padded(sequences)
     trained = [weight for weight in network.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4, betas=(0.9, 0.95), eps=1e-12, weight_decay=0)
@@ -77,8 +78,8 @@ def _padded(sequences: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Ten
     return tokens, targets, (targets != IGNORED).long()
 
 
-class PeftStyleLinear(nn.Module):
-    """A frozen linear layer with a trainable low-rank update, written as in PEFT."""
+class LoraLinear(nn.Module):
+    """Frozen linear layer with a trainable low-rank update, as PEFT writes it."""
 
     def __init__(self, base: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -89,6 +90,7 @@ class PeftStyleLinear(nn.Module):
         nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Add the low-rank update to the frozen layer's output."""
         return self.base(inputs) + F.linear(F.linear(inputs, self.a), self.b) * self.scale
 
 
@@ -98,5 +100,5 @@ def with_lora(network: PreTrainedModel, rank: int) -> PreTrainedModel:
     linears = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Linear)]
     for name, module in linears:
         parent, _, leaf = name.rpartition(".")
-        setattr(network.get_submodule(parent), leaf, PeftStyleLinear(module, rank))
+        setattr(network.get_submodule(parent), leaf, LoraLinear(module, rank))
     return network

@@ -1,7 +1,7 @@
-"""Wall time of a training run: `ratchet train hello` and a bare loop over the Tinker SDK.
+"""Wall time of a training run: `ratchet train hello` beside a bare loop over the Tinker SDK.
 
-Both train the same steps with the same prompts and seeds. They run in turn, each in its own process
-and on a new engine.
+Both train the same steps with the same prompts and seeds, in turns. Each has a process of its own
+and a new engine.
 """
 
 import argparse
@@ -14,24 +14,33 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is in this repository
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is this repository's
 os.environ.setdefault("TINKER_TELEMETRY", "0")
 
-from benchmarks.measuring import machine, paired_ratio, table
-from benchmarks.plans import planned
-from benchmarks.timelines import Timeline, of_bare_loop, of_ratchet, ways
+from transformers import AutoTokenizer
+
+from adapters.calls import POLICY, Place
+from adapters.chat import Chat
+from agents.hello import question
+from benchmarks.measuring import describe_machine, format_table, paired_ratio
+from benchmarks.timelines import Timeline, read_bare_timeline, read_run_timeline, rollout_times
+from engine.base_models import find
 from flows.deployments import named_recipe
 from flows.recipe import Recipe
+from flows.runtime.open_run import train_split, training_sampling
+from tasks.shards import choose
+from tasks.storage.run_folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 RUN = "measured"
 SETTINGS = ("evaluation.examples=1", "evaluation.greedy=false")
-"""Settings with the least evaluation, because the bare loop has none."""
+"""The least evaluation that is possible, since the bare loop has none."""
 
 PARTS: Mapping[str, Callable[[Timeline], Sequence[float]]] = {
     "a step": lambda run: run.steps,
@@ -45,33 +54,74 @@ PARTS: Mapping[str, Callable[[Timeline], Sequence[float]]] = {
 
 
 def main() -> None:
+    """Run the benchmark from the command line."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=3, help="runs of each")
     options.add_argument("--steps", type=int, default=8, help="of each run")
-    asked = options.parse_args()
-    settings = [f"steps={asked.steps}", *SETTINGS]
+    arguments = options.parse_args()
+    settings = [f"steps={arguments.steps}", *SETTINGS]
     recipe = named_recipe("hello", settings)
-    print(machine())
+    print(describe_machine())
     pairs: list[tuple[Timeline, Timeline]] = []
     with tempfile.TemporaryDirectory() as scratch:
         plan = Path(scratch) / "plan.json"
-        plan.write_text(json.dumps(planned(recipe)), encoding="utf-8")
-        for number in range(asked.rounds):
+        plan.write_text(json.dumps(make_plan(recipe)), encoding="utf-8")
+        for number in range(arguments.rounds):
             folder = Path(scratch) / f"round-{number}"
-            ours = on_its_engine(
-                folder / "engine-of-ratchet", partial(ratchet_run, folder, settings)
+            ours = time_on_engine(
+                folder / "engine-of-ratchet", partial(run_ratchet, folder, settings)
             )
-            bare = on_its_engine(
-                folder / "engine-of-bare-loop", partial(bare_run, plan, folder / "bare.json")
+            bare = time_on_engine(
+                folder / "engine-of-bare-loop", partial(run_bare_loop, plan, folder / "bare.json")
             )
             pairs.append((ours, bare))
         print(report(pairs, recipe))
-        print(waited(Path(scratch) / f"round-{asked.rounds - 1}" / RUN))
+        print(report_waits(RunFolder(Path(scratch) / f"round-{arguments.rounds - 1}" / RUN)))
+
+
+def make_plan(recipe: Recipe) -> dict[str, Any]:
+    """Make the bare loop's plan: prompts, seeds and settings of a recipe of the agent hello."""
+    tokenizer = AutoTokenizer.from_pretrained(find(recipe.model.base).folder)
+    chat = Chat(tokenizer, recipe.model.renderer)
+    sampling, examples = training_sampling(recipe), train_split(recipe).examples()
+    shards = [
+        choose(examples, recipe.seed, step, recipe.rollouts.groups) for step in range(recipe.steps)
+    ]
+    return {
+        "lora": {
+            "base_model": recipe.model.base,
+            "rank": recipe.model.lora_rank,
+            "seed": recipe.seed,
+        },
+        "adam": recipe.optimizer.model_dump(),
+        "loss": recipe.algorithm.loss,
+        "save_every": recipe.checkpoints.every,
+        "sampling": {**asdict(sampling), "stop": chat.stop_tokens},
+        "steps": [
+            [
+                _plan_group(chat, row["example"]["identity"], f"train-{step:05d}-{at:04d}", recipe)
+                for at, row in enumerate(shard)
+            ]
+            for step, shard in enumerate(shards)
+        ],
+    }
+
+
+def _plan_group(chat: Chat, identity: str, name: str, recipe: Recipe) -> dict[str, Any]:
+    """Plan a prompt, and the seed of each of its rollouts as the door derives it."""
+    places = (
+        Place(f"{name}-{index:02d}", 0, POLICY, 0) for index in range(recipe.rollouts.group_size)
+    )
+    return {
+        "identity": identity,
+        "prompt": chat.render([{"role": "user", "content": question(identity)}], []),
+        "seeds": [place.seed(recipe.seed) for place in places],
+    }
 
 
 @contextmanager
-def engine(state: Path) -> Iterator[dict[str, str]]:
-    """Start a new engine and yield the environment variables of its clients."""
+def start_engine(state: Path) -> Iterator[dict[str, str]]:
+    """Start a new engine; yield the environment variables of its clients."""
     command = [sys.executable, "-m", "engine", "--state", str(state), "--exit-with-stdin"]
     with subprocess.Popen(
         command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -85,30 +135,32 @@ def engine(state: Path) -> Iterator[dict[str, str]]:
             process.stdin.close()
 
 
-def on_its_engine(state: Path, run: Callable[[dict[str, str]], Timeline]) -> Timeline:
-    """Run on a new engine; return the result and the processor seconds of all its processes."""
+def time_on_engine(state: Path, run: Callable[[dict[str, str]], Timeline]) -> Timeline:
+    """Time a run on a new engine, with the CPU seconds of all its processes."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with engine(state) as service:
+    with start_engine(state) as service:
         timeline = run(service)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return replace(timeline, cpu=cpu)
 
 
-def ratchet_run(folder: Path, settings: Sequence[str], service: dict[str, str]) -> Timeline:
-    """Run `ratchet train`; all rounds share Prefect's folder, so the database is made once."""
+def run_ratchet(folder: Path, settings: Sequence[str], service: dict[str, str]) -> Timeline:
+    """Run `ratchet train`. The rounds share Prefect's database, which the first makes."""
     where = {"RATCHET_RUNS": str(folder), "PREFECT_HOME": str(folder.parent / "prefect")}
     overrides = [part for setting in settings for part in ("--set", setting)]
     command = ["flows.cli", "train", "hello", "--run", RUN, *overrides]
-    return of_ratchet(folder / RUN, *timed(command, {**service, **where}))
+    return read_run_timeline(RunFolder(folder / RUN), *run_module(command, {**service, **where}))
 
 
-def bare_run(plan: Path, told: Path, service: dict[str, str]) -> Timeline:
-    return of_bare_loop(told, *timed(["benchmarks.bare_loop", str(plan), str(told)], service))
+def run_bare_loop(plan: Path, report: Path, service: dict[str, str]) -> Timeline:
+    """Run the bare loop."""
+    command = ["benchmarks.bare_loop", str(plan), str(report)]
+    return read_bare_timeline(report, *run_module(command, service))
 
 
-def timed(command: Sequence[str], environment: dict[str, str]) -> tuple[float, float]:
-    """Run a module to its end; return its start (Unix time) and its seconds."""
+def run_module(command: Sequence[str], environment: dict[str, str]) -> tuple[float, float]:
+    """Run a module to its end; return its start (Unix time) and the seconds it took."""
     started = time.time()
     done = subprocess.run(
         [sys.executable, "-m", *command],
@@ -124,28 +176,35 @@ def timed(command: Sequence[str], environment: dict[str, str]) -> tuple[float, f
 
 
 def report(pairs: Sequence[tuple[Timeline, Timeline]], recipe: Recipe) -> str:
-    """Format one table; a ratio is the median of the rounds' ratios."""
+    """Format the table of all parts; a ratio is the median of the rounds' own ratios."""
     rollouts = f"{recipe.rollouts.groups} x {recipe.rollouts.group_size}"
     same = all(ours.rewards == bare.rewards for ours, bare in pairs)
     rows = []
     for what, part in PARTS.items():
         ours, bare = ([median(part(run)) for run in runs] for runs in zip(*pairs, strict=True))
-        rows.append([what, spread(ours), spread(bare), f"{paired_ratio(ours, bare):.2f}"])
+        rows.append(
+            [what, format_range(ours), format_range(bare), f"{paired_ratio(ours, bare):.2f}"]
+        )
     title = (
         f"hello, {recipe.steps} steps of {rollouts} rollouts, {len(pairs)} runs of each: seconds"
     )
     compared = "The same rewards at every step." if same else "The rewards DIFFER."
-    return table(title, ("", "ratchet train", "bare loop", "ratio"), rows) + f"\n{compared}\n"
+    return (
+        format_table(title, ("", "ratchet train", "bare loop", "ratio"), rows) + f"\n{compared}\n"
+    )
 
 
-def spread(times: Sequence[float]) -> str:
+def format_range(times: Sequence[float]) -> str:
+    """Format the median and the range."""
     return f"{median(times):.2f} ({min(times):.2f}-{max(times):.2f})"
 
 
-def waited(run: Path) -> str:
+def report_waits(run: RunFolder) -> str:
+    """Format the table of what a rollout waits for."""
     names = ("to the door", "at the door: rendering, sampling", "journal, and back to the agent")
-    rows = [[name, f"{seconds:.3f}"] for name, seconds in zip(names, ways(run), strict=True)]
-    return table("A rollout's seconds in `ratchet train`, medians", ("", "s"), rows)
+    times = zip(names, rollout_times(run), strict=True)
+    rows = [[name, f"{seconds:.3f}"] for name, seconds in times]
+    return format_table("A rollout's seconds in `ratchet train`, medians", ("", "s"), rows)
 
 
 if __name__ == "__main__":

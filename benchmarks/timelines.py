@@ -1,4 +1,4 @@
-"""Timelines of finished runs: the seconds of each part of a step."""
+"""Timelines of finished runs: where their seconds went."""
 
 import json
 from dataclasses import dataclass
@@ -10,15 +10,16 @@ from statistics import median
 import pyarrow.parquet as pq
 
 from tasks.metrics import read_metrics
+from tasks.spans import LLM, REWARD
+from tasks.storage.run_folder import RunFolder, shard_name
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Seconds of a run's parts: once per run, and for each step but the last.
+    """Seconds of a run, and of each step but the last, since a step ends at the next first call.
 
-    `rollouts` is from the first call to the last rollout's end, `training` from the datums until
-    the new weights are saved, and `between` the rest of the step. The last step has no end, because
-    the next step's first call ends a step.
+    `rollouts` last from the first call to the last rollout's end, `training` from the datums until
+    the new weights are saved; `between` is the rest of the step.
     """
 
     startup: float
@@ -31,16 +32,17 @@ class Timeline:
 
     @property
     def between(self) -> list[float]:
+        """Seconds of each step that are neither rollouts nor training."""
         parts = zip(self.steps, self.rollouts, self.training, strict=True)
         return [step - rollouts - training for step, rollouts, training in parts]
 
 
-def of_ratchet(run: Path, started: float, whole: float) -> Timeline:
-    """Read the timeline from a run's folder; `started` is the process's start (Unix time)."""
-    metrics = read_metrics(run / "metrics.jsonl")
-    begun = [_first_call(run / f"spans/train-{step:05d}.parquet") for step in range(len(metrics))]
+def read_run_timeline(run: RunFolder, started: float, whole: float) -> Timeline:
+    """Read the timeline of a run, whose process started at `started` (Unix time)."""
+    metrics = read_metrics(run.metrics)
+    begun = [_first_call(run, shard_name("train", step)) for step in range(len(metrics))]
     return Timeline(
-        startup=_first_call(run / "spans/test-00000.parquet") - started,
+        startup=_first_call(run, shard_name("test", 0)) - started,
         whole=whole,
         steps=[after - before for before, after in pairwise(begun)],
         rollouts=[row["seconds/sampling"] for row in metrics[:-1]],
@@ -49,8 +51,8 @@ def of_ratchet(run: Path, started: float, whole: float) -> Timeline:
     )
 
 
-def of_bare_loop(report: Path, started: float, whole: float) -> Timeline:
-    """Read the timeline from the report of `bare_loop.py`."""
+def read_bare_timeline(report: Path, started: float, whole: float) -> Timeline:
+    """Read the timeline of a bare loop from the report that `bare_loop.py` wrote."""
     steps = json.loads(report.read_text(encoding="utf-8"))
     pairs = list(pairwise(steps))
     return Timeline(
@@ -63,24 +65,25 @@ def of_bare_loop(report: Path, started: float, whole: float) -> Timeline:
     )
 
 
-def ways(run: Path) -> tuple[float, float, float]:
-    """Return a rollout's median seconds before its call, in its call, and after its call.
+def rollout_times(run: RunFolder) -> tuple[float, float, float]:
+    """Return the median seconds of a training rollout before, in and after its one call.
 
-    All rollouts of a step run concurrently, so these seconds are mostly waiting.
+    All rollouts of a step are under way together, so these are times waited, not times worked.
     """
-    there, at_the_door, back = [], [], []
-    for spans in sorted((run / "spans").glob("train-*.parquet")):
+    before, in_call, after = [], [], []
+    for spans in sorted((run.path / "spans").glob("train-*.parquet")):
         columns = ["rollout_id", "kind", "started", "ended"]
         rows = pq.read_table(spans, columns=columns).to_pylist()
-        calls = {row["rollout_id"]: row for row in rows if row["kind"] == "llm"}
-        for rollout in (row for row in rows if row["kind"] == "reward"):
+        calls = {row["rollout_id"]: row for row in rows if row["kind"] == LLM}
+        for rollout in (row for row in rows if row["kind"] == REWARD):
             call = calls[rollout["rollout_id"]]
-            there.append((call["started"] - rollout["started"]).total_seconds())
-            at_the_door.append((call["ended"] - call["started"]).total_seconds())
-            back.append((rollout["ended"] - call["ended"]).total_seconds())
-    return median(there), median(at_the_door), median(back)
+            before.append((call["started"] - rollout["started"]).total_seconds())
+            in_call.append((call["ended"] - call["started"]).total_seconds())
+            after.append((rollout["ended"] - call["ended"]).total_seconds())
+    return median(before), median(in_call), median(after)
 
 
-def _first_call(spans: Path) -> float:
-    rows = pq.read_table(spans, columns=["kind", "started"]).to_pylist()
-    return min(row["started"] for row in rows if row["kind"] == "llm").timestamp()
+def _first_call(run: RunFolder, shard: str) -> float:
+    tables = (pq.read_table(path, columns=["kind", "started"]) for path in run.sealed(shard))
+    rows = (row for table in tables for row in table.to_pylist())
+    return min(row["started"] for row in rows if row["kind"] == LLM).timestamp()

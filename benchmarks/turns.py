@@ -1,6 +1,6 @@
-"""The tokens of rollouts of several turns, whose prompts only grow.
+"""Made-up tokens of rollouts of several turns, whose prompts only grow.
 
-The module imports nothing of the project, because the peer's environment loads it too.
+This module imports nothing of the project, since the peer's environment reads it too.
 """
 
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ from random import Random
 
 TURNS = 5
 GROWTH = 350
-"""Tokens that a turn adds to the prompt; with TURNS turns the mean prompt is 1,000 tokens."""
+"""Tokens that a turn adds to the prompt before its answer; the mean prompt has 1,000."""
 ANSWER = 74
-"""Sampled tokens per call, as in published measurements of long conversations."""
+"""Tokens of an answer."""
 VOCABULARY = 32_000
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One call of a rollout; `number` counts from 0."""
+    """One call; `number` counts from 0 in its rollout."""
 
     rollout: int
     number: int
@@ -26,7 +26,7 @@ class Turn:
     logprobs: list[float]
 
 
-def turns(rollouts: int, seed: int = 0) -> Iterator[Turn]:
+def make_turns(rollouts: int, seed: int = 0) -> Iterator[Turn]:
     """Yield the turns of each rollout in order, one rollout after another."""
     for rollout in range(rollouts):
         random = Random(f"{seed}/{rollout}")

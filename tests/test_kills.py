@@ -1,4 +1,4 @@
-"""The kill harness at its shortest: runs that are killed end as if they had not been."""
+"""The kill harness in its shortest form."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -6,26 +6,25 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_URL
 
-from benchmarks import kills, victims
+from benchmarks import killable_runs, kills
 
-TRIED = ("hello", "guessing")
+WORKLOADS = ("hello", "guessing")
 """Two are as much as a test may take; `make kills` has all."""
 SHORT = ("steps=4", "evaluation.every=0", "checkpoints.every=2")
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("prefect_server")
-def test_runs_that_are_killed_at_random_end_as_if_they_had_not_been(tmp_path: Path) -> None:
-    environment = victims.environment(tmp_path / "home", PREFECT_API_URL.value())
-    harness = kills.Harness(tmp_path, environment, seed=0, each=3, spread=0.5)
-    with ThreadPoolExecutor() as beside:
-        tries = [
-            beside.submit(kills.tried, harness, name, (*kills.WORKLOADS[name], *SHORT), 0)
-            for name in TRIED
-        ]
-    for ended in tries:
-        ended.result()
+def test_runs_killed_at_random_equal_uninterrupted_runs(tmp_path: Path) -> None:
+    environment = killable_runs.environment(tmp_path / "home", PREFECT_API_URL.value())
+    harness = kills.Harness(tmp_path, environment, seed=0, each=3)
+    trials = [kills.Trial(name, (*kills.WORKLOADS[name], *SHORT), batches=2) for name in WORKLOADS]
+    with ThreadPoolExecutor() as threads:
+        running = [threads.submit(kills.run_trial, harness, trial) for trial in trials]
+    for trial in running:
+        trial.result()
 
-    lines = harness.told()
-    assert kills.failures(lines) == []
+    lines = harness.lines()
+    assert kills.list_violations(lines) == []
+    assert sum(line["kind"] == "trial" for line in lines) == len(trials)
     assert sum(line["kind"] == "kill" for line in lines) >= 5

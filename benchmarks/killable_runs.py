@@ -1,4 +1,4 @@
-"""The processes that the kill harness kills: a training run and its engine."""
+"""Training runs as processes that a kill harness starts, watches and kills, and their server."""
 
 import os
 import signal
@@ -13,26 +13,35 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasks.storage.run_folder import RunFolder
+
 ROOT = Path(__file__).parent.parent
 STARTING_SECONDS = 180
+"""Limit of the Prefect server's start."""
+STALLED_SECONDS = 300
+"""A process that writes nothing for so long hangs."""
 LOOK_SECONDS = 0.02
 
 Environment = Mapping[str, str]
 
 
+class Stalled(Exception):
+    """A process that has stopped writing and does not end."""
+
+
 @dataclass(frozen=True)
 class Training:
-    """A `ratchet train` process, and its run's folder."""
+    """A `ratchet train` process, and the folder that its run writes."""
 
     process: subprocess.Popen[bytes]
-    run: Path
+    run: RunFolder
     started: float
-    """Start of the process, in Unix time."""
+    """Unix time of the start."""
     size: int
-    """Size of the folder at the start of the process, in bytes."""
+    """Bytes of the folder at the start."""
 
     def engine(self) -> int | None:
-        """Return the engine's process id, or None before the engine runs."""
+        """Return the engine's process id; None if there is no engine."""
         listed = subprocess.run(
             ["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
         )
@@ -43,22 +52,65 @@ class Training:
         return None
 
     def written(self) -> int:
-        """Count the bytes that the process added to the run, without the engine's files."""
+        """Return the bytes that the process has added to its run, without the engine's files."""
         return size_of(self.run) - self.size
 
-    def ended_within(self, seconds: float) -> bool:
+    def writes(self, size: float) -> bool:
+        """Wait until `size` bytes are written; return False if the process ends before.
+
+        Stalled if the process writes nothing for STALLED_SECONDS.
+        """
+        written, since = self.written(), time.monotonic()
+        while written < size:
+            if self.ends_within(LOOK_SECONDS):
+                return False
+            before, written = written, self.written()
+            if written != before:
+                since = time.monotonic()
+            elif time.monotonic() - since > STALLED_SECONDS:
+                self.abort()
+                raise Stalled(f"{self.run.path} wrote nothing for {STALLED_SECONDS} s")
+        return True
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for the end of the process; return False if it outlives `seconds`."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             return False
         return True
 
+    def exit_code(self) -> int:
+        """Wait for the end of the process; Stalled if it stops writing."""
+        self.writes(float("inf"))
+        return self.process.returncode
 
-def train(run: Path, settings: Sequence[str], environment: Environment) -> Training:
-    """Start `ratchet train` on a run; a run that exists continues."""
+    def abort(self) -> None:
+        """End a process that hangs; its log gets the stack of every thread."""
+        self.process.send_signal(signal.SIGABRT)
+        self.process.wait()
+
+    def kill(self, victim: str) -> str:
+        """Send SIGKILL to the flow's process, its engine, or both; return who was killed.
+
+        The flow's process is killed if no engine runs yet. The door is a server in that process.
+        """
+        engine = self.engine() if victim != "flow" else None
+        if engine is None:
+            victim = "flow"
+        if victim != "engine":
+            self.process.kill()
+        if engine is not None:
+            os.kill(engine, signal.SIGKILL)
+        return victim
+
+
+def train(run: RunFolder, settings: Sequence[str], environment: Environment) -> Training:
+    """Start `ratchet train` on a run; a run that exists is continued."""
     overrides = [part for setting in settings for part in ("--set", setting)]
     command = f"-m flows.cli train hello --run {run.name} --if-exists resume".split()
     started, size = time.time(), size_of(run)
+    run.path.parent.mkdir(parents=True, exist_ok=True)
     with log_of(run).open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, *command, *overrides],
@@ -66,43 +118,27 @@ def train(run: Path, settings: Sequence[str], environment: Environment) -> Train
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**environment, "RATCHET_RUNS": str(run.parent)},
+            env={**environment, "RATCHET_RUNS": str(run.path.parent)},
         )
     return Training(process, run, started, size)
 
 
-def log_of(run: Path) -> Path:
-    """Return the file of the output of a run's processes, and make its folder."""
-    run.parent.mkdir(parents=True, exist_ok=True)
-    return run.with_name(f"{run.name}.log")
+def log_of(run: RunFolder) -> Path:
+    """Return the file of what a run's processes print."""
+    return run.path.with_name(f"{run.name}.log")
 
 
-def size_of(run: Path) -> int:
-    """Count the bytes that the flow wrote, without the lock and the engine's files."""
+def size_of(run: RunFolder) -> int:
+    """Count the bytes of a run's files, without the lock and the engine's state."""
     return sum(
         path.stat().st_size
-        for path in (*run.glob("*.jsonl"), *run.glob("*/*.*"))
-        if path.parent.name != "engine" and not path.name.startswith(".")  # such files may vanish
+        for path in (*run.path.glob("*.jsonl"), *run.path.glob("*/*.*"))
+        if path.parent != run.engine and not path.name.startswith(".")  # those may vanish
     )
 
 
-def kill(training: Training, victim: str) -> str:
-    """Send SIGKILL to the flow's process (with the door), its engine, or both.
-
-    Before the engine runs, kill the flow's process. Return the killed part.
-    """
-    engine = training.engine() if victim != "flow" else None
-    if engine is None:
-        victim = "flow"
-    if victim != "engine":
-        training.process.kill()
-    if engine is not None:
-        os.kill(engine, signal.SIGKILL)
-    return victim
-
-
 def environment(home: Path, api: str) -> dict[str, str]:
-    """Return the environment of all processes: one Prefect server, and no Tinker service."""
+    """Return the environment of every process: one Prefect server, no Tinker service, offline."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TINKER_", "PREFECT_"))}
     return {
         **kept,
@@ -110,6 +146,7 @@ def environment(home: Path, api: str) -> dict[str, str]:
         "PREFECT_API_URL": api,
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
+        "PYTHONFAULTHANDLER": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
         "TINKER_TELEMETRY": "0",
@@ -119,7 +156,7 @@ def environment(home: Path, api: str) -> dict[str, str]:
 
 @contextmanager
 def prefect_server(home: Path) -> Iterator[str]:
-    """Run a Prefect server that no kill stops, and yield the address of its API."""
+    """Start a Prefect server that outlives the killed processes; yield its API's URL."""
     home.mkdir(parents=True, exist_ok=True)
     port = _free_port()
     api = f"http://127.0.0.1:{port}/api"
