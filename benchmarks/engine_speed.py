@@ -18,12 +18,13 @@ import transformers
 from adapters.tinker.service import Service, connect
 from benchmarks import plain_transformers as plain
 from benchmarks.measuring import SPEED, describe_machine, format_table, speed_rows, time_in_turns
-from engine.base_models import find
-from engine.lora import Lora, LoraConfig
-from engine.model import LanguageModel
-from engine.sampling import SampleRequest
-from engine.scheduler import Scheduler
-from engine.training import AdamParams, Trainer, TrainingDatum
+from engine.model.base_models import find
+from engine.model.language_model import LanguageModel
+from engine.model.lora import LoraConfig, LoraWeights
+from engine.sampling.requests import SampleRequest
+from engine.sampling.scheduler import Scheduler
+from engine.training.datums import TrainingDatum
+from engine.training.trainer import AdamParams, Trainer
 
 BASE = "local/tiny-chat"
 PROMPT_TOKENS, NEW_TOKENS = 24, 64
@@ -73,7 +74,7 @@ def compare_sampling(service: Service, count: int, rounds: int) -> str:
 def sampling_in_engine(prompts: Sequences) -> Iterator[Run]:
     """Yield a function that samples in this process: a request a prompt, with a LoRA."""
     model = LanguageModel.load(find(BASE).folder)
-    lora = Lora.initial(model, LoraConfig(RANK, seed=0)).frozen()
+    lora = LoraWeights.initial(model, LoraConfig(RANK, seed=0)).frozen()
     scheduler = Scheduler(model)
     requests = [
         SampleRequest(prompt, max_tokens=NEW_TOKENS, seed=seed, stop=[])
@@ -131,7 +132,7 @@ def compare_training(what: str, service: Service, sequences: Sequences, rounds: 
 def training_in_engine(sequences: Sequences) -> Run:
     """Return a function that takes a training step of the LoRA in this process."""
     model = LanguageModel.load(find(BASE).folder)
-    trainer = Trainer(model, Lora.initial(model, LoraConfig(RANK, seed=0)))
+    trainer = Trainer(model, LoraWeights.initial(model, LoraConfig(RANK, seed=0)))
     datums = [TrainingDatum(sequence[:-1], loss_inputs(sequence)) for sequence in sequences]
 
     def step() -> None:

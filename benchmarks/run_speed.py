@@ -30,7 +30,7 @@ from adapters.chat import Chat
 from agents.hello import question
 from benchmarks.measuring import describe_machine, format_table, paired_ratio
 from benchmarks.timelines import Timeline, read_bare_timeline, read_run_timeline, rollout_times
-from engine.base_models import find
+from engine.model.base_models import find
 from flows.deployments import named_recipe
 from flows.recipe import Recipe
 from flows.runtime.open_run import train_split, training_sampling

@@ -52,10 +52,10 @@ class Stage:
         settings = PlaySettings(name, [POLICY], 4, timeout_seconds)
         with Door(self.chat, {}, run_seed=0, max_calls=max_calls) as door:
             server = RolloutServer(run, door, self.service, settings)
-            write_spans(run.spans(BATCH), shard, plan, server, self._sampled_by, play_batch)
+            write_spans(run.spans(BATCH), shard, plan, server, self.sampled_by, play_batch)
         return read_journal(run.journal(BATCH))
 
-    def _sampled_by(self) -> SampledBy:
+    def sampled_by(self) -> SampledBy:
         return SampledBy({POLICY: Policy(self.sampler, "00000")}, SAMPLING)
 
 

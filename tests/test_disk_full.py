@@ -12,17 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from adapters.calls import Completion, Sampling
+from adapters.calls import Completion
+from adapters.door.batches import PlannedRollout, PlaySettings
 from adapters.door.door import Door
+from adapters.harness.batches import play_batch
 from tasks import journal as journals
 from tasks.journal import Journal, JournalError, read_journal
+from tasks.rollouts import RolloutServer, write_spans
 from tasks.spans import call_span
+from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
-from tests.test_door import ASK, CHAT, TOKEN, Opened, Scripted
+from tests.door_batches import ListRecorder
+from tests.opened_door import open_door, opened_batch
+from tests.played_batch import BATCH, PAIRS, Stage, open_stage, write_examples
 from tests.test_journal import call
-from tests.test_recorded import Collect, collect, service
-
-__all__ = ["collect", "service"]
+from tests.test_recorded import EXAMPLE, talks
 
 SAID = "the disk of {} is full; writing goes on when there is space"
 
@@ -133,38 +137,58 @@ def test_a_journal_that_is_closed_while_the_disk_is_full_gives_up(small_disk: Pa
     assert read_journal(journal.path) == []
 
 
+class JournalledCalls(ListRecorder):
+    """Recorder whose completions are spans of a journal."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__([PlannedRollout("train-00000-0000-00", {})])
+        self._journal = journal
+
+    async def answered(self, completion: Completion) -> None:
+        await self._journal.append(call_span(completion))
+
+
 def test_an_answer_waits_at_the_door_until_it_is_on_disk(
     small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, sampler = small_disk / "j.jsonl", Scripted()
-    with Journal(path) as journal:
-
-        async def record(completion: Completion) -> None:
-            await journal.append(call_span(completion))
-
-        with (
-            Door(CHAT, TOKEN, record, Sampling(9, 1.0, 1.0, -1), run_seed=7) as door,
-            Opened(door, sampler, []).client as client,
-        ):
-            ask = client.chat.completions.create
-            ask(model="m", messages=ASK)
-            freeing = free_later(fill(small_disk))
-            started = time.monotonic()
-            answer = ask(model="m", messages=ASK, user="x" * 5000)  # recorded, so a page and more
-            waited = time.monotonic() - started
-            freeing.join()
+    path = small_disk / "j.jsonl"
+    with (
+        Journal(path) as journal,
+        open_door() as door,
+        opened_batch(door, JournalledCalls(journal)) as opened,
+    ):
+        opened.ask()
+        freeing = free_later(fill(small_disk))
+        started = time.monotonic()
+        answer = opened.ask(user="x" * 5000)  # the field is recorded, so a page and more
+        waited = time.monotonic() - started
+        freeing.join()
     first, second = read_journal(path)
     assert second["gen_ai_response_id"] == answer.id != first["gen_ai_response_id"]
     assert waited > 0.25
     assert SAID.format(path) in caplog.messages
 
 
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with open_stage(tmp_path_factory.mktemp("state")) as stage:
+        yield stage
+
+
 def test_the_time_of_a_rollout_does_not_run_while_the_disk_is_full(
-    small_disk: Path, tmp_path: Path, collect: Collect
+    small_disk: Path, tmp_path: Path, stage: Stage
 ) -> None:
+    journals_on, rest = RunFolder(small_disk), RunFolder(tmp_path)
+    journals_on.journal(BATCH).parent.mkdir()
+    journals_on.journal(BATCH).touch()
+    shard = write_examples(rest, [EXAMPLE])
+    settings = PlaySettings(f"{talks.__module__}:{talks.__name__}", ["policy"], 2, 1.5)
     freeing = free_later(fill(small_disk), seconds=2.5)
-    rows = read(collect(small_disk, sealed=tmp_path, timeout_seconds=1.5)).to_pylist()
+    with Door(stage.chat, {}, run_seed=0) as door:
+        server = RolloutServer(journals_on, door, stage.service, settings)
+        write_spans(rest.spans(BATCH), shard, PAIRS, server, stage.sampled_by, play_batch)
     freeing.join()
+    rows = read(rest.spans(BATCH)).to_pylist()
     assert [row["kind"] for row in rows if row["kind"] != "llm"] == ["reward"] * 2
 
 

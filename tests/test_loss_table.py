@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from engine.losses import LOSSES as ENGINE_LOSSES
 from pydantic import ValidationError
 from tinker.types import LossFnType
 
+from engine.training.losses import LOSSES as ENGINE_LOSSES
 from tasks.datums import read_datums
 from tasks.losses import LOSSES, check_loss, find_loss
 from tests.small_recipe import small_recipe

@@ -14,7 +14,6 @@ from transformers import AutoTokenizer
 
 from adapters.calls import Completion, Message, Policy, Request, Sampling
 from adapters.chat import Chat
-from adapters.door.call_sequence import Delivery, RoleCalls
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.prefixes import Prefixes
 
@@ -87,13 +86,15 @@ async def conversation(seed: int, styles: list[str]) -> list[Completion]:
 
     policy = Policy(RandomPolicy(seed, styles), "v0")  # pyright: ignore[reportArgumentType]
     answer = PolicyBackend(CHAT, policy, SAMPLING, run_seed=0).answer
-    calls = RoleCalls("r", 0, "policy", chat=CHAT, record=record)
+    recorder = ListRecorder([])
+    calls = CallSequence(Place("r", 0, "policy", 0), CHAT, recorder)
     messages: list[Message] = [*ASK]
     for turn, style in enumerate(styles):
         request = Request("m", [*messages], TOOLS, 100, [], {})
-        completion = await calls.answer(request, Delivery(bytes([turn]), 0, here), answer)
+        meta = RequestMeta(bytes([turn]), 0, here)
+        (completion,) = await calls.answer_all(request, meta, answer)
         messages += as_the_client_repeats_it(completion.message, style)
-    return completions
+    return recorder.completions
 
 
 @settings(max_examples=300, deadline=None)

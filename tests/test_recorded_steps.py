@@ -7,7 +7,7 @@ import pytest
 from tinker import AdamParams
 
 from adapters.calls import POLICY
-from adapters.tinker.live_policy import LoraWeights, UpdateMethod
+from adapters.tinker.live_policy import LoraSpec, UpdateMethod
 from flows.recipe import Recipe
 from flows.runtime.forks import fork_run
 from tasks.advantages import CreditAssignment
@@ -19,7 +19,7 @@ from tasks.storage.run_folder import RunFolder, folder_of
 from tests.recorded_run import CENTRED, record_run
 from tests.small_recipe import small_recipe
 
-LORA = LoraWeights("base", 4, 0, train_attn=True, train_mlp=True, train_unembed=True)
+LORA = LoraSpec("base", 4, 0, train_attn=True, train_mlp=True, train_unembed=True)
 METHOD = UpdateMethod("importance_sampling", {}, AdamParams(learning_rate=0.1))
 
 

@@ -15,7 +15,7 @@ from tinker import AdamParams
 
 from adapters.calls import POLICY
 from adapters.tinker.faults import ServiceFailed
-from adapters.tinker.live_policy import LivePolicy, LoraWeights, UpdateMethod
+from adapters.tinker.live_policy import LivePolicy, LoraSpec, UpdateMethod
 from adapters.tinker.service import Service
 from tasks.advantages import CreditAssignment
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
@@ -47,7 +47,7 @@ def make_updater(connection: Service, address: Address, tmp_path: Path) -> MakeU
 
     def make(rank: int = 4, seed: int = 7, probe_tolerance: float | None = 1e-4) -> PolicyUpdater:
         run = RunFolder(tmp_path)
-        lora = LoraWeights(
+        lora = LoraSpec(
             address.base_model, rank, seed, train_attn=True, train_mlp=True, train_unembed=True
         )
         policy = TrainedPolicy(POLICY, (POLICY,), lora)
