@@ -1,4 +1,4 @@
-"""prefect.yaml → recipes: the one place where a recipe's values are written."""
+"""Recipes from prefect.yaml, the one place where their values are written."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -19,11 +19,11 @@ TABLES = ("roles", "algorithm.loss_settings")
 
 
 class RecipeError(UserError):
-    """The recipe is not one."""
+    """Refusal of a recipe."""
 
 
 def named_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of the training deployment `name`, with each `section.key=value` put over it."""
+    """Return the recipe of a training deployment, with each `section.key=value` put over it."""
     deployments = _training_deployments()
     if name not in deployments:
         raise RecipeError(
@@ -34,7 +34,7 @@ def named_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def changed_recipe(values: dict[str, Any], overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of these values, with each `section.key=value` put over it."""
+    """Validate a recipe, with each `section.key=value` put over its values."""
     try:
         return Recipe.model_validate(_merged(values, _parsed(overrides)))
     except ValidationError as error:
@@ -42,7 +42,7 @@ def changed_recipe(values: dict[str, Any], overrides: Sequence[str] = ()) -> Rec
 
 
 def recipe_options() -> str:
-    """Every key of a recipe, with its type and explanation, as `--set` takes it."""
+    """List every key of a recipe, with its type and explanation, as `--set` takes it."""
     source = CliSettingsSource(_settings(), cli_prog_name="--set", cli_exit_on_error=False)
     return source.root_parser.format_help()
 
@@ -57,7 +57,7 @@ def _training_deployments() -> dict[str, Any]:
 
 
 def _settings() -> type[BaseSettings]:
-    """The recipe as settings, which is what pydantic's command-line source reads."""
+    """Return the recipe as settings, which pydantic's command-line source reads."""
     return type("RecipeSettings", (BaseSettings, Recipe), {"model_config": Recipe.model_config})
 
 
@@ -71,7 +71,7 @@ def _parsed(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _argument(override: str) -> str:
-    """As pydantic reads it: of a table such as `roles` every entry is a key too."""
+    """Spell an override as pydantic reads it; the entries of tables such as `roles` are keys."""
     known = list(_keys(Recipe))
     key, equals, value = override.partition("=")
     if not equals:

@@ -13,7 +13,7 @@ Estimator = Callable[[Sequence[float]], list[float]]
 
 @dataclass(frozen=True)
 class CreditAssignment:
-    """How rewards become the advantages of sampled tokens.
+    """Method by which rewards become the advantages of sampled tokens.
 
     `discount` is γ of the returns of calls, `advantage` a name of ADVANTAGES, and `normalise` the
     scale of a step's advantages (`tasks.datums.build`). A group with fewer than `min_group_size`

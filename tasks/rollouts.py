@@ -31,7 +31,7 @@ Play = Callable[[str, str, str], Awaitable[None]]
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What a batch plays: its part of a shard, each example `group_size` times.
+    """Plan of a batch: its part of a shard, each example `group_size` times.
 
     A rollout that fails is played again until it has been played `attempts` times.
     """
@@ -98,7 +98,7 @@ class JournalRecorder:
 
     @property
     def finished(self) -> bool:
-        """Whether every rollout has ended."""
+        """True when every rollout has ended."""
         return not self._left
 
     def plan(self) -> tuple[int, Sequence[PlannedRollout]]:
