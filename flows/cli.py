@@ -62,7 +62,7 @@ def train(
 
 @app.command()
 def resume(run: Run, verbose: Verbose = False) -> None:
-    """Go on with a run where it stopped, by the recipe it was started with."""
+    """Continue a run where it stopped, by the recipe it was started with."""
     from flows.deployments import changed_recipe
     from tasks.storage.manifest import recipe_of
     from tasks.storage.run_folder import folder_of
@@ -78,7 +78,7 @@ def fork(
     set_: Overrides = None,
     verbose: Verbose = False,
 ) -> None:
-    """Go on with a copy of a run from any of its steps; what lies before is shared, not copied."""
+    """Continue a copy of a run from any of its steps; earlier files are shared, not copied."""
     from flows.deployments import changed_recipe
     from flows.runtime.forks import fork_run
     from tasks.storage.manifest import recipe_of

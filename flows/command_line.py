@@ -1,4 +1,4 @@
-"""Runs a flow from the command line, with a progress bar and a closing line."""
+"""Flows that are run from the command line, with a progress bar and a closing line."""
 
 import time
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def _drift(summary: "RunSummary") -> str:
 
 
 def _closing_line(summary: "RunSummary", run: "RunFolder", seconds: float) -> str:
-    """Say what was won, in how long, and where to look."""
+    """Return the gain in held-out reward, the seconds it took, and where to look."""
     before, after = (
         "unknown" if reward is None else f"{reward:.2f}"
         for reward in (summary.before, summary.after)

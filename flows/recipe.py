@@ -51,19 +51,19 @@ class Model(Section):
     """A model of the Tinker service, or, on the engine, a shipped id, a hub name or a directory."""
 
     renderer: str = "qwen3"
-    """How messages become tokens: a name of the `renderers` package."""
+    """Renderer of messages as tokens: a name of the `renderers` package."""
 
     lora_rank: int = Field(default=16, ge=1, le=256)
     """Rank of the LoRA weights."""
 
     train_attention: bool = True
-    """Whether the attention's linear layers get a LoRA."""
+    """Train a LoRA on the attention's linear layers."""
 
     train_mlp: bool = True
-    """Whether the feed-forward layers get a LoRA."""
+    """Train a LoRA on the feed-forward layers."""
 
     train_unembedding: bool = True
-    """Whether the output layer gets a LoRA."""
+    """Train a LoRA on the output layer."""
 
 
 class Rollouts(Section):
@@ -92,21 +92,21 @@ class Rollouts(Section):
     """Sampling temperature of the policy; losses assume 1."""
 
     replay: bool = True
-    """Whether a rollout that is started anew gets the answers it already had, for as long as it
-    asks the same; otherwise they are sampled again."""
+    """Give a rollout that is started again the answers that it had, for as long as it asks the
+    same; if false, they are sampled again."""
 
     max_calls: int = Field(default=100, ge=1)
     """The most calls one rollout may make; any further one is refused, and counted."""
 
     partial_groups: Literal["wait", "drop_group", "use_rest"] = "use_rest"
-    """A group some of whose rollouts failed is trained as far as it goes (`use_rest`) or not at all
-    (`drop_group`); `wait` first plays what failed again, and then uses the rest."""
+    """Treatment of a group with failed rollouts: `use_rest` trains on the others, `drop_group` on
+    none of them; `wait` plays the failed ones again, and then uses the rest."""
 
     attempts: int = Field(default=1, ge=1)
-    """How often a rollout is played in all until it does not fail; for `wait`, 2 or more."""
+    """Most attempts at a rollout that fails; for `wait`, 2 or more."""
 
     minimum_group: int = Field(default=2, ge=2)
-    """A group with fewer rollouts than that is not trained; of `drop_group` it is the whole."""
+    """Size below which a group is not trained; `drop_group` trains whole groups only."""
 
     @model_validator(mode="after")
     def _groups_are_treated_as_asked(self) -> Self:
@@ -153,8 +153,8 @@ class Algorithm(Section):
     """The loss's own numbers, such as ppo's clip_low_threshold; one it does not read is refused."""
 
     discount: float = Field(default=1.0, ge=0, le=1)
-    """What a later reward counts for at each call before it (γ), where an agent rewards its calls;
-    below 1, a reward that is one number counts as that of the last call."""
+    """Discount γ of later rewards at a call, if an agent rewards its calls; below 1, a reward that
+    is one number is the reward of the last call."""
 
     normalise: Literal["none", "tokens", "rollouts"] = "none"
     """Tinker sums a loss over tokens; divide it by the step's tokens, or by its rollouts."""
@@ -203,7 +203,7 @@ class Evaluation(Section):
     """A rollout passes, for pass@k, if its reward is at least this."""
 
     greedy: bool = True
-    """Also run each example once at temperature 0."""
+    """Run each example once at temperature 0 as well."""
 
     def due(self, step: int, steps: int) -> bool:
         """Return whether checkpoint `step` of `steps` is scored."""
@@ -217,11 +217,11 @@ class Checkpoints(Section):
     """Save weights and optimizer after every so many steps; the last is always saved."""
 
     ttl_seconds: int | None = Field(default=None, ge=3600)
-    """How long the service keeps what a run saves; empty keeps it until it is deleted."""
+    """Seconds for which the service keeps what a run saves; empty keeps it until it is deleted."""
 
     probe_tolerance: float | None = Field(default=1e-4, ge=0)
-    """After weights were rebuilt, the most by which recorded log-probabilities may be off; empty
-    only reports it. A service that samples in another precision than it trains needs more."""
+    """Largest difference of rebuilt weights to recorded log-probabilities; empty only reports it.
+    A service that samples in another precision than it trains needs more."""
 
     def due(self, step: int, steps: int) -> bool:
         """Return whether checkpoint `step` of `steps` saves the training state."""
@@ -246,7 +246,7 @@ class Recipe(Section):
     """Everything a run depends on."""
 
     agent: str
-    """Whom to train: a module of `agents/`, `package.module:function`, `command:` and its words, or
+    """Agent: a module of `agents/`, `package.module:function`, `command:` and its words, or
     `gem:` or `verifiers:` and the id of an environment (docs/agents.md)."""
 
     steps: int = Field(ge=1)
@@ -256,7 +256,7 @@ class Recipe(Section):
     """The one seed; all others derive from it."""
 
     roles: dict[str, str] = {}
-    """Who answers each role of the agent: `policy`, which is trained in it, another policy that is
+    """Backend of each role of the agent: `policy`, which is trained in it, another policy that is
     trained beside it, as `policy:name`, a scripted `function:package.module:name`, or a model of
     LiteLLM's, such as `openai/gpt-4o-mini`."""
 

@@ -10,7 +10,7 @@ from tasks.storage.files import append_line, read_lines
 
 INTENT, APPLIED, SAVED = "intent", "applied", "saved"
 NAMES = {INTENT: {"step"}, APPLIED: {"step"}, SAVED: {"step", "sampler", "state"}}
-"""What a line of each phase names."""
+"""Keys that a line of each phase has."""
 
 
 class CheckpointError(UserError):
@@ -34,7 +34,7 @@ class Checkpoint:
 
 
 class Ledger:
-    """The file checkpoints.jsonl.
+    """Ledger of checkpoints: the file checkpoints.jsonl.
 
     Every checkpoint has three lines: `intent` before its update is submitted, `applied` when the
     update's results have arrived, and `saved` when its weights are saved. Lines are never changed.

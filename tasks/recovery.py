@@ -135,7 +135,7 @@ class RecordedSteps:
 
 @dataclass
 class RebuiltPolicy:
-    """A rebuilt training client, and the measurements that prove it.
+    """A rebuilt training client, and the measurements that verify it.
 
     `probe_metrics` go into the update's file: `probe/max_difference` is the largest difference to
     recorded log-probabilities, `probe/optimizer_step` the count that the optimizer gave at its
@@ -201,7 +201,7 @@ class RebuiltPolicy:
 
 @dataclass(frozen=True)
 class Rebuilder:
-    """Rebuilds a policy from the newest state that loads and the datums recorded after it."""
+    """Rebuilder of a policy, from the newest state that loads and the datums recorded after it."""
 
     service: Service
     ledger: Ledger

@@ -98,7 +98,7 @@ class JournalRecorder:
 
     @property
     def finished(self) -> bool:
-        """Whether every rollout has ended."""
+        """True when every rollout has ended."""
         return not self._left
 
     def plan(self) -> tuple[int, Sequence[PlannedRollout]]:

@@ -30,7 +30,7 @@ READERS = {
 
 
 class DatasetError(UserError):
-    """A dataset cannot be read as the recipe asks."""
+    """Refusal of a dataset that cannot be read as the recipe asks."""
 
 
 class Example(TypedDict):

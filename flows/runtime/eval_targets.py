@@ -1,4 +1,4 @@
-"""What can be evaluated: a checkpoint of a run, the base model, or any model of LiteLLM."""
+"""Targets of an evaluation: a checkpoint of a run, the base model, or a model of LiteLLM."""
 
 from dataclasses import dataclass
 from typing import Self

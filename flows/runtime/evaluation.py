@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint: plays the held-out examples, sampled and greedy, and scores them."""
+"""Evaluation of a checkpoint: held-out examples are played, sampled and greedily, and scored."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Decides what becomes of a run that exists: by a flag, or by asking at the terminal."""
+"""Choice of what becomes of a run that exists: by a flag, or by a question at the terminal."""
 
 import sys
 from enum import StrEnum
@@ -9,7 +9,7 @@ from tasks.storage.run_folder import RunError, folder_of
 
 
 class IfExists(StrEnum):
-    """The four behaviours of the Tinker cookbook."""
+    """Treatments of a run that exists, named as in the Tinker cookbook."""
 
     ASK = "ask"
     RESUME = "resume"

@@ -1,4 +1,4 @@
-"""Opens a run: its folder, the service, the policies, and the server of its rollouts."""
+"""An open run: its folder, the service, the policies, and the server of its rollouts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

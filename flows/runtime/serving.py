@@ -1,4 +1,4 @@
-"""Serves a checkpoint or a base model as an OpenAI-compatible endpoint on loopback."""
+"""A checkpoint or a base model as an OpenAI-compatible endpoint on loopback."""
 
 import secrets
 import sys
@@ -73,7 +73,7 @@ def serve_model(name: str, port: int = 0) -> Iterator[Served]:
 
 
 def stdin_closed() -> Event:
-    """Return an event that is set when stdin ends: when the program that started us has died.
+    """Return an event that is set when stdin ends, as when the parent process has died.
 
     At a terminal the event is never set, since a job in the background may not read there.
     """

@@ -1,4 +1,4 @@
-"""Where rollout batches run: Prefect's task runner, and the function that plays one batch."""
+"""Runner of rollout batches: Prefect's task runner, and the function that plays one batch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -49,7 +49,7 @@ def _brief(value: object) -> object:
 
 
 def _rewards(games: list[Game]) -> str:
-    """List the rewards by group: a group with equal rewards teaches nothing."""
+    """List the rewards by group; a group with equal rewards trains nothing."""
     groups: dict[str, list[object]] = {}
     for game in games:
         group = game["rollout"].rpartition("-")[0]

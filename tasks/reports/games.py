@@ -1,4 +1,4 @@
-"""rollouts of a shard → games: one line of JSON each, to be read one by one."""
+"""rollouts of a shard → games: one line of JSON for each rollout."""
 
 import json
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ from pathlib import Path
 from uuid import uuid4
 
 RESERVE_BYTES = 2**24
-"""With less free on its disk, a file is not begun: the run waits for space."""
+"""Free space that a disk must have before a file is begun; with less, the run waits."""
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
 LOOK_SECONDS = 1.0

@@ -18,7 +18,7 @@ FORMAT = 2
 """Version of the run folder's layout and schemas. Manifests without one are of format 1."""
 
 FORK, REPLAY = "fork", "replay"
-"""How a run came from its parent."""
+"""Ways in which a run comes from its parent."""
 
 RECORDED_VERSIONS = ("ratchet-rl", "tinker", "torch", "transformers", "renderers", "prefect")
 

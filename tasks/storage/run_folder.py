@@ -55,12 +55,12 @@ class RunFolder:
 
     @property
     def manifest(self) -> Path:
-        """What the run was started with."""
+        """Recipe, format and parent that the run is bound to."""
         return self.path / "manifest.json"
 
     @property
     def metrics(self) -> Path:
-        """One line for each finished step."""
+        """Metrics, one line for each finished step."""
         return self.path / "metrics.jsonl"
 
     @property
