@@ -12,7 +12,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic test check format constraints server worker deploy bench peers kills cookbook clients hosts fuzz verifiers inspect clean
+.PHONY: help setup hello arithmetic test stories check format constraints server worker deploy bench peers kills cookbook clients fuzz verifiers inspect clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -30,8 +30,11 @@ hello: $(READY) ## train the hello agent end to end on this machine
 arithmetic: $(READY) ## train the arithmetic agent
 	$(BIN)/ratchet train arithmetic
 
-test: $(READY) ## run every test, two files at a time
+test: $(READY) ## run the tests, two files at a time
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+stories: $(READY) ## run the long stories: kills, deployments, absent servers, pretraining
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m story
 
 check: $(READY) ## lint, format and types, as pre-commit and CI run them
 	$(BIN)/ruff check .
@@ -92,9 +95,6 @@ $(CLIENTS_READY): Makefile
 
 clients: $(READY) $(CLIENTS_READY) ## play every client we know against the engine, and compare the tokens
 	CLIENTS_PYTHON=$(CURDIR)/$(CLIENTS) $(BIN)/python -m pytest tests/test_client_matrix.py
-
-hosts: $(READY) ## train with workers on another host, of two network namespaces (as root; needs iproute2)
-	TWO_HOSTS=1 $(BIN)/python -m pytest tests/test_two_hosts.py
 
 FUZZ ?= 10000
 

@@ -19,6 +19,8 @@ from tasks.journal import read_journal
 from tests.prefect_api import prefect_api
 from tests.small_recipe import small_recipe, with_fault
 
+pytestmark = pytest.mark.story
+
 ROOT = Path(__file__).parent.parent
 PREFECT = str(Path(sys.executable).with_name("prefect"))
 STARTING_SECONDS = 120

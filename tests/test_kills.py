@@ -8,6 +8,8 @@ from prefect.settings import PREFECT_API_URL
 
 from benchmarks import killable_runs, kills
 
+pytestmark = pytest.mark.story
+
 WORKLOADS = ("hello", "guessing")
 """Two are as much as a test may take; `make kills` has all."""
 SHORT = ("steps=4", "evaluation.every=0", "checkpoints.every=2")

@@ -17,6 +17,8 @@ import pytest
 from tasks.metrics import read_metrics
 from tests.prefect_api import prefect_api
 
+pytestmark = pytest.mark.story
+
 ROOT = Path(__file__).parent.parent
 PREFECT = str(Path(sys.executable).with_name("prefect"))
 AWAY_SECONDS = 15

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
-from adapters.calls import Completion, Message, Policy, Request, Sampling
+from adapters.calls import Completion, Message, Place, Policy, Request, Sampling
 from adapters.chat import Chat
+from adapters.door.call_sequence import CallSequence, RequestMeta
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.prefixes import Prefixes
+from tests.door_batches import ListRecorder
 
 TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
 CHAT = Chat(AutoTokenizer.from_pretrained(TINY))
@@ -76,11 +78,6 @@ def as_the_client_repeats_it(message: Message, style: str) -> list[Message]:
 
 
 async def conversation(seed: int, styles: list[str]) -> list[Completion]:
-    completions: list[Completion] = []
-
-    async def record(completion: Completion) -> None:
-        completions.append(completion)
-
     async def here() -> bool:
         return False
 

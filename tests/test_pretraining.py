@@ -21,6 +21,8 @@ from pretraining.flow import pretrain
 from pretraining.model_card import FORMATS, count_parameters
 from pretraining.training_loop import Shape, TrainingState, new_model, train
 
+pytestmark = pytest.mark.story
+
 pytest.importorskip("gem", reason="GEM is not installed: pip install gem-llm==0.1.0")
 
 SHIPPED = Path(__file__).parents[1] / "engine" / "tiny_chat"
