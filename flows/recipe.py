@@ -18,7 +18,7 @@ from tinker.types import LossFnType
 from adapters.calls import POLICY
 from adapters.door.roles import check_role, policy_of
 from adapters.tinker.live_policy import UpdateMethod
-from tasks.advantages import CreditAssignment
+from tasks.advantages import ADVANTAGES, CreditAssignment, find_advantage
 from tasks.losses import LOSSES, check_loss
 
 CHANGES_NO_RESULT: Any = {
@@ -140,7 +140,9 @@ class Rollouts(Section):
 class Algorithm(Section):
     """Path from rewards to a loss."""
 
-    advantage: Literal["centred", "standardized", "leave_one_out"] = "standardized"
+    advantage: Annotated[str, WithJsonSchema({"type": "string", "enum": [*ADVANTAGES]})] = (
+        "standardized"
+    )
     """Rewards less their group's mean, or less the mean of the group's others (RLOO);
     `standardized` divides by the group's deviation as well (GRPO)."""
 
@@ -160,7 +162,8 @@ class Algorithm(Section):
     """Tinker sums a loss over tokens; divide it by the step's tokens, or by its rollouts."""
 
     @model_validator(mode="after")
-    def _loss_is_in_the_table(self) -> Self:
+    def _advantage_and_loss_are_in_their_tables(self) -> Self:
+        find_advantage(self.advantage)
         check_loss(self.loss, self.loss_settings, self.normalise)
         return self
 

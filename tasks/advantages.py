@@ -64,6 +64,13 @@ ADVANTAGES: dict[str, Estimator] = {
 }
 
 
+def find_advantage(name: str) -> Estimator:
+    """Return the function of an advantage; ValueError if there is none."""
+    if name not in ADVANTAGES:
+        raise ValueError(f"no advantage '{name}' (there is: {', '.join(ADVANTAGES)})")
+    return ADVANTAGES[name]
+
+
 def advantages_of(
     groups: Mapping[str, Mapping[str, float | None]], estimator: str
 ) -> dict[str, float]:
@@ -71,9 +78,7 @@ def advantages_of(
 
     A rollout without a reward is not in its group: it gets no advantage and enters no baseline.
     """
-    if estimator not in ADVANTAGES:
-        raise ValueError(f"no advantage '{estimator}' (there is: {', '.join(ADVANTAGES)})")
-    estimate = ADVANTAGES[estimator]
+    estimate = find_advantage(estimator)
     advantages: dict[str, float] = {}
     for group in groups.values():
         rewards = {rollout: reward for rollout, reward in group.items() if reward is not None}
