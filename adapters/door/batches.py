@@ -106,7 +106,7 @@ class SampledBy:
     sampling: Sampling
 
 
-@dataclass
+@dataclass(eq=False)
 class Attempt:
     """One attempt at a rollout, with the calls of each role."""
 
@@ -159,7 +159,8 @@ class OpenBatch:
         self._recorder = recorder
         self._attempt = -1
         self._attempts: dict[str, Attempt] = {}
-        self._superseding = asyncio.Lock()
+        self._superseded: set[Attempt] = set()
+        self._beginning = asyncio.Lock()
         self._ending: set[asyncio.Task[None]] = set()
 
     async def begin(self) -> tuple[int, Sequence[PlannedRollout]]:
@@ -167,25 +168,27 @@ class OpenBatch:
 
         Calls of earlier attempts are recorded first, so that none is sampled twice.
         """
-        async with self._superseding:
-            await self._supersede()
+        async with self._beginning:
+            await self.supersede()
             planned, rollouts = await asyncio.to_thread(self._recorder.plan)
             self._attempt = max(self._attempt + 1, planned)
             self._attempts = {rollout.id: Attempt(rollout, self._attempt) for rollout in rollouts}
             return self._attempt, rollouts
 
     async def supersede(self) -> None:
-        """Refuse the attempts under way, and wait until their calls and ends are recorded."""
-        async with self._superseding:
-            await self._supersede()
+        """Refuse the attempts under way, and wait until their calls and ends are recorded.
 
-    async def _supersede(self) -> None:
-        attempts, self._attempts = self._attempts, {}
-        for attempt in attempts.values():
+        Attempts that were superseded before, and still have calls under way, are waited for too.
+        """
+        for attempt in self._attempts.values():
             if attempt.state is AttemptState.PLAYING:
                 attempt.change(AttemptState.SUPERSEDED)
-        await asyncio.gather(*(attempt.finish_calls() for attempt in attempts.values()))
+        self._superseded.update(self._attempts.values())
+        self._attempts = {}
+        settled = {*self._superseded}
+        await asyncio.gather(*(attempt.finish_calls() for attempt in settled))
         await asyncio.gather(*self._ending, return_exceptions=True)
+        self._superseded -= settled
 
     async def end(
         self, rollout_id: str, number: int, outcome: Reward | Failure, seconds: float
