@@ -9,7 +9,6 @@ from pathlib import Path
 
 from adapters.calls import Begun, Completion
 from adapters.door.batches import (
-    Failure,
     OpenBatch,
     PlannedRollout,
     PlaySettings,
@@ -123,9 +122,8 @@ class JournalRecorder:
         await self._journal.append(call_span(completion, self._server.run.name))
 
     async def ended(self, end: RolloutEnd) -> None:
-        """Record an end durably; EngineDied if the rollout failed because the engine died."""
-        if isinstance(end.outcome, Failure):
-            self._server.service.check()
+        """Record an end durably; EngineDied if the engine's death may be its cause."""
+        self._server.service.check()
         now, row = datetime.now(UTC), self._examples[end.rollout_id]
         started = now - timedelta(seconds=end.seconds)
         attempt = EndedAttempt(end.rollout_id, end.attempt, started, now, self._server.run.name)

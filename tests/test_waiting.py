@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,6 +121,18 @@ def test_a_silent_sampler_ends_in_a_timeout_that_the_door_answers(service: Servi
     params = tinker.SamplingParams(max_tokens=1)
     with pytest.raises(TimeoutError, match="no answer within"):
         asyncio.run(PatientSampler(client, service).sample(tinker.ModelInput.empty(), 1, params))
+    assert service.sampling == {}
+
+
+def test_sampling_ends_when_the_engine_dies(service: Service) -> None:
+    async def die(*_: object) -> None:
+        service.died.set_exception(EngineDied("it ended"))
+        await asyncio.Event().wait()
+
+    client: Any = SimpleNamespace(sample=die)
+    patient = PatientSampler(client, replace(service, patience=60))
+    with pytest.raises(EngineDied):
+        asyncio.run(patient.sample(tinker.ModelInput.empty(), 1, tinker.SamplingParams()))
     assert service.sampling == {}
 
 

@@ -12,6 +12,7 @@ from adapters.chat import Chat
 from adapters.dialects.structured import format_instructions
 from adapters.door.prefixes import Prompt
 from adapters.door.recorded import Memory, request_sha
+from adapters.errors import EngineDied
 
 NOT_NOTHING = " ?"
 """What a client gets for an empty answer: several crash on none, and ask again without end."""
@@ -115,7 +116,7 @@ async def _sample(policy: Policy, prompt: Prompt, params: SamplingParams) -> tin
         response = await policy.sampler.sample(ModelInput.from_ints(prompt.tokens), 1, params)
     except tinker.RequestFailedError as error:
         raise _refusal(error, error.category == tinker.types.RequestErrorCategory.User) from error
-    except (tinker.TinkerError, ValueError, ConnectionError, TimeoutError) as error:
+    except (tinker.TinkerError, EngineDied, ValueError, ConnectionError, TimeoutError) as error:
         raise _refusal(error, isinstance(error, USER_ERRORS)) from error
     return response.sequences[0]
 

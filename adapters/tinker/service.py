@@ -96,13 +96,17 @@ class Service:
         if self.died.done():
             self.died.result()
 
-    async def while_alive(self, work: Awaitable[T], what: str) -> T:
-        """Return the result of `work`; if the engine dies, cancel it and raise EngineDied."""
-        task, waiting = asyncio.ensure_future(work), Wait(what, None)
+    async def while_alive(self, work: Awaitable[T], what: str | None = None) -> T:
+        """Return the result of `work`; if the engine dies, cancel it and raise EngineDied.
+
+        The log tells of a long wait if the wait has a name (`what`).
+        """
+        task, waiting = asyncio.ensure_future(work), Wait(what, None) if what else None
         try:
             while not task.done():
                 self.check()
-                waiting.speak(self._describe_sampling())
+                if waiting is not None:
+                    waiting.speak(self._describe_sampling())
                 await asyncio.wait([task], timeout=WATCH_SECONDS)
         finally:
             await cancel_and_wait(task)
@@ -139,7 +143,7 @@ class Service:
 
 
 class PatientSampler:
-    """Sampling client whose calls raise TimeoutError after the service's patience."""
+    """Sampling client whose calls end when the engine dies, or after the service's patience."""
 
     def __init__(self, client: tinker.SamplingClient, service: Service) -> None:
         self.client = client
@@ -148,12 +152,13 @@ class PatientSampler:
     async def sample(
         self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams
     ) -> tinker.SampleResponse:
-        """Sample as the SDK's client does, which waits for ever."""
+        """Sample as the SDK's client does; EngineDied or TimeoutError if no answer comes."""
         begun, key = self._service.sampling, object()
         begun[key] = time.monotonic()
         try:
             async with asyncio.timeout(self._service.patience):
-                return await self.client.sample(prompt, num_samples, sampling_params)
+                work = self.client.sample(prompt, num_samples, sampling_params)
+                return await self._service.while_alive(work)
         except TimeoutError as error:
             text = f"no answer within {self._service.patience:.0f} s"
             raise TimeoutError(text) from error
