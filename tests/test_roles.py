@@ -11,7 +11,7 @@ import pytest
 from adapters.players import Here
 from openai import AsyncOpenAI
 
-from adapters.calls import Place, Policy, Request, Sampling
+from adapters.calls import Message, Place, Policy, Request, Sampling
 from adapters.door.backends import create_backends
 from adapters.door.prefixes import Prefixes
 from adapters.door.recorded import Memory, Recorded
@@ -56,7 +56,7 @@ async def tells_and_listens(
     return returned.get(verdict["content"], 1.0)
 
 
-def user(text: str) -> dict[str, str]:
+def user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
