@@ -1,27 +1,69 @@
-"""One model call: what is asked, what is answered, and why it is refused; in no dialect."""
+"""One model call in no client's dialect: its request, its completion, and its refusal."""
 
 import hashlib
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, NotRequired, Protocol, TypedDict
 
 if TYPE_CHECKING:  # a process that only plays rollouts does not need the SDK, which takes seconds
     from tinker import ModelInput, SampleResponse, SamplingParams
 
-Message = dict[str, Any]
-"""role and content (always text); also tool_calls, tool_call_id, name, reasoning_content."""
+JsonObject = dict[str, object]
+"""A JSON object; each reader checks the types of the values that it reads."""
 
-Example = dict[str, Any]
+Example = Mapping[str, object]
 """A row of the dataset."""
 
 POLICY = "policy"
-"""The main policy, which every recipe has, and the role that always is its own."""
+"""The name of the main policy, which every recipe has, and of the role that it answers."""
+
+
+class FunctionCall(TypedDict):
+    """The function of a tool call. The policy's `arguments` are always the text of a JSON value."""
+
+    name: str
+    arguments: str | JsonObject
+
+
+class ToolCall(TypedDict):
+    """A tool call as OpenAI's chat completions have it."""
+
+    id: NotRequired[str]
+    type: str
+    function: FunctionCall
+
+
+class Message(TypedDict):
+    """A message as OpenAI's chat completions have it, with its content as text."""
+
+    role: str
+    content: str
+    name: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
+    tool_call_id: NotRequired[str]
+    reasoning_content: NotRequired[str]
+
+
+class ToolFunction(TypedDict):
+    """The function that a model may call; `parameters` is a JSON Schema."""
+
+    name: str
+    description: NotRequired[str]
+    parameters: NotRequired[JsonObject]
+    strict: NotRequired[bool]
+
+
+class Tool(TypedDict):
+    """A tool as OpenAI's chat completions have it."""
+
+    type: str
+    function: ToolFunction
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the recipe samples. `top_k` of -1 and `top_p` of 1 leave the distribution whole."""
+    """The recipe's sampling. `top_k` of -1 and `top_p` of 1 leave the distribution whole."""
 
     max_tokens: int
     temperature: float
@@ -30,7 +72,7 @@ class Sampling:
 
 
 class Sampler(Protocol):
-    """What the door needs of a `tinker.SamplingClient`."""
+    """The part of `tinker.SamplingClient` that the door needs."""
 
     def sample(
         self, prompt: "ModelInput", num_samples: int, sampling_params: "SamplingParams"
@@ -47,21 +89,25 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Whose call it is: the `call`-th (from 0) of a role of a rollout attempt."""
+    """The number of a call (from 0) among those of one role of one rollout attempt."""
 
     rollout_id: str
     attempt: int
     role: str
     call: int
     failures: int = 0
-    """How often the rollout has failed before: one that is played again must not fail alike."""
+    """How often the rollout has failed before. It changes the seeds, so that a rollout that is
+    played again does not fail in the same way."""
 
     def seed(self, run_seed: int) -> int:
-        """63 bits, without the attempt: a rollout that is started anew samples the same tokens."""
+        """Derive the seed, of 63 bits, that this call is sampled with.
+
+        It does not depend on the attempt: a rollout that is started anew samples the same tokens.
+        """
         return int(self._hash(str(run_seed))[:16], 16) >> 1
 
     def name(self, kind: str) -> str:
-        """An id that is the same whenever this call is made again."""
+        """Derive an id that is the same whenever this call is made again."""
         return self._hash(kind)[:24]
 
     def _hash(self, salt: str) -> str:
@@ -72,16 +118,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """JSON that an answer is asked to be: any object, or what `schema` allows if there is one."""
+    """The JSON that an answer must be: any object, or a value that fits `schema`."""
 
-    schema: Mapping[str, Any] | None = None
+    schema: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which tools an answer is asked to call; `mode` is `auto`, `none` or `required`.
+    """The tool calls that an answer must have; `mode` is `auto`, `none` or `required`.
 
-    It may call none but `names`, unless that is empty, and one at most unless `parallel`.
+    If `names` is not empty, the answer may call no other tool. Unless `parallel` is set, it may
+    have at most one call.
     """
 
     mode: str = "auto"
@@ -91,34 +138,34 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A call as it was asked, in whichever dialect.
+    """A model call as its client sent it, in no dialect.
 
-    `tools` are the ones the model is shown. `fields` is everything else the client sent, as it sent
-    it; it is recorded, and changes the answer only as far as it is read into the other attributes.
+    The model is shown `tools`. `fields` holds everything else as the client sent it. All of them
+    are recorded; a field changes the answer only if another attribute was read from it.
     """
 
     model: str
     messages: Sequence[Message]
-    tools: Sequence[dict[str, Any]]
+    tools: Sequence[Tool]
     max_tokens: int | None
     stop: Sequence[str]
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
     format: Format | None = None
     choice: Choice = Choice()
     answers: int = 1
-    """How many answers it gets; each is a call of its own."""
+    """The number of answers; each is a call with a place of its own."""
 
     @property
-    def may_call(self) -> bool:
-        """Whether tool calls in the answer are read as such."""
+    def may_call_tools(self) -> bool:
+        """The permission to call tools; without it, a tool call in the answer is plain text."""
         return bool(self.tools) and self.choice.mode != "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a call came to that no policy answered, as whoever answered it counted.
+    """The tokens and the price of a call that no policy answered, as its provider counts them.
 
-    `cost` is in US dollars, None where nobody knows it.
+    `cost` is in US dollars; None if nobody knows it.
     """
 
     prompt_tokens: int
@@ -128,15 +175,15 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Everything known of one answered call.
+    """An answered call.
 
-    `sampled_tokens` and `logprobs` are aligned, and exactly what was sampled, the end-of-turn token
-    included. The first `prefix_len` tokens of the prompt are, whole and unchanged, the prompt and
-    the sampled tokens of this role's call `prefix_call`; `prefix_how` says how that was found, or
-    why there is none.
+    `sampled_tokens` and `logprobs` are aligned and exactly as they were sampled, the end-of-turn
+    token included. The first `prefix_len` tokens of the prompt are the unchanged prompt and sampled
+    tokens of this role's call `prefix_call`; `prefix_how` says how that call was found, or why
+    there is none (see `adapters.door.prefixes.Prompt`).
 
-    A call that no policy answered has a `usage`, no tokens and no sampling of ours; its
-    `policy_version` names who answered it.
+    A call that no policy answered has a `usage`, no tokens and no `sampling`; its `policy_version`
+    names the model or function that answered it.
     """
 
     place: Place
@@ -158,14 +205,14 @@ class Completion:
     started: datetime
     ended: datetime
     request_sha: str = ""
-    """Of all that can change the answer (`adapters.door.recorded.request_sha`)."""
+    """The digest of all that can change the answer (`adapters.door.recorded.request_sha`)."""
     replayed: bool = False
-    """Whether it was sampled in an earlier attempt, and only given again in this one."""
+    """True if the answer was sampled in an earlier attempt and is only given again in this one."""
     usage: Usage | None = None
 
     @property
-    def counted(self) -> tuple[int, int]:
-        """How many tokens the prompt and the answer have."""
+    def token_counts(self) -> tuple[int, int]:
+        """The number of tokens of the prompt and of the answer."""
         if self.usage is not None:
             return self.usage.prompt_tokens, self.usage.completion_tokens
         return len(self.prompt_tokens), len(self.sampled_tokens)
@@ -173,7 +220,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A call that is about to be sampled; one that never becomes a completion was lost."""
+    """A call that is about to be sampled. If it never becomes a completion, its answer was lost."""
 
     place: Place
     request_sha: str
@@ -183,7 +230,7 @@ class Begun:
 
 
 class Refused(Exception):
-    """A call that gets no answer: `status` as in HTTP, and a sentence that helps its maker."""
+    """A call that gets no answer: an HTTP status, and a sentence that helps the client's author."""
 
     def __init__(
         self, status: int, message: str, *, code: str | None = None, param: str | None = None
@@ -195,6 +242,6 @@ class Refused(Exception):
         self.param = param
 
     @property
-    def again(self) -> bool:
-        """Whether the same request may succeed later."""
+    def retryable(self) -> bool:
+        """True if the same request may succeed later."""
         return self.status == 503

@@ -1,15 +1,22 @@
-"""How tasks are cancelled: by whoever began them, who also waits for their end."""
+"""Cancellation of asyncio tasks by whoever began them, who also waits for their end."""
 
 import asyncio
-from typing import Any
+from collections.abc import Awaitable
+from typing import Protocol
 
 
-async def cancel_and_wait(*tasks: "asyncio.Future[Any]") -> None:
-    """Cancel those that have not ended, and wait until each has, after all that it began itself.
+class Cancellable(Awaitable[object], Protocol):
+    """An asyncio task or future."""
 
-    The end of a loop would cancel whatever is left at once, children beside their parents and some
-    before they begin; anyio, which ends its children in order, then leaves coroutines that never
-    ran.
+    def cancel(self) -> bool: ...
+
+
+async def cancel_and_wait(*tasks: Cancellable) -> None:
+    """Cancel the tasks that have not ended, and wait until each has ended with its own children.
+
+    If tasks were left to the end of the event loop, it would cancel children beside their parents,
+    some of them before they begin. anyio, which ends its children in order, then leaves coroutines
+    that never ran.
     """
     for task in tasks:
         task.cancel()

@@ -1,13 +1,13 @@
-"""The kinds of error that are shown to a user without a stack trace."""
+"""The errors that are shown to a user without a stack trace."""
 
 
 class UserError(Exception):
-    """Something that its user can mend: the text states the fact, the value and the remedy."""
+    """An error that its user can mend: its text states the fact, the value and the remedy."""
 
 
 class ServiceError(UserError):
-    """The Tinker service cannot be used, for a reason its user can mend."""
+    """An error of the Tinker service that its user can mend."""
 
 
 class EngineDied(ServiceError):
-    """The engine's process ended while it was needed."""
+    """The end of the engine's process while it was needed."""

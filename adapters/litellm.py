@@ -1,4 +1,4 @@
-"""Any model that LiteLLM reaches, asked as a helper: a conversation → its answer and its cost."""
+"""Calls of any model that LiteLLM reaches, for the roles that no policy answers."""
 
 import asyncio
 import functools
@@ -6,16 +6,21 @@ import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
 import openai
 
-from adapters.calls import Message, Refused
+from adapters.calls import Message, Refused, Tool, ToolCall
 from adapters.errors import UserError
 from adapters.silence import keep_silent
 
+if TYPE_CHECKING:  # LiteLLM is an extra and takes seconds to import
+    from litellm.types.utils import ChatCompletionMessageToolCall, ModelResponse
+    from litellm.types.utils import Message as LiteLLMMessage
+
 LONGEST_SECONDS = 300
-"""A rollout cannot end while a call of it is under way; LiteLLM by itself would wait for hours."""
+"""The timeout of a call: a rollout cannot end during one, and LiteLLM would wait for hours."""
 
 PASSED_ON = (
     "frequency_penalty",
@@ -31,19 +36,23 @@ PASSED_ON = (
     "tool_choice",
     "top_p",
 )
-"""The fields of a client that reach the helper. Not `api_base`: the key would go there too."""
+"""The client's fields that reach the model. Not `api_base`: the key would be sent there."""
 
-READ = ("role", "content", "name", "tool_calls", "tool_call_id")
-"""What providers know of a message; some refuse one with anything more."""
+QUIET = {
+    "telemetry": False,
+    "suppress_debug_info": True,  # it would print to stdout on every error
+    "disable_hf_tokenizer_download": True,  # to count tokens that a provider did not count
+}
+"""LiteLLM's own settings, as attributes of the package."""
 
 
 class LiteLLMMissing(UserError):
-    """LiteLLM is an extra."""
+    """An error for a role that LiteLLM answers where LiteLLM is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Helped:
-    """A helper's answer; `cost` is in US dollars, None where LiteLLM knows no price."""
+class Reply:
+    """An answer that no policy gave; `cost` is in US dollars, None if LiteLLM knows no price."""
 
     message: Message
     finish_reason: str
@@ -55,19 +64,19 @@ class Helped:
 async def complete(
     model: str,
     messages: Sequence[Message],
-    tools: Sequence[dict[str, Any]],
-    fields: Mapping[str, Any],
-) -> Helped:
-    """The answer of a model such as `openai/gpt-4o-mini`; its API key is in the environment.
+    tools: Sequence[Tool],
+    fields: Mapping[str, object],
+) -> Reply:
+    """Return the answer of a model such as `openai/gpt-4o-mini`; its API key is in the environment.
 
-    Raises Refused with 503 where the same request may succeed later, else with 400.
+    Raise Refused, with 503 if the same request may succeed later and with 400 otherwise.
     """
-    litellm = await asyncio.to_thread(loaded)
+    litellm = await asyncio.to_thread(import_litellm)
     asked = {name: fields[name] for name in PASSED_ON if fields.get(name) is not None}
     try:
         response = await litellm.acompletion(
             model=model,
-            messages=[_sent(message) for message in messages],
+            messages=[_to_provider(message) for message in messages],
             tools=list(tools) or None,
             timeout=LONGEST_SECONDS,
             # Tools are the agent's own. Without this, LiteLLM looks for MCP servers among them,
@@ -77,45 +86,44 @@ async def complete(
         )
     except openai.OpenAIError as error:  # all of LiteLLM's errors are kinds of it
         raise _refusal(model, error) from error
-    return _helped(response)
+    return _read_reply(response)
 
 
 @functools.cache
-def loaded() -> Any:
-    """The package. It takes seconds to import, so it is imported only where it is needed.
+def import_litellm() -> ModuleType:
+    """Return the package, which takes seconds to import, set to be quiet.
 
-    Raises LiteLLMMissing where it is not installed.
+    Raise LiteLLMMissing if it is not installed.
     """
     keep_silent()
     try:
-        litellm: Any = importlib.import_module("litellm")
+        litellm = importlib.import_module("litellm")
     except ModuleNotFoundError as error:
         text = "LiteLLM is not installed, and a role is answered by it; "
         raise LiteLLMMissing(f"{text}install ratchet-rl[agents]") from error
-    litellm.telemetry = False
-    litellm.suppress_debug_info = True  # it would print to stdout on every error
-    litellm.disable_hf_tokenizer_download = True  # to count tokens that a provider did not count
+    for name, value in QUIET.items():
+        setattr(litellm, name, value)
     return litellm
 
 
-def _sent(message: Message) -> Message:
-    """The message as providers take it: tool arguments are text."""
-    sent = {name: message[name] for name in READ if name in message}
-    if sent.get("tool_calls"):
-        sent["tool_calls"] = [_call(call) for call in sent["tool_calls"]]
+def _to_provider(message: Message) -> Message:
+    """Copy the message without `reasoning_content`, which some providers refuse."""
+    sent = message.copy()
+    sent.pop("reasoning_content", None)
+    if calls := sent.get("tool_calls"):
+        sent["tool_calls"] = [_with_text_arguments(call) for call in calls]
     return sent
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    arguments = function["arguments"]
+def _with_text_arguments(call: ToolCall) -> ToolCall:
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
     written = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return {**call, "function": {"name": function["name"], "arguments": written}}
+    return {**call, "function": {"name": name, "arguments": written}}
 
 
-def _helped(response: Any) -> Helped:
-    choice, usage = response.choices[0], response.usage
-    return Helped(
+def _read_reply(response: "ModelResponse") -> Reply:
+    choice, usage = response.choices[0], response.usage  # pyright: ignore
+    return Reply(
         message=_message(choice.message),
         finish_reason=choice.finish_reason or "stop",
         prompt_tokens=usage.prompt_tokens,
@@ -124,23 +132,21 @@ def _helped(response: Any) -> Helped:
     )
 
 
-def _message(answered: Any) -> Message:
+def _message(answered: "LiteLLMMessage") -> Message:
     message: Message = {"role": "assistant", "content": answered.content or ""}
     if answered.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.function.name, "arguments": call.function.arguments},
-            }
-            for call in answered.tool_calls
-        ]
+        message["tool_calls"] = [_read_call(call) for call in answered.tool_calls]  # pyright: ignore
     reasoning = getattr(answered, "reasoning_content", None)
     return {**message, "reasoning_content": reasoning} if reasoning else message
 
 
+def _read_call(call: "ChatCompletionMessageToolCall") -> ToolCall:
+    name, arguments = cast(str, call.function.name), call.function.arguments
+    return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 def _refusal(model: str, error: openai.OpenAIError) -> Refused:
-    """Not in the provider's words where it refused the key: they may spell part of it."""
+    """Translate an error; the text of one about the key is left out, as it may show part of it."""
     status = getattr(error, "status_code", 503)
     if status in (401, 403):
         text = f"The helper {model} refused its API key; set the right one in the environment."

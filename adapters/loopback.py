@@ -1,45 +1,46 @@
-"""An ASGI application, on loopback if nothing else is said, in a thread with its own event loop."""
+"""An HTTP server of an ASGI application, by default on loopback, in a thread of its own."""
 
 import asyncio
 import errno
 import socket
 import threading
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import uvicorn
+from starlette.types import ASGIApp
 
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"
 KEEP_ALIVE_SECONDS = 600
-"""Longer than clients keep idle connections: who closes first must not be the server."""
+"""Longer than clients keep idle connections: the server must not be the first to close one."""
 
 CLOSING_SECONDS = 5
 
 
 class PortTaken(OSError):
-    """Another program listens on the port."""
+    """An error for a port on which another program listens."""
 
 
 @dataclass(frozen=True)
 class Listening:
-    """Where a server listens; port 0 is any that is free."""
+    """The address of a server; port 0 stands for any port that is free."""
 
     host: str = LOOPBACK
     port: int = 0
 
     @classmethod
     def at(cls, address: str) -> Self:
-        """`host`, or `host:port`."""
+        """Read `host` or `host:port`."""
         host, _, port = address.partition(":")
         return cls(host, int(port or 0))
 
 
 class LoopbackServer:
-    """Listens from its making (so the port is known) and answers between `start` and `stop`."""
+    """A server that binds its port when it is created and answers between `start` and `stop`."""
 
-    def __init__(self, app: Any, port: int = 0, host: str = LOOPBACK) -> None:
-        self._socket = _listening(port, host)
+    def __init__(self, app: ASGIApp, port: int = 0, host: str = LOOPBACK) -> None:
+        self._socket = _bind(port, host)
         self.port: int = self._socket.getsockname()[1]
         self.host = host
         config = uvicorn.Config(
@@ -56,18 +57,18 @@ class LoopbackServer:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop that the application runs on."""
+        """The event loop that the application runs on; RuntimeError before `start`."""
         if self._server.loop is None:
             raise RuntimeError("the server has not been started")
         return self._server.loop
 
     def start(self) -> None:
-        """Return when it answers."""
+        """Start the thread, and return when the server answers."""
         self._thread.start()
         self._server.answering.wait()
 
     def stop(self) -> None:
-        """Let requests under way end, a few seconds long, and close the port."""
+        """Wait up to CLOSING_SECONDS for requests under way, and close the port."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
@@ -91,7 +92,7 @@ class _Server(uvicorn.Server):
         self.answering.set()
 
 
-def _listening(port: int, host: str) -> socket.socket:
+def _bind(port: int, host: str) -> socket.socket:
     # asyncio sets TCP_NODELAY only where the protocol is named; without it a call takes 40 ms more.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

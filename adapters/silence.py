@@ -1,4 +1,4 @@
-"""What keeps the frameworks of agents from connections of their own, and from chatter."""
+"""Settings that keep agent frameworks from opening connections of their own and from chatter."""
 
 import logging
 import os
@@ -11,14 +11,18 @@ SILENT = {
     "CREWAI_TRACING_ENABLED": "false",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it is fetched at import
 }
-"""Read when CrewAI and LiteLLM are imported. Without them CrewAI also replaces signal handlers."""
+"""Variables that CrewAI and LiteLLM read when they are imported. Without them CrewAI also replaces
+signal handlers."""
 
 CHATTER = "crewai.llms.base_llm"
-"""A logger that warns at every call of an agent with tools that it only estimates its tokens."""
+"""A logger that warns, at every call of an agent with tools, that it only estimates tokens."""
 
 
 def keep_silent() -> None:
-    """Set what the user has not set; for this process and, of the environment, those it starts."""
+    """Set the variables that the user has not set, and the logger's level.
+
+    The variables also reach the processes that this one starts.
+    """
     for name, value in SILENT.items():
         os.environ.setdefault(name, value)
     if logging.getLogger(CHATTER).level == logging.NOTSET:

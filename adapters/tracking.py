@@ -1,32 +1,36 @@
-"""Metrics → Weights & Biases, if a project is named. A run that continues, continues there too."""
+"""Metrics sent to Weights & Biases, where a run that continues here continues too."""
 
 import os
 import re
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Self
+from types import ModuleType
+from typing import TYPE_CHECKING, Self
 
 from adapters.errors import UserError
+
+if TYPE_CHECKING:  # wandb is an extra
+    from wandb import Run
 
 SECRET_NAME = re.compile(r"(api_?key|secret|password|credentials?|token)$", re.I)
 SECRET_VARIABLE = re.compile(r"_(KEY|TOKEN|SECRET|PASSWORD)$")
 
 
 class Tracker:
-    """Logs a run's metrics to W&B; without a project it does nothing, and imports nothing.
+    """The W&B run of a run; without a project it does nothing and imports nothing.
 
-    The W&B run's id derives from `run`, so a run that is started again goes on where it was.
-    Without WANDB_API_KEY it is kept offline in `folder`, for `wandb sync`; WANDB_MODE overrules.
+    Its id derives from `run`, so a run that is started again continues the same W&B run. Without
+    WANDB_API_KEY it is kept offline in `folder`, for `wandb sync`; WANDB_MODE overrules that.
     """
 
     def __init__(
-        self, project: str | None, run: str, config: Mapping[str, Any], folder: Path
+        self, project: str | None, run: str, config: Mapping[str, object], folder: Path
     ) -> None:
-        self._run: Any = None
+        self._run: Run | None = None
         if project is None:
             return
-        wandb = _imported()
+        wandb = _import_wandb()
         folder.mkdir(parents=True, exist_ok=True)
         mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
         self._run = wandb.init(
@@ -47,24 +51,27 @@ class Tracker:
         self.finish()
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log a step's metrics; W&B ignores a step that is not after those it has."""
+        """Log a step's metrics; W&B ignores a step that is not later than all it has."""
         if self._run is not None:
             self._run.log(dict(metrics), step=step)
 
     def finish(self) -> None:
-        """Send what waits. Nothing is logged afterwards."""
+        """Send the metrics that wait to be sent. Later calls of `log` do nothing."""
         if self._run is not None:
             self._run.finish()
             self._run = None
 
 
 def run_id(project: str, run: str) -> str:
-    """The W&B id of a run: the same for ever, and legal whatever the run is called."""
+    """Derive a run's W&B id, which is legal whatever the run's name is."""
     return sha256(f"{project}/{run}".encode()).hexdigest()[:16]
 
 
-def public(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config less what is named like a secret, or is the value of one in the environment."""
+def public(config: Mapping[str, object]) -> dict[str, object]:
+    """Copy the config without its secrets.
+
+    A secret has a name like one, or is the value of an environment variable with such a name.
+    """
     variables = os.environ.items()
     secrets = {value for name, value in variables if value and SECRET_VARIABLE.search(name)}
     return {
@@ -74,7 +81,7 @@ def public(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _imported() -> Any:
+def _import_wandb() -> ModuleType:
     try:
         import wandb
     except ModuleNotFoundError as error:

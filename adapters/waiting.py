@@ -1,4 +1,4 @@
-"""A wait that says what it is for and how long it has lasted, and that ends."""
+"""A wait that is logged while it lasts and that may have a limit."""
 
 import logging
 import time
@@ -9,9 +9,10 @@ log = logging.getLogger(__name__)
 
 
 class Wait:
-    """One wait for `what`. It is spoken of after 20 s, then whenever it has lasted twice as long.
+    """One wait for `what`, logged after 20 s and again whenever it has lasted twice as long.
 
-    `limit` is in seconds; None waits for ever. A short limit is spoken of before it is reached.
+    `limit` is in seconds; None waits for ever. A wait with a limit below 60 s is logged at a third
+    of it.
     """
 
     def __init__(self, what: str, limit: float | None) -> None:
@@ -22,21 +23,21 @@ class Wait:
 
     @property
     def seconds(self) -> float:
-        """How long it has lasted."""
+        """The seconds since the wait began."""
         return time.monotonic() - self._started
 
     @property
     def over(self) -> bool:
-        """Whether the limit is reached."""
+        """True if the limit is reached."""
         return self.limit is not None and self.seconds >= self.limit
 
     def until_next(self) -> float:
-        """Seconds until there is something to say, or to do."""
+        """Return the seconds until the wait is logged again or its limit is reached."""
         due = self._next_word if self.limit is None else min(self._next_word, self.limit)
         return max(due - self.seconds, 0.01)
 
     def speak(self, more: str = "") -> None:
-        """Log the wait if it is time to."""
+        """Log the wait, followed by `more`, if it is due."""
         seconds = self.seconds
         if seconds < self._next_word:
             return

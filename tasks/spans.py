@@ -89,7 +89,7 @@ NAME = re.compile(r"(?P<group>(?P<shard>.+-(?P<step>\d{5,}))-\d{4,})-\d{2,}")
 def call_span(completion: Completion, run_id: str | None = None) -> Span:
     """Record a model call."""
     place, request = completion.place, completion.request
-    reused, (asked, answered) = completion.prefix_call, completion.counted
+    reused, (asked, answered) = completion.prefix_call, completion.token_counts
     return {
         **_of_rollout(place.rollout_id, place.attempt, run_id),
         "role": place.role,

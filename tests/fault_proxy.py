@@ -3,12 +3,13 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import httpx
+from starlette.types import Receive, Scope, Send
 
 from adapters.loopback import LoopbackServer
 
@@ -30,9 +31,6 @@ STATUS = {"limited": 429, "broken": 500, "unavailable": 503, "refused": 401}
 FAILURES = ("user", "server", "unknown")
 SLOW_SECONDS = 1.0
 HOP = {"host", "content-length", "connection", "accept-encoding", "transfer-encoding", "date"}
-
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 @dataclass
@@ -73,7 +71,7 @@ class FaultProxy:
         self.seen.clear()
         self.struck.clear()
 
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint, body = scope["path"].rpartition("/")[2], await _body(receive)
         self.seen[endpoint] += 1
         fault = next((fault for fault in self.faults if fault.strikes(endpoint)), None)
@@ -94,7 +92,7 @@ class FaultProxy:
             await self._pass_on(scope, body, receive, send, kind)
 
     async def _pass_on(
-        self, scope: dict[str, Any], body: bytes, receive: Receive, send: Send, kind: str | None
+        self, scope: Scope, body: bytes, receive: Receive, send: Send, kind: str | None
     ) -> None:
         async with httpx.AsyncClient(timeout=60) as client:
             response = await client.request(

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -73,7 +74,8 @@ def test_an_answerer_is_told_the_secret_and_one_question_and_asked_for_json() ->
     system, user = answered.request.messages
     assert "The secret is: heron (bird)." in system["content"]
     assert user == {"role": "user", "content": "Is it a heron?"}
-    assert answered.request.fields["response_format"]["json_schema"]["name"] == "Verdict"
+    form: Any = answered.request.fields["response_format"]
+    assert form["json_schema"]["name"] == "Verdict"
     assert "heron" not in asked.request.messages[0]["content"].removeprefix(
         twenty_questions.OPENING
     )

@@ -65,7 +65,9 @@ def test_a_function_with_the_parameter_roles_gets_where_each_role_is(
 
 
 def test_an_agent_that_cannot_know_the_roles_of_its_recipe_is_refused() -> None:
-    with pytest.raises(AgentError, match="who answers guesser, and the agent hello cannot know"):
+    with pytest.raises(
+        AgentError, match="has the roles guesser, and the agent hello takes no roles"
+    ):
         load_agent("hello", roles=["guesser"])
 
 

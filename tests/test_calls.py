@@ -17,7 +17,7 @@ def test_another_attempt_has_the_same_seeds_and_ids_and_another_call_has_not() -
 
 
 def test_only_what_may_pass_is_worth_asking_again() -> None:
-    assert [Refused(status, "").again for status in (400, 401, 404, 410, 500, 503)] == [
+    assert [Refused(status, "").retryable for status in (400, 401, 404, 410, 500, 503)] == [
         *[False] * 5,
         True,
     ]

@@ -3,11 +3,12 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from adapters.calls import Message
 from adapters.chat import Chat
 
 TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
-HELLO = [{"role": "user", "content": "hello"}]
-MORE = [{"role": "user", "content": "and?"}]
+HELLO: list[Message] = [{"role": "user", "content": "hello"}]
+MORE: list[Message] = [{"role": "user", "content": "and?"}]
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "é"}}\n</tool_call>'
 
 
@@ -58,7 +59,7 @@ def test_reasoning_stays_in_the_history_as_it_was_sampled(
 
 
 def test_an_assistant_s_message_cannot_be_added_without_encoding_it_anew(chat: Chat) -> None:
-    new = [{"role": "assistant", "content": "written by the client"}]
+    new: list[Message] = [{"role": "assistant", "content": "written by the client"}]
     assert chat.extend(chat.render(HELLO, []), chat.encode("Hi"), new, []) is None
 
 
@@ -72,7 +73,7 @@ def test_tool_results_are_rendered_after_the_call(chat: Chat) -> None:
 def test_a_tool_call_is_read(chat: Chat) -> None:
     message = chat.parse(chat.encode(f"Let me see. {CALL}<|im_end|>"), with_tools=True)
     assert message["content"] == "Let me see."
-    assert message["tool_calls"] == [
+    assert message.get("tool_calls") == [
         {"type": "function", "function": {"name": "look", "arguments": '{"at": "é"}'}}
     ]
 
@@ -94,7 +95,7 @@ def test_what_is_no_tool_call_is_content(chat: Chat, answer: str, with_tools: bo
 
 def test_reasoning_is_told_from_the_answer(chat: Chat) -> None:
     message = chat.parse(chat.encode("<think>\nhm\n</think>\n\nyes<|im_end|>"), with_tools=False)
-    assert (message["reasoning_content"], message["content"]) == ("hm", "yes")
+    assert (message.get("reasoning_content"), message["content"]) == ("hm", "yes")
 
 
 def test_the_bytes_of_half_a_character_are_its_own(chat: Chat) -> None:

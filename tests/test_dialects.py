@@ -57,7 +57,7 @@ def test_a_body_is_read_to_a_prompt_or_refused(dialect: Dialect, body: Any, said
     request = understood(dialect, body)
     if isinstance(request, Refused):
         assert request.status == 400
-        assert "message" in json.dumps(dialect.error(request))
+        assert "message" in json.dumps(dialect.write_error(request))
         return
     assert (
         Prefixes(CHAT).prompt(request.messages, request.tools, format_instructions(request)).tokens

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from adapters.calls import Choice, Format, Refused
-from adapters.dialects.openai_chat import error, read
-from adapters.dialects.openai_fields import spelt
+from adapters.dialects.openai_chat import read, write_error
+from adapters.dialects.openai_fields import to_chat_fields
 
 HELLO = {"role": "user", "content": "hello"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -61,7 +61,7 @@ def test_which_tools_are_to_be_called(fields: dict[str, Any], choice: Choice) ->
     request = read(body(tools=[TOOL], **fields))
     assert request.tools == [TOOL], "the model is shown them all, so that its prompts go on"
     assert request.choice == choice
-    assert request.may_call is (choice.mode != "none")
+    assert request.may_call_tools is (choice.mode != "none")
 
 
 def test_the_form_of_an_answer() -> None:
@@ -78,9 +78,9 @@ def test_what_other_dialects_ask_for_is_spelt_as_here() -> None:
     asked = {"max_tokens": 5, "stop": ["x"], "parallel_tool_calls": False, "response_format": form}
     for chosen in ("none", "required", NAMED, ALLOWED):
         sent = body(tools=[TOOL], tool_choice=chosen, **asked)
-        spelled = spelt(replace(read(sent), fields={}))
+        spelled = to_chat_fields(replace(read(sent), fields={}))
         assert spelled == {**asked, "tool_choice": chosen, "max_completion_tokens": None}
-    assert set(spelt(read(body())).values()) == {None}
+    assert set(to_chat_fields(read(body())).values()) == {None}
 
 
 def test_the_newer_name_of_the_token_limit_wins() -> None:
@@ -157,7 +157,7 @@ def test_a_bad_request_is_told_which_field_is_wrong(bad: object, param: str | No
     with pytest.raises(Refused) as refused:
         read(bad)
     assert refused.value.status == 400
-    shown = error(refused.value)["error"]
+    shown: Any = write_error(refused.value)["error"]
     assert shown["param"] == param
     assert shown["type"] == "invalid_request_error"
     assert shown["message"].endswith(".")

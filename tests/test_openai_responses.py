@@ -9,7 +9,7 @@ from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel
 
 from adapters.calls import Choice, Format, Refused
-from adapters.dialects.openai_responses import error, read
+from adapters.dialects.openai_responses import read, write_error
 from tasks.spans import call_span
 from tests.opened_door import ASK, CALL, CHAT, Opened
 
@@ -227,4 +227,5 @@ def test_a_bad_request_is_told_which_field_is_wrong(bad: object, param: str | No
     with pytest.raises(Refused) as refused:
         read(bad)
     assert (refused.value.status, refused.value.param) == (400, param)
-    assert error(refused.value)["error"]["message"].endswith(".")
+    shown: Any = write_error(refused.value)["error"]
+    assert shown["message"].endswith(".")

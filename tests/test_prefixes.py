@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
-from adapters.calls import Completion, Message, Place, Policy, Request, Sampling
+from adapters.calls import (
+    Completion,
+    FunctionCall,
+    Message,
+    Place,
+    Policy,
+    Request,
+    Sampling,
+    Tool,
+    ToolCall,
+)
 from adapters.chat import Chat
 from adapters.door.call_sequence import CallSequence, RequestMeta
 from adapters.door.policy_backend import PolicyBackend
@@ -23,8 +33,10 @@ TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
 CHAT = Chat(AutoTokenizer.from_pretrained(TINY))
 END = CHAT.stop_tokens[0]
 SAMPLING = Sampling(max_tokens=24, temperature=1.0, top_p=1.0, top_k=-1)
-TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
-ASK = [{"role": "user", "content": "hello"}]
+TOOLS: list[Tool] = [
+    {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+]
+ASK: list[Message] = [{"role": "user", "content": "hello"}]
 STYLES = ("verbatim", "stripped", "tool call")
 
 
@@ -68,10 +80,15 @@ class RandomPolicy:
 def as_the_client_repeats_it(message: Message, style: str) -> list[Message]:
     """The history after an answer: text stripped, or arguments and ids written anew."""
     if style == "tool call":
-        function = message["tool_calls"][0]["function"]
-        arguments = json.dumps(json.loads(function["arguments"]), sort_keys=True, indent=1)
-        call = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-        said = {"role": "assistant", "content": "", "tool_calls": [{"id": "mine", **call}]}
+        (call,) = message.get("tool_calls", [])
+        function = call["function"]
+        arguments = json.dumps(json.loads(str(function["arguments"])), sort_keys=True, indent=1)
+        again: ToolCall = {
+            "id": "mine",
+            "type": "function",
+            "function": {"name": function["name"], "arguments": arguments},
+        }
+        said: Message = {"role": "assistant", "content": "", "tool_calls": [again]}
         return [said, {"role": "tool", "content": "a cat", "tool_call_id": "mine"}]
     content = message["content"].strip() if style == "stripped" else message["content"]
     return [{"role": "assistant", "content": content}, {"role": "user", "content": "go on"}]
@@ -181,10 +198,11 @@ def test_the_longest_known_history_wins() -> None:
 
 def test_tool_arguments_match_by_value_and_ids_do_not_matter() -> None:
     def calling(arguments: str, name: str) -> Message:
-        function = {"name": "look", "arguments": arguments}
-        return {**assistant(""), "tool_calls": [{"id": name, "function": function}]}
+        function: FunctionCall = {"name": "look", "arguments": arguments}
+        call: ToolCall = {"id": name, "type": "function", "function": function}
+        return {**assistant(""), "tool_calls": [call]}
 
-    result = {"role": "tool", "content": "a cat", "tool_call_id": "b"}
+    result: Message = {"role": "tool", "content": "a cat", "tool_call_id": "b"}
     prefixes, tokens = known([*letters("x"), END], calling('{"a":1,"b":2}', "a"), TOOLS)
     same = prefixes.prompt([*ASK, calling('{"b": 2, "a": 1}', "b"), result], TOOLS)
     assert same.prefix_len == len(tokens)

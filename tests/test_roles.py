@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from openai import AsyncOpenAI
 
-from adapters.calls import POLICY, Place, Policy, Request, Sampling
+from adapters.calls import POLICY, Message, Place, Policy, Request, Sampling
 from adapters.door.backends import create_backends
 from adapters.door.batches import PlaySettings, SampledBy
 from adapters.door.door import Door
@@ -55,7 +55,7 @@ async def tells_and_listens(
     return returned.get(verdict["content"], 1.0)
 
 
-def user(text: str) -> dict[str, str]:
+def user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from adapters.calls import Choice, Format, Message, Refused, Request, Sampling
-from adapters.dialects.structured import format_instructions, format_of, outcomes
+from adapters.dialects.structured import create_format, format_instructions, outcomes
 from adapters.door.recorded import request_sha
 from tasks.spans import call_span
 from tests.opened_door import ASK, CALL, CHAT, TOOLS, Opened
@@ -27,12 +27,16 @@ def request(**fields: Any) -> Request:
 
 
 def said(content: str = "", *calls: str) -> Message:
-    made = [{"function": {"name": name, "arguments": "{}"}} for name in calls]
-    return {"role": "assistant", "content": content, **({"tool_calls": made} if made else {})}
+    message: Message = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = [
+            {"type": "function", "function": {"name": name, "arguments": "{}"}} for name in calls
+        ]
+    return message
 
 
 def valid(form: Format, message: Message) -> tuple[bool | None, str | None]:
-    found = outcomes(request(format=form), message)["format"]
+    found: Any = outcomes(request(format=form), message)["format"]
     return found["valid"], found["error"]
 
 
@@ -92,7 +96,7 @@ def test_a_schema_that_refers_to_itself_or_elsewhere_is_no_crash() -> None:
 @pytest.mark.parametrize("schema", [{"type": "x"}, {"pattern": "("}, {"$ref": 3}])
 def test_a_schema_that_is_none_is_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(Refused, match="is not a JSON Schema") as refused:
-        format_of(schema, "here")
+        create_format(schema, "here")
     assert (refused.value.status, refused.value.param) == (400, "here")
 
 

@@ -1,93 +1,115 @@
-"""The fields of a client's body: each of the kind it must be, or refused by its name."""
+"""Fields of a client's body: each has the type it must have, or is refused by name."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeVar
 
-from adapters.calls import Refused
+from adapters.calls import FunctionCall, JsonObject, Refused, ToolCall
 
-Body = Mapping[str, Any]
+Body = Mapping[str, object]
 MOST_STOPS = 16
 
+T = TypeVar("T")
 
-def bad(message: str, param: str | None = None, code: str | None = None) -> Refused:
-    """The refusal of a request that is wrong in itself."""
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> Refused:
+    """Return the refusal of a request that is wrong in itself."""
     return Refused(400, message, param=param, code=code)
 
 
-def kind(value: object) -> str:
-    """What JSON calls a value of this kind."""
+def json_type(value: object) -> str:
+    """Name the JSON type of a value, with its article."""
     names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
     names |= {int: "a number", float: "a number", type(None): "null"}
     return names.get(type(value), type(value).__name__)
 
 
-def body_of(value: object) -> Body:
-    """The body, which names a model."""
+def check_body(value: object) -> tuple[Body, str]:
+    """Return the body, which must be an object, and the model that it names."""
     if not isinstance(value, dict):
-        raise bad(f"The body is {kind(value)}; send a JSON object.")
-    if not typed(value, "model", str, "a string"):
-        raise bad("There is no model; name one, any name will do.", "model")
-    return value
+        raise bad_request(f"The body is {json_type(value)}; send a JSON object.")
+    model = read_field(value, "model", str, "a string")
+    if not model:
+        raise bad_request("There is no model; name one, any name will do.", "model")
+    return value, model
 
 
-def typed(body: Body, name: str, kinds: Any, article: str, where: str = "") -> Any:
-    """The field, or None. JSON's true is no number, though Python's is."""
+def read_field(
+    body: Body, name: str, types: type[T] | tuple[type[T], ...], article: str, where: str = ""
+) -> T | None:
+    """Return a field, or None if it is missing or null.
+
+    A value of another type is refused. JSON's true is not a number, though Python's is.
+    """
     value = body.get(name)
-    wrong_bool = isinstance(value, bool) and kinds is not bool
-    if value is not None and (wrong_bool or not isinstance(value, kinds)):
-        field = where + name
-        raise bad(f"{field} is {kind(value)}; it must be {article}.", field)
-    return value
+    if value is None:
+        return None
+    if isinstance(value, types) and (types is bool or not isinstance(value, bool)):
+        return value
+    field = where + name
+    raise bad_request(f"{field} is {json_type(value)}; it must be {article}.", field)
 
 
-def listed(body: Body, name: str, where: str = "") -> list[Any]:
-    """The array, empty where there is none."""
-    return typed(body, name, list, "an array", where) or []
+def read_list(body: Body, name: str, where: str = "") -> list[object]:
+    """Return an array, empty if the field is missing or null."""
+    return read_field(body, name, list, "an array", where) or []
 
 
-def object_of(body: Body, name: str, where: str = "") -> dict[str, Any]:
-    """The object, empty where there is none."""
-    return typed(body, name, dict, "an object", where) or {}
+def read_object(body: Body, name: str, where: str = "") -> JsonObject:
+    """Return an object, empty if the field is missing or null."""
+    return read_field(body, name, dict, "an object", where) or {}
 
 
 def check_ranges(body: Body, ranges: Mapping[str, tuple[float, float]]) -> None:
-    """Refuse a number that is none, or out of its range."""
+    """Refuse a field that is not a number or is out of its range."""
     for name, (least, most) in ranges.items():
-        value = typed(body, name, (int, float), "a number")
+        value = read_field(body, name, (int, float), "a number")
         if value is not None and not least <= value <= most:
-            raise bad(f"{name} is {value}; it goes from {least} to {most}.", name)
+            raise bad_request(f"{name} is {value}; it must be from {least} to {most}.", name)
 
 
-def at_least_one(body: Body, *names: str) -> int | None:
-    """The first of these fields that is set, a whole number above 0; None if none is."""
-    values = [typed(body, name, int, "an integer") for name in names]
+def read_count(body: Body, *names: str) -> int | None:
+    """Return the first of these fields that is set, a whole number above 0; None if none is set."""
+    values = [read_field(body, name, int, "an integer") for name in names]
     for name, value in zip(names, values, strict=True):
         if value is not None and value < 1:
-            raise bad(f"{name} is {value}; it must be at least 1.", name)
+            raise bad_request(f"{name} is {value}; it must be at least 1.", name)
     return next((value for value in values if value is not None), None)
 
 
-def stops(body: Body, name: str) -> list[str]:
-    """The stop strings; one may stand by itself."""
+def read_stops(body: Body, name: str) -> list[str]:
+    """Return the stop strings; the field may also be a single one."""
     value = body.get(name)
-    found = [value] if isinstance(value, str) else listed(body, name)
-    if len(found) > MOST_STOPS or not all(isinstance(stop, str) and stop for stop in found):
-        raise bad(f"{name} must be a string or up to {MOST_STOPS} of them, none empty.", name)
-    return found
+    sent = [value] if isinstance(value, str) else read_list(body, name)
+    stops = [stop for stop in sent if isinstance(stop, str) and stop]
+    if len(sent) > MOST_STOPS or len(stops) < len(sent):
+        text = f"{name} must be a string or up to {MOST_STOPS} of them, none empty."
+        raise bad_request(text, name)
+    return stops
 
 
-def text_of(content: Any, kinds: tuple[str, ...], where: str) -> str:
-    """The text of a message's content, which may be in parts of these kinds."""
+def read_text(content: object, kinds: tuple[str, ...], where: str) -> str:
+    """Return the text of a message's content, which may be an array of parts of these kinds."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise bad(f"{where} is {kind(content)}; it must be text or an array of parts.", where)
-    return "".join(_text_part(part, kinds, f"{where}[{i}]") for i, part in enumerate(content))
+        text = f"{where} is {json_type(content)}; it must be text or an array of parts."
+        raise bad_request(text, where)
+    return "".join(_text_of_part(part, kinds, f"{where}[{i}]") for i, part in enumerate(content))
 
 
-def _text_part(part: Any, kinds: tuple[str, ...], where: str) -> str:
-    named = part.get("type") if isinstance(part, dict) else kind(part)
-    text = part.get("refusal" if named == "refusal" else "text") if named in kinds else None
+def _text_of_part(part: object, kinds: tuple[str, ...], where: str) -> str:
+    named = part.get("type") if isinstance(part, dict) else json_type(part)
+    text = None
+    if isinstance(part, dict) and named in kinds:
+        text = part.get("refusal" if named == "refusal" else "text")
     if not isinstance(text, str):
-        raise bad(f"{where} is a part of the type {named!r}; only text is read here.", where)
+        raise bad_request(f"{where} is a part of type {named!r}; only text is read here.", where)
     return text
+
+
+def create_tool_call(name: str, arguments: str | JsonObject, call_id: object) -> ToolCall:
+    """Return a tool call as chat completions have it; an id that is not a string is left out."""
+    function: FunctionCall = {"name": name, "arguments": arguments}
+    if isinstance(call_id, str):
+        return {"id": call_id, "type": "function", "function": function}
+    return {"type": "function", "function": function}

@@ -1,50 +1,60 @@
-"""OpenAI's chat completions: a body → a request, a completion → an answer or its chunks."""
+"""OpenAI's chat completions: bodies read as requests, completions written as answers or chunks."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import cast
 
-from adapters.calls import Completion, Message, Request
+from adapters.calls import Completion, JsonObject, Message, Request, Tool, ToolCall
 from adapters.chat import Chat
 from adapters.dialects.fields import (
     Body,
-    at_least_one,
-    bad,
-    body_of,
-    kind,
-    listed,
-    stops,
-    text_of,
-    typed,
+    bad_request,
+    check_body,
+    create_tool_call,
+    json_type,
+    read_count,
+    read_field,
+    read_list,
+    read_stops,
+    read_text,
 )
-from adapters.dialects.openai_fields import check_sampling, choice, error, form, logprobs
-from adapters.dialects.sse import DONE, data
+from adapters.dialects.openai_fields import (
+    check_sampling,
+    read_choice,
+    read_format,
+    write_error,
+    write_logprobs,
+)
+from adapters.dialects.sse import DONE, write_data
 
-__all__ = ["answer", "chunks", "error", "lines", "models", "read"]
+__all__ = ["answer", "chunks", "models", "read", "stream", "write_error"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_ANSWERS = 8
 
 
 def read(body: object) -> Request:
-    """The request in a parsed body. What cannot be honoured and would mislead is refused."""
-    sent = body_of(body)
+    """Read the request in a parsed body; a field that cannot be honoured is refused."""
+    sent, model = check_body(body)
     _check_fields(sent)
-    tools = [_tool(tool, i) for i, tool in enumerate(listed(sent, "tools"))]
+    tools = [_read_tool(tool, i) for i, tool in enumerate(read_list(sent, "tools"))]
     return Request(
-        model=sent["model"],
-        messages=_messages(sent),
+        model=model,
+        messages=_read_messages(sent),
         tools=tools,
-        max_tokens=at_least_one(sent, "max_completion_tokens", "max_tokens"),
-        stop=stops(sent, "stop"),
+        max_tokens=read_count(sent, "max_completion_tokens", "max_tokens"),
+        stop=read_stops(sent, "stop"),
         fields={k: v for k, v in sent.items() if k not in ("messages", "tools", "model")},
-        format=form(sent.get("response_format"), "response_format"),
-        choice=choice(sent, tools),
-        answers=_answers(sent),
+        format=read_format(sent.get("response_format"), "response_format"),
+        choice=read_choice(sent, tools),
+        answers=_count_answers(sent),
     )
 
 
-def answer(completion: Completion, chat: Chat, *others: Completion) -> dict[str, Any]:
-    """The body of the answer, with the token ids where vLLM puts them; `others`: for n above 1."""
+def answer(completion: Completion, chat: Chat, *others: Completion) -> JsonObject:
+    """Write the body of the answer, with the token ids where vLLM has them.
+
+    `others` are the completions beyond the first of a request with n above 1.
+    """
     completions = (completion, *others)
     return {
         **_envelope(completion, "chat.completion"),
@@ -54,8 +64,8 @@ def answer(completion: Completion, chat: Chat, *others: Completion) -> dict[str,
     }
 
 
-def chunks(completion: Completion, chat: Chat, *others: Completion) -> Iterator[dict[str, Any]]:
-    """The same answer in pieces: role, content, tool calls, the finish with its tokens, usage."""
+def chunks(completion: Completion, chat: Chat, *others: Completion) -> Iterator[JsonObject]:
+    """Yield the answer in pieces: role, content, tool calls, the finish with its tokens, usage."""
     envelope = _envelope(completion, "chat.completion.chunk")
     if _wants_usage(completion):
         envelope["usage"] = None
@@ -67,20 +77,20 @@ def chunks(completion: Completion, chat: Chat, *others: Completion) -> Iterator[
         yield {**envelope, "choices": [], "usage": _usage((completion, *others))}
 
 
-def lines(completion: Completion, chat: Chat, *others: Completion) -> Iterator[str]:
-    """The chunks as they go over the wire."""
-    yield from map(data, chunks(completion, chat, *others))
+def stream(completion: Completion, chat: Chat, *others: Completion) -> Iterator[str]:
+    """Yield the lines of the chunks."""
+    yield from map(write_data, chunks(completion, chat, *others))
     yield DONE
 
 
-def models(name: str) -> dict[str, Any]:
-    """The list of the one model there is, as OpenAI's clients read it and Anthropic's."""
+def models(name: str) -> JsonObject:
+    """Write the list of the only model in a form that OpenAI's and Anthropic's clients read."""
     model = {"id": name, "object": "model", "created": 0, "owned_by": "ratchet"}
     model |= {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
     return {"object": "list", "data": [model], "has_more": False, "first_id": name, "last_id": name}
 
 
-def _choice(index: int, completion: Completion, chat: Chat) -> dict[str, Any]:
+def _choice(index: int, completion: Completion, chat: Chat) -> JsonObject:
     return {
         "index": index,
         "message": {"refusal": None, **_visible(completion.message)},
@@ -90,13 +100,13 @@ def _choice(index: int, completion: Completion, chat: Chat) -> dict[str, Any]:
     }
 
 
-def _pieces(completion: Completion, chat: Chat) -> Iterator[tuple[Message, dict[str, Any]]]:
-    """The deltas, each with what else its choice has."""
+def _pieces(completion: Completion, chat: Chat) -> Iterator[tuple[JsonObject, JsonObject]]:
+    """Yield the deltas, each with the further fields of its choice."""
     message = completion.message
     yield {"role": "assistant", "content": ""}, {}
     for key in ("reasoning_content", "content"):
-        if message.get(key):
-            yield {key: message[key]}, {}
+        if text := message.get(key):
+            yield {key: text}, {}
     for index, call in enumerate(message.get("tool_calls", ())):
         yield {"tool_calls": [{"index": index, **call}]}, {}
     yield (
@@ -109,12 +119,12 @@ def _pieces(completion: Completion, chat: Chat) -> Iterator[tuple[Message, dict[
     )
 
 
-def _prompt(completion: Completion, piece: Message) -> dict[str, Any]:
-    """Beside the role, which comes first, the prompt."""
+def _prompt(completion: Completion, piece: JsonObject) -> JsonObject:
+    """Return the prompt's tokens for the first piece, which has the role."""
     return {"prompt_token_ids": list(completion.prompt_tokens)} if "role" in piece else {}
 
 
-def _envelope(completion: Completion, kind: str) -> dict[str, Any]:
+def _envelope(completion: Completion, kind: str) -> JsonObject:
     return {
         "id": completion.response_id,
         "object": kind,
@@ -124,15 +134,15 @@ def _envelope(completion: Completion, kind: str) -> dict[str, Any]:
     }
 
 
-def _visible(message: Message) -> Message:
-    """OpenAI's own has no text beside nothing but tool calls."""
+def _visible(message: Message) -> JsonObject:
+    """Copy the message with null for an empty content, as OpenAI has it beside tool calls."""
     return {**message, "content": message["content"] or None}
 
 
 def _usage(completions: Sequence[Completion]) -> dict[str, int]:
-    """One prompt, and all that was sampled from it."""
-    prompt, _ = completions[0].counted
-    sampled = sum(completion.counted[1] for completion in completions)
+    """Count the prompt once, and the tokens of every answer."""
+    prompt, _ = completions[0].token_counts
+    sampled = sum(completion.token_counts[1] for completion in completions)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": sampled,
@@ -140,81 +150,92 @@ def _usage(completions: Sequence[Completion]) -> dict[str, int]:
     }
 
 
-def _logprobs(completion: Completion, chat: Chat) -> dict[str, Any] | None:
+def _logprobs(completion: Completion, chat: Chat) -> JsonObject | None:
     if not completion.request.fields.get("logprobs"):
         return None
-    return {"content": logprobs(completion, chat), "refusal": None}
+    return {"content": write_logprobs(completion, chat), "refusal": None}
 
 
 def _wants_usage(completion: Completion) -> bool:
     options = completion.request.fields.get("stream_options")
-    return bool(options and options.get("include_usage"))
+    return isinstance(options, dict) and bool(options.get("include_usage"))
 
 
 def _check_fields(body: Body) -> None:
     check_sampling(body)
-    typed(body, "logprobs", bool, "a boolean")
-    typed(body, "stream_options", dict, "an object")
+    read_field(body, "logprobs", bool, "a boolean")
+    read_field(body, "stream_options", dict, "an object")
     for name in ("functions", "function_call"):
         if body.get(name):
-            raise bad(f"{name} is the old form of tools and is not read here; send tools.", name)
-    if "audio" in listed(body, "modalities"):
-        raise bad("modalities asks for audio; this endpoint answers in text.", "modalities")
+            raise bad_request(
+                f"{name} is the old form of tools and is not read here; send tools.", name
+            )
+    if "audio" in read_list(body, "modalities"):
+        raise bad_request("modalities asks for audio; this endpoint answers in text.", "modalities")
 
 
-def _answers(body: Body) -> int:
-    many = at_least_one(body, "n") or 1
+def _count_answers(body: Body) -> int:
+    many = read_count(body, "n") or 1
     if many > MOST_ANSWERS:
-        raise bad(f"n is {many}; a call gets up to {MOST_ANSWERS} answers here.", "n")
+        raise bad_request(f"n is {many}; a call gets up to {MOST_ANSWERS} answers here.", "n")
     return many
 
 
-def _tool(tool: Any, index: int) -> dict[str, Any]:
+def _read_tool(tool: object, index: int) -> Tool:
     function = tool.get("function") if isinstance(tool, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    if (
+        not isinstance(tool, dict)
+        or not isinstance(function, dict)
+        or not isinstance(function.get("name"), str)
+    ):
         where = f"tools[{index}]"
-        raise bad(f'{where} is not {{"type": "function", "function": {{"name": …}}}}.', where)
-    return tool
+        text = f'{where} is not {{"type": "function", "function": {{"name": …}}}}.'
+        raise bad_request(text, where)
+    return cast(Tool, tool)  # the client's own, with fields that it may have beside
 
 
-def _messages(body: Body) -> list[Message]:
-    messages = listed(body, "messages")
+def _read_messages(body: Body) -> list[Message]:
+    messages = read_list(body, "messages")
     if not messages:
-        raise bad("There are no messages; send at least one.", "messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+        raise bad_request("There are no messages; send at least one.", "messages")
+    return [_read_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def _message(message: Any, where: str) -> Message:
-    """The message with its content as text and nothing that a renderer does not read."""
+def _read_message(message: object, where: str) -> Message:
+    """Read a message: its content as text, and the fields that a renderer reads."""
     if not isinstance(message, dict):
-        raise bad(f"{where} is {kind(message)}; a message is an object.", where)
+        raise bad_request(f"{where} is {json_type(message)}; a message is an object.", where)
     role = message.get("role")
     if role not in ROLES:
-        raise bad(f"{where}.role is {role!r}; it is one of {', '.join(ROLES)}.", f"{where}.role")
+        raise bad_request(
+            f"{where}.role is {role!r}; it is one of {', '.join(ROLES)}.", f"{where}.role"
+        )
     read: Message = {
         "role": "system" if role == "developer" else role,
-        "content": _content(message.get("content"), role, f"{where}.content"),
+        "content": _read_content(message.get("content"), role, f"{where}.content"),
     }
     for name in ("name", "tool_call_id", "reasoning_content"):
         if isinstance(message.get(name), str):
             read[name] = message[name]
-    calls = listed(message, "tool_calls", f"{where}.") if role == "assistant" else []
+    calls = read_list(message, "tool_calls", f"{where}.") if role == "assistant" else []
     if calls:
-        read["tool_calls"] = [_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(calls)]
+        read["tool_calls"] = [
+            _read_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(calls)
+        ]
     return read
 
 
-def _content(content: Any, role: str, where: str) -> str:
+def _read_content(content: object, role: str, where: str) -> str:
     if content is None and role == "assistant":
         return ""
-    return text_of(content, ("text", "refusal"), where)
+    return read_text(content, ("text", "refusal"), where)
 
 
-def _call(call: Any, where: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
+def _read_call(call: object, where: str) -> ToolCall:
+    sent = call if isinstance(call, dict) else {}
+    function = sent.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     arguments = function.get("arguments") if isinstance(function, dict) else None
     if not isinstance(name, str) or not isinstance(arguments, str | dict):
-        raise bad(f"{where} has no function with a name and arguments.", where)
-    written = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return {"id": call["id"], **written} if isinstance(call.get("id"), str) else written
+        raise bad_request(f"{where} has no function with a name and arguments.", where)
+    return create_tool_call(name, arguments, sent.get("id"))

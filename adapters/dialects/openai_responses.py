@@ -1,33 +1,40 @@
-"""OpenAI's responses: a body → a request, a completion → an answer or its stream."""
+"""OpenAI's responses: bodies read as requests, completions written as answers or streams."""
 
 from collections.abc import Iterator
 from itertools import count
-from typing import Any
+from typing import NotRequired, TypedDict, cast
 
-from adapters.calls import Completion, Message, Request
+from adapters.calls import Completion, JsonObject, Message, Request, Tool, ToolCall, ToolFunction
 from adapters.chat import Chat
 from adapters.dialects.fields import (
     Body,
-    at_least_one,
-    bad,
-    body_of,
-    kind,
-    listed,
-    object_of,
-    text_of,
-    typed,
+    bad_request,
+    check_body,
+    create_tool_call,
+    json_type,
+    read_count,
+    read_field,
+    read_list,
+    read_object,
+    read_text,
 )
-from adapters.dialects.openai_fields import check_sampling, choice, error, form, logprobs
-from adapters.dialects.sse import named
+from adapters.dialects.openai_fields import (
+    check_sampling,
+    read_choice,
+    read_format,
+    write_error,
+    write_logprobs,
+)
+from adapters.dialects.sse import write_named
 
-__all__ = ["answer", "error", "lines", "read"]
+__all__ = ["answer", "read", "stream", "write_error"]
 
 ROLES = ("system", "developer", "user", "assistant")
 PARTS = ("input_text", "output_text", "text", "refusal")
 LOGPROBS = "message.output_text.logprobs"
 KEPT_ELSEWHERE = ("previous_response_id", "conversation", "prompt")
-"""Fields that name something which OpenAI keeps, and nobody does here."""
-ECHOED: dict[str, Any] = {
+"""Fields that name what OpenAI stores between calls, and the door does not."""
+ECHOED: JsonObject = {
     "instructions": None,
     "metadata": {},
     "parallel_tool_calls": True,
@@ -40,100 +47,119 @@ ECHOED: dict[str, Any] = {
     "text": {"format": {"type": "text"}},
     "truncation": "disabled",
 }
-"""What an answer says of the request, with what it says where the client said nothing."""
+"""The fields of the request that an answer repeats, each with its value if it was not set."""
+
+
+class Part(TypedDict):
+    """A part of an item's content."""
+
+    type: str
+    text: str
+    annotations: NotRequired[list[object]]
+    logprobs: NotRequired[list[JsonObject]]
+
+
+class Item(TypedDict):
+    """An item of an answer: reasoning, text or a tool call."""
+
+    id: NotRequired[str]
+    type: str
+    status: NotRequired[str]
+    role: NotRequired[str]
+    summary: NotRequired[list[object]]
+    content: NotRequired[list[Part]]
+    call_id: NotRequired[str | None]
+    name: NotRequired[str]
+    arguments: NotRequired[str | JsonObject]
 
 
 def read(body: object) -> Request:
-    """The request in a parsed body. What cannot be honoured and would mislead is refused."""
-    sent = body_of(body)
+    """Read the request in a parsed body; a field that cannot be honoured is refused."""
+    sent, model = check_body(body)
     _check_fields(sent)
-    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(listed(sent, "tools"))]
+    tools = [_read_tool(tool, f"tools[{i}]") for i, tool in enumerate(read_list(sent, "tools"))]
     return Request(
-        model=sent["model"],
-        messages=[*_instructions(sent), *_messages(sent)],
+        model=model,
+        messages=[*_read_instructions(sent), *_read_messages(sent)],
         tools=tools,
-        max_tokens=at_least_one(sent, "max_output_tokens"),
+        max_tokens=read_count(sent, "max_output_tokens"),
         stop=[],
         fields={k: v for k, v in sent.items() if k not in ("input", "model")},
-        format=form(object_of(sent, "text").get("format"), "text.format"),
-        choice=choice(sent, tools),
+        format=read_format(read_object(sent, "text").get("format"), "text.format"),
+        choice=read_choice(sent, tools),
     )
 
 
-def answer(completion: Completion, chat: Chat) -> dict[str, Any]:
-    """The body of the answer, with the token ids where vLLM puts them in chat completions."""
-    return {
-        **_envelope(completion, "incomplete" if _cut(completion) else "completed"),
-        "output": _output(completion, chat),
-        "usage": _usage(completion),
-        "prompt_token_ids": list(completion.prompt_tokens),
-        "token_ids": list(completion.sampled_tokens),
-    }
+def answer(completion: Completion, chat: Chat) -> JsonObject:
+    """Write the body of the answer, with the token ids where vLLM has them in chat completions."""
+    return _write_answer(completion, _output(completion, chat))
 
 
-def lines(completion: Completion, chat: Chat) -> Iterator[str]:
-    """The same answer as it is streamed, its pieces numbered."""
+def stream(completion: Completion, chat: Chat) -> Iterator[str]:
+    """Yield the lines of the answer's stream, whose pieces are numbered."""
     for number, piece in zip(count(), _pieces(completion, chat), strict=False):
-        yield named({**piece, "sequence_number": number})
+        yield write_named({**piece, "sequence_number": number})
 
 
 def _check_fields(body: Body) -> None:
     check_sampling(body)
-    listed(body, "include")
+    read_list(body, "include")
     for name in ("store", "background"):
-        typed(body, name, bool, "a boolean")
+        read_field(body, name, bool, "a boolean")
     for name in KEPT_ELSEWHERE:
         if body.get(name) is not None:
             text = f"{name} is set; nothing is kept here between calls, so send all items as input."
-            raise bad(text, name)
+            raise bad_request(text, name)
     if body.get("background"):
         text = "background is true; a call here is answered while its client waits."
-        raise bad(text, "background")
+        raise bad_request(text, "background")
 
 
-def _instructions(body: Body) -> list[Message]:
-    text = typed(body, "instructions", str, "a string")
+def _read_instructions(body: Body) -> list[Message]:
+    text = read_field(body, "instructions", str, "a string")
     return [{"role": "system", "content": text}] if text else []
 
 
-def _messages(body: Body) -> list[Message]:
+def _read_messages(body: Body) -> list[Message]:
     sent = body.get("input")
     if isinstance(sent, str):
         return [{"role": "user", "content": sent}]
-    items = listed(body, "input")
+    items = read_list(body, "input")
     if not items:
-        raise bad("There is no input; send a text or an array of items.", "input")
+        raise bad_request("There is no input; send a text or an array of items.", "input")
     messages: list[Message] = []
     for index, item in enumerate(items):
         _add(messages, item, f"input[{index}]")
     return messages
 
 
-def _add(messages: list[Message], item: Any, where: str) -> None:
-    """The item as, or in, the last message: an assistant's turn is one message in a prompt."""
+def _add(messages: list[Message], item: object, where: str) -> None:
+    """Add an item as a message or to the last one: an assistant's turn is one message."""
     if not isinstance(item, dict):
-        raise bad(f"{where} is {kind(item)}; an item is an object.", where)
+        raise bad_request(f"{where} is {json_type(item)}; an item is an object.", where)
     match item.get("type", "message"):
         case "message":
             _add_message(messages, item, where)
         case "reasoning":
-            _turn(messages, begins=True)["reasoning_content"] = _reasoning(item, where)
+            _turn(messages, begins=True)["reasoning_content"] = _read_reasoning(item, where)
         case "function_call":
-            _turn(messages).setdefault("tool_calls", []).append(_call(item, where))
+            _turn(messages).setdefault("tool_calls", []).append(_read_call(item, where))
         case "function_call_output":
-            content = text_of(item.get("output"), PARTS, f"{where}.output")
-            name = typed(item, "call_id", str, "a string", f"{where}.") or ""
+            content = read_text(item.get("output"), PARTS, f"{where}.output")
+            name = read_field(item, "call_id", str, "a string", f"{where}.") or ""
             messages.append({"role": "tool", "content": content, "tool_call_id": name})
         case other:
-            text = f"{where} is of the type {other!r}; messages, reasoning, function calls and "
-            raise bad(f"{text}their outputs are read here.", where)
+            text = f"{where} is of type {other!r}; messages, reasoning, function calls and "
+            raise bad_request(f"{text}their outputs are read here.", where)
 
 
 def _add_message(messages: list[Message], item: Body, where: str) -> None:
     role = item.get("role")
-    if role not in ROLES:
-        raise bad(f"{where}.role is {role!r}; it is one of {', '.join(ROLES)}.", f"{where}.role")
-    content = text_of(item.get("content"), PARTS, f"{where}.content")
+    if not isinstance(role, str) or role not in ROLES:
+        raise bad_request(
+            f"{where}.role is {role!r}; it is one of {', '.join(ROLES)}.", f"{where}.role"
+        )
+    content = read_text(item.get("content"), PARTS, f"{where}.content")
     if role == "assistant":
         turn = _turn(messages)
         if turn["content"] or turn.get("tool_calls"):
@@ -144,43 +170,43 @@ def _add_message(messages: list[Message], item: Body, where: str) -> None:
 
 
 def _turn(messages: list[Message], *, begins: bool = False) -> Message:
-    """The assistant's message that is being put together, or a new one."""
+    """Return the assistant's message that is being put together, or a new one."""
     if begins or not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]
 
 
-def _reasoning(item: Body, where: str) -> str:
-    return text_of(listed(item, "content", f"{where}."), ("reasoning_text",), f"{where}.content")
+def _read_reasoning(item: Body, where: str) -> str:
+    return read_text(
+        read_list(item, "content", f"{where}."), ("reasoning_text",), f"{where}.content"
+    )
 
 
-def _call(item: Body, where: str) -> dict[str, Any]:
+def _read_call(item: Body, where: str) -> ToolCall:
     name, arguments = item.get("name"), item.get("arguments")
     if not isinstance(name, str) or not isinstance(arguments, str):
-        raise bad(f"{where} has no name and arguments.", where)
-    written = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    call = item.get("call_id")
-    return {"id": call, **written} if isinstance(call, str) else written
+        raise bad_request(f"{where} has no name and arguments.", where)
+    return create_tool_call(name, arguments, item.get("call_id"))
 
 
-def _tool(tool: Any, where: str) -> dict[str, Any]:
-    """A tool as chat completions has it, which is how the models were taught."""
+def _read_tool(tool: object, where: str) -> Tool:
+    """Read a tool into the form of chat completions, in which models are trained."""
     if not isinstance(tool, dict) or tool.get("type") != "function":
-        named = tool.get("type") if isinstance(tool, dict) else kind(tool)
-        text = f"{where} is of the type {named!r}; only functions, which the client runs, are known"
-        raise bad(f"{text} here.", where)
+        named = tool.get("type") if isinstance(tool, dict) else json_type(tool)
+        text = f"{where} is of type {named!r}; only functions, which the client runs, are known"
+        raise bad_request(f"{text} here.", where)
     if not isinstance(tool.get("name"), str):
-        raise bad(f"{where} has no name.", where)
+        raise bad_request(f"{where} has no name.", where)
     kept = ("name", "description", "parameters", "strict")
     function = {name: tool[name] for name in kept if tool.get(name) is not None}
-    return {"type": "function", "function": function}
+    return {"type": "function", "function": cast(ToolFunction, function)}
 
 
-def _cut(completion: Completion) -> bool:
-    return completion.finish_reason == "length"
+def _status(completion: Completion) -> str:
+    return "incomplete" if completion.finish_reason == "length" else "completed"
 
 
-def _envelope(completion: Completion, status: str) -> dict[str, Any]:
+def _envelope(completion: Completion, status: str) -> JsonObject:
     fields = completion.request.fields
     said = {name: fields[name] for name in ECHOED if fields.get(name) is not None}
     incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
@@ -199,36 +225,47 @@ def _envelope(completion: Completion, status: str) -> dict[str, Any]:
     }
 
 
-def _output(completion: Completion, chat: Chat) -> list[dict[str, Any]]:
-    """The items of the answer: what was thought, said and called."""
-    message, status = completion.message, "incomplete" if _cut(completion) else "completed"
-    said: list[tuple[str, dict[str, Any]]] = []
-    if message.get("reasoning_content"):
-        content = [{"type": "reasoning_text", "text": message["reasoning_content"]}]
-        said.append(("reasoning", {"summary": [], "content": content}))
+def _write_answer(completion: Completion, output: list[Item]) -> JsonObject:
+    return {
+        **_envelope(completion, _status(completion)),
+        "output": output,
+        "usage": _usage(completion),
+        "prompt_token_ids": list(completion.prompt_tokens),
+        "token_ids": list(completion.sampled_tokens),
+    }
+
+
+def _output(completion: Completion, chat: Chat) -> list[Item]:
+    """Write the items of the answer: reasoning, text and tool calls."""
+    message, items = completion.message, list[Item]()
+    if reasoning := message.get("reasoning_content"):
+        content: list[Part] = [{"type": "reasoning_text", "text": reasoning}]
+        items.append({"type": "reasoning", "summary": [], "content": content})
     if message["content"]:
-        said.append(("message", {"role": "assistant", "content": [_text(completion, chat)]}))
+        text = _text(completion, chat)
+        items.append({"type": "message", "role": "assistant", "content": [text]})
     for call in message.get("tool_calls", ()):
-        said.append(("function_call", {"call_id": call["id"], **call["function"]}))
+        items.append({"type": "function_call", "call_id": call.get("id"), **call["function"]})
+    name, status = completion.place.name, _status(completion)
     return [
-        {"id": completion.place.name(f"item {i}"), "type": kinds, "status": status, **item}
-        for i, (kinds, item) in enumerate(said)
+        {"id": name(f"item {i}"), "type": item["type"], "status": status, **item}
+        for i, item in enumerate(items)
     ]
 
 
-def _text(completion: Completion, chat: Chat) -> dict[str, Any]:
-    """The text of the answer; its log-probabilities, if asked for, are of all that was sampled."""
-    asked = LOGPROBS in listed(completion.request.fields, "include")
+def _text(completion: Completion, chat: Chat) -> Part:
+    """Write the text; log-probabilities, if asked for, are those of all sampled tokens."""
+    asked = LOGPROBS in read_list(completion.request.fields, "include")
     return {
         "type": "output_text",
         "text": completion.message["content"],
         "annotations": [],
-        "logprobs": logprobs(completion, chat) if asked else [],
+        "logprobs": write_logprobs(completion, chat) if asked else [],
     }
 
 
-def _usage(completion: Completion) -> dict[str, Any]:
-    prompt, sampled = completion.counted
+def _usage(completion: Completion) -> JsonObject:
+    prompt, sampled = completion.token_counts
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": 0},
@@ -238,33 +275,37 @@ def _usage(completion: Completion) -> dict[str, Any]:
     }
 
 
-def _pieces(completion: Completion, chat: Chat) -> Iterator[dict[str, Any]]:
-    """The whole of each item is one piece, since an answer leaves when it is recorded."""
+def _pieces(completion: Completion, chat: Chat) -> Iterator[JsonObject]:
+    """Yield the pieces of a stream.
+
+    Each item is one piece, since an answer leaves only when all of it is recorded.
+    """
     begun = {**_envelope(completion, "in_progress"), "output": [], "usage": None}
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}
-    whole = answer(completion, chat)
-    for index, item in enumerate(whole["output"]):
-        at = {"output_index": index, "item_id": item["id"]}
+    output = _output(completion, chat)
+    for index, item in enumerate(output):
+        at = {"output_index": index, "item_id": item.get("id")}
         yield {"type": "response.output_item.added", "output_index": index, "item": _begun(item)}
         yield from _call_pieces(item, at) if "arguments" in item else _part_pieces(item, at)
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
-    yield {"type": f"response.{whole['status']}", "response": whole}
+    whole = _write_answer(completion, output)
+    yield {"type": f"response.{_status(completion)}", "response": whole}
 
 
-def _begun(item: dict[str, Any]) -> dict[str, Any]:
+def _begun(item: Item) -> JsonObject:
     empty = {"arguments": ""} if "arguments" in item else {"content": []}
     return {**item, **empty, "status": "in_progress"}
 
 
-def _call_pieces(item: dict[str, Any], at: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    kinds, arguments = "response.function_call_arguments", item["arguments"]
+def _call_pieces(item: Item, at: JsonObject) -> Iterator[JsonObject]:
+    kinds, arguments = "response.function_call_arguments", item.get("arguments")
     yield {"type": f"{kinds}.delta", **at, "delta": arguments}
-    yield {"type": f"{kinds}.done", **at, "name": item["name"], "arguments": arguments}
+    yield {"type": f"{kinds}.done", **at, "name": item.get("name"), "arguments": arguments}
 
 
-def _part_pieces(item: dict[str, Any], at: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    (part,) = item["content"]
+def _part_pieces(item: Item, at: JsonObject) -> Iterator[JsonObject]:
+    (part,) = item.get("content", [])
     kinds, at = f"response.{part['type']}", {**at, "content_index": 0}
     logprobs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
     empty = {**part, "text": "", **({"logprobs": []} if logprobs else {})}

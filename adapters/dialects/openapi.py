@@ -1,39 +1,40 @@
-"""What the door answers, as an OpenAPI document: what its readers accept, no more and no less."""
+"""The OpenAPI document of the door: exactly the requests and answers that it reads and writes."""
 
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from adapters.calls import JsonObject
+
 PATH = "/openapi.json"
 PARTS = ("openapi", "openai_chat", "openai_responses", "anthropic_messages")
-"""The frame, and what each dialect adds: each a file beside the module of its name."""
+"""The YAML files: the frame, and one of each dialect beside the module of the same name."""
 
 
-def document(address: str) -> dict[str, Any]:
-    """The document of the base URL `address`, which may be without its host."""
-    return {**_whole(), "servers": [{"url": address}]}
+def document(address: str) -> JsonObject:
+    """Return the document for the base URL `address`, which may lack its host."""
+    return {**_read_parts(), "servers": [{"url": address}]}
 
 
 @cache
-def _whole() -> dict[str, Any]:
-    whole: dict[str, Any] = {}
+def _read_parts() -> JsonObject:
+    whole: JsonObject = {}
     for part in PARTS:
         text = Path(__file__).with_name(f"{part}.yaml").read_text(encoding="utf-8")
-        whole = _joined(whole, yaml.safe_load(text))
+        whole = _join(whole, yaml.safe_load(text))
     return whole
 
 
-def _joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, objects joined; ValueError where both say something of the same place."""
+def _join(one: JsonObject, other: JsonObject) -> JsonObject:
+    """Join two documents and the objects in them; ValueError if both have a value at one place."""
     joined = dict(one)
     for name, value in other.items():
+        before = joined.get(name)
         if name not in joined:
             joined[name] = value
-        elif isinstance(value, dict) and isinstance(joined[name], dict):
-            joined[name] = _joined(joined[name], value)
+        elif isinstance(value, dict) and isinstance(before, dict):
+            joined[name] = _join(before, value)
         else:
-            raise ValueError(f"two files of the door's document say {name!r}; name one otherwise")
+            raise ValueError(f"two files of the door's document define {name!r}; rename one")
     return joined

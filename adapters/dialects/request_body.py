@@ -1,19 +1,19 @@
-"""A request's body: read to its end, and strictly as JSON."""
+"""A request's body, read to its end and parsed as strict JSON."""
 
 import json
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from adapters.dialects.fields import bad
+from adapters.dialects.fields import bad_request
 
 LARGEST_BODY = 16 * 1024 * 1024
 DEEPEST = 200
-"""Levels of nesting; what reads a body goes down them on the stack."""
+"""The most levels of nesting; readers of a body are recursive."""
 
 
 async def read_body(request: Request) -> bytes:
-    """The body, read to its end even if refused: a client that still writes reads no answer."""
+    """Read all of the body even if it is refused: a client that still writes reads no answer."""
     parts, size = [], 0
     try:
         async for part in request.stream():
@@ -21,21 +21,21 @@ async def read_body(request: Request) -> bytes:
             if size <= LARGEST_BODY:
                 parts.append(part)
     except ClientDisconnect as error:
-        raise bad("The client left before its request was whole.") from error
+        raise bad_request("The client disconnected before its request was complete.") from error
     if size > LARGEST_BODY:
         text = f"The body has {size} bytes; the most that is read is {LARGEST_BODY}."
-        raise bad(text, code="body_too_large")
+        raise bad_request(text, code="body_too_large")
     return b"".join(parts)
 
 
 def parse_json(body: bytes) -> object:
-    """The JSON value of a body. Python would also read NaN, 1e999 and half of a surrogate pair."""
+    """Parse strict JSON: no NaN, 1e999 or half a surrogate pair, all of which Python accepts."""
     try:
         value = json.loads(body, parse_constant=_no_constant)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
         _check_depth(value)
     except (ValueError, RecursionError) as error:
-        raise bad(f"The body is not JSON ({error}).", code="invalid_json") from error
+        raise bad_request(f"The body is not JSON ({error}).", code="invalid_json") from error
     return value
 
 

@@ -1,17 +1,17 @@
-"""Server-sent lines, the form in which an answer is streamed."""
+"""Server-sent lines, the form of a streamed answer."""
 
 import json
-from typing import Any
+from collections.abc import Mapping
 
 DONE = "data: [DONE]\n\n"
-"""What ends a stream of chat completions."""
+"""The end of a stream of chat completions."""
 
 
-def data(value: Any) -> str:
-    """One piece of a stream, in ASCII: several clients end a line at U+2028, as Python does."""
+def write_data(value: Mapping[str, object]) -> str:
+    """Write one piece of a stream, in ASCII: some clients end a line at U+2028, as Python does."""
     return f"data: {json.dumps(value)}\n\n"
 
 
-def named(value: dict[str, Any]) -> str:
-    """One piece that clients tell from others by its type."""
-    return f"event: {value['type']}\n{data(value)}"
+def write_named(value: Mapping[str, object]) -> str:
+    """Write one piece of a stream under the name that is its type."""
+    return f"event: {value['type']}\n{write_data(value)}"

@@ -1,53 +1,54 @@
-"""The form an answer is asked to have: what the policy is told of it, and whether it kept to it.
+"""The format a client asks for: the model's instructions, and whether the answer follows them.
 
-The policy's answer is never altered: an answer of another form is given and recorded as it is.
+An answer is never altered: one of another format is returned and recorded as it is.
 """
 
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from jsonschema import Draft202012Validator, SchemaError
 from jsonschema.exceptions import best_match
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from adapters.calls import Choice, Format, Message, Request
-from adapters.dialects.fields import bad
+from adapters.calls import Choice, Format, JsonObject, Message, Request
+from adapters.dialects.fields import bad_request
 
 LONGEST_ERROR = 300
-NOWHERE: Registry[Any] = Registry()
-"""Without it a schema's references to addresses would be fetched from there."""
+NOWHERE: Registry[bool | Mapping[str, object]] = Registry()
+"""An empty registry, so that a schema's references to URLs are not fetched."""
 
 UNUSABLE = (Unresolvable, RecursionError, re.error, ValueError, ArithmeticError)
-"""What a schema raises that is well-formed and cannot be applied."""
+"""The errors of a schema that is well-formed and cannot be applied."""
 
 
-def format_of(schema: Mapping[str, Any] | None, where: str) -> Format:
-    """The form of a schema; one that is no JSON Schema is refused."""
+def create_format(schema: Mapping[str, object] | None, where: str) -> Format:
+    """Return the format of a schema; Refused if it is not a JSON Schema."""
     if schema is not None:
         try:
             Draft202012Validator.check_schema(schema)
         except (SchemaError, *UNUSABLE) as error:
             said = error.message if isinstance(error, SchemaError) else str(error)
-            raise bad(f"{where} is not a JSON Schema: {said[:LONGEST_ERROR]}.", where) from error
+            raise bad_request(
+                f"{where} is not a JSON Schema: {said[:LONGEST_ERROR]}.", where
+            ) from error
     return Format(schema)
 
 
 def format_instructions(request: Request) -> list[Message]:
-    """What the model is shown after the messages: nothing, or one instruction.
+    """Return the instruction that the model is shown after the messages, if there is one.
 
-    It stands at the end since it is about one answer only: a conversation goes on from the tokens
-    it had, whatever form its next answer is asked to have.
+    It comes last since it concerns one answer only: a conversation continues from its own tokens
+    whatever format its next answer has.
     """
-    said = " ".join([*_told_of_tools(request), *_told_of_format(request)])
+    said = " ".join([*_tool_instructions(request), *_format_instruction(request)])
     return [{"role": "system", "content": said}] if said else []
 
 
-def outcomes(request: Request, message: Message) -> dict[str, Any]:
-    """Whether the answer kept to the form it was asked for, as a span's attributes."""
-    found: dict[str, Any] = {}
+def outcomes(request: Request, message: Message) -> dict[str, JsonObject]:
+    """Return a span's attributes that say whether the answer follows the requested format."""
+    found: dict[str, JsonObject] = {}
     if request.tools and request.choice != Choice():
         found["tool_choice"] = _choice_outcome(request.choice, message)
     if request.format is not None:
@@ -55,7 +56,7 @@ def outcomes(request: Request, message: Message) -> dict[str, Any]:
     return found
 
 
-def _told_of_tools(request: Request) -> list[str]:
+def _tool_instructions(request: Request) -> list[str]:
     choice = request.choice
     if not request.tools:
         return []
@@ -69,18 +70,18 @@ def _told_of_tools(request: Request) -> list[str]:
     return said
 
 
-def _told_of_format(request: Request) -> list[str]:
+def _format_instruction(request: Request) -> list[str]:
     if request.format is None:
         return []
     schema = request.format.schema
-    start = "Unless you call a function, answer" if request.may_call else "Answer"
+    start = "Unless you call a function, answer" if request.may_call_tools else "Answer"
     if schema is None:
         return [f"{start} with nothing but a JSON object."]
     written = json.dumps(schema, ensure_ascii=False)
     return [f"{start} with nothing but JSON that fits this schema: {written}"]
 
 
-def _choice_outcome(choice: Choice, message: Message) -> dict[str, Any]:
+def _choice_outcome(choice: Choice, message: Message) -> JsonObject:
     called = [call["function"]["name"] for call in message.get("tool_calls", ())]
     kept = (
         bool(called) >= (choice.mode == "required")
@@ -92,16 +93,16 @@ def _choice_outcome(choice: Choice, message: Message) -> dict[str, Any]:
     return {**asked, "kept": kept}
 
 
-def _format_outcome(form: Format, message: Message) -> dict[str, Any]:
-    """`valid` is null where the answer is tool calls: those have a form of their own."""
+def _format_outcome(form: Format, message: Message) -> JsonObject:
+    """`valid` is null if the answer has tool calls, whose format is another one."""
     kind = "json_object" if form.schema is None else "json_schema"
     if message.get("tool_calls"):
         return {"kind": kind, "valid": None, "error": None}
-    error = _error(form, message["content"])
+    error = _find_error(form, message["content"])
     return {"kind": kind, "valid": error is None, "error": error and error[:LONGEST_ERROR]}
 
 
-def _error(form: Format, text: str) -> str | None:
+def _find_error(form: Format, text: str) -> str | None:
     try:
         value = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

@@ -1,31 +1,32 @@
-"""The ways in which clients ask: each is a module that reads a body and writes the answer."""
+"""The dialects of clients: each is a module that reads a body and writes the answer."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
-from adapters.calls import Completion, Refused, Request
+from adapters.calls import Completion, JsonObject, Refused, Request
 from adapters.chat import Chat
 from adapters.dialects import anthropic_messages, openai_chat, openai_responses
 
 
 class Dialect(Protocol):
-    """`read` raises Refused, `error` says it in the client's words.
+    """A dialect's functions.
 
-    `answer` gives the body, and `lines` the same answer as a stream, of one completion, or of as
-    many as the request has `answers`.
+    `read` raises Refused for a body that it cannot honour. `answer` writes the body of an answer
+    from its completions, as many as the request's `answers`, and `stream` writes the same answer as
+    the lines of a stream. `write_error` writes the body of a refusal.
     """
 
     @property
     def read(self) -> Callable[[object], Request]: ...
     @property
-    def answer(self) -> Callable[..., dict[str, Any]]: ...
+    def answer(self) -> Callable[..., JsonObject]: ...
     @property
-    def lines(self) -> Callable[..., Iterator[str]]: ...
+    def stream(self) -> Callable[..., Iterator[str]]: ...
     @property
-    def error(self) -> Callable[[Refused], dict[str, Any]]: ...
+    def write_error(self) -> Callable[[Refused], JsonObject]: ...
 
 
 DIALECTS: dict[str, Dialect] = {
@@ -36,7 +37,7 @@ DIALECTS: dict[str, Dialect] = {
 
 
 def dialect_of(request: HttpRequest) -> Dialect:
-    """The dialect of a path; of a path of none, what its client's headers say, or else OpenAI's."""
+    """Return the dialect of a request's path; of an unknown path, the one its headers imply."""
     asked = request.url.path.removesuffix("/count_tokens")
     for path, dialect in DIALECTS.items():
         if asked.endswith(path):
@@ -45,23 +46,23 @@ def dialect_of(request: HttpRequest) -> Dialect:
 
 
 def write_response(dialect: Dialect, completions: list[Completion], chat: Chat) -> Response:
-    """The answer, streamed if the client asked for that; what is recorded is there as a whole."""
+    """Write the answer, as a stream if the client asked for one; all of it is recorded by now."""
     first, *others = completions
     headers = {"x-request-id": first.response_id, "request-id": first.response_id}
     if first.request.fields.get("stream"):
-        lines = "".join(dialect.lines(first, chat, *others))
+        lines = "".join(dialect.stream(first, chat, *others))
         return Response(lines, headers=headers, media_type="text/event-stream")
     return JSONResponse(dialect.answer(first, chat, *others), headers=headers)
 
 
 async def write_refusal(request: HttpRequest, error: Exception) -> Response:
-    """The refusal. The clients ask again after any 5xx unless they are told not to."""
+    """Write a Refused. Clients retry after any 5xx unless a header tells them not to."""
     assert isinstance(error, Refused)
-    again = {} if error.again else {"x-should-retry": "false"}
-    return JSONResponse(dialect_of(request).error(error), error.status, headers=again)
+    headers = {} if error.retryable else {"x-should-retry": "false"}
+    return JSONResponse(dialect_of(request).write_error(error), error.status, headers=headers)
 
 
 async def write_failure(request: HttpRequest, error: Exception) -> Response:
-    """The refusal of a request on which the endpoint itself failed."""
+    """Write the refusal of a request on which the endpoint itself failed."""
     text = f"The endpoint failed ({type(error).__name__}); its log says more."
     return await write_refusal(request, Refused(500, text, code="internal_error"))

@@ -1,4 +1,4 @@
-"""Who answers a role: a policy, a scripted function, or a model that LiteLLM reaches."""
+"""Backends of roles: a policy, a function of the user's, or a model that LiteLLM reaches."""
 
 import hashlib
 import json
@@ -7,18 +7,27 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
 
 from adapters import litellm
-from adapters.calls import Begun, Completion, Example, Message, Place, Request, Usage
-from adapters.dialects.openai_fields import spelt
+from adapters.calls import (
+    Begun,
+    Completion,
+    Example,
+    JsonObject,
+    Message,
+    Place,
+    Request,
+    ToolCall,
+    Usage,
+)
+from adapters.dialects.openai_fields import to_chat_fields
 from adapters.door.recorded import Answer, Memory
 from adapters.door.roles import FUNCTION, policy_of
-from adapters.door.scripted import Reply, scripted
-from adapters.litellm import Helped
+from adapters.door.scripted import Respond, load_function
+from adapters.litellm import Reply
 
 Backend = Callable[[Example], Answer]
-"""What answers the calls of a role in a rollout of this example."""
+"""Creates what answers the calls of a role in a rollout of this example."""
 
 
 def create_backends(roles: Mapping[str, str], run_seed: int) -> dict[str, Backend | str]:
@@ -28,29 +37,29 @@ def create_backends(roles: Mapping[str, str], run_seed: int) -> dict[str, Backen
     where LiteLLM is not installed.
     """
     return {
-        role: policy_of(who) or _backend(who, _reply(role, who), run_seed)
+        role: policy_of(who) or _create_backend(who, _load_respond(role, who), run_seed)
         for role, who in roles.items()
     }
 
 
-def _reply(role: str, who: str) -> Reply:
+def _load_respond(role: str, who: str) -> Respond:
     if who.startswith(FUNCTION):
-        return scripted(role, who.removeprefix(FUNCTION))
+        return load_function(role, who.removeprefix(FUNCTION))
     if find_spec("litellm") is None:
-        litellm.loaded()  # raises LiteLLMMissing
+        litellm.import_litellm()  # raises LiteLLMMissing
     return partial(_by_model, who)
 
 
-def _backend(who: str, reply: Reply, run_seed: int) -> Backend:
-    return lambda example: ReplyBackend(who, reply, example, run_seed).answer
+def _create_backend(who: str, respond: Respond, run_seed: int) -> Backend:
+    return lambda example: ReplyBackend(who, respond, example, run_seed).answer
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyBackend:
-    """What answers a role's calls in a rollout of `example` where no policy does."""
+    """The backend of a role that no policy answers, in a rollout of `example`."""
 
     who: str
-    reply: Reply
+    respond: Respond
     example: Example
     run_seed: int
 
@@ -66,7 +75,7 @@ class ReplyBackend:
             return again
         seed = place.seed(self.run_seed)
         memory.begin(Begun(place, sha, self.who, seed, started))
-        helped = await self.reply(request, self.example)
+        reply = await self.respond(request, self.example)
         return Completion(
             place=place,
             response_id=f"chatcmpl-{place.name('answer')}",
@@ -79,42 +88,42 @@ class ReplyBackend:
             prefix_how="",
             sampled_tokens=[],
             logprobs=[],
-            finish_reason=helped.finish_reason,
-            message=_with_ids(helped.message, place),
+            finish_reason=reply.finish_reason,
+            message=_with_ids(reply.message, place),
             policy_version=self.who,
             renderer="",
             tokenizer_sha="",
             started=started,
             ended=datetime.now(UTC),
             request_sha=sha,
-            usage=Usage(helped.prompt_tokens, helped.completion_tokens, helped.cost),
+            usage=Usage(reply.prompt_tokens, reply.completion_tokens, reply.cost),
         )
 
 
-async def _by_model(model: str, request: Request, _: Example) -> Helped:
+async def _by_model(model: str, request: Request, _: Example) -> Reply:
     return await litellm.complete(model, request.messages, request.tools, _fields(request))
 
 
 def _with_ids(message: Message, place: Place) -> Message:
-    """The message; tool calls that have no id get one that is the same whenever it is asked."""
+    """Give each tool call without an id one that is the same whenever this call is made again."""
     calls = message.get("tool_calls")
     if not calls:
         return message
     name = place.name("tool call")
-    named = [
+    named: list[ToolCall] = [
         {"id": f"call_{name}{index}", "type": "function", **call}
         for index, call in enumerate(calls)
     ]
     return {**message, "tool_calls": named}
 
 
-def _fields(request: Request) -> dict[str, Any]:
-    """The client's own fields, with what every dialect spells otherwise in OpenAI's words."""
-    return {**request.fields, **spelt(request)}
+def _fields(request: Request) -> JsonObject:
+    """Return the client's fields, with those that dialects name differently in OpenAI's names."""
+    return {**request.fields, **to_chat_fields(request)}
 
 
 def _request_sha(request: Request) -> str:
-    """SHA-256 of all that a client can say: which of it an answerer heeds is its own business."""
+    """Hash the whole request by SHA-256, since any of it may change the answer."""
     asked = [request.messages, request.tools, request.max_tokens, request.stop, request.fields]
     canonical = json.dumps(asked, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""request → completion: renders, samples, and reads what was sampled."""
+"""The policy's answer to a request: rendered, sampled and parsed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,15 +14,15 @@ from adapters.door.prefixes import Prompt
 from adapters.door.recorded import Memory, request_sha
 from adapters.errors import EngineDied
 
-NOT_NOTHING = " ?"
-"""What a client gets for an empty answer: several crash on none, and ask again without end."""
+EMPTY_ANSWER = " ?"
+"""The text sent for an empty answer: several clients crash on one, or ask again without end."""
 
 USER_ERRORS = (tinker.BadRequestError, tinker.UnprocessableEntityError)
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """What was kept of a sequence; `words` is its text if a stop string of the client cut it."""
+class CutSequence:
+    """A sampled sequence up to its stop; `words` is its text if the client's stop string cut it."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -32,7 +32,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class PolicyBackend:
-    """A policy, and how it is sampled, as the backend of a call."""
+    """A policy as the backend of a call, and how it is sampled."""
 
     chat: Chat
     policy: Policy
@@ -40,7 +40,7 @@ class PolicyBackend:
     run_seed: int
 
     async def answer(self, request: Request, place: Place, memory: Memory) -> Completion:
-        """Return the policy's completion; its caller records it and tells the prefixes of it."""
+        """Return the policy's completion; the caller records it and adds it to the prefixes."""
         started, sha = datetime.now(UTC), request_sha(request, self.sampling)
         again = memory.recorded.answer(place, request, sha, self.policy.version)
         if again is not None:
@@ -52,7 +52,7 @@ class PolicyBackend:
         memory.begin(Begun(place, sha, self.policy.version, seed, started))
         sequence = await _sample(self.policy, prompt, params)
         sampled = _cut_at_stop(sequence, request.stop, self.chat)
-        message = _message(sampled, request, place, self.chat)
+        message = _parse_message(sampled, request, place, self.chat)
         return Completion(
             place=place,
             response_id=f"chatcmpl-{place.name('answer')}",
@@ -102,9 +102,9 @@ def _most_tokens(request: Request, sampling: Sampling, chat: Chat, prompt: int) 
 
 
 def _stops(request: Request, chat: Chat) -> list[int] | list[str]:
-    """The SDK takes token ids or strings, not both: beside a client's strings, ours are spelt out.
+    """Return the stops. The SDK takes ids or strings: beside a client's strings, ours are text too.
 
-    A sampler that does not see special tokens in text runs on past them; `_cut_at_stop` then cuts.
+    A sampler that does not see special tokens in text samples past them; `_cut_at_stop` then cuts.
     """
     if not request.stop:
         return chat.stop_tokens
@@ -130,11 +130,10 @@ def _refusal(error: Exception, by_user: bool) -> Refused:
     return Refused(503, text, code="sampler_unavailable")
 
 
-def _cut_at_stop(sequence: tinker.SampledSequence, stops: Sequence[str], chat: Chat) -> Sampled:
-    """The sequence up to its first stop, whichever the sampler heeded.
+def _cut_at_stop(sequence: tinker.SampledSequence, stops: Sequence[str], chat: Chat) -> CutSequence:
+    """Cut a sequence at its first stop, whether or not the sampler stopped there.
 
-    A prefix of a sampled sequence was sampled too, so cutting keeps tokens and log-probabilities
-    exact. `words` is its text before the client's stop string, if one was reached.
+    A prefix of a sampled sequence was sampled too, so its tokens and log-probabilities stay exact.
     """
     tokens, logprobs = sequence.tokens, sequence.logprobs
     if logprobs is None or len(logprobs) != len(tokens):
@@ -147,11 +146,11 @@ def _cut_at_stop(sequence: tinker.SampledSequence, stops: Sequence[str], chat: C
         tokens = tokens[: _first_with(stops, tokens, chat)]
         text = chat.said_text(tokens)
         words = text[: min(text.find(stop) for stop in stops if stop in text)]
-    return Sampled(tokens, logprobs[: len(tokens)], stopped or words is not None, words)
+    return CutSequence(tokens, logprobs[: len(tokens)], stopped or words is not None, words)
 
 
 def _first_with(stops: Sequence[str], tokens: Sequence[int], chat: Chat) -> int:
-    """How many tokens it takes for a stop string to appear: by bisection, since it then stays."""
+    """Find by bisection the number of tokens at which a stop string first appears."""
     low, high = 1, len(tokens)
     while low < high:
         middle = (low + high) // 2
@@ -163,20 +162,19 @@ def _first_with(stops: Sequence[str], tokens: Sequence[int], chat: Chat) -> int:
     return low
 
 
-def _message(sampled: Sampled, request: Request, place: Place, chat: Chat) -> Message:
-    """The message the client gets: never empty, its tool calls with ids of ours."""
+def _parse_message(sampled: CutSequence, request: Request, place: Place, chat: Chat) -> Message:
+    """Parse the message that the client gets, never empty, with our ids for its tool calls."""
     tokens = sampled.tokens if sampled.words is None else chat.encode(sampled.words)
-    message = chat.parse(tokens, with_tools=request.may_call)
-    calls = message.get("tool_calls", ())
-    if calls:
+    message = chat.parse(tokens, with_tools=request.may_call_tools)
+    if calls := message.get("tool_calls"):
         name = place.name("tool call")
         message["tool_calls"] = [{"id": f"call_{name}{i}", **call} for i, call in enumerate(calls)]
     elif not message["content"].strip():
-        message["content"] = NOT_NOTHING
+        message["content"] = EMPTY_ANSWER
     return message
 
 
-def _finish_reason(sampled: Sampled, message: Message) -> str:
+def _finish_reason(sampled: CutSequence, message: Message) -> str:
     if not sampled.stopped:
         return "length"
     return "tool_calls" if message.get("tool_calls") else "stop"

@@ -1,7 +1,7 @@
-"""The tokens of earlier answers, found again in the messages of the next call.
+"""Prompts that keep the tokens of earlier answers, found by the messages of the next call.
 
 Encoding the text of an answer anew rarely gives the tokens that were sampled, so a prompt is built
-from the tokens of the longest history that this role is known to have.
+from the tokens of the longest known history of the role.
 """
 
 import hashlib
@@ -9,10 +9,9 @@ import json
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from adapters.calls import Message
-from adapters.chat import Chat, Tools
+from adapters.calls import JsonObject, Message, Tool
+from adapters.chat import Chat
 
 MESSAGES = "messages"
 TEXT = "text"
@@ -27,11 +26,11 @@ UNBRIDGED = "unbridged"
 class Prompt:
     """The tokens to sample from.
 
-    `how` a prefix was kept: `messages` (the history goes on after a known answer) or `text` (its
-    text does: the client wrote on into the answer, or edited a later one). Why none was: `new` (no
-    answer in the history), `unknown` (an answer in it is not as it was given here), `tools` (other
-    tools were offered), `ended` (the client wrote on into an answer that the model had ended),
-    `unbridged` (the renderer cannot go on).
+    If they begin with those of an earlier call, `how` is `messages` (the history continues after a
+    known answer) or `text` (its text does: the client added to the answer, or edited a later one).
+    Otherwise `how` is the reason: `new` (no answer in the history), `unknown` (an answer in it
+    differs from the one given here), `tools` (other tools were offered), `ended` (the client added
+    to an answer that the model had ended) or `unbridged` (the renderer cannot continue it).
     """
 
     tokens: list[int]
@@ -41,8 +40,8 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A call's tokens, four bytes each."""
+class KnownCall:
+    """The tokens of an answered call, four bytes each."""
 
     call: int
     prompt: "array[int]"
@@ -53,46 +52,46 @@ class Known:
 
 
 class Prefixes:
-    """What one role of one rollout attempt has been asked and has answered."""
+    """The answered calls of one role of one rollout attempt."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
-        self._answered: dict[bytes, Known] = {}
-        self._asked: dict[bytes, list[Known]] = {}
+        self._answered: dict[bytes, KnownCall] = {}
+        self._asked: dict[bytes, list[KnownCall]] = {}
         self._with_any_tools: set[bytes] = set()
 
     def prompt(
-        self, messages: Sequence[Message], tools: Tools, told: Sequence[Message] = ()
+        self, messages: Sequence[Message], tools: Sequence[Tool], extra: Sequence[Message] = ()
     ) -> Prompt:
-        """The prompt for `messages`, with the sampled tokens of as much history as is known.
+        """Build the prompt for `messages`, with the sampled tokens of the longest known history.
 
-        `told` follows them. It is of this prompt and of those that go on from it, but not of the
-        messages by which an answer is found again, since the client does not repeat it.
+        `extra` are messages that follow them in this prompt and those that continue it. An answer
+        is not found by them, since the client does not repeat them.
         """
         if not any(message["role"] == "assistant" for message in messages):
-            return Prompt(self._chat.render([*messages, *told], tools), 0, None, NEW)
+            return Prompt(self._chat.render([*messages, *extra], tools), 0, None, NEW)
         history = chain(messages, tools)
         length = self._longest(history)
         if length:
             known = self._answered[history[length]]
-            rest = [*messages[length:], *told]
+            rest = [*messages[length:], *extra]
             tokens = self._chat.extend(known.prompt, known.sampled, rest, tools)
             if tokens is not None:
                 return Prompt(tokens, len(known), known.call, MESSAGES)
-        plain = self._chat.render([*messages, *told], tools)
+        plain = self._chat.render([*messages, *extra], tools)
         return self._by_text(messages, tools, history, plain, UNBRIDGED if length else UNKNOWN)
 
     def remember(
         self,
         messages: Sequence[Message],
-        tools: Tools,
+        tools: Sequence[Tool],
         reply: Message,
         call: int,
         tokens: tuple[Sequence[int], Sequence[int]],
     ) -> None:
-        """Know an answer by the messages it answers and its text; `tokens`: prompt and sampled."""
+        """Keep an answer's prompt and sampled `tokens` by the messages and the answer's text."""
         asked, answered = chain([*messages, reply], tools)[-2:]
-        known = Known(call, array("i", tokens[0]), array("i", tokens[1]))
+        known = KnownCall(call, array("i", tokens[0]), array("i", tokens[1]))
         self._answered[answered] = known
         self._asked.setdefault(asked, []).append(known)
         self._with_any_tools.add(chain([*messages, reply], ())[-1])
@@ -104,15 +103,15 @@ class Prefixes:
     def _by_text(
         self,
         messages: Sequence[Message],
-        tools: Tools,
+        tools: Sequence[Tool],
         history: list[bytes],
         plain: list[int],
         why_not: str,
     ) -> Prompt:
-        """The prompt whose text goes on from an answer's sampled tokens, or else the plain one.
+        """Build the prompt whose text continues an answer's sampled tokens, or else the plain one.
 
-        ReAct agents write the observation into the assistant's message. That cannot go on from a
-        turn that the model ended: what the client asks for lacks the token that ended it.
+        ReAct agents write the observation into the assistant's message. Such a message cannot
+        continue a turn that the model ended, since it lacks the token that ended the turn.
         """
         for known, rest in self._continued(messages, tools, history, self._chat.text(plain)):
             end = self._chat.text(known.sampled[-1:]) if self._chat.ended(known.sampled) else ""
@@ -126,9 +125,9 @@ class Prefixes:
         return Prompt(plain, 0, None, why_not)
 
     def _continued(
-        self, messages: Sequence[Message], tools: Tools, history: list[bytes], text: str
-    ) -> Iterator[tuple[Known, str]]:
-        """Calls whose answer `text` continues, the latest first, with the text that follows it."""
+        self, messages: Sequence[Message], tools: Sequence[Tool], history: list[bytes], text: str
+    ) -> Iterator[tuple[KnownCall, str]]:
+        """Yield the calls whose answer `text` continues, latest first, and the rest of `text`."""
         for length in range(len(messages) - 1, 0, -1):
             asked = self._asked.get(history[length])
             if asked is None or messages[length]["role"] != "assistant":
@@ -141,41 +140,44 @@ class Prefixes:
                         yield known, text[len(before + words) :]
 
 
-def chain(messages: Sequence[Message], tools: Tools) -> list[bytes]:
-    """A digest of every history that `messages` begins with, from none of them to all."""
+def chain(messages: Sequence[Message], tools: Sequence[Tool]) -> list[bytes]:
+    """Return a digest of every history that `messages` begins with, from the empty one to all."""
     digest = hashlib.sha256(_canonical(list(tools))).digest()
     digests = [digest]
     for message in messages:
-        digest = hashlib.sha256(digest + _canonical(_normal(message))).digest()
+        digest = hashlib.sha256(digest + _canonical(_normalize(message))).digest()
         digests.append(digest)
     return digests
 
 
-def _normal(message: Message) -> list[Any]:
-    """What two spellings of the same message have in common.
+def _normalize(message: Message) -> list[object]:
+    """Return the same value for all ways in which clients write the same message.
 
     Clients strip answers, write tool arguments and JSON answers anew and choose their own call ids;
-    none of it changes what was said. What others than the model say counts to the letter.
+    the meaning stays the same. Messages that are not the model's must be equal to the letter.
     """
     content = message.get("content") or ""
     if message["role"] == "assistant":
         content = content.strip()
-        content = _value(content) if content.startswith(("{", "[")) else content
+        content = _normalize_json(content) if content.startswith(("{", "[")) else content
     calls = [
-        [call["function"]["name"], _value(call["function"]["arguments"])]
+        [call["function"]["name"], _normalize_json(call["function"]["arguments"])]
         for call in message.get("tool_calls") or ()
     ]
     return [message["role"], content, calls]
 
 
-def _value(written: Any) -> str:
-    """One spelling of a JSON value for all that it has; of a text that is no JSON, the text."""
+def _normalize_json(written: str | JsonObject) -> str:
+    """Return one spelling of a JSON value; a text that is not JSON is only stripped."""
     try:
         value = json.loads(written) if isinstance(written, str) else written
         return _canonical(value).decode()
-    except (ValueError, RecursionError):  # no JSON, a number too long for Python, or too deep
+    except (
+        ValueError,
+        RecursionError,
+    ):  # not JSON, a number too long for Python, or nested too deep
         return str(written).strip()
 
 
-def _canonical(value: Any) -> bytes:
+def _canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

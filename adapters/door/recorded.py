@@ -1,7 +1,7 @@
-"""What a role already has when it is asked: earlier answers, of this attempt or another one.
+"""Answers recorded by earlier attempts, and the types of those who answer and record calls.
 
-A request that an earlier attempt has answered is answered from the record, so that an agent that
-is started anew comes to where it was without a token being sampled twice.
+A request that an earlier attempt has answered is answered from the record: an agent that is started
+anew reaches the point where it was, and no token is sampled twice.
 """
 
 import hashlib
@@ -15,24 +15,25 @@ from adapters.dialects.structured import format_instructions
 from adapters.door.prefixes import Prefixes
 
 Begin = Callable[[Begun], None]
-"""Is called with every call that is about to be answered."""
+"""Reports a call that is about to be answered."""
 
 Record = Callable[[Completion], Awaitable[None]]
-"""Records a completion; its answer leaves only afterwards."""
+"""Records a completion, before its answer leaves."""
 
 
 class Recorded:
     """The calls of one role in earlier attempts, by their numbers.
 
-    A request that differs from the recorded one of its number ends it: from there on the agent goes
-    another way. A number that has no record (its answer was lost) does not.
+    Once a request differs from the recorded one of its number, no more are answered from the
+    record, since the agent has taken another path. A number without a record (its answer was lost)
+    does not end it.
     """
 
     def __init__(self, completions: Iterable[Completion] = ()) -> None:
         self._calls = {completion.place.call: completion for completion in completions}
 
     def answer(self, place: Place, request: Request, sha: str, policy: str) -> Completion | None:
-        """The recorded answer, as one of this attempt, if request and policy are the same."""
+        """Return the recorded answer, as one of this attempt, if request and policy are equal."""
         recorded = self._calls.get(place.call)
         if recorded is None:
             return None
@@ -47,7 +48,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What an answer may draw on, and whom it tells that it begins to sample."""
+    """The earlier calls of a role, and the report of a new one, as a backend needs them."""
 
     prefixes: Prefixes
     recorded: Recorded
@@ -55,11 +56,11 @@ class Memory:
 
 
 Answer = Callable[[Request, Place, Memory], Awaitable[Completion]]
-"""Answers one call of a role."""
+"""Answers a call of a role."""
 
 
 def request_sha(request: Request, sampling: Sampling) -> str:
-    """SHA-256 of all of a request that can change its answer, the recipe's sampling included."""
+    """Hash by SHA-256 all that can change an answer, the recipe's sampling included."""
     shown = [*request.messages, *format_instructions(request)]
     asked = [shown, request.tools, request.max_tokens, request.stop, astuple(sampling)]
     canonical = json.dumps(asked, sort_keys=True, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""Who answers a role, as a recipe writes it."""
+"""The names of roles, and of those who answer them, in a recipe."""
 
 import re
 
@@ -6,13 +6,13 @@ from adapters.calls import POLICY
 
 FUNCTION = "function:"
 ANOTHER = f"{POLICY}:"
-"""Before the name of another policy than the main one."""
+"""The prefix of the name of a policy that is not the main one."""
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 WHO = re.compile(rf"{POLICY}|{FUNCTION}[\w.]+:\w+|(?!{FUNCTION})[^/\s]+/\S+")
 
 
 def check_role(role: str, who: str) -> None:
-    """Refuse a name that no role can have, and one who cannot be asked; ValueError says why."""
+    """Raise ValueError if the name of a role, or of who answers it, is not a valid one."""
     if not NAME.fullmatch(role):
         raise ValueError(
             f"the role {role!r} needs another name: lower-case letters, digits and underscores, "
@@ -24,7 +24,7 @@ def check_role(role: str, who: str) -> None:
             "give that a role of its own"
         )
     if who.startswith(ANOTHER):
-        _check_name(role, who.removeprefix(ANOTHER))
+        _check_policy_name(role, who.removeprefix(ANOTHER))
     elif not WHO.fullmatch(who):
         raise ValueError(
             f"the role {role} is answered by {who!r}; give {POLICY}, {ANOTHER}name for another "
@@ -33,13 +33,13 @@ def check_role(role: str, who: str) -> None:
 
 
 def policy_of(who: str) -> str | None:
-    """The name of the policy that answers, if one does: `policy`, or what `policy:` names."""
+    """Return the policy that answers, `policy` or the one named after `policy:`, if one does."""
     if who.startswith(ANOTHER):
         return who.removeprefix(ANOTHER)
     return POLICY if who == POLICY else None
 
 
-def _check_name(role: str, policy: str) -> None:
+def _check_policy_name(role: str, policy: str) -> None:
     if policy == POLICY or not NAME.fullmatch(policy):
         raise ValueError(
             f"the role {role} is answered by {ANOTHER + policy!r}, and {policy!r} cannot name "

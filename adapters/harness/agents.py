@@ -1,4 +1,4 @@
-"""An agent by its name: whatever it is written as, one coroutine from an example to a reward."""
+"""Agents by name: however one is written, it becomes a coroutine from an example to a reward."""
 
 import asyncio
 import contextvars
@@ -8,11 +8,10 @@ import os
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from adapters.calls import POLICY, Example
 from adapters.errors import UserError
@@ -24,51 +23,53 @@ AGENTS = "agents"
 PLAY = "play"
 ROLES = "roles"
 
-WAYS = {
+KINDS = {
     "command": "adapters.harness.commands",
     "gem": "adapters.harness.gem",
     "verifiers": "adapters.harness.verifiers",
 }
-"""What stands before the colon of a name that is no Python function's, and the module whose
-function of that name makes the agent. It is imported when it is needed: GEM's takes a second."""
+"""The prefix of a name that is not a Python function's → the module whose function of the same name
+makes the agent. The module is imported when it is needed: GEM's takes a second."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class AgentError(UserError):
-    """No agent answers to the name."""
+    """An error for a name that no agent has."""
 
 
 class AgentExit(RuntimeError):
-    """An agent wanted to end the program, which runs other rollouts too."""
+    """An agent's attempt to end the process, which runs other rollouts too."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What an agent gets to know of a role: where its model is, and how to ask for it."""
+    """What an agent needs to call the model of a role."""
 
     base_url: str
     api_key: str
     model: str
 
 
-Play = Callable[[Example, Mapping[str, Endpoint]], Coroutine[Any, Any, Reward]]
-"""From an example, and the endpoint of each role, to the rollout's reward."""
+Play = Callable[[Example, Mapping[str, Endpoint]], Coroutine[None, None, Reward]]
+"""Plays a rollout of an example, given the endpoint of each role, and returns its reward."""
 
 
 def load_agent(name: str, roles: Collection[str] = ()) -> Play:
-    """The agent called `name`: a module of `agents/`, `package.module:function`, or one of `WAYS`.
+    """Load the agent `name`: a module of `agents/`, `package.module:function`, or one of `KINDS`.
 
-    Its function takes the example, and base_url, api_key and model of the role `policy` by keyword;
-    one with a keyword parameter `roles` gets those of every role, by role. A plain function runs in
-    a thread. It returns the rollout's reward, and raises where the rollout has failed. `roles` are
-    those of the recipe beside the policy: an agent that could not know of them is refused.
+    Its function takes the example, and base_url, api_key and model of the role `policy` by keyword.
+    One with a keyword parameter `roles` gets those of every role, by role. A function that is not
+    async runs in a thread. It returns the rollout's reward, and raises if the rollout has failed.
+    `roles` are the recipe's roles beside the policy; AgentError if the agent cannot know of them.
     """
-    keep_silent()  # before the agent imports what would speak
-    function = _function(name)
-    call = function if inspect.iscoroutinefunction(function) else partial(in_thread, function)
+    keep_silent()  # before the agent imports a framework that reads the settings
+    function = _find_function(name)
     knows_roles = ROLES in inspect.signature(function).parameters
     if roles and not knows_roles:
         raise AgentError(
-            f"the recipe says who answers {', '.join(roles)}, and the agent {name} cannot know; "
+            f"the recipe has the roles {', '.join(roles)}, and the agent {name} takes no roles; "
             f"give its function a keyword parameter {ROLES!r}, or leave the recipe's roles out"
         )
 
@@ -76,20 +77,23 @@ def load_agent(name: str, roles: Collection[str] = ()) -> Play:
         where = {role: asdict(endpoint) for role, endpoint in endpoints.items()}
         given = {**where[POLICY], **({ROLES: where} if knows_roles else {})}
         with rollout_context(where):
-            return read_reward(await contained(call, example, **given))
+            return read_reward(await contained(function, example, **given))
 
     return play
 
 
-async def contained(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What the agent returns or raises; but neither its exit nor its forked child is ours.
+async def contained(function: Callable[..., object], *args: object, **kwargs: object) -> object:
+    """Call an agent's function, and keep its exit and its forked children from this process.
 
-    SystemExit and its like would end the event loop with all its rollouts. A child that comes back
-    from the agent's code would go on as a second copy of us, so it ends here.
+    SystemExit and its like would end the event loop with all its rollouts; they become AgentExit. A
+    forked child that returns from the agent's code would go on as a second copy of this process, so
+    it ends here.
     """
     process = os.getpid()
     try:
-        return await call(*args, **kwargs)
+        if inspect.iscoroutinefunction(function):
+            return await function(*args, **kwargs)
+        return await in_thread(function, *args, **kwargs)
     except (Exception, GeneratorExit):
         raise
     except BaseException as error:
@@ -102,9 +106,9 @@ async def contained(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def contained_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
-    """A task factory for the loop of agents: an agent's own tasks cannot end the loop either."""
+    """Create a task whose exit does not end the event loop: the task factory of agents' loops."""
 
-    async def contained() -> Any:
+    async def contained() -> object:
         try:
             return await work
         except (SystemExit, KeyboardInterrupt) as error:
@@ -116,18 +120,18 @@ def contained_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -
 
 
 def _end_child(process: int) -> None:
-    """Leave, if this is not `process`."""
+    """End this process if it is a child of `process`."""
     if os.getpid() != process:
         os._exit(1)
 
 
-async def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a plain function in a thread of its own.
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a function that is not async in a thread of its own.
 
-    One that never returns costs that thread: nobody waits for it, neither the next rollout (as in a
-    pool) nor the end of the process.
+    A function that never returns costs only that thread: unlike in a pool, neither the next rollout
+    nor the end of the process waits for it.
     """
-    returned: Future[Any] = Future()
+    returned: Future[T] = Future()
     returned.set_running_or_notify_cancel()
     process, context = os.getpid(), contextvars.copy_context()
 
@@ -145,26 +149,8 @@ async def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     return await asyncio.wrap_future(returned)
 
 
-def _function(name: str) -> Callable[..., Any]:
-    path, _, attribute = name.partition(":")
-    if path in WAYS and path != name:
-        return getattr(importlib.import_module(WAYS[path]), path)(attribute)
-    module_name = path if attribute else f"{AGENTS}.{path}"
-    attribute = attribute or PLAY
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if not (error.name and f"{module_name}.".startswith(f"{error.name}.")):
-            raise  # the agent is there; something that it imports is not
-        raise AgentError(f"no agent {name!r}; there are: {', '.join(_known())}") from error
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        raise AgentError(f"{module_name} has no function {attribute!r}; an agent needs one")
-    return function
-
-
-def imported(name: str) -> ModuleType | None:
-    """The module, None if there is none; raises if it is there and something it imports is not."""
+def import_if_exists(name: str) -> ModuleType | None:
+    """Import a module; None if it does not exist, an error if one that it imports does not."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -173,7 +159,22 @@ def imported(name: str) -> ModuleType | None:
         return None
 
 
-def _known() -> list[str]:
+def _find_function(name: str) -> Callable[..., object]:
+    path, _, attribute = name.partition(":")
+    if path in KINDS and path != name:
+        return getattr(importlib.import_module(KINDS[path]), path)(attribute)
+    module_name = path if attribute else f"{AGENTS}.{path}"
+    attribute = attribute or PLAY
+    module = import_if_exists(module_name)
+    if module is None:
+        raise AgentError(f"no agent {name!r}; there are: {', '.join(_known_agents())}")
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise AgentError(f"{module_name} has no function {attribute!r}; an agent needs one")
+    return function
+
+
+def _known_agents() -> list[str]:
     folders = importlib.import_module(AGENTS).__path__
     return sorted(
         path.stem

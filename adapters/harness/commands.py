@@ -1,4 +1,4 @@
-"""A command line in any language as an agent: the example on stdin, the reward on stdout."""
+"""Agents that are command lines: the example on stdin, the reward on stdout."""
 
 import asyncio
 import json
@@ -9,43 +9,42 @@ import shutil
 import signal
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any
 
-from adapters.calls import POLICY
+from adapters.calls import POLICY, Example
 from adapters.errors import UserError
 
 PASSED_ON = re.compile(
     "PATH|HOME|USER|LANG|LC_.+|TZ|TMPDIR|SSL_CERT_(FILE|DIR)|VIRTUAL_ENV|PYTHONPATH|NODE_PATH"
 )
-"""What a command gets of our environment: what programs need to start, and no secret of ours."""
+"""The environment variables that a command gets: those that programs need to start, no secrets."""
 
 LONGEST_OUTPUT = 64 * 1024
-"""Bytes that are kept of the end of what a command writes to stdout, and to stderr."""
+"""The number of bytes that are kept of the end of a command's stdout, and of its stderr."""
 
 SHOWN = 2000
-"""Characters of them that an error shows."""
+"""The number of characters of them that an error shows."""
 
 
 class NoCommand(UserError):
-    """A command cannot be run as an agent."""
+    """An error for a command that cannot be run as an agent."""
 
 
 class CommandFailed(RuntimeError):
-    """A command ended without a reward."""
+    """An error for a command that ended without a reward."""
 
 
-def command(line: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """The agent that is the command `line`: its words as a shell reads them, but no shell.
+def command(line: str) -> Callable[..., Coroutine[None, None, object]]:
+    """Return the agent that runs the command `line`, split like a shell's but run without a shell.
 
-    It runs in our working directory and finds OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL for
-    the policy in its environment, and <ROLE>_BASE_URL and so on for every other role. The reward is
-    the last line of its stdout that is JSON. When it ends, or is cancelled, its whole process group
+    It runs in the current directory. Its environment has OPENAI_BASE_URL, OPENAI_API_KEY and
+    OPENAI_MODEL for the policy, and <ROLE>_BASE_URL and so on for every other role. The reward is
+    the last line of its stdout that is JSON. When it ends or is cancelled, its whole process group
     is killed.
     """
-    words = _words(line)
+    words = _split(line)
 
-    async def play(example: Mapping[str, Any], *, roles: Roles, **_: str) -> Any:
-        program = await _ended(words, _environment(roles), json.dumps(example))
+    async def play(example: Example, *, roles: Roles, **_: str) -> object:
+        program = await _run(words, _environment(roles), json.dumps(example))
         if program.status == 0 and (found := program.last_json()):
             return found[0]
         keys = [of_role["api_key"] for of_role in roles.values()]
@@ -58,7 +57,7 @@ Roles = Mapping[str, Mapping[str, str]]
 """role → its base_url, api_key and model."""
 
 
-def _words(line: str) -> list[str]:
+def _split(line: str) -> list[str]:
     try:
         words = shlex.split(line)
     except ValueError as error:
@@ -81,14 +80,15 @@ def _environment(roles: Roles) -> dict[str, str]:
     return variables
 
 
-async def _ended(words: list[str], variables: dict[str, str], told: str) -> "_Program":
-    """Start the program, tell it, and return when it has ended and nothing is left of it."""
+async def _run(words: list[str], variables: dict[str, str], told: str) -> "_Program":
+    """Run a program with the line `told` on stdin, until its whole process group has ended."""
     loop = asyncio.get_running_loop()
     transport, program = await loop.subprocess_exec(
         _Program, *words, env=variables, start_new_session=True
     )
     try:
-        stdin: Any = transport.get_pipe_transport(0)
+        stdin = transport.get_pipe_transport(0)
+        assert isinstance(stdin, asyncio.WriteTransport)
         stdin.write(told.encode() + b"\n")
         stdin.close()
         await program.silent.wait()
@@ -101,10 +101,10 @@ async def _ended(words: list[str], variables: dict[str, str], told: str) -> "_Pr
 
 
 class _Program(asyncio.SubprocessProtocol):
-    """A program that runs; asyncio tells it what the program writes, and when it has ended.
+    """A running program, what it writes and when it ends, as asyncio reports them.
 
-    asyncio's own `Process.wait` would also wait for a child that the program left behind, for as
-    long as that holds the program's stdout.
+    asyncio's own `Process.wait` would also wait for any child of the program that keeps the
+    program's stdout open.
     """
 
     def __init__(self) -> None:
@@ -129,19 +129,19 @@ class _Program(asyncio.SubprocessProtocol):
         self.silent.set()
 
     def kill(self) -> None:
-        """End what runs of the program's process group."""
+        """Kill the program's process group."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._transport.get_pid(), signal.SIGKILL)
 
-    def last_json(self) -> list[Any]:
-        """The value of the last line on stdout that is JSON; empty if none is."""
+    def last_json(self) -> list[object]:
+        """Parse the last line on stdout that is JSON; the list is empty if none is."""
         for line in reversed(self._written[1].lines()):
             with suppress(ValueError):
                 return [json.loads(line)]
         return []
 
     def failure(self, secrets: list[str]) -> str:
-        """What went wrong, with the end of what the program wrote, without `secrets`."""
+        """Describe what went wrong, with the end of the program's output, without `secrets`."""
         if self.status == 0:
             fact = "printed no reward; its last line must be a JSON number, or object of roles"
         elif self.status is not None and self.status < 0:
@@ -166,7 +166,7 @@ class _Tail:
             self._cut = True
 
     def lines(self) -> list[str]:
-        """Whole lines only: the rest of a number that was cut would be another number."""
+        """Return whole lines only, since the rest of a number that was cut is another number."""
         return self._kept.decode(errors="replace").split("\n")[self._cut :]
 
     def end(self, secrets: list[str]) -> str:

@@ -1,24 +1,24 @@
-"""The name of an environment, such as game:Hangman-v0-easy?hardcore=true → its id and arguments."""
+"""Names of environments, such as game:Hangman-v0-easy?hardcore=true."""
 
 import json
-from typing import Any
 from urllib.parse import parse_qsl
 
+from adapters.calls import JsonObject
 from adapters.errors import UserError
 
 
 class NoEnvironment(UserError):
-    """An environment cannot be played."""
+    """An error for an environment that cannot be played."""
 
 
-def identity_and_arguments(name: str) -> tuple[str, dict[str, Any]]:
-    """What stands before the question mark, and what after it: each value JSON, or else text."""
+def split_name(name: str) -> tuple[str, JsonObject]:
+    """Split a name at its question mark into the id and the arguments: each value JSON or text."""
     identity, _, query = name.partition("?")
     pairs = parse_qsl(query, keep_blank_values=True)
-    return identity, {key: _value(text) for key, text in pairs}
+    return identity, {key: _parse(text) for key, text in pairs}
 
 
-def _value(text: str) -> Any:
+def _parse(text: str) -> object:
     try:
         return json.loads(text)
     except ValueError:

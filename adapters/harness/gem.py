@@ -1,4 +1,4 @@
-"""A GEM environment as an agent: what it shows is asked, and what is answered is its action."""
+"""Agents that play a GEM environment: its observations are messages, the answers are actions."""
 
 import importlib
 import inspect
@@ -8,40 +8,44 @@ import ssl
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from types import ModuleType
+from typing import Protocol
 
 import numpy as np
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from adapters.calls import POLICY
-from adapters.harness.environments import NoEnvironment, identity_and_arguments
+from adapters.calls import POLICY, Example, JsonObject
+from adapters.harness.environments import NoEnvironment, split_name
 
 SEED = "seed"
-"""The column of an example that says which game it is."""
+"""The column of an example that determines the game."""
 
 SEEDS = 2**32
-"""numpy's generator, which GEM seeds, takes seeds below it."""
+"""The first number that is too large as a seed of numpy's generator, which GEM seeds."""
 
 
-def gem(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """The agent that plays the GEM environment `name`: its id, and `?` before its arguments.
+def gem(name: str) -> Callable[..., Coroutine[None, None, dict[str, list[float]]]]:
+    """Return the agent that plays the GEM environment `name`: its id, and `?` before arguments.
 
     In game:GuessTheNumber-v0-easy?max_turns=5 the arguments are those of its class, each as JSON or
-    else as text. A rollout plays a new environment, made and reset with the example's `seed`, so
-    that all rollouts of an example play the same game. Its rewards are one a call. A step runs in
-    the event loop: others wait for it.
+    as text. A rollout plays a new environment, made and reset with the example's `seed`, so that
+    all rollouts of an example play the same game. Each call earns the reward of its step. A step
+    runs in the event loop and delays other rollouts.
     """
     begin = game_of(name)
     tls = ssl.create_default_context()
 
     async def play(
-        example: Mapping[str, Any], *, base_url: str, api_key: str, model: str
+        example: Example, *, base_url: str, api_key: str, model: str
     ) -> dict[str, list[float]]:
-        game = begin(_seed(example))
+        game = begin(_read_seed(example))
         http = DefaultAsyncHttpxClient(verify=tls)
         async with AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http) as client:
             while not game.over:
-                answered = await client.chat.completions.create(model=model, messages=game.messages)
+                answered = await client.chat.completions.create(
+                    model=model,
+                    messages=game.messages,  # pyright: ignore[reportArgumentType]
+                )
                 game.step(answered.choices[0].message.content or "")
         return {POLICY: game.rewards}
 
@@ -49,55 +53,63 @@ def gem(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
 
 
 def game_of(name: str) -> Callable[[int], "Game"]:
-    """From a seed to a new game of that environment; NoEnvironment if there is none."""
-    return partial(Game, _maker(name))
+    """Return what makes a new game from a seed; NoEnvironment if GEM has none of this name."""
+    return partial(Game, _load_maker(name))
+
+
+class Environment(Protocol):
+    """A GEM environment."""
+
+    def reset(self, *, seed: int) -> tuple[str, Mapping[str, str | None]]: ...
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Mapping[str, str | None]]: ...
 
 
 class Game:
-    """One game: what was said so far, what it earned, and the environment with its own luck.
+    """One game: its messages and rewards so far, its environment and its random generators.
 
-    GEM draws from the generators of the whole process, and seeds them at `reset`: of two rollouts
-    at the same time each would go on with what the other one seeded, and so would everybody else.
+    GEM draws from the generators of the whole process, and seeds them at `reset`. Without
+    generators of its own, a game would draw from those that another one seeded.
     """
 
-    def __init__(self, make: Callable[[int], Any], seed: int) -> None:
-        self.messages: list[Any] = []
+    def __init__(self, make: Callable[[int], Environment], seed: int) -> None:
+        self.messages: list[dict[str, str]] = []
         self.rewards: list[float] = []
         self.over = False
-        self._luck = random.Random(seed).getstate(), np.random.RandomState(seed).get_state()
-        with self._with_its_luck():
+        self._generators = random.Random(seed).getstate(), np.random.RandomState(seed).get_state()
+        with self._own_generators():
             self._environment = make(seed)
             shown, info = self._environment.reset(seed=seed)
-        self._show(shown, info)
+        self._observe(shown, info)
 
     def step(self, action: str) -> None:
         self.messages.append({"role": "assistant", "content": action})
-        with self._with_its_luck():
+        with self._own_generators():
             shown, reward, terminated, truncated, info = self._environment.step(action)
         self.rewards.append(float(reward))
         self.over = bool(terminated or truncated)
-        self._show(shown, info)
+        self._observe(shown, info)
 
-    def _show(self, shown: str, info: Mapping[str, Any]) -> None:
-        """Some environments say apart from what they show what is wanted next."""
+    def _observe(self, shown: str, info: Mapping[str, str | None]) -> None:
+        """Add an observation; some environments have the next question apart from it."""
         parts = (info.get("prefix"), shown, info.get("suffix"))
         text = "\n".join(part.strip("\n") for part in parts if part)
         self.messages.append({"role": "user", "content": text})
 
     @contextmanager
-    def _with_its_luck(self) -> Iterator[None]:
+    def _own_generators(self) -> Iterator[None]:
         others = random.getstate(), np.random.get_state()
-        random.setstate(self._luck[0])
-        np.random.set_state(self._luck[1])
+        random.setstate(self._generators[0])
+        np.random.set_state(self._generators[1])
         try:
             yield
         finally:
-            self._luck = random.getstate(), np.random.get_state()
+            self._generators = random.getstate(), np.random.get_state()
             random.setstate(others[0])
             np.random.set_state(others[1])
 
 
-def _seed(example: Mapping[str, Any]) -> int:
+def _read_seed(example: Example) -> int:
     seed = example.get(SEED)
     if isinstance(seed, int) and 0 <= seed < SEEDS:
         return seed
@@ -107,10 +119,9 @@ def _seed(example: Mapping[str, Any]) -> int:
     )
 
 
-def _maker(name: str) -> Callable[[int], Any]:
-    """From a seed to a new environment."""
-    identity, arguments = identity_and_arguments(name)
-    registration = _registration(name)
+def _load_maker(name: str) -> Callable[[int], Environment]:
+    identity, arguments = split_name(name)
+    registration = _import_registration(name)
     spec = registration.ENV_REGISTRY.get(identity)
     if spec is None:
         kind = identity.partition(":")[0]
@@ -119,19 +130,19 @@ def _maker(name: str) -> Callable[[int], Any]:
             f"GEM has no environment {identity!r}; it has: "
             f"{', '.join(known or registration.ENV_REGISTRY)}"
         )
-    parameters = inspect.signature(_class(spec.entry_point)).parameters
+    parameters = inspect.signature(_load_class(spec.entry_point)).parameters
     _check_arguments(identity, arguments, [*parameters, *spec.kwargs])
-    # Those over a data set want their seed when they are made; most others ignore it.
+    # Environments over a data set need their seed when they are made; most others ignore it.
     seeded = SEED in parameters
 
-    def make(seed: int) -> Any:
+    def make(seed: int) -> Environment:
         return registration.make(identity, **({SEED: seed} if seeded else {}) | arguments)
 
     return make
 
 
-def _registration(name: str) -> Any:
-    """GEM's registry. Importing GEM sets up the program's logging, which is undone."""
+def _import_registration(name: str) -> ModuleType:
+    """Import the module of GEM's registry, and undo the import's changes to logging."""
     handlers, level = [*logging.root.handlers], logging.root.level
     try:
         importlib.import_module("gem")
@@ -148,15 +159,15 @@ def _registration(name: str) -> Any:
         logging.root.setLevel(level)
 
 
-def _class(entry_point: Callable[..., Any] | str) -> Callable[..., Any]:
+def _load_class(entry_point: Callable[..., object] | str) -> Callable[..., object]:
     if not isinstance(entry_point, str):
         return entry_point
     module, _, attribute = entry_point.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
-def _check_arguments(identity: str, arguments: Mapping[str, Any], known: list[str]) -> None:
-    """Most of GEM's classes take any argument, and ignore what they do not know."""
+def _check_arguments(identity: str, arguments: JsonObject, known: list[str]) -> None:
+    """Refuse an unknown argument; most of GEM's classes take any and ignore unknown ones."""
     for unknown in arguments.keys() - set(known):
         names = ", ".join(dict.fromkeys(name for name in known if name.strip("_")))
         raise NoEnvironment(

@@ -1,15 +1,14 @@
-"""What is done as soon as a package has been imported, whoever imports it and whenever."""
+"""Calls that are made once a package has been imported, whoever imports it."""
 
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
 
 
 def when_imported(name: str, then: Callable[[], object]) -> None:
-    """Call `then` when the package `name` has been imported: now, if it is."""
+    """Call `then` when the package `name` has been imported: now, if it already is."""
     if name in sys.modules:
         then()
     else:
@@ -17,7 +16,7 @@ def when_imported(name: str, then: Callable[[], object]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds one package where the finders after it do; to be found is not yet to be imported."""
+    """A finder of one package, which asks the later finders. To find is not yet to import."""
 
     def __init__(self, name: str, then: Callable[[], object]) -> None:
         self._name = name
@@ -32,8 +31,9 @@ class _Finder(MetaPathFinder):
         specs = (other.find_spec(fullname, path, target) for other in others)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            loader: Any = spec.loader  # one of this import alone
-            loader.exec_module = self._followed(loader.exec_module)
+            loader = spec.loader  # it belongs to this import alone
+            execute = self._followed(loader.exec_module)
+            loader.exec_module = execute  # pyright: ignore[reportAttributeAccessIssue]
         return spec
 
     def _followed(self, execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:

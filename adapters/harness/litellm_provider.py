@@ -1,4 +1,4 @@
-"""`ratchet/<role>`: LiteLLM's way to the rollout that is being played in this process."""
+"""LiteLLM's provider `ratchet/<role>`, which calls the rollout that is played in this process."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from litellm.utils import custom_llm_setup
 
 from adapters.calls import Refused
 from adapters.harness.current_rollout import ask_role, await_role
-from adapters.litellm import loaded
+from adapters.litellm import import_litellm
 
 PROVIDER = "ratchet"
 CAN = (
@@ -21,41 +21,43 @@ CAN = (
 
 
 def provide(roles: Iterable[str]) -> None:
-    """Have LiteLLM know `ratchet/<role>`, and that it takes tools and response formats."""
-    litellm = loaded()
+    """Register the models `ratchet/<role>`, with tools and response formats, with LiteLLM."""
+    litellm = import_litellm()
     if all(item["provider"] != PROVIDER for item in litellm.custom_provider_map):
-        item: Any = {"provider": PROVIDER, "custom_handler": Provider()}
+        item = {"provider": PROVIDER, "custom_handler": Provider()}
         litellm.custom_provider_map.append(item)
-    custom_llm_setup()  # LiteLLM itself does so only at a call, and does not know the models before
+    custom_llm_setup()  # LiteLLM itself does so at a call only, and knows no models before it
     model = {"litellm_provider": PROVIDER, "mode": "chat", **dict.fromkeys(CAN, True)}
     litellm.register_model({f"{PROVIDER}/{role}": model for role in roles})
 
 
 class Provider(CustomLLM):
-    """Answers as the door does over HTTP. LiteLLM calls the methods with keywords only.
+    """A provider that answers as the door does over HTTP. LiteLLM calls it with keywords only.
 
-    A stream is one piece and the end, since the door has the whole answer before it gives any.
+    A stream is one piece and its end, since the door has the whole answer before it sends any.
     """
 
-    def completion(self, *_: Any, **call: Any) -> ModelResponse:
+    def completion(self, *_: object, **call: Any) -> ModelResponse:
         try:
-            return _response(ask_role(*_asked(call)))
+            return _read_response(ask_role(*_asked(call)))
         except Refused as refused:
             raise CustomLLMError(refused.status, refused.message) from refused
 
-    async def acompletion(self, *_: Any, **call: Any) -> ModelResponse:
+    async def acompletion(self, *_: object, **call: Any) -> ModelResponse:
         try:
-            return _response(await await_role(*_asked(call)))
+            return _read_response(await await_role(*_asked(call)))
         except Refused as refused:
             raise CustomLLMError(refused.status, refused.message) from refused
 
-    def streaming(self, *_: Any, **call: Any) -> Iterator[Any]:
-        yield _chunk(self.completion(**call))
+    def streaming(  # pyright: ignore[reportIncompatibleMethodOverride]  as LiteLLM uses it
+        self, *_: object, **call: Any
+    ) -> Iterator[ModelResponseStream]:
+        yield _write_chunk(self.completion(**call))
 
     async def astreaming(  # pyright: ignore[reportIncompatibleMethodOverride]  as LiteLLM uses it
-        self, *_: Any, **call: Any
-    ) -> AsyncIterator[Any]:
-        yield _chunk(await self.acompletion(**call))
+        self, *_: object, **call: Any
+    ) -> AsyncIterator[ModelResponseStream]:
+        yield _write_chunk(await self.acompletion(**call))
 
 
 def _asked(call: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -66,8 +68,8 @@ def _asked(call: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return role, {"model": role, "messages": call["messages"], **fields, **extra}
 
 
-def _response(body: dict[str, Any]) -> ModelResponse:
-    """With the token ids also where LiteLLM puts those of an answer over HTTP."""
+def _read_response(body: dict[str, Any]) -> ModelResponse:
+    """Read the answer, with the token ids also where LiteLLM has those of an answer over HTTP."""
     choices = [
         {**choice, "provider_specific_fields": {"token_ids": choice["token_ids"]}}
         for choice in body["choices"]
@@ -75,10 +77,11 @@ def _response(body: dict[str, Any]) -> ModelResponse:
     return ModelResponse(**{**body, "choices": choices})
 
 
-def _chunk(response: Any) -> ModelResponseStream:
-    """All of the answer. LiteLLM itself sends the finish reason, and the usage if asked, after it.
+def _write_chunk(response: ModelResponse) -> ModelResponseStream:
+    """Write all of the answer as one chunk.
 
-    It loses everything else that comes with a finish and without text.
+    LiteLLM itself then sends the finish reason, and the usage if it is asked for. It drops every
+    other field of a chunk that has a finish reason and no text.
     """
     body = response.model_dump()
     return ModelResponseStream(**{**body, "choices": [_delta(one) for one in body["choices"]]})

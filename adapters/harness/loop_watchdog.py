@@ -1,4 +1,4 @@
-"""An event loop that stands still: one coroutine that blocks stops every rollout beside it."""
+"""A watchdog of the event loop: one coroutine that blocks stops every rollout of the process."""
 
 import asyncio
 import logging
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def watch_event_loop(first_word: float = FIRST_WORD_SECONDS) -> AsyncIterator[None]:
-    """While the block runs, log where the loop stands once it has not turned for `first_word` s.
+    """Log, while the block runs, where the loop stands still after `first_word` seconds.
 
-    Nothing else can: a coroutine that blocks is neither timed out nor cancelled, and the loop's own
-    watchdog stands still with it. It is told again whenever it has lasted twice as long.
+    The loop is logged again whenever it has stood still for twice as long. This takes a thread: a
+    coroutine that blocks can be neither timed out nor cancelled, and stops every task of its loop.
     """
     loop = _Loop(threading.get_ident(), first_word)
     turning = asyncio.create_task(loop.turn())
@@ -64,7 +64,7 @@ class _Loop:
                 )
 
     def _where(self) -> str:
-        """The innermost line that is not Python's own."""
+        """Describe the innermost line that is not in Python's own library."""
         frame = sys._current_frames().get(self._thread)
         stack = traceback.extract_stack(frame)
         ours = [line for line in stack if not line.filename.startswith(STDLIB)]

@@ -1,7 +1,7 @@
-"""An environment of the verifiers package as an agent: a command line of a Python of its own.
+"""Agents that play an environment of the verifiers package, in a Python of its own.
 
-verifiers needs the OpenAI Agents SDK, a package called `agents`, as one of ours is: in one process
-one would hide the other.
+verifiers needs the OpenAI Agents SDK, a package called `agents` like one of ours: in one process
+one package would hide the other.
 """
 
 import json
@@ -9,22 +9,21 @@ import os
 import shlex
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 from adapters.harness.commands import command
-from adapters.harness.environments import NoEnvironment, identity_and_arguments
+from adapters.harness.environments import NoEnvironment, split_name
 
 PYTHON = "VERIFIERS_PYTHON"
-"""The environment variable that names the Python of the environment that has verifiers."""
+"""The environment variable that names a Python that has verifiers."""
 
 PROGRAM = Path(__file__).with_name("verifiers_program.py")
 
 
-def verifiers(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """The agent that plays the verifiers environment `name`: its id, and `?` before its arguments.
+def verifiers(name: str) -> Callable[..., Coroutine[None, None, object]]:
+    """Return the agent of the verifiers environment `name`: its id, and `?` before arguments.
 
-    The arguments are those of its module's `load_environment`, each as JSON or else as text. What
-    of the environment's data sets is played, `verifiers_program.py` says.
+    The arguments are those of its module's `load_environment`, each as JSON or as text.
+    `verifiers_program.py` says which row of the environment's data sets is played.
     """
     python = os.environ.get(PYTHON, ".venv-verifiers/bin/python")
     if not Path(python).exists():
@@ -32,6 +31,6 @@ def verifiers(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
             f"the agent 'verifiers:{name}' needs verifiers, and there is no {python}; run "
             f"`make verifiers`, or set {PYTHON} to a Python that has it"
         )
-    identity, arguments = identity_and_arguments(name)
-    # -P, since the program's own folder has modules named as packages are.
+    identity, arguments = split_name(name)
+    # -P keeps the program's own folder, whose modules have packages' names, off the path.
     return command(shlex.join([python, "-P", str(PROGRAM), identity, json.dumps(arguments)]))

@@ -1,4 +1,4 @@
-"""Our own engine as a child process, which cannot outlive us: it ends when its stdin closes."""
+"""The engine as a child process, which cannot outlive its parent: it ends when its stdin closes."""
 
 import os
 import secrets
@@ -18,19 +18,19 @@ LOCAL = "local/"
 LOG = "engine.log"
 CLOSING_SECONDS = 5
 
-_begun: dict[str, "Engine"] = {}
-"""Base model → the engine that was begun for it and has no folder yet."""
+_begun: dict[str, "EngineProcess"] = {}
+"""Base model → the engine that was started for it and has no folder yet."""
 
 
 @dataclass(frozen=True)
-class Engine:
-    """A child that serves the Tinker API, once it was told the folder it keeps its state in."""
+class EngineProcess:
+    """A child process that serves the Tinker API once stdin has named its state folder."""
 
     process: subprocess.Popen[bytes]
     key: str
 
     def open(self, state: Path) -> str:
-        """The URL it serves at. Raises ServiceError if it does not start."""
+        """Send the state folder and return the engine's URL; ServiceError if it does not start."""
         state.mkdir(parents=True, exist_ok=True)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -38,14 +38,15 @@ class Engine:
             self.process.stdin.write(f"{state}\n".encode())
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended, and its log says why
+            pass  # the engine has ended, and its log says why
         for line in self.process.stdout:
             name, _, value = line.decode().removeprefix("export ").strip().partition("=")
             if name == "TINKER_BASE_URL":
                 return value
-        raise ServiceError(f"the engine did not start: {_last_words(state)}")
+        raise ServiceError(f"the engine did not start: {_last_log_line(state)}")
 
     def close(self) -> None:
+        """Close stdin, and kill the process if it does not end in time."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
@@ -55,7 +56,7 @@ class Engine:
 
 
 def needs_engine(base_model: str) -> bool:
-    """Whether no server is named that has the model: neither by URL nor, if hosted, by key."""
+    """Tell whether the environment names no server of the model, by URL or by a key."""
     if os.environ.get("TINKER_BASE_URL"):
         return False
     hosted = os.environ.get("TINKER_API_KEY") or os.environ.get("TINKER_CREDENTIAL_CMD")
@@ -64,9 +65,9 @@ def needs_engine(base_model: str) -> bool:
 
 @contextmanager
 def engine_begun(base_model: str) -> Iterator[None]:
-    """Let the engine that runs in this block load its libraries while we load ours.
+    """Start the engine that this block will run, so that it loads its libraries meanwhile.
 
-    Does nothing where a server has the model.
+    Do nothing if a server has the model.
     """
     if needs_engine(base_model):
         _begun[base_model] = _start(base_model)
@@ -80,7 +81,7 @@ def engine_begun(base_model: str) -> Iterator[None]:
 
 @contextmanager
 def running_engine(base_model: str, state: Path) -> Iterator[tuple[str, str, Future[None], int]]:
-    """URL, key, the news of its death, and process of an engine that ends with this block."""
+    """Run an engine until the block ends; yield its URL, key, death and process id."""
     engine = _begun.pop(base_model, None) or _start(base_model)
     died: Future[None] = Future()
     with engine.process:
@@ -93,22 +94,22 @@ def running_engine(base_model: str, state: Path) -> Iterator[tuple[str, str, Fut
             engine.close()
 
 
-def _start(base_model: str) -> Engine:
+def _start(base_model: str) -> EngineProcess:
     key = f"tml-{secrets.token_hex(24)}"
     command = [sys.executable, "-m", "engine", "--base-model", base_model, "--port", "0"]
     command += ["--state", "-", "--exit-with-stdin"]
     if base_model.startswith(LOCAL):
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # such an id is found in the cache alone
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # such a model is only in the cache
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "TINKER_API_KEY": key},
-        start_new_session=True,  # a Ctrl-C is ours to handle: we may still need to save
+        start_new_session=True,  # Ctrl-C must not reach it: the run may still need to save
     )
     assert process.stdin is not None
     keep_from_children(process.stdin)
-    return Engine(process, key)
+    return EngineProcess(process, key)
 
 
 def _watch(process: subprocess.Popen[bytes], state: Path, died: Future[None]) -> None:
@@ -116,14 +117,15 @@ def _watch(process: subprocess.Popen[bytes], state: Path, died: Future[None]) ->
     if died.set_running_or_notify_cancel():
         died.set_exception(
             EngineDied(
-                f"the engine (process {process.pid}) ended with code {code}: {_last_words(state)}. "
+                f"the engine (process {process.pid}) ended with code {code}: "
+                f"{_last_log_line(state)}. "
                 f"Its log is {state / LOG}; start the same run again and it continues"
             )
         )
 
 
-def _last_words(state: Path) -> str:
+def _last_log_line(state: Path) -> str:
     log = state / LOG
     said = log.read_text(errors="replace") if log.exists() else ""
     lines = [line for line in said.splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "its log is empty"

@@ -1,4 +1,4 @@
-"""What the Tinker SDK raises → one sentence, and whether the same request may succeed later."""
+"""Errors of the Tinker SDK, translated into a sentence and into whether a retry may succeed."""
 
 import tinker
 from tinker.lib.retryable_exception import RetryableException
@@ -8,7 +8,7 @@ from adapters.errors import ServiceError
 
 
 class ServiceRefused(ServiceError):
-    """The service will not do this, however often it is asked; `missing`: what it names is gone."""
+    """A refusal that a retry cannot change; `missing` if what the request names does not exist."""
 
     def __init__(self, message: str, missing: bool = False) -> None:
         super().__init__(message)
@@ -16,27 +16,27 @@ class ServiceRefused(ServiceError):
 
 
 class ServiceFailed(ServiceError):
-    """The network or the service failed; the same request may succeed later."""
+    """A failure of the network or the service; the same request may succeed later."""
 
 
 class TimedOut(ServiceFailed):
-    """The service did not answer in time."""
+    """A request that the service did not answer in time."""
 
 
 SDK_ERRORS = (tinker.TinkerError, RetryableException, ValueError, RuntimeError)
-"""All that a future of the SDK raises: a poll that fails is a ValueError, a client that has failed
-before a RuntimeError."""
+"""All errors that a future of the SDK raises: ValueError for a poll that fails, RuntimeError for a
+client that has failed before."""
 
 PASSING = {408, 409, 410, 429}
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether the same request may succeed later."""
+    """Tell whether the same request may succeed later."""
     return isinstance(error, ServiceFailed)
 
 
 def translate_error(error: Exception, what: str) -> Exception:
-    """The error as a ServiceError that says what was asked; itself if it is not the service's."""
+    """Translate an SDK error into a ServiceError about `what`; return any other error unchanged."""
     if isinstance(error, tinker.RequestFailedError):
         said = error.message.removeprefix("Request failed: ").partition(" for self.request_id")[0]
         if error.category is RequestErrorCategory.User:
