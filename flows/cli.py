@@ -79,6 +79,7 @@ def fork(
     verbose: Verbose = False,
 ) -> None:
     """Continue a copy of a run from any of its steps; earlier files are shared, not copied."""
+    quiet_prefect(verbose)
     from flows.deployments import changed_recipe
     from flows.runtime.forks import fork_run
     from tasks.storage.manifest import recipe_of
@@ -98,6 +99,7 @@ def replay(
     verbose: Verbose = False,
 ) -> None:
     """Train anew from a run's recorded rollouts, say with another algorithm; nothing is sampled."""
+    quiet_prefect(verbose)
     from flows.deployments import changed_recipe
     from flows.runtime.forks import replay_run
     from tasks.storage.manifest import recipe_of

@@ -118,6 +118,21 @@ def test_a_run_of_an_older_format_is_refused_in_a_sentence(
     assert listed.rstrip().endswith("of another format")
 
 
+@pytest.mark.parametrize("command", ["fork nowhere --at 1", "replay nowhere"])
+def test_prefect_is_set_up_before_a_command_imports_it(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SetUp(Exception):
+        """Raised in place of the set-up."""
+
+    def set_up(verbose: bool) -> None:
+        raise SetUp
+
+    monkeypatch.setattr("flows.cli.quiet_prefect", set_up)
+    with pytest.raises(SetUp):
+        app(command.split(), standalone_mode=False)
+
+
 def test_help_names_every_command() -> None:
     said = ratchet("--help").stdout
     assert all(name in said for name in COMMANDS)
