@@ -76,11 +76,11 @@ class Chat:
         tail = self._bridge([close], [close], new, tools)
         if tail is None or tail[:2] != [close, close]:
             return None
-        if not self.ended(sampled):
+        if not self.has_ended(sampled):
             said.append(close)
         return said + tail[2:]
 
-    def ended(self, sampled: Sequence[int]) -> bool:
+    def has_ended(self, sampled: Sequence[int]) -> bool:
         """Tell whether the model ended its turn itself."""
         return bool(sampled) and sampled[-1] in self.stop_tokens
 
@@ -103,7 +103,7 @@ class Chat:
         """Decode tokens, special ones included."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False) if tokens else ""
 
-    def said_text(self, sampled: Sequence[int]) -> str:
+    def decode_answer(self, sampled: Sequence[int]) -> str:
         """Decode an answer without the token that ended it."""
         return self.text(self._said(sampled))
 
@@ -120,7 +120,7 @@ class Chat:
         return text, [BYTES[character] for character in piece if character in BYTES]
 
     def _said(self, sampled: Sequence[int]) -> Sequence[int]:
-        return sampled[:-1] if self.ended(sampled) else sampled
+        return sampled[:-1] if self.has_ended(sampled) else sampled
 
     def _bridge(
         self, prompt: list[int], sampled: list[int], new: Sequence[Message], tools: Sequence[Tool]
@@ -136,9 +136,9 @@ class Chat:
 
 def stop_string(completion: Completion, chat: Chat) -> str | None:
     """Return the client's stop string that ended an answer; None if something else did."""
-    if completion.finish_reason == "length" or chat.ended(completion.sampled_tokens):
+    if completion.finish_reason == "length" or chat.has_ended(completion.sampled_tokens):
         return None
-    text = chat.said_text(completion.sampled_tokens)
+    text = chat.decode_answer(completion.sampled_tokens)
     reached = [stop for stop in completion.request.stop if stop in text]
     return min(reached, key=text.find, default=None)
 

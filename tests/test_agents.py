@@ -1,4 +1,4 @@
-"""An agent by its name, and what is said where there is none."""
+"""Agents loaded by name, and the errors for those that do not exist."""
 
 import asyncio
 import sys
@@ -18,7 +18,7 @@ def write_agent(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: 
     monkeypatch.syspath_prepend(str(folder))
 
 
-def test_a_plain_function_gets_the_example_and_where_its_model_is(
+def test_a_plain_function_gets_the_example_and_its_endpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (
@@ -29,7 +29,7 @@ def test_a_plain_function_gets_the_example_and_where_its_model_is(
     assert reward.value == len("http://127.0.0.1:1/v1keypolicy")
 
 
-def test_a_boolean_is_a_reward_and_a_word_is_not(
+def test_a_boolean_is_a_reward_and_a_text_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_agent(
@@ -51,7 +51,7 @@ async def f(example, *, base_url, api_key, model, roles):
 """
 
 
-def test_a_function_with_the_parameter_roles_gets_where_each_role_is(
+def test_a_function_with_the_parameter_roles_gets_every_role_s_endpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_agent(tmp_path, monkeypatch, "telling_agent", TELLS_ROLES)
@@ -64,14 +64,14 @@ def test_a_function_with_the_parameter_roles_gets_where_each_role_is(
     ]
 
 
-def test_an_agent_that_cannot_know_the_roles_of_its_recipe_is_refused() -> None:
+def test_an_agent_without_the_parameter_roles_is_refused_if_the_recipe_has_roles() -> None:
     with pytest.raises(
         AgentError, match="has the roles guesser, and the agent hello takes no roles"
     ):
         load_agent("hello", roles=["guesser"])
 
 
-def test_an_unknown_agent_is_answered_with_the_known_ones() -> None:
+def test_the_error_for_an_unknown_agent_lists_the_known_ones() -> None:
     with pytest.raises(AgentError, match=r"no agent 'helo'; there are: arithmetic, .*hello"):
         load_agent("helo")
 
@@ -81,7 +81,7 @@ def test_a_module_without_the_function_is_refused() -> None:
         load_agent("agents.hello:run")
 
 
-def test_an_import_that_an_agent_lacks_is_not_mistaken_for_the_agent(
+def test_a_missing_import_of_an_agent_is_not_reported_as_a_missing_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_agent(tmp_path, monkeypatch, "lacking_agent", "import no_such_library\ndef play(): ...")

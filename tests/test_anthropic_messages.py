@@ -1,4 +1,4 @@
-"""Anthropic's own client, against the door."""
+"""The door's messages endpoint, called by Anthropic's client."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -57,7 +57,7 @@ def test_an_answer_has_usage_and_token_ids(opened: Opened, client: anthropic.Ant
     assert list(span.prompt_tokens) == CHAT.render(messages, [])
 
 
-def test_why_an_answer_ended(opened: Opened, client: anthropic.Anthropic) -> None:
+def test_stop_reasons(opened: Opened, client: anthropic.Anthropic) -> None:
     opened.say("one two three<|im_end|>")
     stopped = ask(client, stop_sequences=["three", "two"])
     assert stopped.content[0].text == "one"
@@ -96,7 +96,7 @@ def test_a_conversation_with_tools_keeps_the_tokens_of_its_turns(
         assert later.prompt_tokens[: len(whole)] == whole
 
 
-def test_a_stream_is_the_same_answer_in_pieces(opened: Opened, client: anthropic.Anthropic) -> None:
+def test_a_stream_holds_the_same_answer(opened: Opened, client: anthropic.Anthropic) -> None:
     opened.say(f"<think>hm</think>Let me see.{CALL}")
     pieces = list(ask(client, tools=[TOOL], stream=True))
     blocks = ["content_block_start", "content_block_delta", "content_block_stop"] * 3
@@ -110,7 +110,7 @@ def test_a_stream_is_the_same_answer_in_pieces(opened: Opened, client: anthropic
     assert pieces[-2].usage.output_tokens == len(opened.spans[0].sampled_tokens)
 
 
-def test_parse_gives_the_client_its_type_and_the_span_says_that_it_was_valid(
+def test_parse_returns_the_client_s_type_and_the_span_records_a_valid_format(
     opened: Opened, client: anthropic.Anthropic
 ) -> None:
     opened.say('{"yes": true}<|im_end|>')
@@ -119,7 +119,7 @@ def test_parse_gives_the_client_its_type_and_the_span_says_that_it_was_valid(
     assert call_span(opened.spans[0])["attributes"]["format"]["valid"] is True
 
 
-def test_the_key_may_be_sent_in_either_header_and_the_address_written_in_either_way(
+def test_both_key_headers_and_both_base_urls_work(
     opened: Opened,
 ) -> None:
     for url in (opened.url, opened.url.removesuffix("/v1")):
@@ -128,7 +128,7 @@ def test_the_key_may_be_sent_in_either_header_and_the_address_written_in_either_
             assert [model.id for model in client.models.list()] == ["policy"]
 
 
-def test_refusals_have_anthropic_s_shape(opened: Opened) -> None:
+def test_refusals_have_anthropic_s_format(opened: Opened) -> None:
     with anthropic.Anthropic(base_url=opened.url, api_key="wrong", max_retries=0) as client:
         with pytest.raises(anthropic.AuthenticationError) as refused:
             ask(client)
@@ -146,7 +146,7 @@ def test_refusals_have_anthropic_s_shape(opened: Opened) -> None:
     assert response.json()["type"] == "error"
 
 
-def test_a_prompt_is_counted_without_a_call(opened: Opened, client: anthropic.Anthropic) -> None:
+def test_count_tokens_makes_no_call(opened: Opened, client: anthropic.Anthropic) -> None:
     counted = client.messages.count_tokens(model="m", messages=ASK, tools=[TOOL])
     assert opened.spans == opened.sampler.asked == []
     ask(client, tools=[TOOL])
@@ -155,7 +155,7 @@ def test_a_prompt_is_counted_without_a_call(opened: Opened, client: anthropic.An
         client.messages.count_tokens(model="m", messages=[])
 
 
-def test_a_lost_answer_is_given_again(opened: Opened, client: anthropic.Anthropic) -> None:
+def test_a_retry_gets_the_same_answer(opened: Opened, client: anthropic.Anthropic) -> None:
     first, again = (
         ask(client, extra_headers={"x-stainless-retry-count": str(count)}) for count in (0, 1)
     )
@@ -204,11 +204,11 @@ def test_tools_become_functions() -> None:
         ({"type": "tool", "name": "look"}, Choice("required", ("look",))),
     ],
 )
-def test_which_tools_are_to_be_called(chosen: dict[str, Any], choice: Choice) -> None:
+def test_tool_choice_is_read(chosen: dict[str, Any], choice: Choice) -> None:
     assert read(body(tools=[TOOL], tool_choice=chosen)).choice == choice
 
 
-def test_the_form_of_an_answer_by_either_name() -> None:
+def test_output_format_is_read_from_both_fields() -> None:
     assert read(body(output_format=SCHEMA)).format == Format({"type": "object"})
     assert read(body(output_config={"format": SCHEMA})).format == Format({"type": "object"})
 
@@ -242,7 +242,7 @@ def test_the_form_of_an_answer_by_either_name() -> None:
         (body(output_config={"format": SCHEMA}, output_format={}), "output_format"),
     ],
 )
-def test_a_bad_request_is_told_which_field_is_wrong(bad: object, param: str | None) -> None:
+def test_a_bad_request_names_its_wrong_field(bad: object, param: str | None) -> None:
     with pytest.raises(Refused) as refused:
         read(bad)
     assert (refused.value.status, refused.value.param) == (400, param)

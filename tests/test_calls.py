@@ -3,20 +3,20 @@ import hashlib
 from adapters.calls import Place, Refused
 
 
-def test_a_seed_is_63_bits_of_run_rollout_role_and_call() -> None:
+def test_a_seed_is_63_bits_of_a_hash_of_run_rollout_role_and_call() -> None:
     digest = hashlib.sha256(b"7/train-00000-0000-00/policy/2").digest()
     seed = Place("train-00000-0000-00", 0, "policy", 2).seed(7)
     assert seed == int.from_bytes(digest[:8]) // 2 < 2**63
 
 
-def test_another_attempt_has_the_same_seeds_and_ids_and_another_call_has_not() -> None:
+def test_seeds_and_ids_depend_on_the_call_and_not_on_the_attempt() -> None:
     first, again = Place("r", 0, "policy", 0), Place("r", 1, "policy", 0)
     assert (first.seed(7), first.name("answer")) == (again.seed(7), again.name("answer"))
     others = [Place("r", 0, "policy", 1), Place("r", 0, "judge", 0), Place("s", 0, "policy", 0)]
     assert len({place.seed(7) for place in (first, *others)} | {first.seed(8)}) == 5
 
 
-def test_only_what_may_pass_is_worth_asking_again() -> None:
+def test_only_status_503_is_retryable() -> None:
     assert [Refused(status, "").retryable for status in (400, 401, 404, 410, 500, 503)] == [
         *[False] * 5,
         True,

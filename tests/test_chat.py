@@ -23,7 +23,7 @@ def chat(tokenizer: PreTrainedTokenizerFast) -> Chat:
 
 
 def letters(chat: Chat, text: str) -> list[int]:
-    """The tokens of each character by itself: as good an answer, but not how it is encoded."""
+    """Encode each character by itself: a valid answer, but not the canonical encoding."""
     return [token for character in text for token in chat.encode(character)]
 
 
@@ -32,7 +32,7 @@ def test_a_prompt_ends_with_the_header_of_the_answer(chat: Chat) -> None:
     assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_the_next_prompt_begins_with_the_tokens_of_the_last(chat: Chat) -> None:
+def test_the_next_prompt_begins_with_the_previous_tokens(chat: Chat) -> None:
     prompt, said = chat.render(HELLO, []), [*letters(chat, "Hi there"), chat.stop_tokens[0]]
     extended = chat.extend(prompt, said, MORE, [])
     assert extended is not None
@@ -58,7 +58,7 @@ def test_reasoning_stays_in_the_history_as_it_was_sampled(
     assert chat.text(extended).endswith("user\nand?<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_an_assistant_s_message_cannot_be_added_without_encoding_it_anew(chat: Chat) -> None:
+def test_a_prompt_cannot_be_extended_by_an_assistant_s_message(chat: Chat) -> None:
     new: list[Message] = [{"role": "assistant", "content": "written by the client"}]
     assert chat.extend(chat.render(HELLO, []), chat.encode("Hi"), new, []) is None
 
@@ -70,7 +70,7 @@ def test_tool_results_are_rendered_after_the_call(chat: Chat) -> None:
     assert "<tool_response>\na cat\n</tool_response>" in tail
 
 
-def test_a_tool_call_is_read(chat: Chat) -> None:
+def test_a_tool_call_is_parsed(chat: Chat) -> None:
     message = chat.parse(chat.encode(f"Let me see. {CALL}<|im_end|>"), with_tools=True)
     assert message["content"] == "Let me see."
     assert message.get("tool_calls") == [
@@ -88,24 +88,24 @@ def test_a_tool_call_is_read(chat: Chat) -> None:
         (CALL, False),
     ],
 )
-def test_what_is_no_tool_call_is_content(chat: Chat, answer: str, with_tools: bool) -> None:
+def test_a_malformed_tool_call_is_content(chat: Chat, answer: str, with_tools: bool) -> None:
     message = chat.parse(chat.encode(answer + "<|im_end|>"), with_tools=with_tools)
     assert message == {"role": "assistant", "content": answer}
 
 
-def test_reasoning_is_told_from_the_answer(chat: Chat) -> None:
+def test_reasoning_is_parsed_apart_from_the_content(chat: Chat) -> None:
     message = chat.parse(chat.encode("<think>\nhm\n</think>\n\nyes<|im_end|>"), with_tools=False)
     assert (message.get("reasoning_content"), message["content"]) == ("hm", "yes")
 
 
-def test_the_bytes_of_half_a_character_are_its_own(chat: Chat) -> None:
+def test_spelling_returns_the_exact_bytes_of_a_partial_character(chat: Chat) -> None:
     tokens = chat.encode("\N{SNOWMAN}\N{GRINNING FACE}")
     assert len(tokens) > 2
     assert bytes(byte for token in tokens for byte in chat.spelling(token)[1]).decode() == "☃😀"
     assert chat.spelling(chat.stop_tokens[0]) == ("<|im_end|>", list(b"<|im_end|>"))
 
 
-def test_the_context_is_the_tokenizer_s_unless_it_is_given(
+def test_the_context_defaults_to_the_tokenizer_s(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     assert Chat(tokenizer).context == tokenizer.model_max_length

@@ -1,4 +1,4 @@
-"""A command line as an agent: what it gets, how its reward is read, and how it ends."""
+"""Command lines as agents: their input, their reward and their end."""
 
 import asyncio
 import shlex
@@ -57,7 +57,7 @@ def play(
     return asyncio.run(load_agent(f"command:{line}", roles)(example or {}, endpoints))
 
 
-def test_the_example_comes_in_and_the_last_json_line_is_the_reward() -> None:
+def test_the_example_is_on_stdin_and_the_last_json_line_is_the_reward() -> None:
     program = (
         "import json, sys; example = json.load(sys.stdin); print(7); print(example['a'] / 2)\n"
         "print('that was it')"
@@ -65,13 +65,13 @@ def test_the_example_comes_in_and_the_last_json_line_is_the_reward() -> None:
     assert play(python(program), {"a": 0.5, "b": "ä"}).value == 0.25
 
 
-def test_a_command_may_earn_by_role_and_by_call() -> None:
+def test_a_command_may_return_rewards_by_role_and_by_call() -> None:
     reward = play(shell("""echo '{"policy": [0, 1, 0.5], "the-judge": 2}'"""), {}, HELPED)
     assert (reward.value, reward.roles["the-judge"]) == (1.5, 2.0)
     assert reward.calls == {"policy": (0.0, 1.0, 0.5)}
 
 
-def test_a_command_learns_where_each_role_is_and_no_secret_of_ours(
+def test_a_command_gets_each_role_s_endpoint_and_no_other_secret(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("TINKER_API_KEY", "WANDB_API_KEY", "DATABASE_URL", "HTTP_PROXY"):
@@ -104,23 +104,23 @@ def test_the_end_of_stderr_is_in_the_error() -> None:
     assert len(str(failed.value)) < 5000
 
 
-def test_a_program_that_was_killed_has_no_reward() -> None:
+def test_a_killed_command_fails() -> None:
     with pytest.raises(CommandFailed, match="was ended by signal 9"):
         play(shell("echo 1; kill -9 $$"))
 
 
-def test_no_json_line_is_no_reward() -> None:
+def test_a_command_without_a_json_line_fails() -> None:
     with pytest.raises(CommandFailed, match=r"(?s)printed no reward; its last line must be.*won"):
         play("echo I won")
 
 
 @pytest.mark.parametrize("printed", ['"good"', "NaN", "null", "[1]", '{"policy": "good"}'])
-def test_json_that_is_no_number_is_no_reward(printed: str) -> None:
+def test_json_that_is_not_a_reward_is_refused(printed: str) -> None:
     with pytest.raises(RewardError, match="a finite number is needed"):
         play(shlex.join(["echo", printed]))
 
 
-def test_a_flood_of_output_is_read_and_not_kept() -> None:
+def test_only_the_end_of_a_long_output_is_kept() -> None:
     flood = "import sys\nfor stream in (sys.stdout, sys.stderr): stream.write('1' * 2**24)\n"
     assert play(python(f"{flood}print('\\n0.5')")).value == 0.5
     with pytest.raises(CommandFailed, match="printed no reward") as failed:
@@ -128,18 +128,18 @@ def test_a_flood_of_output_is_read_and_not_kept() -> None:
     assert len(str(failed.value)) < LONGEST_OUTPUT
 
 
-def test_an_example_that_nobody_reads_does_no_harm() -> None:
+def test_a_command_need_not_read_the_example() -> None:
     assert play("echo 1", {"long": "x" * 2**20}).value == 1.0
 
 
-def test_what_a_command_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
-    """The child holds the command's stdout, and would keep it open longer than a test may take."""
+def test_children_of_a_command_are_killed_when_it_ends(tmp_path: Path) -> None:
+    """The child keeps the command's stdout open, for longer than a test may take."""
     left = tmp_path / "left"
     assert play(shell(f"sleep 999 & echo $! > {left}; echo 1")).value == 1.0
     wait_for_the_end_of(left.read_text())
 
 
-def test_a_cancelled_rollout_ends_the_command_and_its_children(tmp_path: Path) -> None:
+def test_a_cancelled_rollout_kills_the_command_and_its_children(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     program = f"sleep 999 & echo $$ $! > {ready}.new; mv {ready}.new {ready}; wait"
 
@@ -161,7 +161,7 @@ def wait_for_the_end_of(processes: str) -> None:
 
 
 def runs(process: str) -> bool:
-    """Whether it is more than a zombie: an orphan's parent may take a while to bury it."""
+    """Tell whether a process runs and is not a zombie that its parent has yet to reap."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -177,7 +177,7 @@ def runs(process: str) -> bool:
         ("command:echo 'half", "cannot be read .No closing quotation."),
     ],
 )
-def test_a_command_that_cannot_run_is_refused_before_anything_runs(name: str, said: str) -> None:
+def test_a_command_that_cannot_run_is_refused_when_it_is_loaded(name: str, said: str) -> None:
     with pytest.raises(NoCommand, match=said):
         load_agent(name)
 
@@ -200,7 +200,7 @@ def test_a_node_script_plays_with_fetch(tmp_path: Path) -> None:
     assert reward.calls == {"policy": (1.0,)}
 
 
-def test_a_hundred_commands_at_once_each_get_their_own_reward() -> None:
+def test_a_hundred_concurrent_commands_each_return_their_own_reward() -> None:
     agent = load_agent(f"command:{shell('cat')}")
 
     async def rewards() -> list[float]:

@@ -1,4 +1,4 @@
-"""Whatever a client sends is understood or refused, in every dialect."""
+"""Bodies in every dialect: any is read or refused."""
 
 import json
 from typing import Any
@@ -53,7 +53,7 @@ def understood(dialect: Dialect, body: Any) -> Request | Refused:
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
 @given(body=BODIES, said=st.sampled_from(WORDS))
-def test_a_body_is_read_to_a_prompt_or_refused(dialect: Dialect, body: Any, said: str) -> None:
+def test_any_body_becomes_a_prompt_or_is_refused(dialect: Dialect, body: Any, said: str) -> None:
     request = understood(dialect, body)
     if isinstance(request, Refused):
         assert request.status == 400
@@ -66,7 +66,7 @@ def test_a_body_is_read_to_a_prompt_or_refused(dialect: Dialect, body: Any, said
     assert isinstance(outcomes(request, {"role": "assistant", "content": said}), dict)
 
 
-def test_one_conversation_is_one_request_in_every_dialect() -> None:
+def test_a_conversation_has_the_same_prompt_in_every_dialect() -> None:
     function = {"name": "look", "parameters": {"type": "object"}}
     system, use = "Be short.", {"name": "look", "arguments": '{"at": "x"}'}
     call = {"id": "c", "type": "function", "function": use}

@@ -1,4 +1,4 @@
-"""Our own engine as a child: begun early, told its folder later, and never left behind."""
+"""The engine as a child process that can start before its folder is known."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ def is_alive(process: int) -> bool:
     return True
 
 
-def test_an_engine_that_was_begun_serves_from_the_folder_it_is_told_later(tmp_path: Path) -> None:
+def test_an_engine_started_early_serves_from_a_folder_named_later(tmp_path: Path) -> None:
     with engine_begun(MODEL):
         begun = engines._begun[MODEL].process.pid
         with running_engine(MODEL, tmp_path / "state") as (url, key, died, process):
@@ -34,7 +34,7 @@ def test_an_engine_that_was_begun_serves_from_the_folder_it_is_told_later(tmp_pa
     assert (tmp_path / "state" / "engine.log").exists()
 
 
-def test_an_engine_that_nobody_opened_ends_with_the_block() -> None:
+def test_an_engine_that_is_never_opened_ends_with_the_block() -> None:
     with engine_begun(MODEL):
         begun = engines._begun[MODEL].process.pid
     assert not is_alive(begun)
@@ -51,7 +51,7 @@ def test_an_engine_that_nobody_opened_ends_with_the_block() -> None:
         ({"TINKER_BASE_URL": "http://127.0.0.1:1"}, MODEL, False),
     ],
 )
-def test_an_engine_is_needed_where_no_server_has_the_model(
+def test_an_engine_is_needed_if_no_server_has_the_model(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], model: str, needed: bool
 ) -> None:
     for name, value in variables.items():

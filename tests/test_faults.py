@@ -1,4 +1,4 @@
-"""Faults of the Tinker service: each is retried, or answered clearly, and nothing is lost."""
+"""Faults of the Tinker service: each is retried or raised with a reason, and nothing is lost."""
 
 import json
 import logging
@@ -55,7 +55,7 @@ def undisturbed(engine: Address, proxy: FaultProxy) -> list[Any]:
 
 
 def trained(name: str, engine: Address, timeout_seconds: float = 60) -> list[Any]:
-    """What a run of this name comes to: weights and optimizer, metrics, datums."""
+    """Train a run and return its result: weights and optimizer, metrics, datums."""
     train(recipe(timeout_seconds), run=name)
     return result_of(folder_of(name), engine)
 
@@ -101,7 +101,7 @@ PASSING = {
 
 
 @pytest.mark.parametrize("name", PASSING)
-def test_a_run_that_meets_this_ends_as_if_nothing_had_happened(
+def test_a_run_with_a_passing_fault_ends_with_the_same_result(
     name: str, engine: Address, proxy: FaultProxy, undisturbed: list[Any]
 ) -> None:
     proxy.script(PASSING[name])
@@ -117,7 +117,7 @@ SILENT = {
 
 
 @pytest.mark.parametrize("name", SILENT)
-def test_silence_is_told_of_and_ended(
+def test_a_request_that_is_never_answered_is_logged_and_retried(
     name: str,
     engine: Address,
     proxy: FaultProxy,
@@ -132,7 +132,7 @@ def test_silence_is_told_of_and_ended(
         assert f"waiting for {SILENT[name].endpoint} of step" in caplog.text
 
 
-def test_a_request_that_the_service_blames_is_not_repeated(
+def test_a_request_refused_as_the_user_s_error_is_not_repeated(
     engine: Address, proxy: FaultProxy, undisturbed: list[Any]
 ) -> None:
     proxy.script(Fault("forward_backward", "user"))
@@ -144,14 +144,14 @@ def test_a_request_that_the_service_blames_is_not_repeated(
     assert trained("blamed", engine) == undisturbed
 
 
-def test_a_key_that_is_refused_is_said_at_once(engine: Address, proxy: FaultProxy) -> None:
+def test_a_refused_key_raises_at_once(engine: Address, proxy: FaultProxy) -> None:
     proxy.script(Fault("create_model", "refused"))
     with pytest.raises(ServiceRefused, match=r"a new training client: the proxy says so \(401\)"):
         trained("refused", engine)
     assert proxy.seen["create_model"] == 1
 
 
-def test_a_rollout_whose_request_is_blamed_is_a_row_with_its_error(
+def test_a_rollout_whose_request_is_refused_is_a_row_with_its_error(
     engine: Address, proxy: FaultProxy
 ) -> None:
     proxy.script(Fault("asample", "user", skip=3))
@@ -161,9 +161,7 @@ def test_a_rollout_whose_request_is_blamed_is_a_row_with_its_error(
     assert [span["error_type"] for span in spans if span["kind"] == "error"] == ["BadRequestError"]
 
 
-def test_a_service_that_stays_silent_is_given_up_with_the_remedy(
-    engine: Address, proxy: FaultProxy
-) -> None:
+def test_a_service_that_stays_silent_raises_timed_out(engine: Address, proxy: FaultProxy) -> None:
     proxy.script(Fault("create_model", "silent", times=99))
     with pytest.raises(TimedOut, match=r"within 2 s \(waited for a new training client\)"):
         trained("silent", engine, timeout_seconds=2)

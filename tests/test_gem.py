@@ -1,4 +1,4 @@
-"""GEM's own environments as agents: whose game it is, what it earns, and what is left alone."""
+"""GEM's environments as agents: their seeds, their rewards and their isolation."""
 
 import asyncio
 import re
@@ -19,7 +19,7 @@ pytest.importorskip("gem", reason="GEM is not installed: pip install gem-llm==0.
 
 ROOT = Path(__file__).parent.parent
 GUESS = "gem:game:GuessTheNumber-v0-easy"
-OWN_LUCK = """
+GENERATORS = """
 import logging, random
 import numpy as np
 from tests.test_gem import GUESS, play
@@ -35,7 +35,7 @@ assert logging.root.handlers == handlers
 
 
 def play(name: str, seeds: list[int], answer: Callable[[str], str]) -> "tuple[list, ScriptedDoor]":
-    """The rewards of rollouts that play at the same time, one of each seed."""
+    """Play one rollout of each seed at the same time, and return the rewards."""
     agent = load_agent(name)
 
     async def rewards(door: ScriptedDoor) -> list[Reward]:
@@ -47,7 +47,7 @@ def play(name: str, seeds: list[int], answer: Callable[[str], str]) -> "tuple[li
 
 
 def halve(told: str) -> str:
-    """The next guess of a binary search over 1 to 8, by what the last one was answered."""
+    """Return the next guess of a binary search over 1 to 8, given the answer to the last one."""
     if "You are playing" in told:
         return "\\boxed{4}"
     [guess, hint] = re.findall(r"you guessed (\d+), and the target number is (\w+)", told)[-1]
@@ -55,7 +55,7 @@ def halve(told: str) -> str:
     return f"\\boxed{{{int(guess) + (step if hint == 'higher' else -step)}}}"
 
 
-def test_a_game_is_a_chat_that_grows_and_each_call_earns_what_its_step_did() -> None:
+def test_a_game_is_one_conversation_and_each_call_earns_its_step_s_reward() -> None:
     [reward], door = play(f"{GUESS}?max_number=8", [1], halve)
     said = door.said()
     assert "guess the number between 1 and 8" in said[0]
@@ -66,8 +66,8 @@ def test_a_game_is_a_chat_that_grows_and_each_call_earns_what_its_step_did() -> 
     assert reward.value == 1.0
 
 
-def test_the_seed_is_the_game_whoever_plays_at_the_same_time() -> None:
-    """2048 draws a tile after each move, from the generators that all games share."""
+def test_a_game_depends_on_its_seed_alone_even_beside_other_games() -> None:
+    """The game 2048 draws a tile after each move, from the process's generators."""
     name = "gem:game:Game2048-v0-easy?max_turns=5"
     moves = {"same": "\\boxed{left}"}
     seeds = [5, 6, 5, 7, 5]
@@ -80,27 +80,27 @@ def test_the_seed_is_the_game_whoever_plays_at_the_same_time() -> None:
     assert together[0] == together[4] == alone[0]
 
 
-def test_a_question_of_a_data_set_is_the_seed_s() -> None:
+def test_a_seed_determines_the_question_of_a_data_set() -> None:
     name = "gem:rg:simple_equations?size=5"
     rewards, door = play(name, [1, 200, 1], lambda _: "\\boxed{7}")
     assert door.said(0) == door.said(2) != door.said(1)
     assert [len(reward.calls["policy"]) for reward in rewards] == [1, 1, 1]
 
 
-def test_the_program_s_own_luck_and_logging_are_left_alone() -> None:
-    """In a process of its own: the SDK's threads draw from this one's luck for their retries."""
-    command = [sys.executable, "-c", OWN_LUCK]
+def test_the_process_s_random_generators_and_logging_do_not_change() -> None:
+    """The test needs its own process: the SDK's threads draw from this one's generators."""
+    command = [sys.executable, "-c", GENERATORS]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 
-def test_an_answer_that_is_no_move_ends_the_game_with_the_environment_s_own_reward() -> None:
+def test_an_invalid_move_ends_the_game_with_the_environment_s_reward() -> None:
     [reward], door = play(GUESS, [3], lambda _: "I do not know.")
     assert (len(door.calls), reward.value) == (1, -0.1)
 
 
 @pytest.mark.parametrize("example", [{}, {"seed": "7"}, {"seed": -1}, {"seed": 2**32}])
-def test_an_example_without_a_seed_is_no_game(example: dict[str, Any]) -> None:
+def test_an_example_without_a_valid_seed_is_refused(example: dict[str, Any]) -> None:
     with (
         scripted_door(str) as door,
         pytest.raises(ValueError, match="a GEM environment needs a whole number from 0"),
@@ -115,12 +115,12 @@ def test_an_example_without_a_seed_is_no_game(example: dict[str, Any]) -> None:
         (f"{GUESS}?max_turn=5", "no argument 'max_turn'; it has: min_number, max_number, max_turn"),
     ],
 )
-def test_what_gem_does_not_have_is_refused_before_anything_runs(name: str, said: str) -> None:
+def test_an_unknown_environment_or_argument_is_refused(name: str, said: str) -> None:
     with pytest.raises(NoEnvironment, match=said):
         load_agent(name)
 
 
-def test_without_gem_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gem_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gem", None)
     with pytest.raises(NoEnvironment, match="not installed: pip install gem-llm"):
         load_agent(GUESS)

@@ -1,4 +1,4 @@
-"""A package is followed whoever imports it, and whenever."""
+"""Functions called after a package is imported."""
 
 import importlib
 import importlib.util
@@ -12,7 +12,7 @@ from adapters.harness.imports import when_imported
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """One that nobody has imported."""
+    """Write a package that has not been imported, and return its name."""
     name = f"package_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -20,7 +20,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def test_it_is_done_after_the_import_and_once(package: str) -> None:
+def test_the_function_is_called_once_after_the_import(package: str) -> None:
     values: list[int] = []
     before = [*sys.meta_path]
     when_imported(package, lambda: values.append(sys.modules[package].value))
@@ -30,7 +30,7 @@ def test_it_is_done_after_the_import_and_once(package: str) -> None:
     assert (values, sys.meta_path) == ([1], before)
 
 
-def test_several_wait_for_the_same_package(package: str) -> None:
+def test_several_functions_can_wait_for_the_same_package(package: str) -> None:
     done: list[str] = []
     for who in ("first", "second"):
         when_imported(package, lambda who=who: done.append(who))
@@ -38,13 +38,13 @@ def test_several_wait_for_the_same_package(package: str) -> None:
     assert sorted(done) == ["first", "second"]
 
 
-def test_what_is_imported_already_is_followed_at_once() -> None:
+def test_the_function_is_called_at_once_if_the_package_is_imported() -> None:
     done: list[str] = []
     when_imported("sys", lambda: done.append("sys"))
     assert done == ["sys"]
 
 
-def test_a_package_that_is_not_there_is_missed_as_ever(package: str) -> None:
+def test_importing_a_missing_package_still_raises(package: str) -> None:
     when_imported("no_such_package", lambda: None)
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
         importlib.import_module("no_such_package")

@@ -1,4 +1,4 @@
-"""A coroutine that blocks is told of, with the line at which it stands."""
+"""The watchdog of the event loop."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ async def blocking(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def test_a_coroutine_that_blocks_is_named_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_blocking_coroutine_is_logged_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         async with watch_event_loop(first_word=0.2):
             await blocking(1.5)
@@ -24,7 +24,7 @@ def test_a_coroutine_that_blocks_is_named_with_its_line(caplog: pytest.LogCaptur
     assert f"{__file__}, line {blocking.__code__.co_firstlineno + 1}, in blocking" in caplog.text
 
 
-def test_a_loop_that_turns_is_not_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_running_loop_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         async with watch_event_loop(first_word=20.0):
             await asyncio.sleep(0.3)

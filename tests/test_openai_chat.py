@@ -16,7 +16,7 @@ def body(**fields: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [HELLO], **fields}
 
 
-def test_what_is_not_understood_is_recorded() -> None:
+def test_unknown_fields_are_recorded() -> None:
     request = read(body(temperature=0.3, seed=7, response_format={"type": "text"}, odd=[1]))
     assert request.messages == [HELLO]
     assert request.fields == {
@@ -27,7 +27,7 @@ def test_what_is_not_understood_is_recorded() -> None:
     }
 
 
-def test_content_becomes_text_and_a_developer_a_system() -> None:
+def test_content_parts_become_text_and_developer_becomes_system() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [
         {"role": "developer", "content": parts},
@@ -57,14 +57,14 @@ ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
         ({"parallel_tool_calls": False}, Choice(parallel=False)),
     ],
 )
-def test_which_tools_are_to_be_called(fields: dict[str, Any], choice: Choice) -> None:
+def test_tool_choice_is_read(fields: dict[str, Any], choice: Choice) -> None:
     request = read(body(tools=[TOOL], **fields))
     assert request.tools == [TOOL], "the model is shown them all, so that its prompts go on"
     assert request.choice == choice
     assert request.may_call_tools is (choice.mode != "none")
 
 
-def test_the_form_of_an_answer() -> None:
+def test_response_format_is_read() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     named = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     assert read(body(response_format=named)).format == Format(schema)
@@ -72,7 +72,7 @@ def test_the_form_of_an_answer() -> None:
     assert read(body(response_format={"type": "text"})).format is None
 
 
-def test_what_other_dialects_ask_for_is_spelt_as_here() -> None:
+def test_a_request_is_written_back_as_chat_fields() -> None:
     schema = {"type": "object"}
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     asked = {"max_tokens": 5, "stop": ["x"], "parallel_tool_calls": False, "response_format": form}
@@ -83,13 +83,13 @@ def test_what_other_dialects_ask_for_is_spelt_as_here() -> None:
     assert set(to_chat_fields(read(body())).values()) == {None}
 
 
-def test_the_newer_name_of_the_token_limit_wins() -> None:
+def test_max_completion_tokens_overrides_max_tokens() -> None:
     assert read(body(max_tokens=5)).max_tokens == 5
     assert read(body(max_tokens=5, max_completion_tokens=6)).max_tokens == 6
     assert read(body(max_tokens=None)).max_tokens is None
 
 
-def test_one_stop_is_a_list_of_one() -> None:
+def test_a_single_stop_string_becomes_a_list() -> None:
     assert read(body(stop="x")).stop == ["x"]
     assert read(body(stop=["x", "y"])).stop == ["x", "y"]
     assert read(body(stop=None)).stop == []
@@ -153,7 +153,7 @@ def test_one_stop_is_a_list_of_one() -> None:
         ),
     ],
 )
-def test_a_bad_request_is_told_which_field_is_wrong(bad: object, param: str | None) -> None:
+def test_a_bad_request_names_its_wrong_field(bad: object, param: str | None) -> None:
     with pytest.raises(Refused) as refused:
         read(bad)
     assert refused.value.status == 400

@@ -1,4 +1,4 @@
-"""OpenAI's own client and its responses, against the door."""
+"""The door's responses endpoint, called by OpenAI's client."""
 
 from itertools import chain, pairwise
 from typing import Any
@@ -47,7 +47,7 @@ def test_an_answer_has_usage_logprobs_and_token_ids(opened: Opened) -> None:
     assert answer.instructions == "Be short."
 
 
-def test_an_answer_that_was_cut_is_incomplete(opened: Opened) -> None:
+def test_an_answer_cut_at_max_output_tokens_is_incomplete(opened: Opened) -> None:
     opened.say("one")
     answer = ask(opened, max_output_tokens=1)
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
@@ -83,7 +83,7 @@ def test_a_conversation_with_tools_keeps_the_tokens_of_its_turns(
         assert later.prompt_tokens[: len(whole)] == whole
 
 
-def test_two_calls_of_one_answer_are_one_turn_of_the_history(opened: Opened) -> None:
+def test_two_tool_calls_of_one_answer_are_one_message(opened: Opened) -> None:
     opened.say(CALL.removesuffix("<|im_end|>") + "\n" + CALL)
     answer = ask(opened, tools=[TOOL])
     assert [item.type for item in answer.output] == ["function_call"] * 2
@@ -95,7 +95,7 @@ def test_two_calls_of_one_answer_are_one_turn_of_the_history(opened: Opened) -> 
     assert opened.spans[1].prefix_how == "messages"
 
 
-def test_a_stream_is_the_same_answer_in_pieces(opened: Opened) -> None:
+def test_a_stream_holds_the_same_answer(opened: Opened) -> None:
     opened.say(f"<think>hm</think>Let me see.{CALL}")
     pieces = list(ask(opened, tools=[TOOL], stream=True))
     assert [piece.sequence_number for piece in pieces] == list(range(len(pieces)))
@@ -110,7 +110,7 @@ def test_a_stream_is_the_same_answer_in_pieces(opened: Opened) -> None:
     assert whole.usage.output_tokens == len(opened.spans[0].sampled_tokens)
 
 
-def test_parse_gives_the_client_its_type_and_the_span_says_that_it_was_valid(
+def test_parse_returns_the_client_s_type_and_the_span_records_a_valid_format(
     opened: Opened,
 ) -> None:
     opened.say('{"yes": true}<|im_end|>')
@@ -119,14 +119,14 @@ def test_parse_gives_the_client_its_type_and_the_span_says_that_it_was_valid(
     assert call_span(opened.spans[0])["attributes"]["format"]["valid"] is True
 
 
-def test_what_is_kept_elsewhere_is_refused_in_openai_s_shape(opened: Opened) -> None:
+def test_previous_response_id_is_refused_in_openai_s_format(opened: Opened) -> None:
     with pytest.raises(openai.BadRequestError, match="send all items as input") as refused:
         ask(opened, previous_response_id="resp_1")
     assert refused.value.param == "previous_response_id"
     assert opened.spans == []
 
 
-def test_that_nothing_is_stored_is_said_and_that_it_was_asked_for_is_recorded(
+def test_store_is_answered_with_false_and_recorded_as_sent(
     opened: Opened,
 ) -> None:
     answer = ask(opened, store=True, metadata={"a": "b"})
@@ -177,14 +177,14 @@ def test_items_become_messages() -> None:
         ),
     ],
 )
-def test_which_tools_are_to_be_called(chosen: Any, choice: Choice) -> None:
+def test_tool_choice_is_read(chosen: Any, choice: Choice) -> None:
     request = read(body(tools=[TOOL], tool_choice=chosen))
     assert request.choice == choice
     function = {"name": "look", "parameters": {"type": "object"}}
     assert request.tools == [{"type": "function", "function": function}]
 
 
-def test_the_form_of_an_answer() -> None:
+def test_text_format_is_read() -> None:
     form = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
     assert read(body(text={"format": form})).format == Format({"type": "object"})
     assert read(body(text={"format": {"type": "json_object"}})).format == Format()
@@ -223,7 +223,7 @@ def test_the_form_of_an_answer() -> None:
         (body(top_logprobs=2), "top_logprobs"),
     ],
 )
-def test_a_bad_request_is_told_which_field_is_wrong(bad: object, param: str | None) -> None:
+def test_a_bad_request_names_its_wrong_field(bad: object, param: str | None) -> None:
     with pytest.raises(Refused) as refused:
         read(bad)
     assert (refused.value.status, refused.value.param) == (400, param)

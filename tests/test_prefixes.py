@@ -41,12 +41,12 @@ STYLES = ("verbatim", "stripped", "tool call")
 
 
 def letters(text: str) -> list[int]:
-    """The tokens of each character by itself: as good an answer, but not how it is encoded."""
+    """Encode each character by itself: a valid answer, but not the canonical encoding."""
     return [token for character in text for token in CHAT.encode(character)]
 
 
 class RandomPolicy:
-    """Samples anything at all, so almost never what its text would be encoded to."""
+    """A sampler of random tokens, almost never the canonical encoding of their text."""
 
     def __init__(self, seed: int, styles: list[str]) -> None:
         self.random = random.Random(seed)
@@ -78,7 +78,7 @@ class RandomPolicy:
 
 
 def as_the_client_repeats_it(message: Message, style: str) -> list[Message]:
-    """The history after an answer: text stripped, or arguments and ids written anew."""
+    """Return the answer in the client's style, and the message that follows it."""
     if style == "tool call":
         (call,) = message.get("tool_calls", [])
         function = call["function"]
@@ -113,7 +113,7 @@ async def conversation(seed: int, styles: list[str]) -> list[Completion]:
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32), st.lists(st.sampled_from(STYLES), min_size=2, max_size=5))
-def test_a_prompt_begins_with_all_that_was_said_whatever_was_sampled(
+def test_a_prompt_begins_with_all_earlier_tokens_whatever_was_sampled(
     seed: int, styles: list[str]
 ) -> None:
     completions = asyncio.run(conversation(seed, styles))
@@ -126,7 +126,7 @@ def test_a_prompt_begins_with_all_that_was_said_whatever_was_sampled(
 
 
 def known(said: list[int], reply: Message, tools: Any = ()) -> tuple[Prefixes, list[int]]:
-    """A store that knows one answer to ASK, and that call's tokens."""
+    """Return prefixes that know one answer to ASK, and the tokens of that call."""
     prefixes = Prefixes(CHAT)
     prompt = prefixes.prompt(ASK, tools).tokens
     prefixes.remember(ASK, tools, reply, 0, (prompt, said))
@@ -137,7 +137,7 @@ def assistant(content: str) -> Message:
     return {"role": "assistant", "content": content}
 
 
-def test_a_react_client_writes_on_into_the_answer() -> None:
+def test_a_react_client_s_observation_continues_the_answer_s_tokens() -> None:
     thought = "I look.\nObservation:"
     prefixes, tokens = known(letters(thought), assistant("I look."))
     messages = [*ASK, assistant(f"{thought} a cat"), {"role": "user", "content": "go on"}]
@@ -148,13 +148,13 @@ def test_a_react_client_writes_on_into_the_answer() -> None:
     assert CHAT.text(prompt.tokens[len(tokens) :]) == rest
 
 
-def test_an_answer_that_the_model_ended_is_not_written_on() -> None:
+def test_an_answer_that_the_model_ended_is_not_continued() -> None:
     prefixes, _ = known([*letters("I look."), END], assistant("I look."))
     prompt = prefixes.prompt([*ASK, assistant("I look.\nObservation: a cat"), *ASK], ())
     assert (prompt.how, prompt.prefix_len, prompt.prefix_call) == ("ended", 0, None)
 
 
-def test_an_earlier_answer_is_kept_where_the_last_was_ended_and_written_on() -> None:
+def test_an_earlier_answer_is_kept_if_the_last_one_was_ended_and_added_to() -> None:
     prefixes, tokens = known([*letters("Hi"), END], assistant("Hi"))
     second = [*ASK, assistant("Hi"), *ASK]
     prompt = prefixes.prompt(second, ()).tokens

@@ -1,4 +1,4 @@
-"""What an agent may return as its reward, and what is made of it."""
+"""Values that an agent may return, read as rewards."""
 
 import json
 from typing import Any
@@ -28,7 +28,7 @@ returned = numbers | st.dictionaries(
         ({"policy": []}, Reward(0.0, {"policy": 0.0}, {"policy": ()})),
     ],
 )
-def test_a_number_counts_for_all_and_a_dict_for_each_role(value: Any, reward: Reward) -> None:
+def test_a_number_is_the_reward_of_all_roles_and_a_dict_of_each(value: Any, reward: Reward) -> None:
     assert read_reward(value) == reward
 
 
@@ -45,25 +45,25 @@ def test_a_number_counts_for_all_and_a_dict_for_each_role(value: Any, reward: Re
         {1: 2},
     ],
 )
-def test_what_is_no_reward_is_refused_with_its_value(value: Any) -> None:
+def test_a_value_that_is_not_a_reward_is_refused(value: Any) -> None:
     with pytest.raises(RewardError) as refused:
         read_reward(value)
     assert f"returned {value!r} as its reward; a finite number is needed" in str(refused.value)
 
 
 @given(returned)
-def test_a_reward_comes_through_json_unchanged(value: Any) -> None:
+def test_a_reward_survives_json(value: Any) -> None:
     reward = read_reward(value)
     assert read_reward(json.loads(json.dumps(reward.to_json()))) == reward
 
 
-def test_a_reward_for_a_role_that_there_is_not_is_refused() -> None:
+def test_a_reward_for_an_unknown_role_is_refused() -> None:
     reward = read_reward({"policy": 1, "gueser": 1})
     with pytest.raises(RewardError, match="role 'gueser', and the recipe's are: policy, guesser"):
         check_roles(reward, {"policy": 1, "guesser": 1})
 
 
-def test_rewards_of_calls_are_as_many_as_the_calls() -> None:
+def test_rewards_of_calls_must_match_the_number_of_calls() -> None:
     reward = read_reward({"policy": [1, 0]})
     check_roles(reward, {"policy": 2})
     with pytest.raises(RewardError, match="2 rewards for the calls of the role 'policy', and 3"):

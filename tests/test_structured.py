@@ -1,4 +1,4 @@
-"""What an answer's form is asked to be: told to the policy, checked, and recorded."""
+"""Requested formats of answers: the model's instructions, the check and the record."""
 
 import json
 from itertools import pairwise
@@ -40,7 +40,7 @@ def valid(form: Format, message: Message) -> tuple[bool | None, str | None]:
     return found["valid"], found["error"]
 
 
-def test_nothing_is_told_and_nothing_recorded_where_no_form_is_asked_for() -> None:
+def test_a_request_without_a_format_has_no_instruction_and_no_outcome() -> None:
     assert format_instructions(request()) == format_instructions(request(tools=TOOLS)) == []
     assert outcomes(request(tools=TOOLS), said("hello", "look")) == {}
 
@@ -65,17 +65,17 @@ def test_nothing_is_told_and_nothing_recorded_where_no_form_is_asked_for() -> No
         ),
     ],
 )
-def test_the_policy_is_told_in_one_instruction(fields: dict[str, Any], text: str) -> None:
+def test_format_and_tool_choice_become_one_instruction(fields: dict[str, Any], text: str) -> None:
     assert format_instructions(request(**fields)) == [{"role": "system", "content": text}]
 
 
-def test_a_form_changes_the_digest_of_a_request_and_its_absence_does_not() -> None:
+def test_only_a_set_format_changes_the_request_s_digest() -> None:
     plain, formed = (request_sha(request(format=form), SAMPLING) for form in (None, Format()))
     assert plain != formed
     assert plain == request_sha(Request("other", ASK, [], None, [], {"odd": 1}), SAMPLING)
 
 
-def test_an_answer_is_held_against_its_schema() -> None:
+def test_an_answer_is_checked_against_its_schema() -> None:
     assert valid(Format(SCHEMA), said(' {"a": 1} ')) == (True, None)
     assert valid(Format(SCHEMA), said('{"a": "x"}')) == (False, "$.a: 'x' is not of type 'integer'")
     assert valid(Format(SCHEMA), said("Sure!"))[1] == (
@@ -88,13 +88,13 @@ def test_an_answer_is_held_against_its_schema() -> None:
     assert valid(Format(SCHEMA), said("", "look")) == (None, None)
 
 
-def test_a_schema_that_refers_to_itself_or_elsewhere_is_no_crash() -> None:
+def test_a_schema_with_a_circular_or_unresolvable_reference_is_invalid() -> None:
     for reference in ("#", "https://example.com/schema.json", "#/$defs/none"):
         assert valid(Format({"$ref": reference}), said("{}"))[0] is False
 
 
 @pytest.mark.parametrize("schema", [{"type": "x"}, {"pattern": "("}, {"$ref": 3}])
-def test_a_schema_that_is_none_is_refused(schema: dict[str, Any]) -> None:
+def test_an_invalid_schema_is_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(Refused, match="is not a JSON Schema") as refused:
         create_format(schema, "here")
     assert (refused.value.status, refused.value.param) == (400, "here")
@@ -112,14 +112,14 @@ def test_a_schema_that_is_none_is_refused(schema: dict[str, Any]) -> None:
         (Choice(parallel=False), ["look", "look"], False),
     ],
 )
-def test_whether_the_choice_of_a_tool_was_kept_to(
+def test_the_outcome_says_whether_the_tool_choice_was_followed(
     choice: Choice, called: list[str], kept: bool
 ) -> None:
     found = outcomes(request(choice=choice, tools=TOOLS), said("", *called))["tool_choice"]
     assert found["kept"] is kept
 
 
-def test_parse_gives_the_client_its_type_and_the_span_says_that_it_was_valid(
+def test_parse_returns_the_client_s_type_and_the_span_records_a_valid_format(
     opened: Opened,
 ) -> None:
     opened.say('{"yes": true}<|im_end|>')
@@ -133,7 +133,7 @@ def test_parse_gives_the_client_its_type_and_the_span_says_that_it_was_valid(
     assert recorded["request"]["response_format"]["json_schema"]["name"] == "Verdict"
 
 
-def test_an_answer_of_another_form_is_given_as_it_is(opened: Opened) -> None:
+def test_an_answer_in_another_format_is_returned_unchanged(opened: Opened) -> None:
     opened.say("Yes.<|im_end|>")
     with pytest.raises(ValidationError):
         opened.client.chat.completions.parse(model="m", messages=ASK, response_format=Verdict)
@@ -141,7 +141,7 @@ def test_an_answer_of_another_form_is_given_as_it_is(opened: Opened) -> None:
     assert call_span(opened.spans[0])["attributes"]["format"]["valid"] is False
 
 
-def test_a_conversation_goes_on_whatever_form_its_next_answer_is_to_have(opened: Opened) -> None:
+def test_prefixes_are_kept_when_the_format_changes(opened: Opened) -> None:
     forms: list[dict[str, Any]] = [
         {"response_format": {"type": "json_object"}},
         {},
@@ -163,7 +163,7 @@ def test_a_conversation_goes_on_whatever_form_its_next_answer_is_to_have(opened:
     assert text.count(CHAT.text(instruction)) == 1, "it stays where it was told"
 
 
-def test_an_answer_is_given_again_only_in_the_form_it_was_asked_for(opened: Opened) -> None:
+def test_a_recorded_answer_is_replayed_only_for_the_same_format(opened: Opened) -> None:
     form: Any = {"type": "json_object"}
     opened.say("{}<|im_end|>")
     opened.ask(response_format=form)
@@ -176,7 +176,7 @@ def test_an_answer_is_given_again_only_in_the_form_it_was_asked_for(opened: Open
     assert "format" not in third
 
 
-def test_a_react_client_writes_on_into_an_answer_that_had_a_form(opened: Opened) -> None:
+def test_a_react_client_can_continue_an_answer_that_had_a_format(opened: Opened) -> None:
     opened.say("Look: x")
     opened.ask(response_format={"type": "json_object"})
     going_on = [*ASK, {"role": "assistant", "content": "Look: x\nObservation: a cat"}, *ASK]
@@ -187,7 +187,7 @@ def test_a_react_client_writes_on_into_an_answer_that_had_a_form(opened: Opened)
     assert second.prompt_tokens[: len(whole)] == whole
 
 
-def test_where_no_tool_may_be_called_a_call_is_text(opened: Opened) -> None:
+def test_a_tool_call_is_text_if_tool_choice_is_none(opened: Opened) -> None:
     opened.say(CALL)
     message = opened.ask(tools=TOOLS, tool_choice="none").choices[0].message
     assert message.tool_calls is None
@@ -203,7 +203,7 @@ def test_a_named_tool_that_is_not_called_is_recorded(opened: Opened) -> None:
     assert recorded == {"mode": "required", "names": ["look"], "parallel": True, "kept": False}
 
 
-def test_a_schema_that_is_none_is_refused_in_openai_s_shape(opened: Opened) -> None:
+def test_an_invalid_schema_is_refused_in_openai_s_format(opened: Opened) -> None:
     broken: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "x"}}}
     with pytest.raises(openai.BadRequestError, match="not a JSON Schema") as error:
         opened.ask(response_format=broken)

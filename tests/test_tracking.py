@@ -1,4 +1,4 @@
-"""Metrics → Weights & Biases."""
+"""Metrics sent to Weights & Biases."""
 
 import sys
 import time
@@ -20,7 +20,7 @@ def test_without_a_project_nothing_is_imported_or_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_wandb_is_answered_with_the_extra_that_has_it(
+def test_the_error_for_a_missing_wandb_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -28,7 +28,7 @@ def test_a_missing_wandb_is_answered_with_the_extra_that_has_it(
         Tracker("ratchet", "hello-1", {}, tmp_path)
 
 
-def test_a_run_has_one_id_for_ever_and_another_one_in_another_project() -> None:
+def test_a_run_s_id_depends_on_its_name_and_project_alone() -> None:
     assert run_id("ratchet", "hello 1/ü") == run_id("ratchet", "hello 1/ü")
     assert run_id("ratchet", "hello-1") != run_id("ratchet", "hello-2")
     assert run_id("ratchet", "hello-1") != run_id("other", "hello-1")
@@ -45,7 +45,7 @@ def test_secrets_are_left_out_of_the_config(monkeypatch: pytest.MonkeyPatch) -> 
     assert public(config) == {"rollouts": {"max_tokens": 64}, "seed": 0}
 
 
-def test_without_a_key_a_run_is_kept_offline_and_goes_on_under_its_id(
+def test_a_run_without_a_key_is_kept_offline_and_continues_under_its_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("wandb")
@@ -63,7 +63,7 @@ def test_without_a_key_a_run_is_kept_offline_and_goes_on_under_its_id(
 
 
 def written(record: Path) -> bytes:
-    """W&B's own process writes the file out a little after the run has finished."""
+    """Read a record, which W&B's own process completes a little after the run has finished."""
     for _ in range(100):
         if b"reward/mean" in record.read_bytes():
             break

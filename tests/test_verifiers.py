@@ -1,4 +1,4 @@
-"""An environment of the verifiers package, played as it is, by the Python that has it."""
+"""Unmodified environments of the verifiers package, played by a Python that has it."""
 
 import asyncio
 import os
@@ -52,7 +52,7 @@ def load_environment(first: int = 0, broken: bool = False) -> vf.Environment:
 
 @pytest.fixture
 def sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of an environment that is installed."""
+    """Install an environment and return its name."""
     (tmp_path / "doubled_sums.py").write_text(SUMS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("VERIFIERS_PYTHON", str(PYTHON))
@@ -65,7 +65,7 @@ def answer(asked: str) -> str:
 
 @installed
 @pytest.mark.usefixtures("sums")
-def test_the_documented_environment_asks_for_its_row_and_its_rubric_rewards() -> None:
+def test_the_documented_environment_plays_its_row_and_returns_its_rubric_s_reward() -> None:
     agent = load_agent(DOCUMENTED)
     examples: list[dict[str, Any]] = [
         {"row": 2, "split": "train"},
@@ -92,14 +92,14 @@ def test_the_documented_environment_asks_for_its_row_and_its_rubric_rewards() ->
         ("?broken=true", {"row": 0}, "the environment doubled-sums failed: .*no more sums"),
     ],
 )
-def test_what_is_wrong_with_a_game_is_said(
+def test_a_failed_game_says_why(
     sums: str, arguments: str, example: dict[str, int], said: str
 ) -> None:
     with scripted_door(answer) as door, pytest.raises(CommandFailed, match=f"(?s){said}"):
         asyncio.run(load_agent(f"{sums}{arguments}")(example, door.endpoints()))
 
 
-def test_without_verifiers_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_verifiers_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERIFIERS_PYTHON", "no/such/python")
     with pytest.raises(NoEnvironment, match="there is no no/such/python; run `make verifiers`"):
         load_agent("verifiers:doubled-sums")

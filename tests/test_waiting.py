@@ -1,4 +1,4 @@
-"""A wait says what it is for, at longer and longer intervals, and ends."""
+"""Waits, their log and their limits, and the errors of the Tinker service."""
 
 import asyncio
 import logging
@@ -32,12 +32,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What we said: the SDK's threads may still speak of an engine of another test."""
+    """Return our log messages; the SDK's threads may still log an engine of another test."""
     return [record.message for record in caplog.records if record.name.startswith("adapters")]
 
 
-def spoken(wait: Wait, clock: list[float], caplog: pytest.LogCaptureFixture) -> list[int]:
-    """The seconds of the first five minutes at which something is said."""
+def logged_seconds(wait: Wait, clock: list[float], caplog: pytest.LogCaptureFixture) -> list[int]:
+    """Return the seconds of the first five minutes at which the wait is logged."""
     said = []
     for second in range(300):
         clock[0] = second
@@ -47,13 +47,13 @@ def spoken(wait: Wait, clock: list[float], caplog: pytest.LogCaptureFixture) -> 
     return said
 
 
-def test_the_first_word_comes_within_half_a_minute_and_then_ever_less_often(
+def test_a_wait_is_logged_after_20_seconds_and_then_at_doubled_intervals(
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert spoken(Wait("an answer", None), clock, caplog) == [20, 40, 80, 160]
+    assert logged_seconds(Wait("an answer", None), clock, caplog) == [20, 40, 80, 160]
 
 
-def test_it_says_what_for_how_long_and_when_it_is_given_up(
+def test_the_log_names_the_wait_its_duration_and_its_limit(
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     wait = Wait("forward_backward of step 3", 600)
@@ -73,7 +73,7 @@ def service() -> Iterator[Service]:
         yield Service(nobody, nobody, Future(), calls, None, patience=0.2)
 
 
-def test_a_silent_service_is_given_up_and_its_request_cancelled(service: Service) -> None:
+def test_a_request_to_a_silent_service_times_out_and_is_cancelled(service: Service) -> None:
     silent: Future[None] = Future()
     asked: Any = SimpleNamespace(future=lambda: silent)
     with pytest.raises(TimedOut, match=r"within 0 s \(waited for an answer\)") as raised:
@@ -82,14 +82,14 @@ def test_a_silent_service_is_given_up_and_its_request_cancelled(service: Service
     assert silent.cancelled()
 
 
-def test_a_dead_engine_is_learnt_of_before_the_patience_ends(service: Service) -> None:
+def test_a_dead_engine_raises_before_the_timeout(service: Service) -> None:
     service.died.set_exception(EngineDied("it ended"))
     asked: Any = SimpleNamespace(future=Future)
     with pytest.raises(EngineDied):
         service.result(asked, "an answer")
 
 
-def test_what_an_engine_leaves_undone_has_ended_before_its_death_is_raised(
+def test_cancelled_work_has_ended_before_the_engine_s_death_is_raised(
     service: Service,
 ) -> None:
     ended: list[str] = []
@@ -113,7 +113,7 @@ def test_what_an_engine_leaves_undone_has_ended_before_its_death_is_raised(
     assert ended == ["work", "the wait"]
 
 
-def test_a_silent_sampler_ends_in_a_timeout_that_the_door_answers(service: Service) -> None:
+def test_a_silent_sampler_raises_a_timeout_error(service: Service) -> None:
     async def forever(*_: object) -> None:
         await asyncio.Event().wait()
 
@@ -124,6 +124,7 @@ def test_a_silent_sampler_ends_in_a_timeout_that_the_door_answers(service: Servi
     assert service.sampling == {}
 
 
+<<<<<<< HEAD
 def test_sampling_ends_when_the_engine_dies(service: Service) -> None:
     async def die(*_: object) -> None:
         service.died.set_exception(EngineDied("it ended"))
@@ -137,6 +138,9 @@ def test_sampling_ends_when_the_engine_dies(service: Service) -> None:
 
 
 def test_what_rollouts_wait_for_is_said_with_the_sampling_calls_under_way(
+=======
+def test_the_log_of_waiting_rollouts_counts_the_sampling_calls(
+>>>>>>> house-adapters
     service: Service, clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     service.sampling[object()] = -5.0
@@ -157,7 +161,7 @@ def failed(category: RequestErrorCategory) -> tinker.RequestFailedError:
     return tinker.RequestFailedError(text, "1", category)
 
 
-def test_a_failed_future_is_refused_or_failed_by_its_category() -> None:
+def test_a_failed_request_is_translated_by_its_category() -> None:
     blamed = translate_error(failed(RequestErrorCategory.User), "optim_step of step 1")
     assert isinstance(blamed, ServiceRefused)
     assert str(blamed) == "the Tinker service refuses optim_step of step 1: no such loss"
@@ -165,7 +169,7 @@ def test_a_failed_future_is_refused_or_failed_by_its_category() -> None:
         assert isinstance(translate_error(failed(category), "it"), ServiceFailed)
 
 
-def test_an_error_of_the_sdk_is_judged_by_what_caused_it() -> None:
+def test_an_error_of_the_sdk_is_translated_by_its_cause() -> None:
     poisoned = RuntimeError("A previous request failed")
     poisoned.__cause__ = failed(RequestErrorCategory.User)
     assert isinstance(translate_error(poisoned, "it"), ServiceRefused)

@@ -94,7 +94,7 @@ def _choice_outcome(choice: Choice, message: Message) -> JsonObject:
 
 
 def _format_outcome(form: Format, message: Message) -> JsonObject:
-    """`valid` is null if the answer has tool calls, whose format is another one."""
+    """Check the answer; `valid` is null if it has tool calls, whose format is another one."""
     kind = "json_object" if form.schema is None else "json_schema"
     if message.get("tool_calls"):
         return {"kind": kind, "valid": None, "error": None}

@@ -142,19 +142,19 @@ def _cut_at_stop(sequence: tinker.SampledSequence, stops: Sequence[str], chat: C
     stopped = end is not None or sequence.stop_reason == "stop"
     tokens = tokens[:end]
     words = None
-    if any(stop in chat.said_text(tokens) for stop in stops):
-        tokens = tokens[: _first_with(stops, tokens, chat)]
-        text = chat.said_text(tokens)
+    if any(stop in chat.decode_answer(tokens) for stop in stops):
+        tokens = tokens[: _count_until(stops, tokens, chat)]
+        text = chat.decode_answer(tokens)
         words = text[: min(text.find(stop) for stop in stops if stop in text)]
     return CutSequence(tokens, logprobs[: len(tokens)], stopped or words is not None, words)
 
 
-def _first_with(stops: Sequence[str], tokens: Sequence[int], chat: Chat) -> int:
+def _count_until(stops: Sequence[str], tokens: Sequence[int], chat: Chat) -> int:
     """Find by bisection the number of tokens at which a stop string first appears."""
     low, high = 1, len(tokens)
     while low < high:
         middle = (low + high) // 2
-        text = chat.said_text(tokens[:middle])
+        text = chat.decode_answer(tokens[:middle])
         if any(stop in text for stop in stops):
             high = middle
         else:

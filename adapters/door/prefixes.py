@@ -114,7 +114,7 @@ class Prefixes:
         continue a turn that the model ended, since it lacks the token that ended the turn.
         """
         for known, rest in self._continued(messages, tools, history, self._chat.text(plain)):
-            end = self._chat.text(known.sampled[-1:]) if self._chat.ended(known.sampled) else ""
+            end = self._chat.text(known.sampled[-1:]) if self._chat.has_ended(known.sampled) else ""
             if not rest.startswith(end):
                 why_not = ENDED
                 continue
@@ -134,7 +134,7 @@ class Prefixes:
                 continue
             before = self._chat.text(self._chat.render(messages[:length], tools))
             for known in reversed(asked):
-                said = self._chat.said_text(known.sampled)
+                said = self._chat.decode_answer(known.sampled)
                 for words in (said, said.strip()):
                     if words.strip() and text.startswith(before + words):
                         yield known, text[len(before + words) :]

@@ -45,7 +45,7 @@ class AgentExit(RuntimeError):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What an agent needs to call the model of a role."""
+    """The address, the key and the model's name with which an agent calls a role."""
 
     base_url: str
     api_key: str

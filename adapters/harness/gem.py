@@ -57,7 +57,7 @@ def game_of(name: str) -> Callable[[int], "Game"]:
     return partial(Game, _load_maker(name))
 
 
-class Environment(Protocol):
+class GemEnvironment(Protocol):
     """A GEM environment."""
 
     def reset(self, *, seed: int) -> tuple[str, Mapping[str, str | None]]: ...
@@ -72,7 +72,7 @@ class Game:
     generators of its own, a game would draw from those that another one seeded.
     """
 
-    def __init__(self, make: Callable[[int], Environment], seed: int) -> None:
+    def __init__(self, make: Callable[[int], GemEnvironment], seed: int) -> None:
         self.messages: list[dict[str, str]] = []
         self.rewards: list[float] = []
         self.over = False
@@ -119,7 +119,7 @@ def _read_seed(example: Example) -> int:
     )
 
 
-def _load_maker(name: str) -> Callable[[int], Environment]:
+def _load_maker(name: str) -> Callable[[int], GemEnvironment]:
     identity, arguments = split_name(name)
     registration = _import_registration(name)
     spec = registration.ENV_REGISTRY.get(identity)
@@ -135,7 +135,7 @@ def _load_maker(name: str) -> Callable[[int], Environment]:
     # Environments over a data set need their seed when they are made; most others ignore it.
     seeded = SEED in parameters
 
-    def make(seed: int) -> Environment:
+    def make(seed: int) -> GemEnvironment:
         return registration.make(identity, **({SEED: seed} if seeded else {}) | arguments)
 
     return make

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 
-class Environment(Protocol):
+class DataSets(Protocol):
     """The part of a verifiers environment that holds its data sets."""
 
     def get_dataset(self) -> Sequence[dict[str, object]]: ...
@@ -38,7 +38,7 @@ def main(identity: str, arguments: str) -> None:
     sys.stdout.write(f"\n{json.dumps(played['reward'])}\n")
 
 
-def _find_row(environment: Environment, example: Mapping[str, object]) -> dict[str, object]:
+def _find_row(environment: DataSets, example: Mapping[str, object]) -> dict[str, object]:
     held_out = example.get("split") == "test"
     rows = environment.get_eval_dataset() if held_out else environment.get_dataset()
     row = example.get("row")
