@@ -124,7 +124,6 @@ def test_a_silent_sampler_raises_a_timeout_error(service: Service) -> None:
     assert service.sampling == {}
 
 
-<<<<<<< HEAD
 def test_sampling_ends_when_the_engine_dies(service: Service) -> None:
     async def die(*_: object) -> None:
         service.died.set_exception(EngineDied("it ended"))
@@ -137,10 +136,7 @@ def test_sampling_ends_when_the_engine_dies(service: Service) -> None:
     assert service.sampling == {}
 
 
-def test_what_rollouts_wait_for_is_said_with_the_sampling_calls_under_way(
-=======
 def test_the_log_of_waiting_rollouts_counts_the_sampling_calls(
->>>>>>> house-adapters
     service: Service, clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     service.sampling[object()] = -5.0
