@@ -22,7 +22,7 @@ from time import perf_counter, process_time
 
 import httpx
 import numpy as np
-from engine.base_models import find
+from engine.model.base_models import find
 from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 

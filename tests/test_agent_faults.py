@@ -172,7 +172,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 def played(stage: Stage, tmp_path: Path) -> Any:
     def play(agent: Any, *, group_size: int = 2, tries: int = 1, **changes: Any) -> Spans:
         plan = BatchPlan(SHARD, 0, group_size, tries)
-        return stage.play(tmp_path, agent, plan=plan, **{"timeout_seconds": 5.0} | changes)
+        options: Any = {"timeout_seconds": 5.0} | changes
+        return stage.play(tmp_path, agent, plan=plan, **options)
 
     return play
 

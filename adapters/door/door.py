@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 from adapters.calls import POLICY, Completion, Refused
 from adapters.calls import Request as ChatRequest
 from adapters.chat import Chat
-from adapters.dialects.fields import bad
+from adapters.dialects.fields import bad_request
 from adapters.dialects.request_body import parse_json, read_body
 from adapters.door.backends import Backend
 from adapters.door.batches import Attempt, Failure, OpenBatch
@@ -153,7 +153,7 @@ def _read_end(body: object) -> tuple[Reward | Failure, float]:
             try:
                 return read_reward(reward), seconds
             except (RewardError, OverflowError) as error:
-                raise bad(str(error), "reward") from error
+                raise bad_request(str(error), "reward") from error
         case {
             "failed": str(kind),
             "message": str(message),
@@ -161,4 +161,4 @@ def _read_end(body: object) -> tuple[Reward | Failure, float]:
         } if 0 <= seconds < LONGEST:
             return Failure(kind, message), seconds
     text = "The end of a rollout has `seconds`, from 0, and `reward`, or `failed` and `message`."
-    raise bad(text)
+    raise bad_request(text)
