@@ -33,8 +33,8 @@ arithmetic: $(READY) ## train the arithmetic agent
 test: $(READY) ## run the tests, two files at a time
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-stories: $(READY) ## run the long stories: kills, deployments, absent servers, pretraining
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m story
+stories: $(READY) ## run the long stories: kills, deployments, absent servers, pretraining, 1,000 rollouts
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --timeout 1800 -m story
 
 check: $(READY) ## lint, format and types, as pre-commit and CI run them
 	$(BIN)/ruff check .

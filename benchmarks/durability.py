@@ -22,7 +22,6 @@ from time import perf_counter, process_time
 
 import httpx
 import numpy as np
-from engine.model.base_models import find
 from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
@@ -40,6 +39,7 @@ from adapters.harness.batches import BATCH, ROLE, Batch
 from adapters.tinker.service import connect
 from benchmarks.measuring import Took, describe_machine, format_table, paired_ratio, time_in_turns
 from benchmarks.turns import TURNS, Turn, make_turns
+from engine.model.base_models import find
 from tasks.journal import Journal
 from tasks.spans import Span, begun_span, call_span
 

@@ -15,7 +15,7 @@ WORKLOADS = ("hello", "guessing")
 SHORT = ("steps=4", "evaluation.every=0", "checkpoints.every=2")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("prefect_server")
 def test_runs_killed_at_random_equal_uninterrupted_runs(tmp_path: Path) -> None:
     environment = killable_runs.environment(tmp_path / "home", PREFECT_API_URL.value())

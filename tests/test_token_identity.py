@@ -18,6 +18,8 @@ from tests.recording_sampler import RecordedRollouts
 from tests.stand_in import CHAT, StandIn, anything, letters, tool_call, turn
 from tests.token_identity import Reuse, differences, reuse
 
+pytestmark = pytest.mark.story
+
 HISTORIES = ("verbatim", "stripped", "tools", "react")
 ROLLOUTS = 1000
 AT_ONCE = 20
