@@ -19,7 +19,7 @@ help: ## show this list
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[agents,gem,tracking,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[agents,dask,gem,tracking,dev]'
 	touch $@
 
 setup: $(READY) ## make .venv from the pinned versions (the only step that needs a network)
@@ -33,7 +33,7 @@ arithmetic: $(READY) ## train the arithmetic agent
 test: $(READY) ## run the tests, two files at a time
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-stories: $(READY) ## run the long stories: kills, deployments, absent servers, pretraining, 1,000 rollouts
+stories: $(READY) ## run the long stories: kills, faults, deployments, clusters, pretraining, 1,000 rollouts
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --timeout 1800 -m story
 
 check: $(READY) ## lint, format and types, as pre-commit and CI run them

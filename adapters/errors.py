@@ -5,6 +5,10 @@ class UserError(Exception):
     """An error that its user can mend: its text states the fact, the value and the remedy."""
 
 
+class PassingError(UserError):
+    """An error that may pass: the same work may succeed later, with nothing changed."""
+
+
 class ServiceError(UserError):
     """An error of the Tinker service that its user can mend."""
 

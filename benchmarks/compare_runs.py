@@ -148,6 +148,8 @@ def seconds_to_first_token(run: RunFolder, after: float) -> float | None:
 
 def stage_of(run: RunFolder) -> str:
     """Tell from a run's folder what the run was doing when it was killed."""
+    if any(Ledger(run.checkpoints(name)).in_doubt() is not None for name in run.policies()):
+        return "update"
     unsealed = [batch for shard in _stems(run, "shards") for batch in _unsealed(run, shard)]
     if unsealed:
         return "rollouts" if unsealed[0].startswith("train") else "evaluation"

@@ -42,14 +42,20 @@ class Training:
 
     def engine(self) -> int | None:
         """Return the engine's process id; None if there is no engine."""
+        return next(iter(self._children(" -m engine ")), None)
+
+    def workers(self) -> list[int]:
+        """Return the process ids of the flow's own cluster."""
+        return self._children(" spawn_main(")
+
+    def _children(self, words: str) -> list[int]:
+        """Return the flow's child processes whose command has `words`."""
         listed = subprocess.run(
             ["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
         )
-        for line in listed.stdout.splitlines():
-            pid, parent, command = line.split(maxsplit=2)
-            if int(parent) == self.process.pid and " -m engine " in command:
-                return int(pid)
-        return None
+        lines = (line.split(maxsplit=2) for line in listed.stdout.splitlines())
+        flow = self.process.pid
+        return [int(pid) for pid, parent, args in lines if int(parent) == flow and words in args]
 
     def written(self) -> int:
         """Return the bytes that the process has added to its run, without the engine's files."""

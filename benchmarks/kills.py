@@ -1,21 +1,23 @@
 """Kills training runs at random moments, continues them, and compares them with a reference run.
 
 A trial is one run that is killed up to `--each` times by SIGKILL: the flow's process (the door is
-a server in it), the engine, or both. After each kill the run is started again, and at its end it
-is compared with an uninterrupted run of the same recipe with one rollout batch. Every kill and
-every trial is a line of a file, so a harness that was stopped goes on. The exit status is 1 if
-anything was lost, repeated or different, or hung.
+a server in it), the engine, or both, after which the run is started again; or a process of its
+cluster, after which it goes on. At its end it is compared with an uninterrupted run of the same
+recipe and lag with one rollout batch. Every kill and every trial is a line of a file, so a harness
+that was stopped goes on. The exit status is 1 if anything was lost, repeated or different, or hung.
 """
 
 import argparse
 import json
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from itertools import product
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -24,9 +26,12 @@ from typing import Any
 from benchmarks import compare_runs, killable_runs
 from benchmarks.killable_runs import Stalled, Training
 from benchmarks.measuring import describe_machine, format_table
+from tasks.storage.json_files import read_log
 from tasks.storage.run_folder import RunFolder
 
 VICTIMS = ("flow", "engine", "flow and engine")
+WORKER = "worker"
+"""Victim beside the others where batches are played on a cluster; its flow lives on."""
 STARTING = 0.2
 """Share of the kills that come some time after the start; the others come after some bytes."""
 AFTER_SECONDS = 0.5
@@ -36,8 +41,8 @@ ENDING_SECONDS = 60.0
 SPREAD = 0.7
 """Share of a run's bytes over which a trial's kills are spread, on average."""
 
-COUNTS = ("finished_rerun", "applied_twice", "sampled_twice", "replayed", "lost", "rebuilt")
-FORBIDDEN = ("finished_rerun", "applied_twice", "sampled_twice")
+FORBIDDEN = ("decisions_changed", "finished_rerun", "applied_twice", "sampled_twice")
+COUNTS = (*FORBIDDEN, "replayed", "lost", "rebuilt")
 
 Line = dict[str, Any]
 
@@ -80,18 +85,41 @@ class Reference:
 
 
 @dataclass(frozen=True)
+class Width:
+    """How the rollouts of a run are played: in how many batches, and how many steps ahead."""
+
+    batches: int
+    lag: int = 0
+    order: str = "shard"
+    runner: str = "threads"
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Settings of a recipe."""
+        return tuple(f"rollouts.{name}={value}" for name, value in asdict(self).items())
+
+    @property
+    def reference(self) -> "Width":
+        """The width of the run that a killed run of this width is compared with."""
+        return Width(1, self.lag)
+
+    def __str__(self) -> str:
+        return "-".join(map(str, asdict(self).values()))
+
+
+@dataclass(frozen=True)
 class Trial:
-    """One run that is killed: a recipe, the number of its rollout batches, and its own number."""
+    """One run that is killed: a recipe, how its rollouts are played, and its own number."""
 
     workload: str
     settings: tuple[str, ...]
-    batches: int
+    width: Width
     number: int = 0
 
     @property
     def run(self) -> str:
         """Name of the run."""
-        return f"{self.workload}-{self.batches}-{self.number:03d}"
+        return f"{self.workload}-{self.width}-{self.number:03d}"
 
 
 @dataclass(frozen=True)
@@ -122,16 +150,18 @@ class Harness:
 
     def record(self, trial: Trial, **values: object) -> None:
         """Append a line about a trial in one write: parallel trials share the file."""
-        line = {"workload": trial.workload, "batches": trial.batches, "run": trial.run, **values}
+        line = {"workload": trial.workload, **asdict(trial.width), "run": trial.run, **values}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
-def make_reference(harness: Harness, workload: str, settings: Sequence[str]) -> Reference:
+def make_reference(harness: Harness, trial: Trial) -> Reference:
     """Run a recipe without a kill, with one rollout batch, or read what such a run has left."""
-    run = RunFolder(harness.folder / workload)
-    described = harness.folder / f"{workload}.reference.json"
+    name = f"{trial.workload}-lag{trial.width.lag}"
+    run = RunFolder(harness.folder / name)
+    described = harness.folder / f"{name}.reference.json"
     if not described.exists():
+        settings = (*trial.settings, *trial.width.reference.settings)
         training = killable_runs.train(run, settings, harness.environment)
         training.writes(1)
         startup = time.time() - training.started
@@ -148,17 +178,22 @@ def run_trial(harness: Harness, trial: Trial) -> None:
     run = RunFolder(harness.folder / trial.run)
     if harness.over and not run.path.exists():
         return
-    reference = make_reference(harness, trial.workload, trial.settings)
-    settings = (*trial.settings, f"rollouts.batches={trial.batches}")
+    reference = make_reference(harness, trial)
+    settings = (*trial.settings, *trial.width.settings)
     killed = sum(line["kind"] == "kill" and line["run"] == trial.run for line in harness.lines())
+    decided, changed = read_log(run.arrivals), 0
     try:
         while True:
             training = killable_runs.train(run, settings, harness.environment)
             random = Random(f"{harness.seed}/{trial.run}/{killed}")
+            if trial.width.runner == "dask" and killed < harness.each - 1:
+                killed += _kill_a_worker(harness, trial, training, reference, random)
             spared = killed == harness.each or harness.over
             if spared or not _kill_at_random(harness, trial, training, reference, random):
                 break
             killed += 1
+            before, decided = decided, read_log(run.arrivals)
+            changed += decided[: len(before)] != before
         code = training.exit_code()
     except Stalled as error:
         harness.record(trial, kind="stall", hung=True, error=str(error))
@@ -172,9 +207,31 @@ def run_trial(harness: Harness, trial: Trial) -> None:
         kills=killed,
         resumed=bool(killed),
         first_token=compare_runs.seconds_to_first_token(run, training.started),
-        differs=compare_runs.differing_parts(compare_runs.read_contents(run), reference.contents),
+        differs=_differing_parts(run, trial.width, reference),
+        decisions_changed=changed + (read_log(run.arrivals)[: len(decided)] != decided),
         **asdict(compare_runs.count_repetitions(run)),
     )
+
+
+def _differing_parts(run: RunFolder, width: Width, reference: Reference) -> list[str]:
+    """Name what differs from the reference; steps by arrival are not those of another run."""
+    if width.order == "arrival":
+        return []
+    return compare_runs.differing_parts(compare_runs.read_contents(run), reference.contents)
+
+
+def _kill_a_worker(
+    harness: Harness, trial: Trial, training: Training, reference: Reference, random: Random
+) -> bool:
+    """Kill, at every other start, a process that plays; return whether one was killed."""
+    size = random.uniform(1, SPREAD * reference.size / harness.each)
+    if random.random() < 0.5 or not training.writes(size) or not training.workers():
+        return False
+    os.kill(random.choice(training.workers()), signal.SIGKILL)
+    stage, load = compare_runs.stage_of(training.run), os.getloadavg()[0]
+    resumed = training.size > 0
+    harness.record(trial, kind="kill", victim=WORKER, stage=stage, resumed=resumed, load=load)
+    return True
 
 
 def _kill_at_random(
@@ -209,25 +266,27 @@ def _kill_at_random(
 
 
 def list_trials(
-    harness: Harness, workloads: Sequence[str], batches: Sequence[int], kills: int
+    harness: Harness, workloads: Sequence[str], widths: Sequence[Width], kills: int
 ) -> list[Trial]:
-    """List the unfinished trials: `kills` for each number of batches, the workloads in turn."""
+    """List the unfinished trials: `kills` for each width, the workloads in turn."""
     done = {line["run"] for line in harness.lines() if line["kind"] == "trial"}
     runs = -(-kills // harness.each)
     trials = [
-        Trial(name, WORKLOADS[name], of_run, turn // len(workloads))
+        Trial(name, WORKLOADS[name], width, turn // len(workloads))
         for turn in range(runs)
         for name in [workloads[turn % len(workloads)]]
-        for of_run in batches
+        for width in widths
     ]
     return [trial for trial in trials if trial.run not in done]
 
 
 def report(lines: Sequence[Line]) -> str:
     """Describe what was killed, what must be zero, and how soon a run samples again."""
-    rows = [_row(lines, batches) for batches in sorted({line["batches"] for line in lines})]
+    names = [field.name for field in fields(Width)]
+    widths = sorted({tuple(line[name] for name in names) for line in lines})
+    rows = [_row(lines, Width(*width)) for width in widths]
     counts = (name.replace("_", " ") for name in COUNTS)
-    header = ("batches", "runs", "kills", "hung", "differ", *counts)
+    header = (*names, "runs", "kills", "hung", "differ", *counts)
     title = "Runs that were killed and continued, beside uninterrupted runs with one batch"
     kills = [line for line in lines if line["kind"] == "kill"]
     parts = [
@@ -238,9 +297,9 @@ def report(lines: Sequence[Line]) -> str:
     return "\n".join(parts)
 
 
-def _row(lines: Sequence[Line], batches: int) -> list[str]:
-    """Return the row of a number of batches."""
-    ours = [line for line in lines if line["batches"] == batches]
+def _row(lines: Sequence[Line], width: Width) -> list[str]:
+    """Return the row of a width."""
+    ours = [line for line in lines if asdict(width).items() <= line.items()]
     trials = [line for line in ours if line["kind"] == "trial"]
     numbers = (
         len(trials),
@@ -249,7 +308,7 @@ def _row(lines: Sequence[Line], batches: int) -> list[str]:
         sum(bool(trial["differs"]) for trial in trials),
         *(sum(trial[count] for trial in trials) for count in COUNTS),
     )
-    return [str(batches), *map(str, numbers)]
+    return [*map(str, (*asdict(width).values(), *numbers))]
 
 
 def _count_by_stage(kills: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
@@ -261,7 +320,7 @@ def _count_by_stage(kills: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
             *(str(hits[who, stage]) for stage in stages),
             str(sum(line["victim"] == who for line in kills)),
         ]
-        for who in VICTIMS
+        for who in (*VICTIMS, WORKER)
     ]
     return ["killed", *stages, "all"], rows
 
@@ -269,7 +328,9 @@ def _count_by_stage(kills: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
 def _describe_restarts(lines: Sequence[Line]) -> str:
     """Describe the times of processes that continued a run and lived to sample."""
     ended = [line for line in lines if line["kind"] != "stall"]
-    times = sorted(line["first_token"] for line in ended if line["resumed"] and line["first_token"])
+    times = sorted(
+        line["first_token"] for line in ended if line["resumed"] and line.get("first_token")
+    )
     if not times:
         return "No restart sampled anything.\n"
     late = times[int(0.9 * (len(times) - 1))]
@@ -298,8 +359,8 @@ def list_violations(lines: Sequence[Line]) -> list[str]:
 
 def run_all(harness: Harness, trials: Sequence[Trial], parallel: int) -> None:
     """Run trials, several at a time; an error ends those that have not begun."""
-    for trial in {trial.workload: trial for trial in trials}.values():
-        make_reference(harness, trial.workload, trial.settings)
+    for trial in {(trial.workload, trial.width.lag): trial for trial in trials}.values():
+        make_reference(harness, trial)
     with ThreadPoolExecutor(parallel) as threads:
         running = [threads.submit(run_trial, harness, trial) for trial in trials]
         try:
@@ -312,10 +373,13 @@ def run_all(harness: Harness, trials: Sequence[Trial], parallel: int) -> None:
 def main() -> None:
     """Run the harness from the command line."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--kills", type=int, default=20, help="kills for each number of batches")
+    options.add_argument("--kills", type=int, default=20, help="kills of each kind of run")
     options.add_argument(
         "--batches", type=int, nargs="+", default=[1], help="rollouts.batches of the runs"
     )
+    options.add_argument("--lag", type=int, nargs="+", default=[0], help="rollouts.lag of the runs")
+    options.add_argument("--order", nargs="+", default=["shard"], help="rollouts.order")
+    options.add_argument("--runner", nargs="+", default=["threads"], help="rollouts.runner")
     options.add_argument("--each", type=int, default=10, help="kills of one run")
     options.add_argument("--minutes", type=float, default=float("inf"), help="kill nothing later")
     options.add_argument("--parallel", type=int, default=1, help="trials at the same time")
@@ -334,7 +398,10 @@ def main() -> None:
         until = time.monotonic() + 60 * arguments.minutes
         variables = killable_runs.environment(home, api)
         harness = Harness(folder, variables, arguments.seed, arguments.each, until)
-        trials = list_trials(harness, names, arguments.batches, arguments.kills)
+        chosen = (arguments.batches, arguments.lag, arguments.order, arguments.runner)
+        every = [Width(*width) for width in product(*chosen)]
+        widths = [width for width in every if width.lag or width.order == "shard"]
+        trials = list_trials(harness, names, widths, arguments.kills)
         run_all(harness, trials, arguments.parallel)
     print(report(harness.lines()))
     raise SystemExit("\n".join(list_violations(harness.lines())) or 0)

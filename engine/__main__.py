@@ -21,6 +21,8 @@ logger = logging.getLogger("engine")
 SHIPPED = "local/tiny-chat"
 REFUSED = 2
 """Exit status if the command cannot start as asked."""
+DAMAGED = 1
+"""Exit status of --verify if a file is damaged."""
 INTERRUPTED = 130
 READ_FROM_STDIN = "-"
 LOG = "engine.log"
@@ -37,7 +39,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         if str(options["state"]) == READ_FROM_STDIN:
             options["state"] = _read_state_folder()
-        serve(ServeOptions(**options))
+        if options.pop("verify"):
+            status = verify(options["state"])
+        else:
+            serve(ServeOptions(**options))
     except RequestRefused as error:
         print(f"engine: {error}", file=sys.stderr)
         status = REFUSED
@@ -69,6 +74,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--threads", type=int, default=1, help="threads of one computation")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, mps")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="list the files of --state that are not as they were written, and serve nothing",
+    )
     parser.add_argument(
         "--exit-with-stdin", action="store_true", help="stop when standard input closes"
     )
@@ -108,6 +118,16 @@ def serve(options: ServeOptions, api_key: str | None = None) -> None:
 
         settings = ServerSettings(options.state, key, options.threads, options.device)
         run(base, settings, listener, stopped, _announce)
+
+
+def verify(state: Path) -> int:
+    """Print the damaged files of a state folder, one a line; return the exit status."""
+    from engine.state.registry import find_damage  # torch takes seconds
+
+    damaged = find_damage(state)
+    for path in damaged:
+        print(path)
+    return DAMAGED if damaged else 0
 
 
 def _read_state_folder() -> Path:

@@ -132,9 +132,10 @@ class EngineCore:
 
     def load_trainer(self, address: CheckpointAddress, optimizer: bool) -> Trainer:
         """Create a trainer that continues from a checkpoint; runs on the device thread."""
-        trainer = Trainer(self.model, self._load_lora(address))
+        lora, folder = self.checkpoints.find(address).lora, self.checkpoints.folder(address)
+        trainer = Trainer(self.model, load_lora(self.model, lora, folder))
         if optimizer:
-            trainer.load_optimizer(load_optimizer(self.checkpoints.folder(address)))
+            trainer.load_optimizer(load_optimizer(folder))
         return trainer
 
     def save(

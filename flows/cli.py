@@ -1,6 +1,7 @@
 """The command line of Ratchet: a thin layer over the flows."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -214,6 +215,26 @@ def keys() -> None:
     from flows.deployments import recipe_options
 
     print(recipe_options())
+
+
+@app.command()
+def verify(run: Run) -> None:
+    """Check that every file of a run, and of its engine, is as it was written."""
+    from tasks.reports.verification import find_damage
+    from tasks.storage.run_folder import folder_of
+
+    folder = folder_of(run)
+    damage = [*find_damage(folder)]
+    command = [sys.executable, "-m", "engine", "--verify", "--state", str(folder.engine)]
+    engine = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    damage += [f"{path} is not as the engine wrote it" for path in engine.stdout.splitlines()]
+    if engine.returncode not in (0, 1):
+        damage.append(f"{folder.engine} could not be verified: see above")
+    for sentence in damage:
+        print(sentence)
+    if damage:
+        raise SystemExit(1)
+    print(f"{folder.path} is as it was written: {len(folder.files())} files, and the engine's")
 
 
 @app.command(context_settings=PASSED_ON, add_help_option=False)

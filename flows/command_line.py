@@ -55,9 +55,11 @@ def _closing_line(summary: "RunSummary", run: "RunFolder", seconds: float) -> st
         "unknown" if reward is None else f"{reward:.2f}"
         for reward in (summary.before, summary.after)
     )
+    spent = "" if summary.seconds is None else f"{summary.seconds:.0f} s of sampling and training, "
     statement = f"from '{run.metrics}'"
+    repeated = "" if summary.reproducible else " No other run repeats it."
     return (
-        f"held-out reward {before} → {after} in {summary.steps} steps: {summary.seconds:.0f} s of "
-        f"sampling and training, {seconds:.0f} s in all. The run is {run.path}; see it in "
-        f'Prefect\'s UI with `make server`, and by SQL with `ratchet sql "{statement}"`'
+        f"held-out reward {before} → {after} in {summary.steps} steps: {spent}{seconds:.0f} s in "
+        f"all. The run is {run.path}; see it in "
+        f'Prefect\'s UI with `make server`, and by SQL with `ratchet sql "{statement}"`{repeated}'
     )

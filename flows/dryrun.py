@@ -6,7 +6,7 @@ from flows.recipe import Recipe
 from flows.runtime.by_policy import assemble, build
 from flows.runtime.dryrun_recipe import DryRun
 from flows.runtime.open_run import name_of_run, open_run, train_split, training_sampling
-from flows.runtime.task_runner import task_runner
+from flows.runtime.task_runner import task_runners, wait_for_batches
 from tasks.evaluations import score_spans
 from tasks.reports.dryruns import describe
 from tasks.shards import draw_shard
@@ -22,15 +22,20 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
         run: The name of the folder that is left, such as dryruns/hello.
     """
     rollouts, sampling = recipe.rollouts, training_sampling(recipe)
-    with open_run(recipe, run) as opened, task_runner(rollouts) as runner:
+    with open_run(recipe, run) as opened, task_runners(rollouts, opened) as runners:
         path = opened.folder.shard(shard_name("train", 0))
         shard = draw_shard(path, train_split(recipe), recipe.seed, 0, rollouts.groups)
-        batches = runner.play_shard(
-            opened, shard, 0, sampling, rollouts.group_size, rollouts.attempts
+        batches = runners.evaluation.submit_shard(
+            opened,
+            shard,
+            lambda _: 0,
+            sampling,
+            rollouts.group_size,
+            rollouts.attempts,
         )
-        trajectories = assemble(opened, 0, batches)
+        trajectories = assemble(opened, 0, wait_for_batches(batches.values()))
         datums = build(opened, 0, trajectories, recipe.credit())
-    spans = [batch.result() for batch in batches]
+    spans = [batch.result() for batch in batches.values()]
     score = score_spans(spans, shard)
     return DryRun(
         rollouts=score.rollouts,

@@ -5,9 +5,9 @@ from prefect.runtime import flow_run
 
 from flows.recipe import Recipe
 from flows.runtime.eval_targets import EvalTarget
-from flows.runtime.evaluation import EvaluationResult, play_held_out, score, settings_tag
+from flows.runtime.evaluation import EvaluationResult, score, settings_tag, submit_held_out
 from flows.runtime.open_run import open_run
-from flows.runtime.task_runner import task_runner
+from flows.runtime.task_runner import task_runners
 from tasks.evaluations import read_evaluation
 from tasks.reports.games import list_games
 
@@ -37,11 +37,11 @@ def evaluate(
     asked, tag = target.asked, settings_tag(target.bound, target.asked)
     with (
         open_run(target.bound, target.run) as opened,
-        task_runner(target.bound.rollouts) as runner,
+        task_runners(target.bound.rollouts, opened) as runners,
     ):
         step = opened.policies.last_step() if target.step is None else target.step
         opened.ledger.at(step)  # refuse a checkpoint that the run does not have
-        played = play_held_out(asked, opened, runner, step, tag)
+        played = submit_held_out(asked, opened, runners.evaluation, step, tag).wait()
         file = score(asked, opened, played, f"{step:05d}{tag}")
         columns, threshold = asked.dataset.columns, asked.evaluation.threshold
         games = {

@@ -15,6 +15,7 @@ from pydantic import (
 from tinker import AdamParams
 from tinker.types import LossFnType
 
+from adapters.addresses import check_runner
 from adapters.calls import POLICY
 from adapters.door.roles import check_role, policy_of
 from adapters.tinker.live_policy import UpdateMethod
@@ -24,8 +25,12 @@ from tasks.losses import LOSSES, check_loss
 CHANGES_NO_RESULT: Any = {
     "service": True,
     "checkpoints": {"probe_tolerance"},
-    "rollouts": {"batches"},
+    "rollouts": {"batches", "runner", "cluster", "door"},
 }
+ADDED: dict[str, dict[str, Any]] = {
+    "rollouts": {"lag": 0, "order": "shard", "stream": False, "weights": "snapshot"}
+}
+"""Keys that older recipes lack, and the values that stand for what those did."""
 
 
 class Section(BaseModel):
@@ -76,11 +81,35 @@ class Rollouts(Section):
     """Rollouts of each example, whose rewards are compared with each other."""
 
     concurrency: int = Field(default=128, ge=1)
-    """Rollouts that run at the same time."""
+    """Rollouts of one step that run at the same time."""
 
     batches: int = Field(default=1, ge=1)
     """Rollout batches of a step: parallel tasks that fail, retry and resume apart. Tokens, datums
     and weights are the same with any number."""
+
+    lag: int = Field(default=0, ge=0)
+    """Updates by which sampling is behind: the rollouts of step s are sampled by checkpoint
+    max(s - lag, 0), while the steps before s are trained."""
+
+    order: Literal["shard", "arrival"] = "shard"
+    """Rollouts of a step: those of its `shard`, so that every run of the recipe is the same; or the
+    first batches on `arrival`, at most `lag` updates behind, which no other run repeats."""
+
+    weights: Literal["snapshot", "inflight"] = "snapshot"
+    """Weights of a batch: those of the checkpoint by which it began; or `inflight` ones, which each
+    update changes while rollouts are played, so that no other run repeats them."""
+
+    runner: Literal["threads", "dask", "ray"] = "threads"
+    """Where batches are played: in threads of the flow's process, or by the processes of a Dask
+    cluster (docs/scaling.md)."""
+
+    cluster: str | None = None
+    """Address of the Dask cluster's scheduler, such as tls://10.0.0.1:8786; without one, the flow
+    starts a cluster of processes on its own machine."""
+
+    door: str | None = None
+    """URL at which the cluster's workers reach the flow, such as https://10.0.0.2:8600; without
+    one, only workers on the flow's machine reach it."""
 
     timeout_seconds: float = Field(default=120, gt=0)
     """A rollout whose agent takes longer has failed; waiting for the model's answers is free."""
@@ -90,6 +119,10 @@ class Rollouts(Section):
 
     temperature: float = Field(default=1.0, gt=0, le=2)
     """Sampling temperature of the policy; losses assume 1."""
+
+    stream: bool = False
+    """Submit each batch's forward-backward as soon as its rollouts have ended, not all at once. The
+    weights are the same but for the rounding of sums, which then depends on `batches`."""
 
     replay: bool = True
     """Give a rollout that is started again the answers that it had, for as long as it asks the
@@ -127,6 +160,43 @@ class Rollouts(Section):
                 "so no group would be trained"
             )
         return self
+
+    @model_validator(mode="after")
+    def _batches_can_be_played_there(self) -> Self:
+        check_runner(self.runner, self.cluster, self.door)
+        return self
+
+    @model_validator(mode="after")
+    def _overlap_does_something(self) -> Self:
+        if self.order == "arrival" and self.lag == 0:
+            raise ValueError(
+                "order arrival with lag 0 does nothing, since a step waits for all of its batches; "
+                "give a lag of 1 or more, or order shard"
+            )
+        if self.weights == "inflight" and self.lag == 0:
+            raise ValueError(
+                "weights inflight with lag 0 does nothing, since no update is made while rollouts "
+                "are played; give a lag of 1 or more, or weights snapshot"
+            )
+        if self.stream and (self.order == "arrival" or self.batches == 1):
+            raise ValueError(
+                f"stream with order {self.order} and batches {self.batches} does nothing, since a "
+                "step begins when all of its rollouts have ended; give order shard and 2 batches "
+                "or more, or leave stream out"
+            )
+        return self
+
+    def not_reproducible(self) -> list[str]:
+        """List why another run of the recipe would not have the same weights."""
+        reasons = {
+            "steps are made of batches as they arrive": self.order == "arrival",
+            "updates change the weights of running rollouts": self.weights == "inflight",
+        }
+        return [f"{reason}: no other run repeats it" for reason, holds in reasons.items() if holds]
+
+    def steps_under_way(self) -> int:
+        """Return of how many steps the batches are played at the same time."""
+        return 1 if self.order == "arrival" else self.lag + 1
 
     def concurrency_of_batch(self) -> int:
         """Return how many rollouts of one batch run at the same time."""
@@ -281,6 +351,16 @@ class Recipe(Section):
             check_role(role, who)
         return roles
 
+    @model_validator(mode="after")
+    def _passes_are_of_the_scale_of_the_step(self) -> Self:
+        if self.rollouts.stream and self.algorithm.normalise != "none":
+            raise ValueError(
+                f"rollouts.stream with algorithm.normalise {self.algorithm.normalise} would change "
+                "the result, since a step's divisor is known when all of its rollouts have ended; "
+                "give normalise none, or leave stream out"
+            )
+        return self
+
     def policies(self) -> dict[str, tuple[str, ...]]:
         """Map each policy to the roles that it is trained in, the main one first."""
         trained: dict[str, list[str]] = {POLICY: [POLICY]}
@@ -301,13 +381,20 @@ class Recipe(Section):
         """Return the loss, its settings and the optimizer."""
         loss = cast(LossFnType, self.algorithm.loss)
         optimizer = AdamParams(**self.optimizer.model_dump())
-        return UpdateMethod(loss, self.algorithm.loss_settings, optimizer)
+        return UpdateMethod(loss, self.algorithm.loss_settings, optimizer, self.rollouts.stream)
 
     def fingerprint(self) -> str:
         """Hash the recipe's canonical JSON by SHA-256; a run is bound to the hash.
 
-        Keys that change no result are left out, so that they may change when a run continues.
+        Keys that change no result are left out, so that they may change when a run continues; and
+        ADDED ones that change nothing, so that older runs can continue.
         """
         values = self.model_dump(mode="json", exclude=CHANGES_NO_RESULT)
+        if self.rollouts.order == "arrival" or self.rollouts.stream:
+            values["rollouts"]["batches"] = self.rollouts.batches
+        for section, added in ADDED.items():
+            for key, value in added.items():
+                if values[section][key] == value:
+                    del values[section][key]
         canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()

@@ -8,14 +8,15 @@ from prefect import flow
 
 from flows.recipe import Recipe
 from flows.runtime.by_policy import assemble, build, record_step, update
-from flows.runtime.evaluation import evaluate_checkpoint
+from flows.runtime.evaluation import score, submit_held_out
 from flows.runtime.forks import replay_run
 from flows.runtime.open_run import name_of_run, open_run
 from flows.runtime.run_summary import RunSummary, summarize_run
-from flows.runtime.task_runner import task_runner
+from flows.runtime.task_runner import task_runners
 from tasks.metrics import StepFiles
 from tasks.reports.artifacts import Progress, publish
-from tasks.storage.run_folder import folder_of, shard_name
+from tasks.storage.arrivals import batches_of
+from tasks.storage.run_folder import folder_of
 
 
 @flow(name="replay", flow_run_name=name_of_run)
@@ -33,11 +34,11 @@ def replay(recipe: Recipe, parent: str, run: str | None = None) -> RunSummary:
     credit, method = recipe.credit(), recipe.update_method()
     with (
         open_run(recipe, name, on_policy=False) as opened,
-        task_runner(recipe.rollouts) as runner,
+        task_runners(recipe.rollouts, opened) as runners,
     ):
         folder, progress = opened.folder, Progress(opened.folder, recipe.steps)
         for step in opened.steps_left():
-            spans = folder.sealed(shard_name("train", step))
+            spans = [folder.spans(batch) for batch in batches_of(folder, step)]
             trajectories = assemble(opened, step, spans)
             datums = build(opened, step, trajectories, credit)
             saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
@@ -45,6 +46,7 @@ def replay(recipe: Recipe, parent: str, run: str | None = None) -> RunSummary:
             files = StepFiles(spans, trajectories, datums, updates)
             metrics = record_step(opened, step, files, credit.min_group_size, sampled=False)
             progress.show(step, metrics)
-        evaluate_checkpoint(recipe, opened, runner, recipe.steps)
+        last = submit_held_out(recipe, opened, runners.evaluation, recipe.steps)
+        score(recipe, opened, last.wait(), f"{recipe.steps:05d}")
         publish(folder)
     return summarize_run(folder)

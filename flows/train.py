@@ -2,18 +2,22 @@
 
 Each step compares the rollouts of one example with each other (group-relative advantages, as
 `algorithm.advantage` says), weighs every sampled token by the advantage of its call, and takes one
-optimizer step on `algorithm.loss`. There is no value network and no reference model, and sampling
-is on-policy: step k is sampled by the weights after k updates.
+optimizer step on `algorithm.loss`. There is no value network and no reference model. Step s is
+sampled by the weights after s updates or, with `rollouts.lag`, after exactly that many fewer; by
+`rollouts.order`, steps may be made of batches as they arrive instead.
 """
+
+from collections.abc import Mapping
 
 from prefect import flow
 
 from flows.recipe import Recipe
-from flows.runtime.by_policy import assemble, build, record_step, update
-from flows.runtime.evaluation import evaluate_checkpoint
+from flows.runtime.by_policy import accumulate, assemble, build, record_step, update
+from flows.runtime.evaluation import EvaluationsBeside
 from flows.runtime.open_run import name_of_run, open_run, train_split, training_sampling
+from flows.runtime.overlap import overlapped
 from flows.runtime.run_summary import RunSummary, summarize_run
-from flows.runtime.task_runner import task_runner
+from flows.runtime.task_runner import CheckpointOf, Spans, task_runners, wait_for_batches
 from tasks.metrics import StepFiles
 from tasks.reports.artifacts import Progress, publish
 from tasks.shards import draw_shard
@@ -30,28 +34,33 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
     """
     source, sampling, rollouts = train_split(recipe), training_sampling(recipe), recipe.rollouts
     credit, method = recipe.credit(), recipe.update_method()
-    with open_run(recipe, run or name_of_run()) as opened, task_runner(rollouts) as runner:
+    with (
+        open_run(recipe, run or name_of_run()) as opened,
+        task_runners(rollouts, opened) as runners,
+    ):
         folder, progress = opened.folder, Progress(opened.folder, recipe.steps)
-        for step in opened.steps_left():
-            if recipe.evaluation.due(step, recipe.steps):
-                evaluate_checkpoint(recipe, opened, runner, step)
-            shard = draw_shard(
-                folder.shard(shard_name("train", step)),
-                source,
-                recipe.seed,
-                step,
-                rollouts.groups,
-                rollouts.batches,
-            )
-            spans = runner.play_shard(
-                opened, shard, step, sampling, rollouts.group_size, rollouts.attempts
-            )
+        evaluations = EvaluationsBeside(recipe, opened, runners.evaluation)
+
+        def sample(step: int, checkpoint: CheckpointOf) -> Mapping[str, Spans]:
+            path, seed = folder.shard(shard_name("train", step)), recipe.seed
+            shard = draw_shard(path, source, seed, step, rollouts.groups, rollouts.batches)
+            size, attempts = rollouts.group_size, rollouts.attempts
+            training = runners.training
+            return training.submit_shard(opened, shard, checkpoint, sampling, size, attempts)
+
+        for step, batches in overlapped(opened, rollouts, sample):
+            evaluations.submit_due(step)
+            if method.by_batch:
+                accumulate(opened, step, batches, credit, method)
+            spans = wait_for_batches(batches)
             trajectories = assemble(opened, step, spans)
             datums = build(opened, step, trajectories, credit)
             saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
             updates = update(opened, step, datums, method, with_state=saves_state)
+            evaluations.score(step - rollouts.lag)
             files = StepFiles([batch.result() for batch in spans], trajectories, datums, updates)
             progress.show(step, record_step(opened, step, files, credit.min_group_size))
-        evaluate_checkpoint(recipe, opened, runner, recipe.steps)
+        evaluations.submit_due(recipe.steps)
+        evaluations.score(recipe.steps)
         publish(folder)
     return summarize_run(folder)

@@ -1,20 +1,18 @@
 """The ledger of a policy's checkpoints: which were begun, applied and saved."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from adapters.calls import POLICY
 from adapters.errors import UserError
-from tasks.storage.files import append_line, read_lines
+from tasks.storage.json_files import append_row, read_log
 
 INTENT, APPLIED, SAVED = "intent", "applied", "saved"
-NAMES = {INTENT: {"step"}, APPLIED: {"step"}, SAVED: {"step", "sampler", "state"}}
-"""Keys that a line of each phase has."""
 
 
 class CheckpointError(UserError):
-    """Refusal of a checkpoint that a run does not have, or of a damaged ledger."""
+    """Refusal of a checkpoint that a run does not have."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +29,20 @@ class Checkpoint:
     def version(self) -> str:
         """Name of the checkpoint in spans."""
         return f"{self.step:05d}"
+
+
+OR_NEWER = "+"
+"""End of the name of weights that may have changed while they answered."""
+
+
+def policy_version(policy: str, step: int) -> str:
+    """Return the name of a policy after `step` updates in spans; the main policy's is a number."""
+    return f"{step:05d}" if policy == POLICY else f"{policy}@{step:05d}"
+
+
+def sampled_step(version: str) -> int:
+    """Return how many updates, at least, made the weights that have a `policy_version`."""
+    return int(version.rpartition("@")[2].removesuffix(OR_NEWER))
 
 
 class Ledger:
@@ -72,10 +84,15 @@ class Ledger:
 
     def at(self, step: int) -> Checkpoint:
         """Return the checkpoint after `step` updates; CheckpointError if there is none."""
-        found = [c for c in self.checkpoints() if c.step == step]
-        if not found:
+        found = self.find(step)
+        if found is None:
             raise CheckpointError(f"{self._path} has no checkpoint {step}; {self._range()}")
-        return found[-1]
+        return found
+
+    def find(self, step: int) -> Checkpoint | None:
+        """Return the checkpoint after `step` updates as it was saved last, if there is one."""
+        found = (c for c in reversed(self.checkpoints()) if c.step == step)
+        return next(found, None)
 
     def begin(self, step: int) -> None:
         """Note that the update that makes checkpoint `step` is about to be submitted."""
@@ -90,25 +107,10 @@ class Ledger:
         self._append({**asdict(checkpoint), "phase": SAVED})
 
     def _append(self, line: dict[str, Any]) -> None:
-        append_line(self._path, json.dumps(line))
+        append_row(self._path, line)
 
     def _lines(self) -> list[dict[str, Any]]:
-        return [self._line(number, text) for number, text in enumerate(read_lines(self._path), 1)]
-
-    def _line(self, number: int, text: str) -> dict[str, Any]:
-        try:
-            line = json.loads(text)
-        except (ValueError, TypeError) as error:
-            raise self._damaged(number) from error
-        if not isinstance(line, dict) or not NAMES.get(line.get("phase", ""), {""}) <= line.keys():
-            raise self._damaged(number)
-        return line
-
-    def _damaged(self, number: int) -> CheckpointError:
-        return CheckpointError(
-            f"line {number} of {self._path} is damaged; remove it, and the checkpoint that it was "
-            "of is made again"
-        )
+        return read_log(self._path)
 
     def _range(self) -> str:
         last = self.last()

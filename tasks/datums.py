@@ -15,7 +15,7 @@ from tasks.losses import find_loss
 from tasks.returns import Calls, Returns, calls_of, returns_by_role
 from tasks.storage.durability import durable
 from tasks.storage.tables import arrays, read, write
-from tasks.trajectories import LISTS
+from tasks.trajectories import LISTS, assemble
 
 SCHEMA = pa.schema(
     [
@@ -92,10 +92,25 @@ build_datums = durable("build_datums", write_datums)
 
 
 def read_datums(path: Path, loss: str) -> list[tinker.Datum]:
-    """Read a training batch as Tinker's datums, with exactly the inputs that the loss takes."""
-    inputs, table = find_loss(loss).inputs, read(path)
+    """Read a training batch as Tinker's datums (`to_datums`)."""
+    return to_datums(read(path), loss)
+
+
+def datums_of_batch(
+    spans: Path, roles: Sequence[str], credit: CreditAssignment, loss: str
+) -> list[tinker.Datum]:
+    """Build the datums of one rollout batch, which are those that the whole step has for it.
+
+    That holds as long as credit is assigned within groups: without `normalise`.
+    """
+    return to_datums(build(assemble([spans], roles), credit), loss)
+
+
+def to_datums(batch: pa.Table, loss: str) -> list[tinker.Datum]:
+    """Convert rows in SCHEMA to Tinker's datums, with exactly the inputs that the loss takes."""
+    inputs = find_loss(loss).inputs
     columns = {"tokens", *inputs.values()}
-    lists = {name: arrays(table[name]) for name in columns}
+    lists = {name: arrays(batch[name]) for name in columns}
     return [
         tinker.Datum(
             model_input=tinker.ModelInput.from_ints(lists["tokens"][row].tolist()),
@@ -106,7 +121,7 @@ def read_datums(path: Path, loss: str) -> list[tinker.Datum]:
                 for name, column in inputs.items()
             },
         )
-        for row in range(table.num_rows)
+        for row in range(batch.num_rows)
     ]
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from tasks.metrics import COST
 from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
-from tasks.storage.files import read_text, write_text
+from tasks.storage.json_files import read_json, write_json
 from tasks.storage.tables import query_beside, select
 
 QUERY = query_beside(__file__)
@@ -163,7 +163,7 @@ class PlayedShard:
 def write_evaluation(path: Path, played: Mapping[str, PlayedShard], threshold: float) -> None:
     """Write the scores of held-out shards, by how they were sampled (`sampled`, `greedy`)."""
     scores = {how: score_spans(p.spans, p.shard, threshold) for how, p in played.items()}
-    write_text(path, SCORES.dump_json(scores, indent=2).decode() + "\n")
+    write_json(path, SCORES.dump_python(scores, mode="json"))
 
 
 score_rollouts = durable("score_rollouts", write_evaluation)
@@ -172,7 +172,7 @@ score_rollouts = durable("score_rollouts", write_evaluation)
 
 def read_evaluation(path: Path) -> dict[str, Score]:
     """Read the scores that `write_evaluation` wrote."""
-    return SCORES.validate_json(read_text(path))
+    return SCORES.validate_python(read_json(path))
 
 
 def _outcome(row: Mapping[str, Any]) -> ScoredRollout:

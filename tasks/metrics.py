@@ -1,6 +1,5 @@
 """A step → its metrics: one flat row of numbers, under the field's names."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,10 @@ import pyarrow as pa
 
 from adapters.calls import POLICY
 from tasks.advantages import is_uniform
+from tasks.checkpoints import sampled_step
+from tasks.spans import ERROR, REWARD
 from tasks.storage.checksums import verified
-from tasks.storage.files import append_line, read_lines
+from tasks.storage.json_files import append_row, read_log
 from tasks.storage.tables import arrays, query_beside, read, select
 from tasks.trajectories import TRAINED_ROLES, rewards_by_role
 
@@ -54,7 +55,7 @@ def measure(
     `reward/…` is over the rollouts that have a reward; `groups/…` over those of them in which the
     policy was called, for each of its roles; `entropy` is the mean of -log q over their sampled
     tokens, q being the policy that sampled them; `seconds/sampling` lasts from the first call's
-    start to the last rollout's end.
+    start to the last rollout's end, and `seconds/rollout` is the mean length of an attempt.
     """
     spans = [verified(path) for path in files.spans]
     counts = select(QUERY, spans=spans, trained=list(trained_roles)).to_pylist()[0]
@@ -73,19 +74,24 @@ def measure(
         "datums": batch.num_rows,
         "datums/dropped": int(sum(trained)) - batch.num_rows,
         "tokens/trained": sum(int(mask.sum()) for mask in arrays(batch["mask"])),
-        "seconds/sampling": _seconds(files.spans),
+        **_seconds(files.spans),
     }
     return {name: value for name, value in measures.items() if value is not None}
 
 
-def divergence(datums: Path, logprobs: Sequence[np.ndarray]) -> Metrics:
+def divergence(datums: Path, logprobs: Sequence[np.ndarray], step: int) -> Metrics:
     """Estimate the KL divergence of the training policy from the sampling one, over sampled tokens.
 
-    `logprobs` is what forward-backward returned, one array a datum. With q sampling and p
-    training, v1 = mean(log q - log p) and v2 = mean((log q - log p)²) / 2. On-policy both are near
-    0.001 (an engine in one precision: near 0); a batch whose tokens are shifted shows 0.3 or more.
+    `logprobs` is what forward-backward of `step` returned, one array a datum. With q sampling and
+    p training, v1 = mean(log q - log p) and v2 = mean((log q - log p)²) / 2. On-policy both are
+    near 0.001 (an engine in one precision: near 0); a batch whose tokens are shifted shows 0.3 or
+    more. `ess` is Kish's effective sample size of the importance weights w = p / q, as a share of
+    the n tokens: (Σw)² / (n Σw²), 1 on-policy.
+
+    `lag` is the mean number of updates by which sampling was behind; if it is not 0, each of the
+    others is also given for each lag alone, as `…/lag_2`.
     """
-    batch = read(datums, columns=["rollout_id", "logprobs", "mask"])
+    batch = read(datums, columns=["rollout_id", "policy_version", "logprobs", "mask"])
     sampled = arrays(batch["logprobs"])
     if len(sampled) != len(logprobs):
         raise ValueError(f"{datums} has {len(sampled)} datums, but {len(logprobs)} came back")
@@ -102,10 +108,22 @@ def divergence(datums: Path, logprobs: Sequence[np.ndarray]) -> Metrics:
     kept = np.concatenate(arrays(batch["mask"])).astype(bool)
     log_q = np.concatenate(sampled)[kept].astype(np.float64)
     log_p = np.concatenate(logprobs)[kept].astype(np.float64)
-    apart = log_q - log_p
+    sampled_at = [sampled_step(version) for version in batch["policy_version"].to_pylist()]
+    lags = np.repeat(step - np.array(sampled_at), list(map(len, sampled)))[kept]
+    measured = {**_divergence(log_q - log_p), "lag": float(lags.mean())}
+    for lag in np.unique(lags) if lags.any() else ():
+        of_lag = _divergence((log_q - log_p)[lags == lag])
+        measured |= {f"{name}/lag_{lag}": value for name, value in of_lag.items()}
+    return measured
+
+
+def _divergence(apart: np.ndarray) -> Metrics:
+    """Measure log q - log p of sampled tokens."""
+    weights = np.exp(-apart)
     return {
         "kl_sample_train_v1": float(apart.mean()),
         "kl_sample_train_v2": float((apart**2).mean() / 2),
+        "ess": float(weights.sum() ** 2 / (len(weights) * (weights**2).sum())),
     }
 
 
@@ -128,19 +146,25 @@ def drop_costs(metrics: Metrics) -> Metrics:
 def record_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
     """Append a step's line to metrics.jsonl, which ends the step; a step has one line only."""
     if all(row["step"] != step for row in read_metrics(path)):
-        append_line(path, json.dumps({"step": step, **metrics}, allow_nan=False))
+        append_row(path, {"step": step, **metrics})
 
 
 def read_metrics(path: Path) -> list[Metrics]:
     """Read the lines of metrics.jsonl, in order; none if there is no such file."""
-    return [json.loads(line) for line in read_lines(path)]
+    return read_log(path)
 
 
-def _seconds(spans: Sequence[Path]) -> float:
-    tables = [read(path, columns=["started", "ended"]) for path in spans]
-    started = [time for table in tables for time in table["started"].to_pylist()]
-    ended = [time for table in tables for time in table["ended"].drop_null().to_pylist()]
-    return (max(ended) - min(started)).total_seconds()  # a lost call has no end
+def _seconds(paths: Sequence[Path]) -> dict[str, float | None]:
+    tables = [read(path, columns=["kind", "started", "ended"]) for path in paths]
+    spans = [span for table in tables for span in table.to_pylist()]
+    ended = [span["ended"] for span in spans if span["ended"] is not None]  # a lost call has none
+    whole = max(ended) - min(span["started"] for span in spans)
+    attempts = [s["ended"] - s["started"] for s in spans if s["kind"] in (REWARD, ERROR)]
+    seconds = [attempt.total_seconds() for attempt in attempts]
+    return {
+        "seconds/sampling": whole.total_seconds(),
+        "seconds/rollout": fmean(seconds) if seconds else None,
+    }
 
 
 def _roles(roles: Sequence[Mapping[str, Any]]) -> Metrics:

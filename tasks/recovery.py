@@ -5,9 +5,12 @@ sampled, and its optimizer must count the steps that the datums say it has taken
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from tinker import Datum
 
@@ -16,16 +19,23 @@ from adapters.tinker.faults import ServiceRefused
 from adapters.tinker.live_policy import LivePolicy, LoraSpec, UpdateMethod, UpdateResult
 from adapters.tinker.service import Service
 from tasks.advantages import CreditAssignment
-from tasks.checkpoints import CheckpointError, Ledger
-from tasks.datums import read_datums, write_datums
-from tasks.journal import seal
+from tasks.checkpoints import CheckpointError, Ledger, policy_version
+from tasks.datums import SCHEMA, read_datums, to_datums, write_datums
+from tasks.journal import read_journal, seal
+from tasks.spans import LLM, Span
+from tasks.storage.arrivals import batches_of
 from tasks.storage.checksums import verified
 from tasks.storage.files import is_written
+from tasks.storage.json_files import read_json
 from tasks.storage.run_folder import RunFolder, shard_name
 from tasks.storage.tables import arrays, read
 from tasks.trajectories import write_trajectories
 
 log = logging.getLogger(__name__)
+
+
+FIRST_LOGPROBS = "probe/first_logprobs"
+"""Key, in an update's file, of the first datum's log-probabilities before the update."""
 
 
 class ProbeError(UserError):
@@ -51,24 +61,34 @@ class Era:
 
 
 @dataclass(frozen=True)
-class RecordedBatch:
-    """Recorded datums of a step, and what the sampler recorded of the first of them.
+class Evidence:
+    """A datum with the log-probabilities of its targets, as some weights have given them.
 
-    `sampled` are the log-probabilities of the first datum's targets, `mask` marks the trained
-    ones; both are empty if there are no datums.
+    `mask` marks the targets that were sampled.
     """
 
-    step: int
-    datums: list[Datum]
-    method: UpdateMethod
-    sampled: np.ndarray
+    datum: Datum
+    logprobs: np.ndarray
     mask: np.ndarray
 
     def difference(self, logprobs: np.ndarray) -> float:
-        """Return the largest difference to the first datum's recorded log-probabilities."""
+        """Return the largest difference of other log-probabilities to the recorded ones."""
         kept = self.mask.astype(bool)
-        apart = self.sampled[kept].astype(np.float64) - logprobs[kept].astype(np.float64)
+        apart = self.logprobs[kept].astype(np.float64) - logprobs[kept].astype(np.float64)
         return float(np.abs(apart).max())
+
+
+@dataclass(frozen=True)
+class RecordedBatch:
+    """Recorded datums of a step; `evidence` is of the weights that the step began with, if any.
+
+    `passes` are the datums of each forward-backward pass.
+    """
+
+    step: int
+    passes: list[list[Datum]]
+    method: UpdateMethod
+    evidence: Evidence | None
 
 
 @dataclass(frozen=True)
@@ -99,11 +119,65 @@ class RecordedSteps:
                 f"{path} is gone, but step {step} must be replayed; put the file back, or fork "
                 "the run at an earlier step"
             )
-        columns = read(path, ["logprobs", "mask"])
-        sampled, mask = (
-            next(iter(arrays(columns[name])), np.empty(0)) for name in columns.schema.names
-        )
-        return RecordedBatch(step, read_datums(path, method.loss), method, sampled, mask)
+        datums = read_datums(path, method.loss)
+        passes = self._split(step, path, datums) if method.by_batch else [datums]
+        evidence = self._evidence(step, path, datums)
+        return RecordedBatch(step, [datums for datums in passes if datums], method, evidence)
+
+    def evidence(self, batch: RecordedBatch) -> Evidence | None:
+        """Return evidence of the weights that a step begins with, before it is applied.
+
+        If the step was sampled by earlier weights, a call of a later step is looked for.
+        """
+        return batch.evidence or self._find_answer(batch.step, batch.method)
+
+    def _split(self, step: int, path: Path, datums: Sequence[Datum]) -> list[list[Datum]]:
+        """Split the datums of a step into those of its batches."""
+        rollouts = read(path, ["rollout_id"])["rollout_id"].to_pylist()
+        named = [*zip(rollouts, datums, strict=True)]
+        played = [
+            {*read(spans, ["rollout_id"])["rollout_id"].to_pylist()} for spans in self._spans(step)
+        ]
+        passes = [[datum for rollout, datum in named if rollout in batch] for batch in played]
+        if sum(map(len, passes)) != len(datums):
+            raise CheckpointError(
+                f"{path} has {len(datums)} datums, of which {sum(map(len, passes))} are of the "
+                f"batches that step {step} has journals of; put the journals back, since each "
+                "batch is a pass of its own"
+            )
+        return passes
+
+    def _spans(self, step: int) -> list[Path]:
+        """Return the Parquet files of a step's batches; missing ones are made of the journals."""
+        batches = batches_of(self.run, step)
+        return [seal(self.run.journal(batch), self.run.spans(batch)) for batch in batches]
+
+    def _evidence(self, step: int, path: Path, datums: Sequence[Datum]) -> Evidence | None:
+        """Return what the update or else, if it was not behind, the sampler recorded of a datum."""
+        if not datums:
+            return None
+        columns = read(path, ["policy_version", "logprobs", "mask"])
+        mask, version = arrays(columns["mask"])[0], columns["policy_version"][0].as_py()
+        update = self.run.update(self.policy.name, step)
+        recorded = read_json(update).get(FIRST_LOGPROBS) if is_written(update) else None
+        if recorded is not None:
+            return Evidence(datums[0], np.array(recorded), mask)
+        if version == policy_version(self.policy.name, step):
+            return Evidence(datums[0], arrays(columns["logprobs"])[0], mask)
+        return None
+
+    def _find_answer(self, step: int, method: UpdateMethod) -> Evidence | None:
+        """Find a call that the weights after `step` updates have answered, in the journals."""
+        version = policy_version(self.policy.name, step)
+        later = step + 1
+        while batches := self.run.journalled(shard_name("train", later)):
+            for span in (
+                span for batch in batches for span in read_journal(self.run.journal(batch))
+            ):
+                if span["kind"] == LLM and span["policy_version"] == version:
+                    return _evidence_of_call(span, method)
+            later += 1
+        return None
 
     def optimizer_steps(self, before: int) -> int | None:
         """Count the optimizer steps before a step; None if the datums that say it are gone.
@@ -123,14 +197,27 @@ class RecordedSteps:
         if is_written(datums):
             return
         if not is_written(trajectories):
-            batches = self.run.journalled(shard_name("train", step))
-            for batch in batches:
-                seal(self.run.journal(batch), self.run.spans(batch))
-            spans = self.run.sealed(shard_name("train", step))
+            spans = self._spans(step)
             if not spans:
                 return
             write_trajectories(trajectories, spans, self.policy.roles)
         write_datums(datums, trajectories, self.era(step).credit)
+
+
+def _evidence_of_call(span: Span, method: UpdateMethod) -> Evidence:
+    """Make evidence of a call: its prompt and answer, and the sampler's log-probabilities."""
+    prompt, answer = span["prompt_token_ids"], span["response_token_ids"]
+    tokens, unsampled = [*prompt, *answer], [0.0] * (len(prompt) - 1)
+    row = {
+        "tokens": tokens[:-1],
+        "targets": tokens[1:],
+        "logprobs": [*unsampled, *span["logprobs"]],
+        "advantages": [0.0] * (len(tokens) - 1),
+        "mask": [*map(int, unsampled), *[1] * len(answer)],
+    }
+    batch = pa.Table.from_pylist([row], schema=SCHEMA)
+    logprobs, mask = (arrays(batch[name])[0] for name in ("logprobs", "mask"))
+    return Evidence(to_datums(batch, method.loss)[0], logprobs, mask)
 
 
 @dataclass
@@ -151,20 +238,20 @@ class RebuiltPolicy:
     probe_metrics: dict[str, float] = field(default_factory=dict)
     _stepped: bool = False
 
-    def probe(self, batch: RecordedBatch) -> None:
-        """Compare with what the sampler recorded, before anything is applied."""
-        if batch.datums:
-            logprobs = self.live.probe(batch.step, batch.datums[0], batch.method)
-            self._compare(batch, logprobs)
-        else:
+    def probe(self, batch: RecordedBatch, evidence: Evidence | None) -> None:
+        """Compare with what was recorded, before anything is applied."""
+        if evidence is None:
             log.warning("step %d has no datum to probe the rebuilt weights with", batch.step)
+        else:
+            logprobs = self.live.probe(batch.step, evidence.datum, batch.method)
+            self._compare(batch.step, evidence, logprobs)
 
     def replay(self, batch: RecordedBatch) -> None:
         """Apply a recorded batch again, as it was applied before."""
-        submitted = self.live.submit(batch.step, batch.datums, batch.method)
+        submitted = self.live.submit(batch.step, batch.passes, batch.method)
         result = self.live.result(submitted)
-        if batch.datums:
-            self._compare(batch, result.logprobs[0])
+        if batch.evidence is not None:
+            self._compare(batch.step, batch.evidence, result.logprobs[0])
         self.check_optimizer_step(result)
 
     def check_optimizer_step(self, result: UpdateResult) -> None:
@@ -184,15 +271,15 @@ class RebuiltPolicy:
                 "`ratchet fork`"
             )
 
-    def _compare(self, batch: RecordedBatch, logprobs: np.ndarray) -> None:
-        apart = batch.difference(logprobs)
+    def _compare(self, step: int, evidence: Evidence, logprobs: np.ndarray) -> None:
+        apart = evidence.difference(logprobs)
         largest = max(apart, self.probe_metrics.get("probe/max_difference", 0.0))
         self.probe_metrics["probe/max_difference"] = largest
-        log.info("%s: log-probabilities of step %d off by %.3g", self.origin, batch.step, apart)
+        log.info("%s: log-probabilities of step %d off by %.3g", self.origin, step, apart)
         if self.tolerance is not None and not apart <= self.tolerance:
             raise ProbeError(
-                f"the policy {self.origin} is not the one that sampled step {batch.step}: its "
-                f"log-probabilities of the first datum are off by up to {apart:.3g}, and "
+                f"the policy {self.origin} does not give the log-probabilities that were recorded "
+                f"at step {step}: those of a datum are off by up to {apart:.3g}, and "
                 f"checkpoints.probe_tolerance is {self.tolerance:g}. Nothing was applied. Go on "
                 "from an earlier checkpoint with `ratchet fork` or, if the service is known to "
                 "train in another precision than it samples, give a larger tolerance"

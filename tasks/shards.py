@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import duckdb
 
 from adapters.errors import UserError
 from tasks.storage.durability import durable
-from tasks.storage.files import read_text, write_text
+from tasks.storage.json_files import read_rows, write_rows
 from tasks.storage.tables import select
 
 # CSV knows no types, so its values stay the strings they are ("007" is not 7) and an empty cell is
@@ -94,7 +94,7 @@ def write_shard(
         {**example, "batch": place * min(batches, size) // size}
         for place, example in enumerate(examples)
     ]
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_rows(path, rows)
 
 
 draw_shard = durable("draw_shard", write_shard)
@@ -103,8 +103,7 @@ draw_shard = durable("draw_shard", write_shard)
 
 def read_shard(path: Path) -> list[ShardRow]:
     """Read a shard, in its order: an example's place names its group."""
-    # Not splitlines(): a text may hold a line separator that JSON leaves as it is.
-    return [json.loads(line) for line in read_text(path).split("\n") if line]
+    return cast(list[ShardRow], read_rows(path))
 
 
 def choose(examples: Sequence[Example], seed: int, step: int, size: int) -> list[Example]:

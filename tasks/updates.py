@@ -1,23 +1,28 @@
 """checkpoint × datums → checkpoint: forward-backward and optimizer step, submitted back to back."""
 
-import json
+import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
+from threading import RLock
 
 import numpy as np
+from tinker import Datum, ModelInput, SampleResponse, SamplingParams
 
 from adapters.calls import Sampler
+from adapters.errors import ServiceError
 from adapters.tinker.faults import ServiceFailed, ServiceRefused
 from adapters.tinker.live_policy import LivePolicy, Saving, UpdateMethod
 from adapters.tinker.service import Service
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.metrics import Metrics, divergence
-from tasks.recovery import Rebuilder, RebuiltPolicy, RecordedSteps
+from tasks.recovery import FIRST_LOGPROBS, Rebuilder, RebuiltPolicy, RecordedSteps
 from tasks.storage.durability import durable
-from tasks.storage.files import read_text, write_text
+from tasks.storage.json_files import read_json, write_json
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +39,6 @@ class Update:
     probe_metrics: dict[str, float]
 
 
-@dataclass
 class PolicyUpdater:
     """The one owner of a policy's training client, to which no other process can attach.
 
@@ -43,38 +47,74 @@ class PolicyUpdater:
     `probe_tolerance` bounds how far rebuilt weights may be off the recorded log-probabilities.
     """
 
-    service: Service
-    ledger: Ledger
-    recorded: RecordedSteps
-    ttl_seconds: int | None
-    probe_tolerance: float | None = None
-    _live: LivePolicy | None = field(default=None, init=False)
-    _rebuilt: RebuiltPolicy | None = field(default=None, init=False)
-    """The live client's rebuild, as long as no update has proved it."""
-    _step: int = field(default=-1, init=False)
+    def __init__(
+        self,
+        service: Service,
+        ledger: Ledger,
+        recorded: RecordedSteps,
+        ttl_seconds: int | None,
+        probe_tolerance: float | None = None,
+    ) -> None:
+        self.service = service
+        self.ledger = ledger
+        self.recorded = recorded
+        self._ttl_seconds = ttl_seconds
+        self._probe_tolerance = probe_tolerance
+        self._live: LivePolicy | None = None
+        self._rebuilt: RebuiltPolicy | None = None
+        """The live client's rebuild, as long as no update has proved it."""
+        self._step = -1
+        self._inflight: Sampler | None = None
+        """The live client's newest in-flight sampler, once one was asked for."""
+        self._owning = RLock()
+        """Lock of the live client: a batch whose sampler is gone may ask during an update."""
 
     def make_initial(self) -> Checkpoint:
         """Return checkpoint 0, the untrained LoRA; make and save it if the ledger has none."""
         if self.ledger.last() is not None:
             return self.ledger.at(0)
         live = self._rebuilder().untrained()
-        saving = live.save("00000", self.ttl_seconds, with_state=True)
+        saving = live.save("00000", self._ttl_seconds, with_state=True)
         checkpoint = _saved(live, 0, saving)
         self.ledger.add(checkpoint)
         self._live, self._rebuilt, self._step = live, None, 0
         return checkpoint
 
-    def sampler(self, checkpoint: Checkpoint) -> Sampler:
-        """Return a sampler of a checkpoint; weights that are gone are rebuilt and saved again."""
+    def sampler(self, step: int) -> Sampler:
+        """Return a sampler of a checkpoint; one that is gone is rebuilt and saved again."""
+        known = self.ledger.find(step)
         try:
-            return self.service.sampler(checkpoint.sampler)
+            if known is not None:
+                return self.service.sampler(known.sampler)
+            log.warning("the ledger has no checkpoint %d: it is made again", step)
         except ServiceRefused as error:
-            log.warning("%s. The weights of checkpoint %d are made again", error, checkpoint.step)
-        live = self._at(checkpoint.step)
-        name = f"{checkpoint.version}-{token_hex(3)}"
-        made = _saved(live, checkpoint.step, live.save(name, self.ttl_seconds, with_state=False))
-        self.ledger.add(Checkpoint(made.step, made.sampler, checkpoint.state))
+            log.warning("%s. The weights of checkpoint %d are made again", error, step)
+        with self._client(step) as live:
+            saving = live.save(f"{step:05d}-{token_hex(3)}", self._ttl_seconds, with_state=False)
+            made = _saved(live, step, saving)
+            self.ledger.add(Checkpoint(step, made.sampler, None if known is None else known.state))
         return self.service.sampler(made.sampler)
+
+    def inflight_sampler(self) -> Sampler:
+        """Return a sampler of the newest weights, whichever they are at each of its calls."""
+        self._open_inflight()
+        return _InflightSampler(self)
+
+    def _open_inflight(self) -> Sampler:
+        with self._client(self.ledger.last_step()) as live:
+            if self._inflight is None:
+                self._inflight = live.inflight_sampler()
+            return self._inflight
+
+    def accumulate(self, step: int, datums: Sequence[Datum], method: UpdateMethod) -> None:
+        """Submit a forward-backward pass of step `step`, whose update is to follow.
+
+        Nothing is submitted to a client that has still to be rebuilt, or to be probed: then the
+        update submits every pass.
+        """
+        with self._owning:
+            if self._live is not None and self._is_at(step) and self._rebuilt is None:
+                self._live.accumulate(datums, method)
 
     def update(self, step: int, method: UpdateMethod, *, with_state: bool) -> Update:
         """Make checkpoint `step` + 1 from checkpoint `step` and the recorded datums of the step.
@@ -82,39 +122,85 @@ class PolicyUpdater:
         A step without datums keeps the weights. An update that fails leaves no live client behind,
         since whether the service applied it is then unknown.
         """
+        with self._owning:
+            return self._update(step, method, with_state)
+
+    def _update(self, step: int, method: UpdateMethod, with_state: bool) -> Update:
         batch = self.recorded.batch(step)
         was_live = self._is_at(step)
-        live = self._at(step)
-        rebuilt, self._live, self._rebuilt = self._rebuilt, None, None
-        try:
-            if rebuilt is not None:
-                rebuilt.probe(batch)
-            self.ledger.begin(step + 1)
-            submitted = live.submit(step, batch.datums, method)
-            saving = live.save(f"{step + 1:05d}", self.ttl_seconds, with_state=with_state)
-            result = live.result(submitted)
-            if rebuilt is not None:
-                rebuilt.check_optimizer_step(result)
-            self.ledger.applied(step + 1)
-            self.ledger.add(_saved(live, step + 1, saving))
-        except ServiceRefused as error:
-            if was_live and error.missing:  # the service forgot the client, which can be rebuilt
-                raise ServiceFailed(f"{error}. The training client is rebuilt") from error
-            raise
-        self._live, self._step = live, step + 1
+        with self._client(step) as live:
+            rebuilt, self._rebuilt = self._rebuilt, None
+            try:
+                if rebuilt is not None:
+                    rebuilt.probe(batch, self.recorded.evidence(batch))
+                self.ledger.begin(step + 1)
+                submitted = live.submit(step, batch.passes, method)
+                name = f"{step + 1:05d}"
+                saving = live.save(name, self._ttl_seconds, with_state=with_state)
+                result = live.result(submitted)
+                if rebuilt is not None:
+                    rebuilt.check_optimizer_step(result)
+                self.ledger.applied(step + 1)
+                self.ledger.add(_saved(live, step + 1, saving))
+            except ServiceRefused as error:
+                if (
+                    was_live and error.missing
+                ):  # the service forgot the client, which can be rebuilt
+                    raise ServiceFailed(f"{error}. The training client is rebuilt") from error
+                raise
+            self._step = step + 1
+        if self._inflight is not None:
+            self._publish(live)
         return Update(result.logprobs, rebuilt.probe_metrics if rebuilt else {})
+
+    def _publish(self, live: LivePolicy) -> None:
+        """Change the weights of in-flight samplers; whether or not it fails, the update is made."""
+        try:
+            self._inflight = live.inflight_sampler()
+        except ServiceError as error:
+            log.warning("%s. The training client is rebuilt for in-flight weights", error)
+            self._live = self._inflight = None
+
+    @contextmanager
+    def _client(self, step: int) -> Iterator[LivePolicy]:
+        """Own the client of a step for the block; one whose request fails is given up."""
+        with self._owning:
+            live = self._at(step)
+            self._live = None
+            try:
+                yield live
+                self._live = live
+            finally:
+                if self._live is None:
+                    self._inflight = None
 
     def _is_at(self, step: int) -> bool:
         return self._live is not None and self._step == step
 
     def _at(self, step: int) -> LivePolicy:
         if self._live is None or self._step != step:
+            self._inflight = None
             self._rebuilt = self._rebuilder().rebuild(step)
             self._live, self._step = self._rebuilt.live, step
         return self._live
 
     def _rebuilder(self) -> Rebuilder:
-        return Rebuilder(self.service, self.ledger, self.recorded, self.probe_tolerance)
+        return Rebuilder(self.service, self.ledger, self.recorded, self._probe_tolerance)
+
+
+class _InflightSampler:
+    """Sampler of a policy's newest weights, which waits while a client is rebuilt."""
+
+    def __init__(self, updater: PolicyUpdater) -> None:
+        self._updater = updater
+
+    async def sample(
+        self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams
+    ) -> SampleResponse:
+        sampler = self._updater._inflight
+        if sampler is None:
+            sampler = await asyncio.to_thread(self._updater._open_inflight)
+        return await sampler.sample(prompt, num_samples, sampling_params)
 
 
 def write_update(
@@ -129,8 +215,10 @@ def write_update(
     started = time.monotonic()
     update = updater.update(step, method, with_state=with_state)
     seconds = {"seconds/training": time.monotonic() - started}
-    measured = divergence(datums, update.logprobs)
-    write_text(path, json.dumps({**measured, **update.probe_metrics, **seconds}))
+    measured: dict[str, object] = {**divergence(datums, update.logprobs, step)}
+    if update.logprobs:
+        measured[FIRST_LOGPROBS] = update.logprobs[0].tolist()
+    write_json(path, {**measured, **update.probe_metrics, **seconds})
 
 
 update_policy = durable("update_policy", write_update)
@@ -139,7 +227,7 @@ update_policy = durable("update_policy", write_update)
 
 def read_update(path: Path) -> Metrics:
     """Read what an update measured, without the probe of a rebuild."""
-    measured = json.loads(read_text(path))
+    measured = read_json(path)
     return {name: value for name, value in measured.items() if not name.startswith("probe/")}
 
 

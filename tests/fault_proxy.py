@@ -11,7 +11,7 @@ from typing import Any, Literal
 import httpx
 from starlette.types import Receive, Scope, Send
 
-from adapters.loopback import LoopbackServer
+from adapters.app_server import AppServer
 
 Kind = Literal[
     "limited",  # 429, with a retry-after
@@ -125,7 +125,7 @@ class FaultProxy:
 def proxied(upstream: str) -> Iterator[FaultProxy]:
     """A proxy in front of the engine at `upstream`, in a thread."""
     proxy = FaultProxy(upstream)
-    server = LoopbackServer(proxy)
+    server = AppServer(proxy)
     proxy.url = f"http://127.0.0.1:{server.port}"
     server.start()
     try:

@@ -1,6 +1,5 @@
 """A rollout batch of a test's own agent, played through the real door, journal and engine."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from adapters.harness.batches import play_batch
 from adapters.tinker.service import PatientSampler, Service
 from tasks.journal import read_journal
 from tasks.rollouts import BatchPlan, RolloutServer, write_spans
+from tasks.storage.json_files import write_rows
 from tasks.storage.run_folder import RunFolder
 from tests.engine_server import TINY, tiny_chat_service
 
@@ -67,7 +67,7 @@ def write_examples(run: RunFolder, examples: Sequence[dict[str, Any]]) -> Path:
     ]
     shard = run.shard(SHARD)
     shard.parent.mkdir(parents=True, exist_ok=True)
-    shard.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(shard, rows)
     return shard
 
 

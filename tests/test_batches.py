@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -70,8 +71,14 @@ class BatchClient:
         policy: Any = Policy(self.sampler, shard)
         sampled_by = SampledBy({POLICY: policy}, SAMPLING)
         self.batch = batch_at(door, f"{shard}.0", self.recorder, sampled_by)
-        self.token = door.token(self.batch.name)
+        self.token = ""
         self.begin_url = door.address + BATCH.format(batch=self.batch.name) + "/begin"
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Open the batch, and take the token of this opening."""
+        with self.door.opened(self.batch) as self.token:
+            yield
 
     def url(self, attempt: int, route: str, rollout: int = 0) -> str:
         """Return a URL of a rollout in an attempt."""
@@ -103,7 +110,7 @@ class BatchClient:
 def batch(open_door: Door) -> Iterator[BatchClient]:
     """Open a new batch."""
     batch = BatchClient(open_door)
-    with open_door.opened(batch.batch):
+    with batch.opened():
         yield batch
 
 
@@ -122,7 +129,10 @@ def test_a_begin_hands_out_what_is_left_and_what_a_player_needs(batch: BatchClie
     first, second = batch.rollouts
     assert begun == {
         "attempt": 0,
-        "rollouts": [{"id": first, "example": {"k": 0}}, {"id": second, "example": {"k": 1}}],
+        "rollouts": [
+            {"id": first, "example": {"k": 0}, "apart": False},
+            {"id": second, "example": {"k": 1}, "apart": False},
+        ],
         "agent": "hello",
         "roles": [POLICY],
         "concurrency": 8,
@@ -143,6 +153,26 @@ def test_a_second_begin_supersedes_the_first(batch: BatchClient) -> None:
     assert (batch.call(1, 1), batch.end(1, 1), batch.end(1, 1)) == (200, 200, 410)
     assert batch.begin() == (2, [])
     assert [end.attempt for end in batch.recorder.ends] == [0, 1]
+
+
+def test_what_was_being_played_when_an_attempt_was_superseded_is_played_apart(
+    batch: BatchClient,
+) -> None:
+    batch.begin()
+    assert batch.end(0, 0) == 200
+    for _ in range(2):
+        begun = batch.post(batch.begin_url).json()
+        assert begun["rollouts"] == [{"id": batch.rollouts[1], "example": {"k": 1}, "apart": True}]
+
+
+def test_a_batch_that_is_opened_again_by_its_flow_is_not_played_apart(
+    open_door: Door,
+) -> None:
+    batch = BatchClient(open_door)
+    for _ in range(2):
+        with batch.opened():
+            begun = batch.post(batch.begin_url).json()
+            assert [rollout["apart"] for rollout in begun["rollouts"]] == [False, False]
 
 
 def test_a_call_that_is_being_answered_is_recorded_before_the_next_attempt_begins(
@@ -166,12 +196,12 @@ def test_a_batch_that_is_opened_again_waits_for_earlier_calls(open_door: Door) -
 
     batch.sampler.hold = slow
     with ThreadPoolExecutor(1) as threads:
-        with open_door.opened(batch.batch):
+        with batch.opened():
             batch.begin()
             answered = threads.submit(batch.call, 0)
             while not batch.sampler.asked:
                 time.sleep(0.01)
-        with open_door.opened(batch.batch):
+        with batch.opened():
             assert batch.begin() == (1, batch.rollouts)
         assert answered.result() == 200
     assert [kind for kind, *_ in batch.recorder.log] == ["plan", "call", "plan"]
@@ -200,7 +230,7 @@ def test_an_end_is_either_recorded_or_refused_while_the_next_attempt_begins(
         await asyncio.sleep(sampling)
 
     batch.recorder.seconds, batch.sampler.hold = recording, slow
-    with open_door.opened(batch.batch):
+    with batch.opened():
         batch.begin()
         calling, over = (0, batch.call, 0), (ending, batch.end, 0)
         _, ended, (_, left) = asyncio.run(together(calling, over, (beginning, batch.begin, -1)))
@@ -248,11 +278,11 @@ def test_every_rollout_ends_once_and_only_the_latest_attempt_records(
 
     batch.sampler.hold = slow
     with ThreadPoolExecutor(2) as threads:
-        with open_door.opened(batch.batch):
+        with batch.opened():
             playing = [threads.submit(play_steps, batch, steps) for steps in players]
             time.sleep(closing / 1000)
         statuses = [status for player in playing for status in player.result()]
-    with open_door.opened(batch.batch):
+    with batch.opened():
         attempt, left = batch.begin()
         for rollout in map(batch.rollouts.index, left):
             assert (batch.call(attempt, rollout), batch.end(attempt, rollout)) == (200, 200)
@@ -296,7 +326,7 @@ def test_batches_that_are_open_together_have_their_own_policies_and_tokens(
     batch: BatchClient, open_door: Door
 ) -> None:
     other = BatchClient(open_door)
-    with open_door.opened(other.batch):
+    with other.opened():
         for each in (batch, other):
             each.begin()
             assert each.call(0) == 200
@@ -312,13 +342,28 @@ def test_batches_that_are_open_together_have_their_own_policies_and_tokens(
 
 def test_a_closed_batch_is_over(open_door: Door) -> None:
     batch = BatchClient(open_door)
-    with open_door.opened(batch.batch):
+    with batch.opened():
         batch.begin()
     response = batch.post(batch.begin_url)
     assert (response.status_code, response.json()["error"]["code"]) == (410, "over")
     assert (batch.call(0), batch.end(0)) == (410, 410)
     batch.token = "wrong"
     assert batch.post(batch.begin_url).status_code == 401, "who has no token learns nothing"
+
+
+def test_a_batch_that_is_opened_again_refuses_the_token_of_its_first_opening(
+    open_door: Door,
+) -> None:
+    batch = BatchClient(open_door)
+    with batch.opened():
+        batch.begin()
+        first = batch.token
+    with batch.opened():
+        second, batch.token = batch.token, first
+        assert batch.post(batch.begin_url).status_code == 401
+        assert (batch.call(0), batch.end(0)) == (401, 401)
+        batch.token = second
+        assert batch.begin() == (1, batch.rollouts)
 
 
 @pytest.mark.parametrize("length", ["content-length: 1073741824", "transfer-encoding: chunked"])

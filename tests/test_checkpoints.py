@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
+from tasks.storage.checksums import Damaged
 
 
 @pytest.fixture
@@ -72,5 +73,5 @@ def test_states_are_tried_from_the_newest_and_the_last_made_first(ledger: Ledger
 def test_a_damaged_line_is_named(ledger: Ledger, tmp_path: Path, line: str) -> None:
     with (tmp_path / "checkpoints.jsonl").open("a") as file:
         file.write(f"{line}\n")
-    with pytest.raises(CheckpointError, match=r"line 5 of .*checkpoints\.jsonl is damaged"):
+    with pytest.raises(Damaged, match=r"line 5 of .*checkpoints\.jsonl is damaged"):
         ledger.last()

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,10 @@ def running(command: list[str], variables: dict[str, str], log: Path) -> Iterato
             yield
         finally:
             process.terminate()
-            process.wait(30)
+            with suppress(subprocess.TimeoutExpired):  # Prefect waits for what a busy machine owes
+                process.wait(60)
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture(scope="module")

@@ -323,6 +323,37 @@ def test_files_of_an_interrupted_save_are_deleted(tmp_path: Path) -> None:
     assert len(list(tensors.iterdir())) == 1
 
 
+@pytest.mark.parametrize("damage", ["flip", "cut"])
+def test_a_damaged_record_counts_as_missing_and_nothing_is_deleted(
+    tmp_path: Path, damage: str
+) -> None:
+    address = CheckpointAddress("run", "weights", "a")
+    save(checkpoints(tmp_path))
+    [record] = (tmp_path / "checkpoints").rglob("*.json")
+    data, tensors = record.read_bytes(), checkpoints(tmp_path).folder(address) / "tensors"
+    for place in range(len(data)):
+        flipped = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        record.write_bytes(data[:place] if damage == "cut" else flipped)
+        with pytest.raises(NotFound):
+            checkpoints(tmp_path).folder(address)
+        assert tensors.exists()
+    record.write_bytes(data)
+    assert checkpoints(tmp_path).folder(address) == tensors.parent
+
+
+def test_a_damaged_file_of_a_checkpoint_is_refused_by_its_name(tmp_path: Path) -> None:
+    address = CheckpointAddress("run", "weights", "a")
+    save(checkpoints(tmp_path))
+    tensors = checkpoints(tmp_path).folder(address) / "tensors"
+    for content in ("b", "", "aa"):
+        tensors.write_text(content)
+        with pytest.raises(RequestRefused, match="tensors is not as it was written"):
+            checkpoints(tmp_path).folder(address)
+    tensors.unlink()
+    with pytest.raises(RequestRefused, match="restore the file from a copy"):
+        checkpoints(tmp_path).folder(address)
+
+
 def test_checkpoint_expires_while_the_engine_is_stopped(tmp_path: Path) -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     save(checkpoints(tmp_path, now=lambda: now), ttl_seconds=3600)

@@ -19,7 +19,7 @@ from tinker import types
 from tinker.proto import tinker_public_pb2 as pb
 from tinker.types import RequestErrorCategory
 
-from engine.api.app import ROUTERS, create_app
+from engine.api.app import LARGEST_BODY, ROUTERS, create_app
 from tests.engine_server import Address
 
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -226,6 +226,25 @@ def test_malformed_requests_are_answered_with_a_message(
     response = http.request(method, path, content=body)
     assert response.status_code == status
     assert len(response.json()["detail"]) > 10
+
+
+@pytest.mark.parametrize("route", ["create_session", "forward_backward"])
+def test_a_body_that_is_too_large_is_refused(http: httpx.Client, route: str) -> None:
+    parts = (b" " * 2**20 for _ in range(LARGEST_BODY // 2**20 + 1))
+    response = http.post(route, content=parts, headers=PROTOBUF)
+    assert response.status_code == 413
+    assert f"more than {LARGEST_BODY} bytes" in response.json()["detail"]
+
+
+def test_a_rank_that_no_layer_has_is_refused(
+    service: tinker.ServiceClient, address: Address
+) -> None:
+    made = raised(
+        lambda: service.create_lora_training_client(
+            base_model=address.base_model, rank=10**9
+        ).result()
+    )
+    assert "rank 1000000000 is larger than every layer" in str(made)
 
 
 def test_zstd_body_is_decompressed_and_a_corrupt_one_is_refused(

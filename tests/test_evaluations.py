@@ -1,6 +1,5 @@
 """rollouts of a held-out split → scores."""
 
-import json
 from collections.abc import Sequence
 from math import sqrt
 from pathlib import Path
@@ -19,7 +18,7 @@ from tasks.evaluations import (
     write_evaluation,
 )
 from tasks.spans import table
-from tasks.storage.files import write_text
+from tasks.storage.json_files import read_json, write_rows
 from tasks.storage.tables import write
 
 EARNED = {"kind": "reward", "reward_name": "reward", "reward": 1.0}
@@ -27,7 +26,7 @@ EARNED = {"kind": "reward", "reward_name": "reward", "reward": 1.0}
 
 def written_shard(path: Path, *examples: dict[str, str]) -> Path:
     rows = [{"example_id": place, "example": row, "batch": 0} for place, row in enumerate(examples)]
-    return write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+    return write_rows(path, rows)
 
 
 def outcomes(**groups: Sequence[float | None]) -> list[ScoredRollout]:
@@ -174,5 +173,5 @@ def test_an_evaluation_is_a_file_that_reads_back(tmp_path: Path) -> None:
     write_evaluation(path, {"greedy": played, "sampled": played}, threshold=0.5)
     scores = read_evaluation(path)
     assert scores["greedy"] == scores["sampled"] == score_spans([spans], shard, threshold=0.5)
-    written = json.loads(path.read_text())["sampled"]
+    written = read_json(path)["sampled"]
     assert (written["rollouts"], written["failed"], written["threshold"]) == (2, 1, 0.5)

@@ -137,6 +137,7 @@ def test_a_fork_does_not_take_the_place_of_a_run(parent: RunFolder) -> None:
         fork(parent, "parent", 1)
 
 
+@pytest.mark.story
 def test_a_replay_by_the_same_algorithm_gives_the_same_weights_and_samples_nothing(
     root: Path, parent: RunFolder, sampled: list[str]
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_replay_by_the_same_algorithm_gives_the_same_weights_and_samples_nothi
     assert max(outcome.drift) <= 1e-8
 
 
+@pytest.mark.story
 def test_a_replay_by_another_algorithm_trains_and_reports_how_far_it_drifts(
     root: Path, parent: RunFolder, sampled: list[str]
 ) -> None:

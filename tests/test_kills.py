@@ -20,7 +20,10 @@ SHORT = ("steps=4", "evaluation.every=0", "checkpoints.every=2")
 def test_runs_killed_at_random_equal_uninterrupted_runs(tmp_path: Path) -> None:
     environment = killable_runs.environment(tmp_path / "home", PREFECT_API_URL.value())
     harness = kills.Harness(tmp_path, environment, seed=0, each=3)
-    trials = [kills.Trial(name, (*kills.WORKLOADS[name], *SHORT), batches=2) for name in WORKLOADS]
+    trials = [
+        kills.Trial(name, (*kills.WORKLOADS[name], *SHORT), kills.Width(batches=2, lag=1))
+        for name in WORKLOADS
+    ]
     with ThreadPoolExecutor() as threads:
         running = [threads.submit(kills.run_trial, harness, trial) for trial in trials]
     for trial in running:

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.learning import draw, read_curve
 from tasks.evaluations import SCORES, ScoredRollout, score
 from tasks.metrics import record_metrics
-from tasks.storage.files import write_text
+from tasks.storage.json_files import write_json
 from tasks.storage.manifest import bind_run
 from tasks.storage.run_folder import RunFolder
 
@@ -24,9 +24,8 @@ def learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
             record_metrics(run.metrics, step, {"reward/mean": reward, **seconds})
         for step, rewards in {0: [0.0, 0.0], 2: [0.0, 1.0]}.items():
             scores = score([ScoredRollout(f"group {at}", won) for at, won in enumerate(rewards)])
-            write_text(
-                run.evaluation(f"{step:05d}"), SCORES.dump_json({"sampled": scores}).decode()
-            )
+            scored = SCORES.dump_python({"sampled": scores}, mode="json")
+            write_json(run.evaluation(f"{step:05d}"), scored)
     return run
 
 

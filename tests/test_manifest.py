@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tasks.reports.reports import list_runs, runs_table
+from tasks.storage.json_files import write_json
 from tasks.storage.manifest import (
     FORK,
     FORMAT,
@@ -43,9 +44,13 @@ def make_run(name: str, **changes: Any) -> RunFolder:
 def make_run_of_format(name: str, number: int | None) -> RunFolder:
     """Make a run whose manifest has this format, or none."""
     run = make_run(name)
-    manifest = json.loads(run.manifest.read_text())
-    del manifest["format"]
-    run.manifest.write_text(json.dumps(manifest | ({} if number is None else {"format": number})))
+    manifest = {key: value for key, value in read_manifest(run).items() if key != "format"}
+    if number is None:
+        run.manifest.write_text(json.dumps(manifest))
+    elif number < FORMAT:
+        run.manifest.write_text(json.dumps(manifest | {"format": number}))
+    else:
+        write_json(run.manifest, manifest | {"format": number})
     return run
 
 
@@ -103,10 +108,10 @@ def test_the_newest_run_of_an_agent_has_the_same_roles_whoever_helps_in_them() -
     [
         (
             None,
-            "was written by an older Ratchet, in format 1, and this one reads format 2; continu",
+            "was written by an older Ratchet, in format 1, and this one reads format 3; continu",
         ),
-        (1, "was written by an older Ratchet, in format 1"),
-        (3, "was written by a newer Ratchet, in format 3"),
+        (2, "was written by an older Ratchet, in format 2"),
+        (4, "was written by a newer Ratchet, in format 4"),
     ],
 )
 def test_a_run_of_another_format_is_refused(number: int | None, said: str) -> None:

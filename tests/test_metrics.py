@@ -1,6 +1,7 @@
 """A step → one flat row of numbers."""
 
 import json
+import math
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from tasks.storage.tables import write
 from tasks.trajectories import write_trajectories
 
 BEGAN = datetime(2026, 1, 1, 12, tzinfo=UTC)
+WEIGHTS = [math.exp(-difference) for difference in (0.5, -0.5, 1.0)]
+"""Importance weights of the sampled tokens in the tests of divergence."""
 
 
 def rollout(group: int, index: int, *rows: dict, attempt: int = 0) -> list[dict]:
@@ -94,6 +97,7 @@ def test_a_step_in_numbers(tmp_path: Path) -> None:
         "datums/dropped": 1,
         "tokens/trained": 5,
         "seconds/sampling": 11.0,
+        "seconds/rollout": 1.0,
     }
 
 
@@ -124,6 +128,7 @@ def test_a_call_counts_where_it_was_sampled_and_not_where_it_was_given_again(
         "replay/tokens": 2,
         "replay/rollouts": 1,
         "seconds/sampling": 11.0,
+        "seconds/rollout": 1.0,
     }
 
 
@@ -166,9 +171,34 @@ def test_divergence_is_over_sampled_tokens_only(tmp_path: Path) -> None:
     )
     # Differences log q - log p: .5, -.5 and 1.
     returned = [np.array([-9.0, -1.5, -0.5]), np.array([-2.0])]
-    assert divergence(made.datums[POLICY], returned) == {
+    assert divergence(made.datums[POLICY], returned, step=0) == {
         "kl_sample_train_v1": pytest.approx(1 / 3),
         "kl_sample_train_v2": pytest.approx((0.25 + 0.25 + 1) / 3 / 2),
+        "ess": pytest.approx(sum(WEIGHTS) ** 2 / (3 * sum(w**2 for w in WEIGHTS))),
+        "lag": 0,
+    }
+
+
+def test_divergence_is_given_for_each_lag_of_a_step_that_was_sampled_by_earlier_weights(
+    tmp_path: Path,
+) -> None:
+    old = {"policy_version": "00002"}
+    made = files(
+        tmp_path,
+        rollout(0, 0, said([1, 2], [3, 4], -1.0), ended(1.0)),
+        rollout(0, 1, said([1], [2], -1.0) | old, ended(0.0)),
+    )
+    returned = [np.array([-9.0, -1.5, -0.5]), np.array([-2.0])]
+    measured = divergence(made.datums[POLICY], returned, step=3)
+    assert measured["lag"] == pytest.approx((3 + 3 + 1) / 3)
+    by_lag = {name: value for name, value in measured.items() if "/lag_" in name}
+    assert by_lag == {
+        "kl_sample_train_v1/lag_3": 0,
+        "kl_sample_train_v2/lag_3": pytest.approx(0.125),
+        "ess/lag_3": pytest.approx(sum(WEIGHTS[:2]) ** 2 / (2 * sum(w**2 for w in WEIGHTS[:2]))),
+        "kl_sample_train_v1/lag_1": 1,
+        "kl_sample_train_v2/lag_1": 0.5,
+        "ess/lag_1": 1,
     }
 
 
@@ -179,14 +209,14 @@ def test_log_probabilities_of_other_tokens_than_were_sampled_are_refused(tmp_pat
         rollout(0, 1, said([1], [2]), ended(0.0)),
     )
     with pytest.raises(ValueError, match=r"a datum of train-00000-0000-00 has 2 targets, but 1"):
-        divergence(made.datums[POLICY], [np.zeros(1), np.zeros(1)])
+        divergence(made.datums[POLICY], [np.zeros(1), np.zeros(1)], step=0)
     with pytest.raises(ValueError, match="has 2 datums, but 1 came back"):
-        divergence(made.datums[POLICY], [np.zeros(2)])
+        divergence(made.datums[POLICY], [np.zeros(2)], step=0)
 
 
 def test_an_empty_batch_diverges_from_nothing(tmp_path: Path) -> None:
     made = files(tmp_path, rollout(0, 0, said([1], [2]), ended(1.0)))
-    assert divergence(made.datums[POLICY], []) == {}
+    assert divergence(made.datums[POLICY], [], step=0) == {}
 
 
 def bigram_rollouts(logits: np.ndarray, count: int, length: int) -> list[list[dict]]:
@@ -216,7 +246,9 @@ def test_a_batch_without_its_final_targets_shows_in_the_divergence(tmp_path: Pat
         right.append(logits[inputs, targets])
         # The final target is missing: the rest stands one place off, with a zero in the gap.
         wrong.append(np.append(logits[inputs[1:], targets[1:]], 0.0))
-    healthy, broken = (divergence(made.datums[POLICY], logprobs) for logprobs in (right, wrong))
+    healthy, broken = (
+        divergence(made.datums[POLICY], logprobs, step=0) for logprobs in (right, wrong)
+    )
     assert abs(healthy["kl_sample_train_v1"]) < 1e-6
     assert healthy["kl_sample_train_v2"] < 1e-6
     assert broken["kl_sample_train_v2"] > 0.3

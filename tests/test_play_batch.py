@@ -29,6 +29,14 @@ from tests.opened_door import ASK, SAMPLING, Scripted
 TIMEOUT = 2.0
 BODY = {"model": "policy", "messages": ASK}
 
+
+class Unprintable(Exception):
+    """Error whose message cannot be made."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
 ERRORS: dict[str, BaseException] = {
     "bare": ValueError(),
     "named": KeyError("name"),
@@ -37,6 +45,7 @@ ERRORS: dict[str, BaseException] = {
     "group": ExceptionGroup("none", [ValueError()]),
     "exit": SystemExit(),
     "own timeout": TimeoutError(),
+    "unprintable": Unprintable(),
 }
 REWARDS: dict[str, Any] = {
     "no number": "good",
@@ -131,6 +140,7 @@ def test_whatever_an_agent_raises_is_a_row_with_a_message(
         "group": "ExceptionGroup",
         "exit": "AgentExit",
         "own timeout": "TimeoutError",
+        "unprintable": "Unprintable",
     }
     assert [failure.message for failure in failures] == [
         "ValueError without a message",
@@ -140,6 +150,7 @@ def test_whatever_an_agent_raises_is_a_row_with_a_message(
         "none (1 sub-exception)",
         "the agent raised SystemExit()",
         "TimeoutError without a message",
+        "<exception str() failed>",
     ]
 
 

@@ -122,6 +122,7 @@ def test_the_same_recipe_in_more_batches_is_the_same_run(run: RunFolder) -> None
     assert contents(two) == contents(run)
 
 
+@pytest.mark.story
 @pytest.mark.parametrize(
     ("phase", "said"),
     [("begin", "stopped"), ("applied", "stopped, update 1 of listener in doubt")],

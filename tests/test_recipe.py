@@ -71,9 +71,84 @@ def test_a_treatment_of_partial_groups_that_does_nothing_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rollouts": {"stream": True}}, "batches 1 does nothing.*give order shard and 2 batches"),
+        (
+            {"rollouts": {"stream": True, "batches": 2, "order": "arrival", "lag": 2}},
+            "order arrival and batches 2 does nothing",
+        ),
+        (
+            {
+                "rollouts": {"stream": True, "batches": 2},
+                "algorithm": {"normalise": "tokens"},
+            },
+            "with algorithm.normalise tokens would change the result.*give normalise none",
+        ),
+    ],
+)
+def test_streaming_that_does_nothing_or_changes_the_result_is_refused(
+    changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        small_recipe(**changes)
+
+
+def test_the_batches_of_a_streamed_step_are_part_of_the_fingerprint() -> None:
+    prints = {
+        small_recipe(rollouts={"stream": stream, "batches": batches}).fingerprint()
+        for stream, batches in ((False, 2), (False, 3), (True, 2), (True, 3))
+    }
+    assert len(prints) == 3
+
+
+CLUSTER = {"runner": "dask", "cluster": "tls://10.0.0.1:8786"}
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "said"),
+    [
+        ({"runner": "ray"}, "runner ray is not supported.*give runner dask"),
+        ({"cluster": "tls://a:1"}, "would be ignored by the runner threads; give runner dask"),
+        ({"runner": "dask", "door": "https://a:1"}, "would be reached by nobody"),
+        ({"runner": "dask", "cluster": "10.0.0.1:8786"}, "is no address of a Dask scheduler"),
+        ({"runner": "dask", "cluster": "tls://10.0.0.1"}, "is no address of a Dask scheduler"),
+        (
+            {"runner": "dask", "cluster": "tcp://10.0.0.1:8786"},
+            "anybody on the network could run code.*write tls://10.0.0.1:8786",
+        ),
+        (CLUSTER | {"door": "https://10.0.0.2"}, "is no URL of a host and a port"),
+        (CLUSTER | {"door": "https://10.0.0.2:99999"}, "is no URL of a host and a port"),
+        (CLUSTER | {"door": "https://10.0.0.2:8600/v1"}, "is no URL of a host and a port"),
+        (CLUSTER | {"door": "http://10.0.0.2:8600"}, "in clear; write https://10.0.0.2:8600"),
+    ],
+)
+def test_a_place_of_batches_that_is_open_or_does_nothing_is_refused(
+    rollouts: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        small_recipe(rollouts=rollouts)
+
+
+@pytest.mark.parametrize(
+    "rollouts",
+    [
+        {"runner": "dask"},
+        {"runner": "dask", "cluster": "tcp://127.0.0.1:8786"},
+        {"runner": "dask", "cluster": "tcp://localhost:8786", "door": "http://localhost:8600"},
+        CLUSTER | {"door": "https://flow.example.com:8600"},
+    ],
+)
+def test_batches_may_be_played_on_a_cluster(rollouts: dict[str, object]) -> None:
+    assert small_recipe(rollouts=rollouts).rollouts.runner == "dask"
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"rollouts": {"batches": 3}},
+        {"rollouts": {"runner": "dask"}},
+        {"rollouts": CLUSTER | {"door": "https://10.0.0.2:8600"}},
         {"service": {"timeout_seconds": 7}},
         {"checkpoints": {"probe_tolerance": None}},
     ],

@@ -11,9 +11,12 @@ import httpx
 import pyarrow as pa
 import pytest
 import tinker
+from prefect.utilities.collections import visit_collection
 from tinker import AdamParams
 
 from adapters.calls import POLICY
+from adapters.door.batches import PlaySettings
+from adapters.door.door import Door
 from adapters.tinker.faults import ServiceFailed
 from adapters.tinker.live_policy import LivePolicy, LoraSpec, UpdateMethod
 from adapters.tinker.service import Service
@@ -21,10 +24,12 @@ from tasks.advantages import CreditAssignment
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
 from tasks.datums import SCHEMA
 from tasks.recovery import Era, ProbeError, RecordedSteps, TrainedPolicy
+from tasks.rollouts import RolloutServer
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import write
 from tasks.updates import PolicyUpdater
 from tests.engine_server import Address, connected
+from tests.opened_door import CHAT
 
 ADAM = AdamParams(learning_rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-8)
 METHOD = UpdateMethod("importance_sampling", {}, ADAM)
@@ -82,7 +87,15 @@ def sampled_datums(updater: PolicyUpdater, checkpoint: Checkpoint, path: Path) -
             "mask": mask,
         }
         named = {"rollout_id": f"r{number}", "group_id": "g", "role": "policy", "first_call": 0}
-        rows.append({**named, "policy_version": "", "reward": 0.0, "advantage": sign, **lists})
+        rows.append(
+            {
+                **named,
+                "policy_version": checkpoint.version,
+                "reward": 0.0,
+                "advantage": sign,
+                **lists,
+            }
+        )
     return write(pa.Table.from_pylist(rows, schema=SCHEMA), path)
 
 
@@ -163,7 +176,7 @@ def test_sampler_weights_that_are_gone_are_made_again(
 ) -> None:
     updater = make_updater()
     rest.delete_checkpoint_from_tinker_path(updater.ledger.at(3).sampler).result()
-    updater.sampler(updater.ledger.at(3))
+    updater.sampler(3)
     again = sampled_datums(updater, updater.ledger.at(3), tmp_path / "again.parquet")
     assert again.read_bytes() == datums_of(updater, 3).read_bytes()
 
@@ -190,7 +203,7 @@ def test_resume_stops_when_rebuilt_weights_differ(
     updater = make_updater()
     wrong = updater.ledger.at(0)
     updater.ledger.add(Checkpoint(3, updater.ledger.at(3).sampler, wrong.state))
-    with pytest.raises(ProbeError, match=r"not the one that sampled step 3.*Nothing was applied"):
+    with pytest.raises(ProbeError, match=r"recorded at step 3.*Nothing was applied"):
         advance(updater, 3, 3)
     assert updater.ledger.in_doubt() is None
     assert updater.ledger.last_step() == 3
@@ -251,11 +264,14 @@ def test_datums_that_must_be_replayed_and_are_gone_are_named(
 
 
 def test_a_client_that_the_service_forgot_is_rebuilt(
-    make_updater: MakeUpdater, address: Address, undisturbed: list[bytes]
+    make_updater: MakeUpdater,
+    address: Address,
+    connection: Service,
+    undisturbed: list[bytes],
 ) -> None:
     with connected(address) as passing:
         updater = make_updater()
-        updater.service = replace(updater.service, client=passing)
+        updater.service = Service(passing, connection.rest, Future(), connection.calls, None)
         advance(updater, 2, 2)
         finish(address, passing.holder.get_session_id())  # as when an engine is started anew
         updater.service = make_updater().service
@@ -273,3 +289,15 @@ def finish(address: Address, session: str) -> None:
 
 def _fail(*_: object) -> Checkpoint:
     raise ServiceFailed("the network is gone")
+
+
+def test_prefect_does_not_look_into_what_changes_while_a_task_begins(
+    make_updater: MakeUpdater, connection: Service, tmp_path: Path
+) -> None:
+    settings = PlaySettings("hello", [POLICY], 4, 60)
+    with Door(CHAT, {}, run_seed=0) as door:
+        server = RolloutServer(RunFolder(tmp_path), door, connection, settings)
+        updater, seen = make_updater(), list[object]()
+        visit_collection([server, updater], seen.append, return_data=False)
+    assert seen[-2:] == [server, updater]
+    assert not any(one is connection or one is connection.sampling for one in seen)

@@ -18,7 +18,7 @@ from tests.small_recipe import small_recipe, with_fault
 ROOT = Path(__file__).parent.parent
 RECIPE = {"rollouts": {"groups": 2, "group_size": 2, "max_tokens": 8}}
 
-pytestmark = pytest.mark.usefixtures("prefect_server", "no_tinker")
+pytestmark = [pytest.mark.story, pytest.mark.usefixtures("prefect_server", "no_tinker")]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The number of a step's rollout batches changes no result."""
 
-import json
 import random
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -19,7 +18,7 @@ from tasks.metrics import Metrics, StepFiles, measure
 from tasks.reports.games import Game, read_games
 from tasks.reports.reports import transcripts
 from tasks.spans import Span, table
-from tasks.storage.files import write_text
+from tasks.storage.json_files import write_rows
 from tasks.storage.tables import write
 from tasks.trajectories import write_trajectories
 
@@ -100,14 +99,11 @@ class Step:
         self.metrics: Metrics = measure(files, trained_roles=ROLES, min_group_size=2)
         self.games: list[Game] = read_games(spans)
         self.transcripts = transcripts(spans)
-        shard = write_text(
-            folder / "shard.jsonl",
-            "".join(
-                json.dumps({"example_id": g, "example": {"category": str(g % 2)}, "batch": 0})
-                + "\n"
-                for g in range(GROUPS)
-            ),
-        )
+        rows = [
+            {"example_id": g, "example": {"category": str(g % 2)}, "batch": 0}
+            for g in range(GROUPS)
+        ]
+        shard = write_rows(folder / "shard.jsonl", rows)
         self.score: Score = score_spans(spans, shard, threshold=0.5)
 
 

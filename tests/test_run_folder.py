@@ -79,11 +79,18 @@ def test_a_journal_whose_batch_is_sealed_is_not_read_beside_it(run: RunFolder) -
     assert run.all_spans() == ([run.spans("train-00000.0")], [run.journal("train-00000.1")])
 
 
-def test_the_rollouts_of_a_step_are_its_shard_and_its_sealed_batches(run: RunFolder) -> None:
-    sealed, unsealed = "train-00001.0", "train-00001.1"
-    shard, other = run.shard("train-00001"), run.shard("train-00002")
-    touch(shard, other, run.spans(sealed), run.journal(sealed), run.journal(unsealed))
-    assert set(run.rollout_files(1)) == {shard, run.spans(sealed), run.journal(sealed)}
+def test_the_files_of_a_batch_are_its_shard_its_journal_and_its_spans(run: RunFolder) -> None:
+    batch, other = "train-00001.0", "train-00001.1"
+    files = [run.shard("train-00001"), run.journal(batch), run.spans(batch)]
+    touch(*files, run.shard("train-00002"), run.spans(other), run.journal(other))
+    assert run.batch_files(batch) == files
+
+
+def test_the_held_out_batches_of_a_step_are_those_that_are_sealed(run: RunFolder) -> None:
+    sealed = ["greedy-00002.0", "test-00002.0", "test.4f2a91-00002.1"]
+    others = ["train-00002.0", "test-00001.0", "test-00012.0"]
+    touch(*map(run.spans, [*sealed, *others]), run.journal("test-00002.1"))
+    assert sorted(run.held_out(2)) == sealed
 
 
 def test_each_policy_has_files_of_its_own(run: RunFolder) -> None:

@@ -132,7 +132,7 @@ def test_an_engine_that_dies_in_an_update_leaves_it_in_doubt_and_it_is_rebuilt(
 
     def die_in_the_second_step(live: LivePolicy, submitted: SubmittedUpdate) -> UpdateResult:
         if submitted.step == 1:
-            submitted.output.result()
+            submitted.outputs[-1].result()
             os.kill(engine_of(live._service), signal.SIGKILL)
         return result(live, submitted)
 

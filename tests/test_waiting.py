@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +11,11 @@ import pytest
 import tinker
 from tinker.types import RequestErrorCategory
 
-from adapters.errors import EngineDied
+from adapters.errors import EngineDied, PassingError
 from adapters.tinker.faults import (
     ServiceFailed,
     ServiceRefused,
     TimedOut,
-    is_passing,
     translate_error,
 )
 from adapters.tinker.service import PatientSampler, Service
@@ -78,7 +76,7 @@ def test_a_request_to_a_silent_service_times_out_and_is_cancelled(service: Servi
     asked: Any = SimpleNamespace(future=lambda: silent)
     with pytest.raises(TimedOut, match=r"within 0 s \(waited for an answer\)") as raised:
         service.result(asked, "an answer")
-    assert is_passing(raised.value)
+    assert isinstance(raised.value, PassingError)
     assert silent.cancelled()
 
 
@@ -130,7 +128,8 @@ def test_sampling_ends_when_the_engine_dies(service: Service) -> None:
         await asyncio.Event().wait()
 
     client: Any = SimpleNamespace(sample=die)
-    patient = PatientSampler(client, replace(service, patience=60))
+    service.patience = 60
+    patient = PatientSampler(client, service)
     with pytest.raises(EngineDied):
         asyncio.run(patient.sample(tinker.ModelInput.empty(), 1, tinker.SamplingParams()))
     assert service.sampling == {}

@@ -5,6 +5,7 @@ import json
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
+from adapters.calls import Refused
 from adapters.dialects.fields import bad_request
 
 LARGEST_BODY = 16 * 1024 * 1024
@@ -24,7 +25,7 @@ async def read_body(request: Request) -> bytes:
         raise bad_request("The client disconnected before its request was complete.") from error
     if size > LARGEST_BODY:
         text = f"The body has {size} bytes; the most that is read is {LARGEST_BODY}."
-        raise bad_request(text, code="body_too_large")
+        raise Refused(413, text, code="body_too_large")
     return b"".join(parts)
 
 

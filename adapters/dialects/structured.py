@@ -4,32 +4,31 @@ An answer is never altered: one of another format is returned and recorded as it
 """
 
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
-from jsonschema import Draft202012Validator, SchemaError
-from jsonschema.exceptions import best_match
-from referencing import Registry
-from referencing.exceptions import Unresolvable
+from jsonschema_rs import (
+    Draft202012Validator,
+    FancyRegexOptions,
+    ReferencingError,
+    ValidationError,
+)
 
 from adapters.calls import Choice, Format, JsonObject, Message, Request
 from adapters.dialects.fields import bad_request
 
 LONGEST_ERROR = 300
-NOWHERE: Registry[bool | Mapping[str, object]] = Registry()
-"""An empty registry, so that a schema's references to URLs are not fetched."""
-
-UNUSABLE = (Unresolvable, RecursionError, re.error, ValueError, ArithmeticError)
-"""The errors of a schema that is well-formed and cannot be applied."""
+BACKTRACKS = FancyRegexOptions(backtrack_limit=100_000)
+"""Bound on a schema's regular expressions, whose matching takes linear time in most cases."""
 
 
 def create_format(schema: Mapping[str, object] | None, where: str) -> Format:
     """Return the format of a schema; Refused if it is not a JSON Schema."""
     if schema is not None:
         try:
-            Draft202012Validator.check_schema(schema)
-        except (SchemaError, *UNUSABLE) as error:
-            said = error.message if isinstance(error, SchemaError) else str(error)
+            _validator(schema)
+        except (ValidationError, ReferencingError, ValueError) as error:
+            said = error.message if isinstance(error, ValidationError) else str(error)
             raise bad_request(
                 f"{where} is not a JSON Schema: {said[:LONGEST_ERROR]}.", where
             ) from error
@@ -109,12 +108,23 @@ def _find_error(form: Format, text: str) -> str | None:
         return f"not JSON: {error}"
     if form.schema is None:
         return None if isinstance(value, dict) else f"not an object: {text}"
-    validator = Draft202012Validator(form.schema, registry=NOWHERE)
     try:
-        worst = best_match(validator.iter_errors(value))
-    except UNUSABLE as error:
-        return f"the schema cannot be applied: {error}"
-    return worst and f"{worst.json_path}: {worst.message}"
+        first = next(_validator(form.schema).iter_errors(value), None)
+    except ValueError as error:  # nested too deeply, or a number that is too large
+        return f"cannot be checked: {error}"
+    return first and f"{_json_path(first.instance_path)}: {first.message}"
+
+
+def _validator(schema: Mapping[str, object]) -> Draft202012Validator:
+    return Draft202012Validator(dict(schema), retriever=_fetch_nothing, pattern_options=BACKTRACKS)
+
+
+def _fetch_nothing(uri: str) -> NoReturn:
+    raise ValueError(f"{uri} is not fetched; write what it holds under $defs")
+
+
+def _json_path(place: Sequence[str | int]) -> str:
+    return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
 
 
 def _no_constant(name: str) -> None:

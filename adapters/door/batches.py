@@ -157,6 +157,12 @@ class OpenBatch:
         self.sampled_by = sampled_by
         self.settings = settings
         self._recorder = recorder
+        self.lost: set[str] = set()
+        """Rollouts that were being played when a later attempt at the batch began. Whatever ended
+        the player may have been one of them, so each is played apart from the others."""
+        self.opening = 0
+        """Number of the batch's opening by its flow, who has seen what ended the one before."""
+        self._began_in = 0
         self._attempt = -1
         self._attempts: dict[str, Attempt] = {}
         self._superseded: set[Attempt] = set()
@@ -169,6 +175,13 @@ class OpenBatch:
         Calls of earlier attempts are recorded first, so that none is sampled twice.
         """
         async with self._beginning:
+            if self._began_in == self.opening:
+                self.lost.update(
+                    attempt.rollout.id
+                    for attempt in self._attempts.values()
+                    if attempt.state is AttemptState.PLAYING
+                )
+            self._began_in = self.opening
             await self.supersede()
             planned, rollouts = await asyncio.to_thread(self._recorder.plan)
             self._attempt = max(self._attempt + 1, planned)

@@ -8,6 +8,8 @@ from typing import Self
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
+from adapters.addresses import Listener
+from adapters.app_server import ANY_PORT, AppServer
 from adapters.calls import Completion, Refused
 from adapters.calls import Request as ChatRequest
 from adapters.chat import Chat
@@ -22,20 +24,19 @@ from adapters.dialects.table import (
     write_response,
 )
 from adapters.door.call_sequence import RequestMeta
-from adapters.loopback import LoopbackServer
 
 Caller = Callable[[ChatRequest, RequestMeta], Awaitable[list[Completion]]]
 """Answers a client's request as often as the request asks; raises Refused."""
 
 
 class ChatApi(ABC):
-    """HTTP server of the chat routes below `prefix`, on loopback while it is entered."""
+    """HTTP server of the chat routes below `prefix`, which answers while it is entered."""
 
-    def __init__(self, chat: Chat, prefix: str, port: int = 0) -> None:
+    def __init__(self, chat: Chat, prefix: str, listener: Listener = ANY_PORT) -> None:
         self.chat = chat
         self.prefix = prefix
         self.app = self._app()
-        self.server = LoopbackServer(self.app, port)
+        self.server = AppServer(self.app, listener)
 
     def __enter__(self) -> Self:
         self.server.start()
@@ -47,7 +48,7 @@ class ChatApi(ABC):
     @property
     def address(self) -> str:
         """Base of every URL of the server."""
-        return f"http://{self.server.host}:{self.server.port}"
+        return self.server.url
 
     @abstractmethod
     def check_token(self, request: Request) -> None:
@@ -114,7 +115,7 @@ class ChatApi(ABC):
 
 def read_number(text: str) -> int | None:
     """Read a number of at most 19 digits; None if the text is no such number."""
-    return int(text) if text.isdecimal() and len(text) < 20 else None
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 
 def token_of(request: Request) -> str:

@@ -1,12 +1,13 @@
 """The door: an OpenAI-compatible proxy between the agents of a run and the models behind them.
 
-Its address says whose call a request is. Each rollout batch has a token of its own, which opens
-that batch until the batch is closed.
+Its address says whose call a request is. Each opening of a rollout batch has a token of its own,
+which opens that batch until it is closed.
 """
 
 import asyncio
 import hmac
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from dataclasses import asdict
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
+from adapters.addresses import Listener
+from adapters.app_server import ANY_PORT
 from adapters.calls import POLICY, Completion, Refused
 from adapters.calls import Request as ChatRequest
 from adapters.chat import Chat
@@ -47,21 +50,24 @@ class Door(ChatApi):
         backends: Mapping[str, Backend | str],
         run_seed: int,
         max_calls: int | None = None,
-        port: int = 0,
+        listener: Listener = ANY_PORT,
     ) -> None:
         self.roles = {POLICY: POLICY, **backends}
         self._run_seed = run_seed
         self._max_calls = max_calls
         self._secret = secrets.token_bytes(32)
+        self._openings: Counter[str] = Counter()
         self._open: dict[str, OpenBatch] = {}
-        super().__init__(chat, ROLE, port)
+        super().__init__(chat, ROLE, listener)
         self.app.add_api_route(f"{BATCH}/begin", self._begin, methods=["POST"])
         self.app.add_api_route(f"{ROLLOUT}/waited", self._waited, methods=["GET"])
         self.app.add_api_route(f"{ROLLOUT}/end", self._end, methods=["POST"])
 
     @contextmanager
     def opened(self, batch: OpenBatch) -> Iterator[str]:
-        """Answer for a batch while the block runs; yield the batch's token."""
+        """Answer for a batch while the block runs; yield the batch's token of this opening."""
+        self._openings[batch.name] += 1
+        batch.opening = self._openings[batch.name]
         self._open[batch.name] = batch
         try:
             yield self.token(batch.name)
@@ -74,8 +80,9 @@ class Door(ChatApi):
         return asyncio.run_coroutine_threadsafe(batch.supersede(), self.server.loop)
 
     def token(self, batch: str) -> str:
-        """Return the token that opens a batch: an HMAC of its name by a secret of this door."""
-        return hmac.new(self._secret, batch.encode(), "sha256").hexdigest()
+        """Return the token of a batch's latest opening: an HMAC by a secret of this door."""
+        opening = f"{batch}/{self._openings[batch]}"
+        return hmac.new(self._secret, opening.encode(), "sha256").hexdigest()
 
     def check_token(self, request: Request) -> None:
         """Refuse a request whose token is not that of the batch in its path."""
@@ -128,7 +135,10 @@ class Door(ChatApi):
     async def _begin(self, request: Request) -> Response:
         batch = self._find_batch(request)
         number, rollouts = await batch.begin()
-        left = [{"id": rollout.id, "example": rollout.example} for rollout in rollouts]
+        left = [
+            {"id": rollout.id, "example": rollout.example, "apart": rollout.id in batch.lost}
+            for rollout in rollouts
+        ]
         return JSONResponse({"attempt": number, "rollouts": left, **asdict(batch.settings)})
 
     async def _waited(self, request: Request) -> Response:

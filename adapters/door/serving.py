@@ -7,6 +7,7 @@ from uuid import uuid4
 
 from fastapi import Request
 
+from adapters.addresses import Listener
 from adapters.calls import POLICY, Begun, Completion, Place, Policy, Refused, Sampling
 from adapters.calls import Request as ChatRequest
 from adapters.chat import Chat
@@ -33,7 +34,7 @@ class OpenDoor(ChatApi):
     def __init__(self, chat: Chat, served: ServedModel, token: str, port: int = 0) -> None:
         self._served = served
         self._token = token.encode()
-        super().__init__(chat, PREFIX, port)
+        super().__init__(chat, PREFIX, Listener(port=port))
 
     @property
     def base_url(self) -> str:

@@ -5,18 +5,22 @@ The player needs three strings: the door's address, the batch's name, and the ba
 
 import asyncio
 import json
+import os
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from traceback import TracebackException
+from typing import Any, TypeVar
 
 import httpx
 
 from adapters.calls import POLICY, Example
 from adapters.cancelling import cancel_and_wait
 from adapters.errors import UserError
-from adapters.harness.agents import Endpoint, Play, contained_task, load_agent
+from adapters.harness.agents import AgentExit, Endpoint, Play, contained_task, load_agent
+from adapters.harness.apart import Outcome, playing_apart
 from adapters.harness.current_rollout import tls
 from adapters.harness.imports import when_imported
 from adapters.harness.loop_watchdog import watch_event_loop
@@ -27,8 +31,17 @@ ROLLOUT = BATCH + "/rollout/{rollout_id}/attempt/{attempt}"
 ROLE = ROLLOUT + "/role/{role}/v1"
 """Paths of the door."""
 
-LONGEST_MESSAGE = 100_000
-"""Characters that are kept of an error's message."""
+LONGEST_MESSAGE = 10_000
+"""Characters that are kept of an error's message: few enough for the last line of a program."""
+
+ENDS_AT_A_TIME = 4
+"""Ends that are told at a time. httpx's pool walks through all that wait for a connection, so a
+hundred at once cost five times as much each."""
+
+MOST_APART = os.cpu_count() or 1
+"""Rollouts of a batch that are played apart at a time."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -75,51 +88,85 @@ async def play_batch(door: str, batch: str, token: str) -> None:
         begun = _read(response)
         roles = tuple(begun["roles"])
         attempt = Batch(door, batch, token, begun["attempt"], roles, begun["timeout_seconds"])
-        play = load_agent(begun["agent"], [role for role in roles if role != POLICY])
-        _provide(roles)
-        places = asyncio.Semaphore(begun["concurrency"])
-        player = _Player(attempt, play, http, places)
-        playing = [
-            asyncio.create_task(player.play(rollout["id"], rollout["example"]))
-            for rollout in begun["rollouts"]
-        ]
+        agent = LoadedAgent(begun["agent"], load_for_roles(begun["agent"], roles))
+        player = _Player(attempt, agent, http, begun["concurrency"])
+        playing = [asyncio.create_task(player.play(rollout)) for rollout in begun["rollouts"]]
         try:
             await asyncio.gather(*playing)
         finally:
             await cancel_and_wait(*playing)
 
 
+def load_for_roles(agent: str, roles: tuple[str, ...]) -> Play:
+    """Load an agent that calls `roles`, and have LiteLLM know them."""
+    play = load_agent(agent, [role for role in roles if role != POLICY])
+    _provide(roles)
+    return play
+
+
+async def play_to_end(playing: Awaitable[Reward]) -> Outcome:
+    """Return the outcome of a rollout that is being played; whatever it raises is one."""
+    try:
+        reward = await playing
+    except Exception as error:  # noqa: BLE001  An agent may raise anything; here it is a row.
+        return _failure(error)
+    return {"reward": reward.to_json()}
+
+
+def _failure(error: Exception) -> Outcome:
+    kind = type(error).__name__
+    told = str(TracebackException(type(error), error, None))  # its `__str__` may raise
+    message = told[:LONGEST_MESSAGE] or f"{kind} without a message"
+    return {"failed": kind, "message": message}
+
+
+@dataclass(frozen=True)
+class LoadedAgent:
+    """An agent, by its name and as the function that plays it."""
+
+    name: str
+    play: Play
+
+
 class _Player:
     """Player of the rollouts of one attempt at a batch."""
 
     def __init__(
-        self, batch: Batch, play: Play, http: httpx.AsyncClient, places: asyncio.Semaphore
+        self, batch: Batch, agent: LoadedAgent, http: httpx.AsyncClient, concurrency: int
     ) -> None:
         self._batch = batch
-        self._play = play
+        self._agent = agent
         self._http = http
-        self._places = places
+        self._places = asyncio.Semaphore(concurrency)
+        self._places_apart = asyncio.Semaphore(MOST_APART)
+        self._ends = asyncio.Semaphore(ENDS_AT_A_TIME)
 
-    async def play(self, rollout_id: str, example: Example) -> None:
-        """Run the agent on an example, and tell the door how that ended."""
-        async with self._places:
+    async def play(self, rollout: Mapping[str, Any]) -> None:
+        """Run the agent on a rollout's example, and tell the door how that ended."""
+        rollout_id, example = rollout["id"], rollout["example"]
+        play = self._play_apart if rollout["apart"] else self._play
+        async with self._places, self._places_apart if rollout["apart"] else nullcontext():
             started = time.monotonic()
-            outcome = await self._outcome(rollout_id, example)
+            outcome = await play(rollout_id, example)
         end = {**outcome, "seconds": time.monotonic() - started}
-        response = await self._http.post(self._url("/end", rollout_id), content=_write(end))
+        url, content = self._url("/end", rollout_id), write_outcome(end)
+        async with self._ends:
+            response = await self._http.post(url, content=content)
         _read(response)
 
-    async def _outcome(self, rollout_id: str, example: Example) -> dict[str, object]:
+    async def _play(self, rollout_id: str, example: Example) -> Outcome:
+        playing = self._agent.play(example, self._batch.endpoints(rollout_id))
+        return await play_to_end(self._within_time(playing, rollout_id))
+
+    async def _play_apart(self, rollout_id: str, example: Example) -> Outcome:
         endpoints = self._batch.endpoints(rollout_id)
         try:
-            reward = await self._within_time(self._play(example, endpoints), rollout_id)
-        except Exception as error:  # noqa: BLE001  An agent may raise anything; here it is a row.
-            kind = type(error).__name__
-            message = str(error)[:LONGEST_MESSAGE] or f"{kind} without a message"
-            return {"failed": kind, "message": message}
-        return {"reward": reward.to_json()}
+            async with playing_apart(self._agent.name, example, endpoints) as playing:
+                return await self._within_time(playing, rollout_id)
+        except (AgentExit, TimeoutError) as error:
+            return _failure(error)
 
-    async def _within_time(self, playing: Coroutine[Any, Any, Reward], rollout_id: str) -> Reward:
+    async def _within_time(self, playing: Coroutine[Any, Any, T], rollout_id: str) -> T:
         """Await the agent for as long as its own time lasts; TimeoutError when that is over.
 
         The time in which the agent waits for answers of the door does not count.
@@ -145,8 +192,8 @@ class _Player:
         return self._batch.url(ROLLOUT + route, rollout_id)
 
 
-def _write(end: Mapping[str, object]) -> bytes:
-    """Write an end as JSON, with a question mark for a character that UTF-8 lacks."""
+def write_outcome(end: Mapping[str, object]) -> bytes:
+    """Write an outcome as a line of JSON, with a question mark for a character that UTF-8 lacks."""
     return json.dumps(end, ensure_ascii=False).encode(errors="replace")
 
 

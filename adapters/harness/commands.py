@@ -7,14 +7,16 @@ import re
 import shlex
 import shutil
 import signal
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Literal
 
 from adapters.calls import POLICY, Example
 from adapters.errors import UserError
 
 PASSED_ON = re.compile(
-    "PATH|HOME|USER|LANG|LC_.+|TZ|TMPDIR|SSL_CERT_(FILE|DIR)|VIRTUAL_ENV|PYTHONPATH|NODE_PATH"
+    "PATH|HOME|USER|LANG|LC_.+|TZ|TMPDIR|VIRTUAL_ENV|PYTHONPATH|NODE_PATH|"
+    "SSL_CERT_(FILE|DIR)|NODE_EXTRA_CA_CERTS|(REQUESTS|CURL)_CA_BUNDLE"
 )
 """The environment variables that a command gets: those that programs need to start, no secrets."""
 
@@ -33,6 +35,9 @@ class CommandFailed(RuntimeError):
     """An error for a command that ended without a reward."""
 
 
+STREAMS: Mapping[Literal["stdout", "stderr"], int] = {"stdout": 1, "stderr": 2}
+
+
 def command(line: str) -> Callable[..., Coroutine[None, None, object]]:
     """Return the agent that runs the command `line`, split like a shell's but run without a shell.
 
@@ -44,7 +49,8 @@ def command(line: str) -> Callable[..., Coroutine[None, None, object]]:
     words = _split(line)
 
     async def play(example: Example, *, roles: Roles, **_: str) -> object:
-        program = await _run(words, _environment(roles), json.dumps(example))
+        async with running_program(words, _environment(roles), json.dumps(example)) as program:
+            await program.silent.wait()
         if program.status == 0 and (found := program.last_json()):
             return found[0]
         keys = [of_role["api_key"] for of_role in roles.values()]
@@ -80,27 +86,29 @@ def _environment(roles: Roles) -> dict[str, str]:
     return variables
 
 
-async def _run(words: list[str], variables: dict[str, str], told: str) -> "_Program":
-    """Run a program with the line `told` on stdin, until its whole process group has ended."""
+@asynccontextmanager
+async def running_program(
+    words: Sequence[str], variables: Mapping[str, str], line: str
+) -> AsyncIterator["Program"]:
+    """Start a program with `line` on its stdin; its whole process group ends with the block."""
     loop = asyncio.get_running_loop()
     transport, program = await loop.subprocess_exec(
-        _Program, *words, env=variables, start_new_session=True
+        Program, *words, env=variables, start_new_session=True
     )
     try:
         stdin = transport.get_pipe_transport(0)
         assert isinstance(stdin, asyncio.WriteTransport)
-        stdin.write(told.encode() + b"\n")
+        stdin.write(line.encode() + b"\n")
         stdin.close()
-        await program.silent.wait()
+        yield program
     finally:
         if not program.exited.is_set():
             program.kill()
             await program.exited.wait()
         transport.close()
-    return program
 
 
-class _Program(asyncio.SubprocessProtocol):
+class Program(asyncio.SubprocessProtocol):
     """A running program, what it writes and when it ends, as asyncio reports them.
 
     asyncio's own `Process.wait` would also wait for any child of the program that keeps the
@@ -108,8 +116,11 @@ class _Program(asyncio.SubprocessProtocol):
     """
 
     def __init__(self) -> None:
+        self.spoken = asyncio.Event()
+        """Set when the program has written something, or has ended."""
         self.exited = asyncio.Event()
         self.silent = asyncio.Event()
+        """Set when the program has ended and all that it wrote has been read."""
         self.status: int | None = None
         self._written = {1: _Tail(), 2: _Tail()}
 
@@ -119,6 +130,8 @@ class _Program(asyncio.SubprocessProtocol):
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         self._written[fd].add(data)
+        if fd == 1:
+            self.spoken.set()
 
     def process_exited(self) -> None:
         self.status = self._transport.get_returncode()
@@ -126,6 +139,7 @@ class _Program(asyncio.SubprocessProtocol):
         self.exited.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.spoken.set()
         self.silent.set()
 
     def kill(self) -> None:
@@ -140,16 +154,26 @@ class _Program(asyncio.SubprocessProtocol):
                 return [json.loads(line)]
         return []
 
-    def failure(self, secrets: list[str]) -> str:
+    def failure(self, secrets: Sequence[str]) -> str:
         """Describe what went wrong, with the end of the program's output, without `secrets`."""
         if self.status == 0:
             fact = "printed no reward; its last line must be a JSON number, or object of roles"
         elif self.status is not None and self.status < 0:
-            fact = f"was ended by signal {-self.status}; see why, and run it by hand"
+            fact = f"{self.end()}; see why, and run it by hand"
         else:
-            fact = f"ended with exit status {self.status}; it must end with 0"
-        ends = {name: self._written[fd].end(secrets) for fd, name in ((1, "stdout"), (2, "stderr"))}
-        return "".join([fact, *(f". The end of its {name}:\n{end}" for name, end in ends.items())])
+            fact = f"{self.end()}; it must end with 0"
+        return fact + "".join(self.output(of, secrets) for of in STREAMS)
+
+    def end(self) -> str:
+        """Describe how the process ended."""
+        if self.status is not None and self.status < 0:
+            return f"was ended by signal {-self.status}"
+        return f"ended with exit status {self.status}"
+
+    def output(self, stream: Literal["stdout", "stderr"], secrets: Sequence[str]) -> str:
+        """Quote the end of what the program wrote to a stream, without `secrets`."""
+        written = self._written[STREAMS[stream]].end(secrets)
+        return f". The end of its {stream}:\n{written}"
 
 
 class _Tail:
@@ -169,7 +193,7 @@ class _Tail:
         """Return whole lines only, since the rest of a number that was cut is another number."""
         return self._kept.decode(errors="replace").split("\n")[self._cut :]
 
-    def end(self, secrets: list[str]) -> str:
+    def end(self, secrets: Sequence[str]) -> str:
         text = self._kept.decode(errors="replace")
         for secret in secrets:
             text = text.replace(secret, "***")

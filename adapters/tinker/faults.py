@@ -4,7 +4,7 @@ import tinker
 from tinker.lib.retryable_exception import RetryableException
 from tinker.types import RequestErrorCategory
 
-from adapters.errors import ServiceError
+from adapters.errors import PassingError, ServiceError
 
 
 class ServiceRefused(ServiceError):
@@ -15,7 +15,7 @@ class ServiceRefused(ServiceError):
         self.missing = missing
 
 
-class ServiceFailed(ServiceError):
+class ServiceFailed(ServiceError, PassingError):
     """A failure of the network or the service; the same request may succeed later."""
 
 
@@ -28,11 +28,6 @@ SDK_ERRORS = (tinker.TinkerError, RetryableException, ValueError, RuntimeError)
 client that has failed before."""
 
 PASSING = {408, 409, 410, 429}
-
-
-def is_passing(error: BaseException) -> bool:
-    """Tell whether the same request may succeed later."""
-    return isinstance(error, ServiceFailed)
 
 
 def translate_error(error: Exception, what: str) -> Exception:

@@ -13,7 +13,7 @@ from tinker.types import (
     SaveWeightsResponse,
 )
 
-from adapters.tinker.service import Service
+from adapters.tinker.service import PatientSampler, Service
 
 Saving = tuple[APIFuture[SaveWeightsForSamplerResponse], APIFuture[SaveWeightsResponse] | None]
 """Submitted saves: the sampler's weights and, if asked for, the training state."""
@@ -36,19 +36,23 @@ class LoraSpec:
 
 @dataclass(frozen=True)
 class UpdateMethod:
-    """Method of an update: the loss with its settings, and the optimizer."""
+    """Method of an update: the loss with its settings, and the optimizer.
+
+    `by_batch` makes one forward-backward pass for each rollout batch, and otherwise one for all.
+    """
 
     loss: LossFnType
     loss_settings: Mapping[str, float]
     optimizer: AdamParams
+    by_batch: bool = False
 
 
 @dataclass(frozen=True)
 class SubmittedUpdate:
-    """A forward-backward pass and an optimizer step that were submitted."""
+    """Forward-backward passes and an optimizer step that were submitted."""
 
     step: int
-    output: APIFuture[ForwardBackwardOutput]
+    outputs: list[APIFuture[ForwardBackwardOutput]]
     optimizer: APIFuture[OptimStepResponse]
 
 
@@ -75,30 +79,40 @@ class LivePolicy:
     def __init__(self, service: Service, client: TrainingClient) -> None:
         self._service = service
         self._client = client
+        self._outputs: list[APIFuture[ForwardBackwardOutput]] = []
+        """Passes that no optimizer step has followed."""
+
+    def accumulate(self, datums: Sequence[Datum], method: UpdateMethod) -> None:
+        """Submit a forward-backward pass, whose gradient is added to those of the passes before."""
+        settings = dict(method.loss_settings)
+        self._outputs.append(self._client.forward_backward(list(datums), method.loss, settings))
 
     def submit(
-        self, step: int, datums: Sequence[Datum], method: UpdateMethod
+        self, step: int, passes: Sequence[Sequence[Datum]], method: UpdateMethod
     ) -> SubmittedUpdate | None:
-        """Submit forward-backward and optimizer step; None if there are no datums.
+        """Submit what is left of a step's passes, and the optimizer step; None without passes.
 
         Tinker's workers tick every ten seconds, and requests submitted together share a tick.
         """
-        if not datums:
+        if not passes:
             return None
-        output = self._client.forward_backward(
-            list(datums), method.loss, dict(method.loss_settings)
-        )
-        return SubmittedUpdate(step, output, self._client.optim_step(method.optimizer))
+        assert len(self._outputs) <= len(passes), "more passes were submitted than the step has"
+        for datums in passes[len(self._outputs) :]:
+            self.accumulate(datums, method)
+        outputs, self._outputs = self._outputs, []
+        return SubmittedUpdate(step, outputs, self._client.optim_step(method.optimizer))
 
     def result(self, submitted: SubmittedUpdate | None) -> UpdateResult:
         """Wait for an update."""
         if submitted is None:
             return UpdateResult([], None)
         step, wait = submitted.step, self._service.result
-        outputs = wait(submitted.output, f"forward_backward of step {step}").loss_fn_outputs
+        passes = [wait(output, f"forward_backward of step {step}") for output in submitted.outputs]
         metrics = wait(submitted.optimizer, f"optim_step of step {step}").metrics or {}
         taken = metrics.get(STEPS_TAKEN)
-        logprobs = [datum["logprobs"].to_numpy() for datum in outputs]
+        logprobs = [
+            datum["logprobs"].to_numpy() for made in passes for datum in made.loss_fn_outputs
+        ]
         return UpdateResult(logprobs, None if taken is None else int(taken))
 
     def probe(self, step: int, datum: Datum, method: UpdateMethod) -> np.ndarray:
@@ -112,6 +126,10 @@ class LivePolicy:
         sampler = self._client.save_weights_for_sampler(name, ttl_seconds=ttl_seconds)
         state = self._client.save_state(name, ttl_seconds=ttl_seconds) if with_state else None
         return sampler, state
+
+    def inflight_sampler(self) -> PatientSampler:
+        """Return a sampler of these weights; earlier ones of this client answer by them as well."""
+        return self._service.inflight_sampler(self._client)
 
     def saved(self, step: int, saving: Saving) -> tuple[str, str | None]:
         """Wait for saves; return the paths of the sampler's weights and of the training state."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
@@ -35,25 +35,33 @@ SessionEnd = Literal["success", "errored", "interrupted"]
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
 class Service:
     """A Tinker service and, if it is the engine of this run, the notice of the engine's death.
 
     The SDK retries a dead address for five minutes and waits for a silent one for ever, so every
     wait on the service is made here. A wait raises EngineDied as soon as the engine dies, logs
     what it waits for, and raises TimedOut after `patience` seconds. Every other fault of the
-    service is raised as a ServiceError that says what was asked.
+    service is raised as a ServiceError that says what was asked. `engine` is the process id of the
+    run's own engine.
     """
 
-    client: tinker.ServiceClient
-    rest: tinker.RestClient
-    died: Future[None]
-    calls: ThreadPoolExecutor
-    engine: int | None
-    """Process id of the run's own engine."""
-    patience: float = PATIENCE_SECONDS
-    sampling: dict[object, float] = field(default_factory=dict)
-    """Start of each sampling call that is under way."""
+    def __init__(
+        self,
+        client: tinker.ServiceClient,
+        rest: tinker.RestClient,
+        died: Future[None],
+        calls: ThreadPoolExecutor,
+        engine: int | None,
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        self.client = client
+        self.rest = rest
+        self.died = died
+        self.calls = calls
+        self.engine = engine
+        self.patience = patience
+        self.sampling: dict[object, float] = {}
+        """Start of each sampling call that is under way."""
 
     def result(self, future: tinker.APIFuture[T], what: str) -> T:
         """Wait for a submitted operation; logs and errors call it `what`."""
@@ -67,6 +75,11 @@ class Service:
         """Return a sampler of saved weights; ServiceRefused if the weights are gone."""
         client = self.client.create_sampling_client(model_path=model_path)
         return PatientSampler(self.result(client, f"a sampler of {model_path}"), self)
+
+    def inflight_sampler(self, client: tinker.TrainingClient) -> "PatientSampler":
+        """Return a sampler of a training client's weights, which follows later calls of this."""
+        saved = client.save_weights_and_get_sampling_client(kind="inflight")
+        return PatientSampler(self.result(saved, "an in-flight sampler"), self)
 
     def base_sampler(self, base_model: str) -> "PatientSampler":
         """Return a sampler of a base model, without a LoRA."""

@@ -4,10 +4,11 @@ import hmac
 import logging
 
 from fastapi import FastAPI, Request
+from fastapi import HTTPException as BodyTooLarge  # FastAPI passes on no other while it reads
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.api import (
     run_routes,
@@ -24,6 +25,8 @@ from engine.errors import RequestRefused
 logger = logging.getLogger(__name__)
 
 PREFIX = "/api/v1"
+LARGEST_BODY = 2**26
+"""Bytes of a request; the SDK sends datums in chunks of 5 MB."""
 ROUTERS = (
     sampling_routes.router,
     service_routes.router,
@@ -44,12 +47,12 @@ def create_app(engine: EngineCore, api_key: str) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(Exception, _answer_failure)
-    app.add_middleware(KeyGuard, api_key=api_key)
+    app.add_middleware(Guard, api_key=api_key)
     return app
 
 
-class KeyGuard:
-    """Middleware that checks the API key before the request's body is read."""
+class Guard:
+    """Middleware that checks the API key before the request's body is read, and bounds the body."""
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self.app = app
@@ -63,7 +66,23 @@ class KeyGuard:
                 detail = f"the X-API-Key {known}; set TINKER_API_KEY to the one the engine printed"
                 await _error(401, detail)(scope, receive, send)
                 return
-        await self.app(scope, receive, send)
+        await self.app(scope, _bounded(receive), send)
+
+
+def _bounded(receive: Receive) -> Receive:
+    """Receive a request whose body may have LARGEST_BODY bytes; HTTPException(413) beyond."""
+    size = 0
+
+    async def receive_bounded() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > LARGEST_BODY:
+            text = f"the body has more than {LARGEST_BODY} bytes; send less at once"
+            raise BodyTooLarge(413, text)
+        return message
+
+    return receive_bounded
 
 
 def _error(status: int, detail: str) -> JSONResponse:

@@ -121,7 +121,16 @@ class LoraWeights:
 
 
 def expected_shapes(model: LanguageModel, config: LoraConfig) -> dict[str, tuple[int, int]]:
-    """Return tensor name → shape, in the order of the network's layers."""
+    """Return tensor name → shape, in the order of the network's layers.
+
+    Raise RequestRefused for a rank that is larger than every layer.
+    """
+    largest = max(max(layer.weight.shape) for layer in model.linears.values())
+    if config.rank > largest:
+        raise RequestRefused(
+            f"a LoRA of rank {config.rank} is larger than every layer of {model.name}; give a rank "
+            f"of {largest} or less"
+        )
     shapes: dict[str, tuple[int, int]] = {}
     for name, layer in model.linears.items():
         if config.trains(layer.kind):

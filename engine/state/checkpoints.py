@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from engine.errors import NotFound, RequestRefused
 from engine.model.lora import LoraConfig
-from engine.state.disk import Records, atomic_folder
+from engine.state.disk import Records, atomic_folder, sha256_of
 
 SCHEME = "tinker://"
 TRAINING, SAMPLER = "weights", "sampler_weights"
@@ -73,12 +73,16 @@ class CheckpointAddress:
 
 
 class CheckpointRecord(BaseModel):
-    """Metadata of saved weights; `folder` is the name of the folder that holds the tensors."""
+    """Metadata of saved weights.
+
+    `folder` is the name of the folder that holds the files, and `sha256` has each file's digest.
+    """
 
     run: str
     kind: Literal["weights", "sampler_weights"]
     name: str
     folder: str
+    sha256: dict[str, str]
     base_model: str
     lora: LoraConfig
     created_at: datetime
@@ -90,6 +94,11 @@ class CheckpointRecord(BaseModel):
     @property
     def address(self) -> CheckpointAddress:
         return CheckpointAddress(self.run, self.kind, self.name)
+
+    def damaged(self, folder: Path) -> list[Path]:
+        """List the files in the checkpoint's folder that are not as they were written."""
+        paths = {folder / name: digest for name, digest in self.sha256.items()}
+        return [p for p, digest in paths.items() if not p.exists() or sha256_of(p) != digest]
 
     def to_api(self) -> tinker.types.Checkpoint:
         """Return the checkpoint as the API lists it."""
@@ -156,6 +165,7 @@ class CheckpointStore:
             kind=address.kind,  # type: ignore[arg-type]
             name=address.name,
             folder=folder.name,
+            sha256={path.name: sha256_of(path) for path in folder.iterdir()},
             base_model=base_model,
             lora=lora,
             created_at=self._now(),
@@ -182,7 +192,15 @@ class CheckpointStore:
         return record
 
     def folder(self, address: CheckpointAddress) -> Path:
-        return self._tensors(self.find(address))
+        """Return the folder of a checkpoint; RequestRefused if a file is not as it was written."""
+        record = self.find(address)
+        folder = self._tensors(record)
+        for path in record.damaged(folder):
+            raise RequestRefused(
+                f"{address} is damaged: {path} is not as it was written; load an older "
+                "checkpoint, or restore the file from a copy"
+            )
+        return folder
 
     def find_all(self, run: str | None = None) -> list[CheckpointRecord]:
         """Return the checkpoints that can be loaded, newest first: all, or those of one run."""
@@ -245,7 +263,12 @@ class CheckpointStore:
                     shutil.rmtree(self._tensors(record), ignore_errors=True)
 
     def _delete_unfinished(self) -> None:
-        """Delete folders that an engine left behind when it was killed while saving."""
+        """Delete folders that an engine left behind when it was killed while saving.
+
+        If a record is damaged, a folder without a record may be the record's, and is kept.
+        """
+        if self._records.damaged:
+            return
         recorded = {self._tensors(record) for record in self._records.values()}
         for folder in self._folder.glob("*/*/*/"):
             if folder not in recorded:

@@ -1,41 +1,52 @@
 """Records, files and folders that appear on disk whole or not at all."""
 
 import fcntl
+import logging
 import os
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import IO, Generic, TypeVar
 from uuid import uuid4
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from engine.errors import RequestRefused
 
 Record = TypeVar("Record", bound=BaseModel)
 PARTIAL = ".partial"
 
+SEAL_END = b"}\n"
+SEAL = b'{"sha256": "%s", "record": %s' + SEAL_END
+
+log = logging.getLogger(__name__)
+
 
 class Records(Generic[Record]):
     """A folder of JSON records by key, read once and written through.
 
     A key may contain slashes. A record is durable when `put` returns. Reading and writing are safe
-    between threads, because the index is one dict and each file is replaced atomically.
+    between threads, because the index is one dict and each file is replaced atomically. A file
+    carries the SHA-256 of its record; one that is damaged is left where it is, and counts as
+    missing.
     """
 
     def __init__(self, folder: Path, of: type[Record]) -> None:
         self._folder = folder
         self._records: dict[str, Record] = {}
+        self.damaged: list[Path] = []
         for path in sorted(folder.rglob("*.json")):
             try:
-                record = of.model_validate_json(path.read_bytes())
-            except ValidationError as error:
-                raise RequestRefused(
-                    f"{path} is not a {of.__name__}: {error}; remove the file"
-                ) from error
-            self._records[str(path.relative_to(folder).with_suffix(""))] = record
+                record = of.model_validate_json(_unsealed(path.read_bytes()))
+            except ValueError as error:
+                text = "%s is not the %s that was written (%s); it counts as missing"
+                log.warning(text, path, of.__name__, error)
+                self.damaged.append(path)
+            else:
+                self._records[str(path.relative_to(folder).with_suffix(""))] = record
 
     def __contains__(self, key: str) -> bool:
         return key in self._records
@@ -47,7 +58,7 @@ class Records(Generic[Record]):
         return list(self._records.values())
 
     def put(self, key: str, record: Record) -> None:
-        write_file(self._path(key), record.model_dump_json().encode())
+        write_file(self._path(key), _sealed(record.model_dump_json().encode()))
         self._records[key] = record
 
     def remove(self, key: str) -> None:
@@ -57,6 +68,26 @@ class Records(Generic[Record]):
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}.json"
+
+
+def _sealed(record: bytes) -> bytes:
+    """Return a record's JSON after its SHA-256."""
+    return SEAL % (sha256(record).hexdigest().encode(), record)
+
+
+def _unsealed(data: bytes) -> bytes:
+    """Return the record of a file; ValueError if the file is not as it was written."""
+    start = len(SEAL % (b"0" * 64, b"")) - len(SEAL_END)
+    record = data[start : -len(SEAL_END)]
+    if data != _sealed(record):
+        raise ValueError(f"its checksum does not fit its {len(data)} bytes")
+    return record
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
 
 
 def write_file(path: Path, content: bytes) -> None:

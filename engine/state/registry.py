@@ -190,6 +190,22 @@ class Registry:
         return sampler
 
 
+def find_damage(state: Path) -> list[Path]:
+    """List the files of a state directory that are not as they were written; nothing changes."""
+    checkpoints = Records(state / "checkpoints", CheckpointRecord)
+    kept = [
+        checkpoints,
+        Records(state / "sessions", SessionRecord),
+        Records(state / "runs", RunRecord),
+        Records(state / "samplers", SamplerRecord),
+    ]
+    damaged = [path for records in kept for path in records.damaged]
+    for record in checkpoints.values():
+        if record.expires_at is None:
+            damaged += record.damaged(state / "tensors" / record.run / record.kind / record.folder)
+    return damaged
+
+
 def to_text_values(metadata: object) -> dict[str, str] | None:
     """Return user metadata with every value as text, as the API returns metadata."""
     if not isinstance(metadata, Mapping):

@@ -13,7 +13,7 @@ from flows.runtime.open_run import OpenRun
 from flows.runtime.policies import RunPolicy
 from flows.runtime.task_runner import Spans
 from tasks.advantages import CreditAssignment
-from tasks.datums import build_datums
+from tasks.datums import build_datums, datums_of_batch
 from tasks.metrics import Metrics, StepFiles, drop_costs, measure, name_metrics, record_metrics
 from tasks.trajectories import assemble_trajectories
 from tasks.updates import read_update, update_policy
@@ -25,6 +25,24 @@ def assemble(run: OpenRun, step: int, spans: Sequence[Spans | Path]) -> ByPolicy
     """Assemble the trajectories of a step's rollouts: the calls of each policy's roles."""
     at, files = run.folder.trajectories, cast("Sequence[Path]", spans)  # Prefect awaits futures
     return _each(run, lambda p: assemble_trajectories(at(p.name, step), files, p.roles))
+
+
+def accumulate(
+    run: OpenRun,
+    step: int,
+    batches: Sequence[Spans],
+    credit: CreditAssignment,
+    method: UpdateMethod,
+) -> None:
+    """Submit the forward-backward pass of each batch when it has ended, in the batches' order."""
+    for batch in batches:
+        batch.wait()
+        if not batch.state.is_completed():
+            return
+        for policy in run.policies:
+            datums = datums_of_batch(batch.result(), policy.roles, credit, method.loss)
+            if datums:
+                policy.updater.accumulate(step, datums, method)
 
 
 def build(run: OpenRun, step: int, trajectories: ByPolicy, credit: CreditAssignment) -> ByPolicy:

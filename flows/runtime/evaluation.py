@@ -1,6 +1,7 @@
 """Evaluation of a checkpoint: held-out examples are played, sampled and greedily, and scored."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -8,9 +9,10 @@ from pydantic import BaseModel, ConfigDict
 from adapters.calls import Sampling
 from flows.recipe import Recipe
 from flows.runtime.open_run import OpenRun, greedy_sampling, test_split, training_sampling
-from flows.runtime.task_runner import RolloutRunner
-from tasks.evaluations import PlayedShard, Score, read_evaluation, score_rollouts
+from flows.runtime.task_runner import RolloutRunner, Spans, wait_for_batches
+from tasks.evaluations import PlayedShard, Score, score_rollouts
 from tasks.shards import draw_shard
+from tasks.storage.files import is_written
 from tasks.storage.run_folder import shard_name
 
 
@@ -24,34 +26,68 @@ class EvaluationResult(BaseModel):
     games: dict[str, Path]
 
 
-def evaluate_checkpoint(
-    recipe: Recipe, run: OpenRun, runner: RolloutRunner, step: int, tag: str = ""
-) -> dict[str, Score]:
-    """Return the scores of checkpoint `step` by how its rollouts were sampled.
+@dataclass(frozen=True)
+class HeldOut:
+    """Held-out rollouts that were submitted: a shard and its batches, by how they are sampled."""
 
-    What is on disk is not played again. `tag` keeps apart what other settings have scored.
+    shards: Mapping[str, tuple[Path, Sequence[Spans]]]
+
+    def wait(self) -> dict[str, PlayedShard]:
+        """Wait for every batch; raise the error of the first that failed."""
+        return {
+            how: PlayedShard(shard, [batch.result() for batch in wait_for_batches(batches)])
+            for how, (shard, batches) in self.shards.items()
+        }
+
+
+class EvaluationsBeside:
+    """Evaluations of a run's checkpoints, which are played beside the training.
+
+    What is on disk is not played again.
     """
-    played = play_held_out(recipe, run, runner, step, tag)
-    return read_evaluation(score(recipe, run, played, f"{step:05d}{tag}"))
+
+    def __init__(self, recipe: Recipe, run: OpenRun, runner: RolloutRunner) -> None:
+        self._recipe, self._run, self._runner = recipe, run, runner
+        self._next = 0
+        self._submitted: list[tuple[int, HeldOut]] = []
+
+    def submit_due(self, step: int) -> None:
+        """Submit what is due up to checkpoint `step`, and neither submitted nor on disk."""
+        evaluation, steps = self._recipe.evaluation, self._recipe.steps
+        for due in range(self._next, step + 1):
+            path = self._run.folder.evaluation(f"{due:05d}")
+            if evaluation.due(due, steps) and not is_written(path):
+                held_out = submit_held_out(self._recipe, self._run, self._runner, due)
+                self._submitted.append((due, held_out))
+        self._next = step + 1
+
+    def score(self, last: int) -> None:
+        """Wait for what was submitted of the checkpoints up to `last`, and score it."""
+        while self._submitted and self._submitted[0][0] <= last:
+            step, held_out = self._submitted.pop(0)
+            score(self._recipe, self._run, held_out.wait(), f"{step:05d}")
 
 
-def play_held_out(
+def submit_held_out(
     recipe: Recipe, run: OpenRun, runner: RolloutRunner, step: int, tag: str = ""
-) -> dict[str, PlayedShard]:
-    """Play the held-out examples with checkpoint `step`, sampled and, if asked for, greedily."""
+) -> HeldOut:
+    """Submit the held-out examples to checkpoint `step`, sampled and, if asked for, greedily.
+
+    `tag` keeps apart what other settings have played.
+    """
     evaluation, source = recipe.evaluation, test_split(recipe)
     size = min(evaluation.examples, len(source.examples()))
 
-    def play(split: str, sampling: Sampling, group_size: int) -> PlayedShard:
+    def submit(split: str, sampling: Sampling, group_size: int) -> tuple[Path, Sequence[Spans]]:
         path = run.folder.shard(shard_name(f"{split}{tag}", step))
         shard = draw_shard(path, source, recipe.seed, 0, size, recipe.rollouts.batches)
-        batches = runner.play_shard(run, shard, step, sampling, group_size)
-        return PlayedShard(shard, [batch.result() for batch in batches])
+        batches = runner.submit_shard(run, shard, lambda _: step, sampling, group_size)
+        return shard, [*batches.values()]
 
-    played = {"sampled": play("test", training_sampling(recipe), evaluation.rollouts)}
+    shards = {"sampled": submit("test", training_sampling(recipe), evaluation.rollouts)}
     if evaluation.greedy:
-        played["greedy"] = play("greedy", greedy_sampling(recipe), 1)
-    return played
+        shards["greedy"] = submit("greedy", greedy_sampling(recipe), 1)
+    return HeldOut(shards)
 
 
 def score(recipe: Recipe, run: OpenRun, played: Mapping[str, PlayedShard], name: str) -> Path:

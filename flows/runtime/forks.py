@@ -1,15 +1,17 @@
 """run → another run that shares the first run's files, by hard links: no token is copied."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from adapters.door.roles import policy_of
+from flows.recipe import Recipe
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics, record_metrics
+from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.files import is_written, link_or_copy
 from tasks.storage.manifest import (
     FORK,
@@ -27,7 +29,16 @@ WEIGHTS = ("model.base", "model.lora_rank", "model.train_")
 """Keys that made the weights of a run; a fork cannot change them."""
 SAMPLED = ("agent", "roles.", "dataset.", "model.", "seed", "rollouts.")
 """Keys that sampled the rollouts of a run; a replay cannot change them."""
-NOT_SAMPLED = ("rollouts.partial_groups", "rollouts.minimum_group", "rollouts.batches")
+ARRIVAL = ("rollouts.order", "rollouts.lag", "rollouts.batches", "rollouts.groups")
+"""Keys that say which batches make a step by arrival; a fork of some steps cannot change them."""
+NOT_SAMPLED = (
+    "rollouts.partial_groups",
+    "rollouts.minimum_group",
+    "rollouts.batches",
+    "rollouts.runner",
+    "rollouts.cluster",
+    "rollouts.door",
+)
 
 
 def fork_run(
@@ -41,10 +52,15 @@ def fork_run(
         raise RunError(f"a fork at {step} needs more steps than that: give --set steps={step + 1}")
     _refuse(parent, recipe, WEIGHTS, "the weights are the parent's; train a new run instead")
     _refuse_new_policies(parent, recipe, step)
+    if step > 0:
+        fixed = ARRIVAL if recipe["rollouts"]["order"] == "arrival" else ARRIVAL[:1]
+        _refuse(parent, recipe, fixed, "the next steps are made of batches that are under way")
     with _new_run(parent, name, recipe, fingerprint, {"how": FORK, "step": step}) as fork:
         for passed in range(step):
-            files = parent.rollout_files(passed) + parent.learning_files(passed)
-            _share(parent, fork, files + parent.evaluation_files(passed))
+            batches = batches_of(parent, passed) + parent.held_out(passed)
+            files = parent.learning_files(passed) + parent.evaluation_files(passed)
+            _share(parent, fork, _files_of(parent, batches) + files)
+        ArrivalLedger(parent.arrivals).share(step, ArrivalLedger(fork.arrivals))
         _share(parent, fork, _files_of_engine(parent.engine))
         for policy in parent.policies():
             ledger = Ledger(fork.checkpoints(policy))
@@ -65,18 +81,24 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
             f"{parent.path} has recorded {done} of {recipe['steps']} steps: give --set "
             f"steps={done}, or let it go on with `ratchet resume {parent.name}`"
         )
-    _refuse(
-        parent, recipe, SAMPLED, "nothing is sampled, so it would be ignored; fork the run instead"
-    )
+    why = "nothing is sampled, so it would be ignored; fork the run instead"
+    _refuse(parent, recipe, SAMPLED, why, free=NOT_SAMPLED)
     with _new_run(parent, name, recipe, fingerprint, {"how": REPLAY, "step": 0}) as replay:
         for step in range(recipe["steps"]):
-            rollouts = [p for p in parent.rollout_files(step) if p.name.startswith("train-")]
+            rollouts = _files_of(parent, batches_of(parent, step))
             trajectories = [parent.trajectories(policy, step) for policy in parent.policies()]
             _share(parent, replay, [*rollouts, *filter(is_written, trajectories)])
+        ledger = ArrivalLedger(replay.arrivals)
+        ArrivalLedger(parent.arrivals).share(recipe["steps"], ledger)
         if recipe["evaluation"] == recipe_of(parent)["evaluation"]:
             first = [parent.evaluation("00000")]  # the untrained weights are the same
             _share(parent, replay, filter(is_written, first))
     return folder_of(name)
+
+
+def _files_of(parent: RunFolder, batches: Iterable[str]) -> list[Path]:
+    """List the files of batches, each once."""
+    return [*dict.fromkeys(path for batch in batches for path in parent.batch_files(batch))]
 
 
 @contextmanager
@@ -99,13 +121,22 @@ def _new_run(
         shutil.rmtree(aside.path, ignore_errors=True)
 
 
-def _refuse(parent: RunFolder, recipe: dict[str, Any], fixed: Sequence[str], why: str) -> None:
-    """Refuse (RunError) a recipe that changes one of the keys that begin like `fixed`."""
-    changed = differences(recipe_of(parent), recipe)
+def _refuse(
+    parent: RunFolder,
+    recipe: dict[str, Any],
+    fixed: Sequence[str],
+    why: str,
+    free: Sequence[str] = (),
+) -> None:
+    """Refuse (RunError) a recipe that changes a key that begins like `fixed` but not like `free`.
+
+    A key that is newer than the parent's recipe has its default there.
+    """
+    made = Recipe.model_validate(recipe_of(parent)).model_dump(mode="json")
     refused = [
         change
-        for change in changed
-        if change.startswith(tuple(fixed)) and not change.startswith(NOT_SAMPLED)
+        for change in differences(made, recipe)
+        if change.startswith(tuple(fixed)) and not change.startswith(tuple(free))
     ]
     if refused:
         raise RunError(f"{'; '.join(refused)}: {why}")

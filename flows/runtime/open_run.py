@@ -7,6 +7,7 @@ from pathlib import Path
 
 from prefect.runtime import flow_run
 
+from adapters.addresses import Listener
 from adapters.calls import POLICY, Sampling
 from adapters.chat import Chat
 from adapters.door.backends import create_backends
@@ -15,7 +16,7 @@ from adapters.door.door import Door
 from adapters.harness.agents import load_agent
 from adapters.tinker.service import connect
 from adapters.tracking import Tracker
-from flows.recipe import Recipe
+from flows.recipe import Recipe, Rollouts
 from flows.runtime.policies import RunPolicies, open_policies
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics
@@ -69,7 +70,7 @@ def open_run(recipe: Recipe, name: str, *, on_policy: bool = True) -> Iterator[O
         tokenizer = service.tokenizer(policies.main.ledger.at(0).sampler, recipe.model.base)
         chat = Chat(tokenizer, recipe.model.renderer, service.context(recipe.model.base))
         with (
-            Door(chat, backends, recipe.seed, rollouts.max_calls) as door,
+            Door(chat, backends, recipe.seed, rollouts.max_calls, door_listener(rollouts)) as door,
             Tracker(recipe.tracking.project, name, values, folder.tracking) as tracker,
         ):
             settings = PlaySettings(
@@ -80,6 +81,15 @@ def open_run(recipe: Recipe, name: str, *, on_policy: bool = True) -> Iterator[O
             )
             server = RolloutServer(folder, door, service, settings, rollouts.replay)
             yield OpenRun(folder, policies, server, tracker, recipe.steps)
+
+
+def door_listener(rollouts: Rollouts) -> Listener:
+    """Return where the door listens: on loopback, or where the cluster's workers reach it."""
+    if rollouts.door is None:
+        return Listener()
+    from adapters.harness.dask_cluster import listener_at  # Dask is an extra
+
+    return listener_at(rollouts.door)
 
 
 def name_of_run() -> str:

@@ -9,10 +9,13 @@ from adapters.calls import POLICY, Policy
 from adapters.tinker.live_policy import LoraSpec
 from adapters.tinker.service import Service
 from flows.recipe import Recipe
-from tasks.checkpoints import Ledger
+from tasks.checkpoints import OR_NEWER, Ledger, policy_version
 from tasks.recovery import Era, RecordedSteps, TrainedPolicy
 from tasks.storage.run_folder import RunFolder
 from tasks.updates import PolicyUpdater
+
+KEPT_SAMPLERS = 16
+"""Checkpoints whose samplers are kept for batches to come."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,13 @@ class RunPolicy:
         return self.updater.ledger
 
     def at(self, step: int) -> Policy:
-        """Return the policy after `step` updates; only the main policy's version lacks its name."""
-        checkpoint = self.ledger.at(step)
-        named = "" if self.name == POLICY else f"{self.name}@"
-        return Policy(self.updater.sampler(checkpoint), f"{named}{checkpoint.version}")
+        """Return the policy after `step` updates."""
+        sampler = self.updater.sampler(step)
+        return Policy(sampler, policy_version(self.name, step))
+
+    def at_or_newer(self, step: int) -> Policy:
+        """Return the policy after `step` updates or more: the newest, which updates change."""
+        return Policy(self.updater.inflight_sampler(), policy_version(self.name, step) + OR_NEWER)
 
 
 class RunPolicies:
@@ -50,7 +56,7 @@ class RunPolicies:
     def __init__(self, policies: Sequence[RunPolicy]) -> None:
         self._policies = policies
         self._opening = Lock()
-        self._sampled: tuple[int, Mapping[str, Policy]] = (-1, {})
+        self._sampled: dict[int, Mapping[str, Policy]] = {}
 
     def __iter__(self) -> Iterator[RunPolicy]:
         return iter(self._policies)
@@ -65,11 +71,17 @@ class RunPolicies:
         return min(policy.ledger.last_step() for policy in self)
 
     def at(self, step: int) -> Mapping[str, Policy]:
-        """Return every policy after `step` updates, by name; batches of a step share samplers."""
+        """Return every policy after `step` updates, by name; batches share samplers."""
         with self._opening:
-            if self._sampled[0] != step:
-                self._sampled = step, {policy.name: policy.at(step) for policy in self}
-            return self._sampled[1]
+            if step not in self._sampled:
+                self._sampled[step] = {policy.name: policy.at(step) for policy in self}
+            for old in sorted(self._sampled.keys() - {step})[: -KEPT_SAMPLERS + 1]:
+                del self._sampled[old]
+            return self._sampled[step]
+
+    def at_or_newer(self, step: int) -> Mapping[str, Policy]:
+        """Return every policy after `step` updates or more, by name; updates change its weights."""
+        return {policy.name: policy.at_or_newer(step) for policy in self}
 
 
 def open_policies(

@@ -1,6 +1,5 @@
 """Progress bar in the terminal that follows a run's metrics file."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
@@ -8,7 +7,7 @@ from threading import Event, Thread
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tasks.storage.files import read_lines
+from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunFolder
 
 LOOK_SECONDS = 0.5
@@ -30,11 +29,11 @@ def show_progress(run: RunFolder, steps: int) -> Iterator[None]:
 
     def follow() -> None:
         while not over.wait(LOOK_SECONDS):
-            lines = read_lines(run.metrics)
-            if lines:
-                reward = json.loads(lines[-1]).get("reward/mean")
+            steps_done = read_metrics(run.metrics)
+            if steps_done:
+                reward = steps_done[-1].get("reward/mean")
                 said = "no reward" if reward is None else f"reward {reward:+.2f}"
-                bar.update(task, completed=len(lines), reward=said)
+                bar.update(task, completed=len(steps_done), reward=said)
 
     with bar:
         thread = Thread(target=follow, daemon=True)

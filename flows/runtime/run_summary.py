@@ -2,10 +2,11 @@
 
 from pydantic import BaseModel, ConfigDict
 
+from flows.recipe import Recipe
 from tasks.evaluations import read_evaluation
 from tasks.metrics import read_metrics
 from tasks.storage.files import is_written
-from tasks.storage.manifest import REPLAY, parent_of
+from tasks.storage.manifest import REPLAY, parent_of, recipe_of
 from tasks.storage.run_folder import RunFolder
 
 SPENT = ("seconds/sampling", "seconds/training")
@@ -15,8 +16,10 @@ SPENT = ("seconds/sampling", "seconds/training")
 class RunSummary(BaseModel):
     """Held-out reward of the first and the last checkpoint, and the steps between.
 
-    `seconds` are those of sampling and training, without start-up and evaluation. `drift` is, in a
-    replay, how far each step's weights were from those that sampled its rollouts.
+    `seconds` are those of sampling and training, without start-up and evaluation; None with a lag,
+    where they overlap. `drift` is, in a
+    replay, how far each step's weights were from those that sampled its rollouts. Another run of
+    the recipe has the same weights if it is `reproducible`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -25,22 +28,26 @@ class RunSummary(BaseModel):
     steps: int
     before: float | None
     after: float | None
-    seconds: float
+    seconds: float | None
     drift: tuple[float, ...] = ()
+    reproducible: bool = True
 
 
 def summarize_run(run: RunFolder) -> RunSummary:
     """Summarize a run from its folder."""
     metrics, parent = read_metrics(run.metrics), parent_of(run)
+    recipe = Recipe.model_validate(recipe_of(run))
     replayed = parent is not None and parent["how"] == REPLAY
     drift = [row["kl_sample_train_v2"] for row in metrics if "kl_sample_train_v2" in row]
+    spent = [row[name] for row in metrics for name in row if name.endswith(SPENT)]
     return RunSummary(
         run=run.name,
         steps=len(metrics),
         before=_reward(run, 0),
         after=_reward(run, len(metrics)),
-        seconds=sum(row[name] for row in metrics for name in row if name.endswith(SPENT)),
+        seconds=None if recipe.rollouts.lag else sum(spent),
         drift=tuple(drift) if replayed else (),
+        reproducible=replayed or not recipe.rollouts.not_reproducible(),
     )
 
 

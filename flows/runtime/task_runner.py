@@ -1,14 +1,15 @@
 """Runner of rollout batches: Prefect's task runner, and the function that plays one batch."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from adapters.calls import Sampling
+from adapters.calls import Policy, Sampling
 from adapters.door.batches import SampledBy
 from adapters.harness.batches import play_batch
 from flows.recipe import Rollouts
@@ -16,55 +17,109 @@ from flows.runtime.open_run import OpenRun
 from tasks.rollouts import BatchPlan, Play, collect_rollouts
 from tasks.shards import read_shard
 
+EVALUATED_SHARDS = 2
+"""Shards of an evaluation: one is sampled, one is played greedily."""
+
 Spans = PrefectFuture[Path]
 """Future of a batch's sealed spans."""
+
+CheckpointOf = Callable[[str], int]
+"""Gives, for the name of a batch that begins, the checkpoint that samples it."""
 
 
 @dataclass(frozen=True)
 class RolloutRunner:
-    """Runner of rollout batches as parallel Prefect tasks."""
+    """Runner of rollout batches as parallel Prefect tasks.
+
+    `policies` gives, for a checkpoint, the policies that answer a batch, by name.
+    """
 
     tasks: ThreadPoolTaskRunner[Path]
     play: Play
+    policies: Callable[[int], Mapping[str, Policy]]
 
-    def play_shard(
+    def submit_shard(
         self,
         run: OpenRun,
         shard: Path,
-        step: int,
+        checkpoint: CheckpointOf,
         sampling: Sampling,
         group_size: int,
         attempts: int = 1,
-    ) -> list[Spans]:
-        """Play every example of a shard `group_size` times with the policies after `step` updates.
-
-        Returns when all batches have ended; raises the error of the first that failed.
-        """
+    ) -> dict[str, Spans]:
+        """Submit the batches of a shard, each example `group_size` times; return them by name."""
         numbers = sorted({row["batch"] for row in read_shard(shard)})
         plans = [BatchPlan(shard.stem, number, group_size, attempts) for number in numbers]
-        batches: list[Spans] = [
-            self.tasks.submit(
+
+        def sampled_by(batch: str) -> SampledBy:
+            return SampledBy(self.policies(checkpoint(batch)), sampling)
+
+        return {
+            plan.name: self.tasks.submit(
                 collect_rollouts,
                 {
                     "path": run.folder.spans(plan.name),
                     "shard": shard,
                     "plan": plan,
                     "server": run.rollouts,
-                    "sampled_by": lambda: SampledBy(run.policies.at(step), sampling),
+                    "sampled_by": partial(sampled_by, plan.name),
                     "play": self.play,
                 },
             )
             for plan in plans
-        ]
-        for batch in batches:
-            batch.wait()
-        for batch in batches:
-            batch.result()
-        return batches
+        }
+
+
+def wait_for_batches(batches: Iterable[Spans]) -> Sequence[Spans]:
+    """Wait until all batches have ended; raise the error of the first that failed."""
+    waited = [*batches]
+    for batch in waited:
+        batch.wait()
+    for batch in waited:
+        batch.result()
+    return waited
+
+
+@dataclass(frozen=True)
+class RolloutRunners:
+    """Runners of a run's batches, each with places of its own."""
+
+    training: RolloutRunner
+    evaluation: RolloutRunner
 
 
 @contextmanager
-def task_runner(rollouts: Rollouts) -> Iterator[RolloutRunner]:
-    """Run batches in threads of the flow's process, `rollouts.batches` at a time."""
-    with ThreadPoolTaskRunner[Path](max_workers=rollouts.batches) as tasks:
-        yield RolloutRunner(tasks, play_batch)
+def task_runners(rollouts: Rollouts, run: OpenRun) -> Iterator[RolloutRunners]:
+    """Run batches as tasks in threads of the flow's process.
+
+    A thread plays its batch, or waits for the cluster that plays it. An error of the flow cancels
+    the batches that are under way.
+    """
+    inflight = rollouts.weights == "inflight"
+    policies = run.policies.at_or_newer if inflight else run.policies.at
+    batches = rollouts.batches
+    playing, evaluating = batches * rollouts.steps_under_way(), batches * EVALUATED_SHARDS
+    with (
+        _player(rollouts, playing + evaluating) as play,
+        ThreadPoolTaskRunner[Path](max_workers=playing) as tasks,
+        ThreadPoolTaskRunner[Path](max_workers=evaluating) as evaluations,
+    ):
+        try:
+            yield RolloutRunners(
+                RolloutRunner(tasks, play, policies),
+                RolloutRunner(evaluations, play, run.policies.at),
+            )
+        except BaseException:
+            run.rollouts.cancel()
+            raise
+
+
+@contextmanager
+def _player(rollouts: Rollouts, places: int) -> Iterator[Play]:
+    if rollouts.runner == "threads":
+        yield play_batch
+        return
+    from adapters.harness.dask_cluster import open_cluster  # Dask is an extra
+
+    with open_cluster(rollouts.cluster, places) as cluster:
+        yield cluster.play

@@ -12,7 +12,8 @@ from prefect.artifacts import (
 
 from tasks.metrics import Metrics, read_metrics
 from tasks.reports.reports import METRICS, transcripts
-from tasks.storage.run_folder import RunFolder, shard_name
+from tasks.storage.arrivals import batches_of
+from tasks.storage.run_folder import RunFolder
 
 
 class Progress:
@@ -41,7 +42,7 @@ def publish(run: RunFolder) -> None:
     metrics = read_metrics(run.metrics)
     rows = [{name: _short(row.get(name)) for name in ("step", *METRICS)} for row in metrics]
     create_table_artifact(rows, key=_key(run, "metrics"), description=f"{run.name}, by step")
-    last = run.sealed(shard_name("train", len(metrics) - 1))
+    last = [run.spans(batch) for batch in batches_of(run, len(metrics) - 1)]
     create_markdown_artifact(transcripts(last), key=_key(run, "transcripts"))
 
 

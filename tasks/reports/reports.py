@@ -11,7 +11,7 @@ from adapters.calls import POLICY
 from tasks.checkpoints import Ledger
 from tasks.evaluations import Score
 from tasks.metrics import read_metrics
-from tasks.storage.checksums import verified
+from tasks.storage.checksums import Damaged, verified
 from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunError, RunFolder, all_runs, runs_root
 from tasks.storage.tables import query_beside, select
@@ -120,6 +120,8 @@ def _line(run: RunFolder) -> RunLine:
         recipe = recipe_of(run)
     except RunError:
         return RunLine(run.name, "-", 0, 0, None, "of another format")
+    except Damaged:
+        return RunLine(run.name, "-", 0, 0, None, "damaged")
     rows = read_metrics(run.metrics)
     steps, done = recipe["steps"], len(rows)
     state = "running" if run.is_open() else "finished" if done >= steps else _stopped(run)

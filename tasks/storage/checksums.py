@@ -1,4 +1,4 @@
-"""Checksums of Parquet files: each file carries its own SHA-256.
+"""Checksums of Parquet files, each of which carries its own SHA-256; and what damage asks for.
 
 The digest stands in the footer's metadata, under KEY, and is computed with zeros in its place.
 Other readers ignore it.
@@ -14,6 +14,15 @@ BLANK = "0" * 64
 
 MADE_FROM = {"spans": "journal", "trajectories": "spans", "datums": "trajectories"}
 """Folder of a run → the folder whose files its own are made from."""
+
+_AGAIN = "Remove the line and all that follow it, and resume the run: "
+REMEDIES = {
+    "manifest.json": "Restore it from a copy: nothing else says what the run is bound to",
+    "arrivals.jsonl": "Restore it from a copy: nothing else says what made the steps",
+    "metrics.jsonl": f"{_AGAIN}the steps are measured again",
+    "checkpoints.jsonl": f"{_AGAIN}their checkpoints are made again from the recorded datums",
+}
+"""What to do about a damaged file that is not made from others, by its name."""
 
 
 class Damaged(UserError):
@@ -42,10 +51,10 @@ def intact(path: Path) -> bytes:
     data = path.read_bytes()
     place = _place(data)
     if place is None:
-        raise Damaged(f"{path} is damaged: it has no checksum. {_remedy(path)}")
+        raise Damaged(f"{path} is damaged: it has no checksum. {remedy(path)}")
     if data[place : place + len(BLANK)] != _digest(data, place):
         raise Damaged(
-            f"{path} is damaged: its checksum does not fit its {len(data)} bytes. {_remedy(path)}"
+            f"{path} is damaged: its checksum does not fit its {len(data)} bytes. {remedy(path)}"
         )
     return data
 
@@ -66,7 +75,10 @@ def _place(data: bytes) -> int | None:
     return place if key >= 0 and place + len(BLANK) <= len(data) else None
 
 
-def _remedy(path: Path) -> str:
+def remedy(path: Path) -> str:
+    """Say what to do about a damaged file of a run."""
+    if path.name in REMEDIES:
+        return REMEDIES[path.name]
     source = MADE_FROM.get(path.parent.name)
     of = f" of {_home(path, source) / source}" if source else ""
     return f"Delete it, and resume the run: it is made anew{of}"

@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 
-from adapters.tinker.faults import is_passing
+from adapters.errors import PassingError
 from tasks.storage.files import is_full, is_written
 
 RETRY_DELAYS = [2.0, 10.0, 30.0]
@@ -44,6 +44,9 @@ def durable(
 
     The function writes the file whole (`tasks.storage.files.appearing`), so an interrupted try
     leaves nothing. A task run is named after its file. Errors that may pass are retried.
+
+    Prefect looks for futures in the collections and dataclasses among the arguments, and fails if
+    one of them changes meanwhile; so an object that changes is of a plain class.
     """
 
     @wraps(write)
@@ -76,4 +79,4 @@ def _name_task_run(parameters: dict[str, Any]) -> str:
 def _may_pass(_task: Task[..., Any], _run: TaskRun, state: State) -> bool:
     """Return whether a retry may succeed: a mistake or a dead engine fails again."""
     error = state.result(raise_on_failure=False)
-    return isinstance(error, BaseException) and (is_passing(error) or is_full(error))
+    return isinstance(error, PassingError) or (isinstance(error, BaseException) and is_full(error))

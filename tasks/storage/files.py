@@ -47,9 +47,9 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
-def read_text(path: Path) -> str:
-    """Read a text file of a run."""
-    return path.read_text(encoding="utf-8")
+def read_bytes(path: Path) -> bytes:
+    """Read a file of a run."""
+    return path.read_bytes()
 
 
 def is_written(path: Path) -> bool:
@@ -81,13 +81,6 @@ def append_line(path: Path, line: str) -> None:
         file.write(line.encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
-
-
-def read_lines(path: Path) -> list[str]:
-    """Read the whole lines of a file that `append_line` wrote; none if there is no file."""
-    if not path.exists():
-        return []
-    return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
 def wait_for_space(folder: Path) -> None:

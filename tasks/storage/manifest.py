@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from adapters.door.roles import policy_of
-from tasks.storage.files import read_text, write_text
+from tasks.storage.checksums import Damaged
+from tasks.storage.files import read_bytes
+from tasks.storage.json_files import KEY as SEAL
+from tasks.storage.json_files import read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of, runs_root
 
-FORMAT = 2
+FORMAT = 3
 """Version of the run folder's layout and schemas. Manifests without one are of format 1."""
+SEALED = 3
+"""First format whose JSON files carry checksums."""
 
 FORK, REPLAY = "fork", "replay"
 """Ways in which a run comes from its parent."""
@@ -52,7 +57,8 @@ def read_manifest(run: RunFolder) -> Manifest:
     """Read the manifest; RunError if there is no run or if its format is not FORMAT."""
     if not run.exists():
         raise RunError(f"there is no run at {run.path}; `ratchet runs` lists those there are")
-    manifest: Manifest = json.loads(read_text(run.manifest))
+    older = _older_manifest(run)
+    manifest = read_json(run.manifest) if older is None else older
     found = manifest.get("format", 1)
     if found != FORMAT:
         age = "an older" if found < FORMAT else "a newer"
@@ -61,6 +67,16 @@ def read_manifest(run: RunFolder) -> Manifest:
             f"reads format {FORMAT}; continue it with the version that wrote it, or train a new run"
         )
     return manifest
+
+
+def _older_manifest(run: RunFolder) -> Manifest | None:
+    """Read a manifest of a format before SEALED; None if this is not one."""
+    try:
+        manifest = json.loads(read_bytes(run.manifest))
+    except ValueError:
+        return None
+    older = isinstance(manifest, dict) and SEAL not in manifest
+    return manifest if older and manifest.get("format", 1) < SEALED else None
 
 
 def write_manifest(
@@ -79,7 +95,7 @@ def write_manifest(
         "machine": platform.machine(),
         **({"parent": parent} if parent else {}),
     }
-    write_text(run.manifest, json.dumps(described, indent=2) + "\n")
+    write_json(run.manifest, described)
 
 
 def recipe_of(run: RunFolder) -> dict[str, Any]:
@@ -109,8 +125,9 @@ def latest_run(agent: str, roles: Mapping[str, str]) -> RunFolder:
     """Return the newest run, in FORMAT, of an agent whose roles train the same policies."""
     created: dict[str, RunFolder] = {}
     for run in all_runs():
-        manifest: Manifest = json.loads(read_text(run.manifest))
-        if manifest.get("format") != FORMAT:
+        try:
+            manifest = read_manifest(run)
+        except (RunError, Damaged):
             continue
         recipe = manifest["recipe"]
         if (recipe["agent"], _trained(recipe["roles"])) == (agent, _trained(roles)):

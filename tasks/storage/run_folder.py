@@ -17,9 +17,6 @@ from adapters.errors import UserError
 APART = ("evaluations", "dryruns")
 """Folders of runs that train nothing; the newest run of an agent is never one of them."""
 
-ROLLOUTS = ("shards", "journal", "spans")
-"""Folders with the rollouts of a run, whichever policies they train."""
-
 LEARNING = ("trajectories", "datums", "updates")
 """Folders that each policy of a run has for itself."""
 
@@ -62,6 +59,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """Metrics, one line for each finished step."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def arrivals(self) -> Path:
+        """Ledger of what made each step, if steps are made of batches as they arrive."""
+        return self.path / "arrivals.jsonl"
 
     @property
     def engine(self) -> Path:
@@ -133,14 +135,16 @@ class RunFolder:
         journals = sorted((self.path / "journal").glob("*.jsonl"))
         return sealed, [path for path in journals if path.stem not in batches]
 
-    def rollout_files(self, step: int) -> list[Path]:
-        """List the rollouts of a step: shards, Parquet files, and the journals that are sealed."""
-        found = [
-            path
-            for stage in ROLLOUTS
-            for path in sorted((self.path / stage).glob(f"[!.]*-{step:05d}.*"))
-        ]
-        return [p for p in found if p.parent.name != "journal" or self.spans(p.stem).exists()]
+    def batch_files(self, batch: str) -> list[Path]:
+        """List the files of a sealed batch: its shard, its journal and its Parquet file."""
+        shard = batch.rpartition(".")[0]
+        files = [self.shard(shard), self.journal(batch), self.spans(batch)]
+        return [path for path in files if path.exists()]
+
+    def held_out(self, step: int) -> list[str]:
+        """List the sealed batches of held-out examples that checkpoint `step` has played."""
+        found = (path.stem for path in (self.path / "spans").glob(f"[!.]*-{step:05d}.*.parquet"))
+        return _in_order(batch for batch in found if not batch.startswith("train-"))
 
     def learning_files(self, step: int) -> list[Path]:
         """List what the policies made of the rollouts of a step: trajectories to updates."""
@@ -152,6 +156,17 @@ class RunFolder:
     def evaluation_files(self, step: int) -> list[Path]:
         """List the scores of checkpoint `step`, by whatever settings."""
         return sorted((self.path / "evaluations").glob(f"{step:05d}*.json"))
+
+    def files(self) -> list[Path]:
+        """List the files of the run itself: not its lock, the engine's or the tracker's."""
+        return sorted(
+            path
+            for path in self.path.rglob("*")
+            if path.is_file()
+            and path != self.path / "lock"
+            and not path.name.startswith(".")
+            and not {self.engine, self.tracking} & {*path.parents}
+        )
 
     def is_open(self) -> bool:
         """Return whether a process holds the lock of the run."""
@@ -202,7 +217,8 @@ def runs_root() -> Path:
 def folder_of(name: str) -> RunFolder:
     """Return the folder of the run called `name`; RunError if no run can be called that."""
     apart, _, last = name.rpartition("/")
-    if last in ("", *APART) or last.startswith(".") or apart not in ("", *APART):
+    odd = last.startswith(".") or not name.isprintable()
+    if odd or last in ("", *APART) or apart not in ("", *APART):
         raise RunError(f"{name!r} cannot name a run: use letters, digits, '-' and '_'")
     return RunFolder(runs_root() / name)
 

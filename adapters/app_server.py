@@ -1,48 +1,35 @@
-"""An HTTP server of an ASGI application, by default on loopback, in a thread of its own."""
+"""An HTTP server of an ASGI application, by default on loopback, in a thread of its own.
+
+With a certificate the server speaks TLS.
+"""
 
 import asyncio
-import errno
 import socket
 import threading
-from dataclasses import dataclass
-from typing import Self
 
 import uvicorn
 from starlette.types import ASGIApp
 
-LOOPBACK = "127.0.0.1"
-EVERYWHERE = "0.0.0.0"
+from adapters.addresses import Certificate, Listener
+from adapters.errors import UserError
+
 KEEP_ALIVE_SECONDS = 600
 """Longer than clients keep idle connections: the server must not be the first to close one."""
 
 CLOSING_SECONDS = 5
 
+ANY_PORT = Listener()
 
-class PortTaken(OSError):
+
+class CannotListen(UserError):
     """An error for a port on which another program listens."""
 
 
-@dataclass(frozen=True)
-class Listening:
-    """The address of a server; port 0 stands for any port that is free."""
-
-    host: str = LOOPBACK
-    port: int = 0
-
-    @classmethod
-    def at(cls, address: str) -> Self:
-        """Read `host` or `host:port`."""
-        host, _, port = address.partition(":")
-        return cls(host, int(port or 0))
-
-
-class LoopbackServer:
+class AppServer:
     """A server that binds its port when it is created and answers between `start` and `stop`."""
 
-    def __init__(self, app: ASGIApp, port: int = 0, host: str = LOOPBACK) -> None:
-        self._socket = _bind(port, host)
-        self.port: int = self._socket.getsockname()[1]
-        self.host = host
+    def __init__(self, app: ASGIApp, listener: Listener = ANY_PORT) -> None:
+        tls = listener.tls
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -51,7 +38,13 @@ class LoopbackServer:
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=CLOSING_SECONDS,
+            ssl_certfile=tls and tls.certificate,
+            ssl_keyfile=tls and tls.key,
         )
+        _load(config, tls)
+        self._socket = _bind(listener)
+        self.port: int = self._socket.getsockname()[1]
+        self.url = listener.url(self.port)
         self._server = _Server(config)
         self._thread = threading.Thread(target=self._serve, name="door", daemon=True)
 
@@ -92,16 +85,28 @@ class _Server(uvicorn.Server):
         self.answering.set()
 
 
-def _bind(port: int, host: str) -> socket.socket:
-    # asyncio sets TCP_NODELAY only where the protocol is named; without it a call takes 40 ms more.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _load(config: uvicorn.Config, tls: Certificate | None) -> None:
+    """Load the certificate here, since an error in the server's thread would reach nobody."""
     try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        if error.errno != errno.EADDRINUSE:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        if tls is None:
             raise
-        text = f"port {port} on {host} is taken; stop what listens there, or use port 0 for any"
-        raise PortTaken(errno.EADDRINUSE, text) from error
-    return listener
+        text = f"the certificate {tls.certificate} with the key {tls.key} cannot be loaded"
+        raise UserError(f"{text} ({error}); give a PEM certificate and its own key") from error
+
+
+def _bind(listener: Listener) -> socket.socket:
+    host, port = listener.host, listener.port
+    # asyncio sets TCP_NODELAY only where the protocol is named; without it a call takes 40 ms more.
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise CannotListen(
+            f"cannot listen on port {port} of {host} ({error}); stop what listens there, or give "
+            "another port, and a name or an IPv4 address of this machine"
+        ) from error
+    return bound

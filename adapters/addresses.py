@@ -1,0 +1,98 @@
+"""Addresses of a cluster and of the door, and what may lie open on a network."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+LOOPBACK = "127.0.0.1"
+LOOPBACK_HOSTS = (LOOPBACK, "localhost")
+RAY_REFUSED = (
+    "runner ray is not supported: when a host had lost its network, Ray 2.60.0 did not begin the "
+    "host's batches again within 170 s; give runner dask"
+)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A TLS certificate and its private key, as files in PEM."""
+
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True)
+class Listener:
+    """The host and port that a server binds; port 0 is any free one. It speaks TLS if it can."""
+
+    host: str = LOOPBACK
+    port: int = 0
+    tls: Certificate | None = None
+
+    def url(self, port: int) -> str:
+        """Return the base of every URL of a server that has bound `port`."""
+        return f"{'https' if self.tls else 'http'}://{self.host}:{port}"
+
+
+def check_runner(runner: str, cluster: str | None, door: str | None) -> None:
+    """Refuse (ValueError) a runner that fails, or an address that it ignores or leaves open."""
+    if runner == "ray":
+        raise ValueError(RAY_REFUSED)
+    if cluster is not None and runner != "dask":
+        raise ValueError(
+            f"cluster {cluster!r} would be ignored by the runner {runner}; give runner dask, or "
+            "leave it out"
+        )
+    if door is not None and cluster is None:
+        raise ValueError(
+            f"door {door!r} would be reached by nobody, since without a cluster rollouts are "
+            "played on this machine; give the cluster's address, or leave it out"
+        )
+    if cluster is not None:
+        check_cluster(cluster)
+    if door is not None:
+        check_door(door)
+
+
+def check_cluster(address: str) -> None:
+    """Refuse (ValueError) a scheduler's address that is none, or that is open to a network."""
+    scheme, host, port = _parts(address)
+    if scheme not in ("tcp", "tls") or not host or not port:
+        raise ValueError(
+            f"cluster {address!r} is no address of a Dask scheduler; write tls://host:8786"
+        )
+    if scheme == "tcp" and host not in LOOPBACK_HOSTS:
+        raise ValueError(
+            f"cluster {address!r} has no TLS, so anybody on the network could run code on its "
+            f"workers; start the scheduler with certificates and write tls://{host}:{port}"
+        )
+
+
+def check_door(url: str) -> None:
+    """Refuse (ValueError) a URL that the door cannot bind, or that shows tokens to a network."""
+    scheme, host, port = _parts(url)
+    if scheme not in ("http", "https") or not host or not port or urlsplit(url).path:
+        raise ValueError(
+            f"door {url!r} is no URL of a host and a port; write one that the workers reach, such "
+            "as https://10.0.0.1:8600"
+        )
+    if scheme == "http" and host not in LOOPBACK_HOSTS:
+        raise ValueError(
+            f"door {url!r} would send tokens and rollouts over the network in clear; write "
+            f"https://{host}:{port}"
+        )
+
+
+def listener_of(url: str, tls: Certificate | None) -> Listener:
+    """Return what binds the host and port of a door's URL."""
+    _, host, port = _parts(url)
+    return Listener(host, port, tls)
+
+
+def _parts(url: str) -> tuple[str, str, int]:
+    """Split a URL into scheme, host and port; each is empty or 0 where the URL has none."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:  # above 65535, or no number
+        port = None
+    return parts.scheme, parts.hostname or "", port or 0

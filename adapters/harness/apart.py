@@ -1,0 +1,52 @@
+"""A rollout in a process of its own, which may die without any other rollout."""
+
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import cast
+
+from adapters.calls import Example
+from adapters.harness.agents import AgentExit, Endpoint
+from adapters.harness.commands import Program, running_program
+
+PROGRAM = "adapters.harness.apart_program"
+
+Outcome = Mapping[str, object]
+"""The JSON of a reward, or of an error: {"reward": …} or {"failed": kind, "message": text}."""
+
+
+@asynccontextmanager
+async def playing_apart(
+    agent: str, example: Example, endpoints: Mapping[str, Endpoint]
+) -> AsyncIterator[Coroutine[None, None, Outcome]]:
+    """Start a process with the agent loaded; yield the outcome of its rollout, to be awaited.
+
+    The process has the environment of this one, and ends with the block or with this process.
+    The outcome is AgentExit if the process ends without one.
+    """
+    given = {
+        "parent": os.getpid(),
+        "path": sys.path,
+        "agent": agent,
+        "example": example,
+        "endpoints": {role: asdict(endpoint) for role, endpoint in endpoints.items()},
+    }
+    words = [sys.executable, "-m", PROGRAM]
+    secrets = [endpoint.api_key for endpoint in endpoints.values()]
+    async with running_program(words, os.environ, json.dumps(given)) as program:
+        await program.spoken.wait()  # loading the agent is no part of its own time
+        yield _outcome(program, secrets)
+
+
+async def _outcome(program: Program, secrets: list[str]) -> Outcome:
+    await program.silent.wait()
+    said = program.last_json()
+    if said and isinstance(said[0], dict):
+        return cast(Outcome, said[0])
+    raise AgentExit(
+        f"the agent's process {program.end()} without an outcome, after the process in which it "
+        f"played before was lost; look for what ends it{program.output('stderr', secrets)}"
+    )

@@ -1,0 +1,161 @@
+"""Training with steps that overlap beside the synchronous loop: reward by wall time and by tokens.
+
+Every run trains `benchmarks.slow_guessing`, whose rollouts wait most of their time.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean, median
+
+import pyarrow.parquet as pq
+from matplotlib import pyplot as plt
+
+from adapters.calls import POLICY
+from benchmarks import killable_runs
+from benchmarks.measuring import describe_machine, format_table, paired_ratio
+from tasks.evaluations import read_evaluation
+from tasks.metrics import read_metrics
+from tasks.storage.run_folder import RunFolder, shard_name
+
+LAST = 3
+"""Steps over which the reward at the end is averaged."""
+COLOURS = ("black", "tab:blue", "tab:orange", "tab:purple", "tab:green")
+"""Colour of each lag."""
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What the rows of the table differ in."""
+
+    order: str
+    lag: int
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Settings of a recipe."""
+        return f"rollouts.order={self.order}", f"rollouts.lag={self.lag}"
+
+    def __str__(self) -> str:
+        return "synchronous" if self.lag == 0 else f"{self.order}, lag {self.lag}"
+
+
+@dataclass(frozen=True)
+class Course:
+    """Course of a run: at the end of each step, seconds, sampled tokens, and the step's reward."""
+
+    seconds: list[float]
+    """Seconds since the first training call; evaluations run beside the training."""
+    tokens: list[float]
+    rewards: list[float]
+    ess: list[float]
+    held_out: float
+
+
+def read_course(run: RunFolder) -> Course:
+    """Read the course of a finished run."""
+    metrics = read_metrics(run.metrics)
+    first = min(
+        pq.read_table(path, columns=["started"])["started"].to_pylist()[0].timestamp()
+        for path in run.sealed(shard_name("train", 0))
+    )
+    ends = [run.update(POLICY, step).stat().st_mtime for step in range(len(metrics))]
+    scores = read_evaluation(run.evaluation(f"{len(metrics):05d}"))
+    return Course(
+        [end - first for end in ends],
+        [*accumulate(row["tokens/sampled"] for row in metrics)],
+        [row["reward/mean"] for row in metrics],
+        [row.get("ess", 1.0) for row in metrics],
+        scores["sampled"].finished.mean or 0.0,
+    )
+
+
+def train(folder: Path, overlap: Overlap, seed: int, steps: int) -> Course:
+    """Train a run, or read what it has left."""
+    run = RunFolder(folder / f"{overlap.order}-{overlap.lag}-{seed}")
+    if len(read_metrics(run.metrics)) < steps:
+        settings = (
+            "agent=benchmarks.slow_guessing:play",
+            "dataset.path=datasets/guess_the_number.jsonl",
+            'dataset.columns=["high","guesses","secret"]',
+            "rollouts.groups=8",
+            "rollouts.batches=4",
+            f"steps={steps}",
+            f"seed={seed}",
+            "evaluation.examples=64",
+            "evaluation.greedy=false",
+        )
+        home = folder / "prefect"
+        with killable_runs.prefect_server(home) as api:
+            environment = killable_runs.environment(home, api)
+            training = killable_runs.train(run, (*settings, *overlap.settings), environment)
+            if training.exit_code():
+                raise SystemExit(f"{run.name} failed; see {killable_runs.log_of(run)}")
+    return read_course(run)
+
+
+def row_of(overlap: Overlap, courses: Sequence[Course], beside: Sequence[Course]) -> list[str]:
+    """Return a row: medians over the seeds, and the range of what varies most."""
+    seconds = [course.seconds[-1] for course in courses]
+    ratio = paired_ratio([course.seconds[-1] for course in beside], seconds)
+    ends = [fmean(course.rewards[-LAST:]) for course in courses]
+    held_out = [course.held_out for course in courses]
+    return [
+        str(overlap),
+        f"{median(seconds):.0f} ({min(seconds):.0f}-{max(seconds):.0f})",
+        f"{ratio:.2f}",
+        f"{median(ends):.2f} ({min(ends):.2f}-{max(ends):.2f})",
+        f"{median(held_out):.2f} ({min(held_out):.2f}-{max(held_out):.2f})",
+        f"{median(course.tokens[-1] for course in courses):,.0f}",
+        f"{median(min(course.ess) for course in courses):.3f}",
+    ]
+
+
+def draw(courses: Mapping[Overlap, Sequence[Course]], out: Path) -> None:
+    """Draw each step's mean reward over the seeds, by its median minutes and tokens."""
+    figure, (by_time, by_tokens) = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
+    for overlap, runs in courses.items():
+        rewards = [fmean(at_step) for at_step in zip(*(run.rewards for run in runs), strict=True)]
+        minutes = [median(at) / 60 for at in zip(*(run.seconds for run in runs), strict=True)]
+        tokens = [median(at) / 1000 for at in zip(*(run.tokens for run in runs), strict=True)]
+        style = "--" if overlap.order == "arrival" else "-"
+        colour = COLOURS[overlap.lag]
+        by_time.plot(minutes, rewards, style, color=colour, label=str(overlap))
+        by_tokens.plot(tokens, rewards, style, color=colour)
+    by_time.set(xlabel="minutes", ylabel="mean reward of a step's rollouts", ylim=(0, 1))
+    by_tokens.set(xlabel="thousand sampled tokens")
+    for panel in (by_time, by_tokens):
+        panel.grid(alpha=0.3)
+    by_time.legend(fontsize="small")
+    figure.tight_layout()
+    figure.savefig(out, dpi=120)
+
+
+def main() -> None:
+    """Train every row with every seed, and print the table."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--lag", type=int, nargs="+", default=[0, 1, 2, 4])
+    options.add_argument("--order", nargs="+", default=["shard"])
+    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--steps", type=int, default=10)
+    options.add_argument("--folder", type=Path, default=Path("runs/overlap"))
+    options.add_argument("--picture", type=Path, default=Path("docs/pictures/overlap.png"))
+    arguments = options.parse_args()
+    print(describe_machine(), flush=True)
+    rows = [Overlap("shard", 0)]
+    rows += [Overlap(order, lag) for order in arguments.order for lag in arguments.lag if lag]
+    courses: dict[Overlap, list[Course]] = {row: [] for row in rows}
+    for seed in range(arguments.seeds):
+        for row in rows:
+            courses[row].append(train(arguments.folder.absolute(), row, seed, arguments.steps))
+    header = ("rollouts", "seconds", "speed-up", "reward, last steps", "held out", "tokens", "ess")
+    table = [row_of(row, runs, courses[rows[0]]) for row, runs in courses.items()]
+    title = f"{arguments.steps} steps of guess_the_number with slow calls, {arguments.seeds} seeds"
+    print(format_table(title, header, table))
+    draw(courses, arguments.picture)
+
+
+if __name__ == "__main__":
+    main()

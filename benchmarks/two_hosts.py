@@ -1,0 +1,363 @@
+"""A training run whose rollouts are played on other hosts, while these die, vanish and come.
+
+The hosts are network namespaces of this machine (Linux, root), joined by a bridge. They run the
+commands of docs/scaling.md. In one run a host joins, one is killed, one loses its network, and the
+flow is killed and resumed; its datums must then be those of a run in threads, byte for byte.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from tasks.journal import read_journal
+from tasks.spans import BEGUN, ERROR, LLM, Span
+from tasks.storage.run_folder import RunFolder
+
+ROOT = Path(__file__).parent.parent
+COMMANDS = re.findall(
+    r"^```sh\n(.*?)^```$", (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8"), re.M | re.S
+)
+_, CERTIFICATES, VARIABLES, SCHEDULER, WORKER, TRAIN = COMMANDS
+"""The commands of the document, in its order."""
+
+FLOW, NEAR, FAR = "flow", "near", "far"
+NUMBERS = {FLOW: 1, NEAR: 2, FAR: 3}
+NETWORK = "10.231.77"
+WAITING_SECONDS = 300.0
+STEPS, GROUPS, GROUP_SIZE = 5, 8, 4
+
+
+class Hosts:
+    """Network namespaces with one network, the processes in them, and the folder of all files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._prefix = f"ratchet-{os.getpid()}"
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Hosts":
+        with ExitStack() as stack:
+            for host in NUMBERS:
+                _ip("netns", "add", self._name(host))
+                stack.callback(_ip, "netns", "del", self._name(host))
+                self._inside(host, "link set lo up")
+            self._inside(FLOW, "link add bridge type bridge")
+            self._inside(FLOW, "link set bridge up")
+            self._inside(FLOW, f"addr add {address(FLOW)}/24 dev bridge")
+            for host in (NEAR, FAR):
+                other = self._name(host)
+                self._inside(FLOW, f"link add to-{host} type veth peer name wire netns {other}")
+                self._inside(FLOW, f"link set to-{host} master bridge up")
+                self._inside(host, f"addr add {address(host)}/24 dev wire")
+                self._inside(host, "link set wire up")
+            stack.callback(self._kill_all)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def run(self, host: str, name: str, script: str, **variables: str) -> None:
+        """Start a shell script on a host, with the variables of the document."""
+        inside = ["ip", "netns", "exec", self._name(host), "bash", "-c", f"{VARIABLES}\n{script}"]
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                inside,
+                cwd=ROOT,
+                env=self.environment() | {"NODE": host} | variables,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of every process."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("TINKER_", "PREFECT_"))}
+        return kept | {
+            "FLOW": address(FLOW),
+            "CERTS": str(self._folder / "certs"),
+            "RATCHET_RUNS": str(self._folder / "runs"),
+            "PREFECT_HOME": str(self._folder / "prefect"),
+            "PREFECT_LOGGING_LEVEL": "ERROR",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PYTHONPATH": str(ROOT),
+            "HF_HUB_OFFLINE": "1",
+            "TINKER_TELEMETRY": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def kill(self, name: str) -> float:
+        """Kill a script and its children; return when."""
+        process = self._processes.pop(name)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return time.time()
+
+    def kill_program(self, name: str) -> float:
+        """Kill the program that a script runs, and not the script; return when."""
+        subprocess.run(["pkill", "-KILL", "-P", str(self._processes[name].pid)], check=True)
+        return time.time()
+
+    def wait(self, name: str) -> int:
+        """Wait for the end of a script; return its exit status."""
+        return self._processes[name].wait(WAITING_SECONDS)
+
+    def ended(self, name: str) -> bool:
+        """Return whether a script has ended."""
+        return self._processes[name].poll() is not None
+
+    def connect(self, host: str, up: bool) -> float:
+        """Cut or mend the wire of a host; return when."""
+        self._inside(FLOW, f"link set to-{host} {'up' if up else 'down'}")
+        return time.time()
+
+    def _kill_all(self) -> None:
+        for name in list(self._processes):
+            self.kill(name)
+
+    def _inside(self, host: str, words: str) -> None:
+        _ip("-n", self._name(host), *words.split())
+
+    def _name(self, host: str) -> str:
+        return f"{self._prefix}-{host}"
+
+
+class Scene:
+    """A run of `ratchet train` on these hosts, and what its files say of it."""
+
+    def __init__(self, hosts: Hosts, folder: Path, name: str) -> None:
+        self.hosts = hosts
+        self.name = name
+        self.run = RunFolder(folder / "runs" / name)
+        self._examples = folder / f"{name}.jsonl"
+        self._players = folder / f"{name}.players"
+
+    def write_examples(self, poison: int | None = None) -> None:
+        """Write the examples, of which one may be poisonous."""
+        rows = [
+            {
+                "number": number,
+                "calls": 4,
+                "thinks": 1.0,
+                "player": str(self._players),
+                "poison": number == poison,
+                "split": split,
+            }
+            for split, count in (("train", GROUPS), ("test", 1))
+            for number in range(count)
+        ]
+        self._examples.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def train(self, steps: int = STEPS, on_cluster: bool = True) -> None:
+        """Start or resume the training, as the document does."""
+        settings = [
+            "agent=tests.dask_agents:talks",
+            f"dataset.path={self._examples}",
+            "dataset.columns=[]",
+            f"rollouts.groups={GROUPS}",
+            f"rollouts.group_size={GROUP_SIZE}",
+            "rollouts.max_tokens=8",
+            f"steps={steps}",
+            "evaluation.examples=1",
+            "evaluation.greedy=false",
+        ]
+        command = TRAIN if on_cluster else ".venv/bin/ratchet train hello"
+        words = [command.strip().replace(".venv/bin/ratchet", f"{sys.executable} -m flows.cli")]
+        words += [f"--run {self.name} --if-exists resume"]
+        words += [f"--set '{setting}'" for setting in settings]
+        self.hosts.run(FLOW, self.name, "exec " + " ".join(words))
+
+    def players(self, since: float = 0.0) -> list[tuple[str, float]]:
+        """Return (host, time) of every rollout that began since then."""
+        lines = self._players.read_text().splitlines() if self._players.exists() else []
+        began = [(line.split()[1], float(line.split()[2])) for line in lines]
+        return [(host, at) for host, at in began if at >= since]
+
+    def spans(self, shard: str) -> list[Span]:
+        """Return the spans of a shard that are recorded up to now."""
+        journals = sorted(self.run.path.rglob(f"{shard}.*.jsonl"))
+        return [span for path in journals for span in read_journal(path)]
+
+    def wait_for(self, what: str, happened: Callable[[], bool]) -> None:
+        """Wait until something happens; fail if the flow ends before."""
+        started = time.monotonic()
+        while not happened():
+            late = time.monotonic() - started > WAITING_SECONDS
+            if late or self.hosts.ended(self.name):
+                raise SystemExit(f"{self.name}: {what} did not happen")
+            time.sleep(0.05)
+
+    def wait_for_step(self, step: int, host: str) -> None:
+        """Wait until rollouts of a step have begun on a host."""
+        began = time.time()
+        self.wait_for(
+            f"step {step} on {host}",
+            lambda: (
+                len(self.spans(f"train-{step:05d}")) >= 8
+                and any(played == host for played, _ in self.players(began))
+            ),
+        )
+
+    def again(self, step: int, since: float) -> float:
+        """Wait until what was lost is being played again; return the seconds since `since`."""
+        found: list[float] = []
+
+        def begun() -> bool:
+            calls = (span for span in self.spans(f"train-{step:05d}") if span["attempt"] > 0)
+            found.extend(span["started"].timestamp() for span in calls if span["kind"] in PLAYED)
+            return any(at > since for at in found)
+
+        self.wait_for("a second attempt", begun)
+        return min(at for at in found if at > since) - since
+
+    def check(self) -> None:
+        """Fail unless every rollout ended once and no token was sampled twice."""
+        spans = [span for step in range(STEPS) for span in self.spans(f"train-{step:05d}")]
+        ends = Counter(span["rollout_id"] for span in spans if span["kind"] in ENDS)
+        assert {*ends.values()} == {1}, ends
+        sampled = Counter(
+            (span["rollout_id"], span["call"])
+            for span in spans
+            if span["kind"] == LLM and not span["replayed"]
+        )
+        assert {*sampled.values()} == {1}, sampled.most_common(3)
+
+    def failed(self) -> list[Span]:
+        """Return the failed rollouts of the first step."""
+        return [span for span in self.spans("train-00000") if span["kind"] == ERROR]
+
+    def datums(self) -> list[bytes]:
+        """Return the bytes of every datum file."""
+        return [path.read_bytes() for path in sorted(self.run.path.glob("datums/*.parquet"))]
+
+
+PLAYED = (BEGUN, LLM)
+ENDS = ("reward", ERROR)
+
+
+def address(host: str) -> str:
+    """Return the address of a host."""
+    return f"{NETWORK}.{NUMBERS[host]}"
+
+
+def permitted() -> bool:
+    """Return whether this process may make network namespaces."""
+    if shutil.which("ip") is None:
+        return False
+    probe = f"ratchet-probe-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True)
+    if made.returncode == 0:
+        _ip("netns", "del", probe)
+    return made.returncode == 0
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[Hosts]:
+    """Make the hosts and the certificates, and start the scheduler and a worker on one host."""
+    with Hosts(folder) as hosts:
+        script = CERTIFICATES.replace(".venv/bin/python", sys.executable)
+        variables = hosts.environment()
+        subprocess.run(
+            ["bash", "-ec", script], cwd=ROOT, env=variables, check=True, capture_output=True
+        )
+        hosts.run(FLOW, "scheduler", dask(SCHEDULER))
+        start_worker(hosts, NEAR)
+        yield hosts
+
+
+def start_worker(hosts: Hosts, host: str) -> float:
+    """Start the document's worker on a host; return when."""
+    hosts.run(host, f"worker-{host}", dask(WORKER))
+    return time.time()
+
+
+def dask(command: str) -> str:
+    """Return a command line of the document with this Python's Dask."""
+    return command.replace(".venv/bin/dask", f"{sys.executable} -m dask")
+
+
+def play_scenes(hosts: Hosts, folder: Path) -> dict[str, float]:
+    """Train while hosts come and go; return the seconds that each event cost."""
+    seconds: dict[str, float] = {}
+    scene = Scene(hosts, folder, "scenes")
+    scene.write_examples()
+    scene.train()
+
+    scene.wait_for_step(0, NEAR)
+    joined = start_worker(hosts, FAR)
+    scene.wait_for("a rollout on the new host", lambda: FAR in dict(scene.players()))
+    seconds["host joined → plays"] = min(at for h, at in scene.players() if h == FAR) - joined
+
+    scene.wait_for_step(1, FAR)
+    killed = hosts.kill(f"worker-{FAR}")
+    seconds["host killed → its batches begin again"] = scene.again(1, killed)
+    start_worker(hosts, FAR)
+
+    scene.wait_for_step(2, FAR)
+    cut = hosts.connect(FAR, up=False)
+    seconds["wire cut → its batches begin again"] = scene.again(2, cut)
+    mended = hosts.connect(FAR, up=True)
+
+    scene.wait_for_step(3, FAR)
+    plays = min(at for host, at in scene.players(mended) if host == FAR)
+    seconds["wire mended → plays"] = plays - mended
+    killed = hosts.kill_program("scheduler")
+    seconds["scheduler killed → its batches begin again"] = scene.again(3, killed)
+
+    scene.wait_for_step(4, NEAR)
+    hosts.kill(scene.name)
+    restarted = time.time()
+    scene.train()
+    seconds["flow killed, started again → first call"] = scene.again(4, restarted)
+    status = hosts.wait(scene.name)
+    assert status == 0, f"the flow ended with {status}"
+    scene.check()
+
+    threads = Scene(hosts, folder, "threads")
+    threads.write_examples()
+    threads.train(on_cluster=False)
+    assert hosts.wait(threads.name) == 0
+    assert len(scene.datums()) == STEPS
+    assert scene.datums() == threads.datums(), "the datums differ from those of threads"
+    return seconds
+
+
+def play_poison(hosts: Hosts, folder: Path) -> list[Span]:
+    """Train a step of which an example's agent ends its process; return the failed rollouts."""
+    scene = Scene(hosts, folder, "poison")
+    scene.write_examples(poison=3)
+    scene.train(steps=1)
+    assert hosts.wait(scene.name) == 0
+    return scene.failed()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as name, cluster(Path(name)) as hosts:
+        for event, seconds in play_scenes(hosts, Path(name)).items():
+            print(f"{event:45} {seconds:6.1f} s")
+        failed = play_poison(hosts, Path(name))
+        print(f"poisonous rollouts that failed, of {GROUPS * GROUP_SIZE}: {len(failed)}")
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+if __name__ == "__main__":
+    main()

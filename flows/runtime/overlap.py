@@ -1,0 +1,156 @@
+"""The steps of a run, whose rollouts are sampled while earlier steps are trained.
+
+Whoever iterates over the steps trains a step before it asks for the next one, so checkpoint s is
+there when step s is asked for.
+"""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from threading import Event
+
+from flows.recipe import Rollouts
+from flows.runtime.open_run import OpenRun
+from flows.runtime.task_runner import CheckpointOf, Spans, wait_for_batches
+from tasks.storage.arrivals import ArrivalLedger
+from tasks.storage.run_folder import shard_name
+
+Submit = Callable[[int, CheckpointOf], Mapping[str, Spans]]
+"""Submits the batches of a step's own shard, each sampled by the checkpoint that is given."""
+
+Steps = Iterator[tuple[int, Sequence[Spans]]]
+"""Steps, each with the batches that it is trained on."""
+
+log = logging.getLogger(__name__)
+
+
+def overlapped(run: OpenRun, rollouts: Rollouts, submit: Submit) -> Steps:
+    """Yield the steps that are left, in the order that the recipe gives."""
+    for reason in rollouts.not_reproducible():
+        log.warning("%s", reason)
+    if rollouts.order == "arrival":
+        return steps_by_arrival(run, rollouts, submit)
+    return steps_by_shard(run.steps_left(), rollouts.lag, submit)
+
+
+def steps_by_shard(steps: range, lag: int, submit: Submit) -> Steps:
+    """Yield each step with its own shard, which checkpoint max(step - `lag`, 0) has sampled."""
+    submitted, left = deque[Mapping[str, Spans]](), iter(steps)
+    for step in steps:
+        for ahead in islice(left, lag + 1 - len(submitted)):
+            checkpoint = max(ahead - lag, 0)
+            submitted.append(submit(ahead, lambda _, checkpoint=checkpoint: checkpoint))
+        yield step, [*submitted.popleft().values()]
+
+
+def steps_by_arrival(run: OpenRun, rollouts: Rollouts, submit: Submit) -> Steps:
+    """Yield each step with the first batches that have ended, at most `lag` updates behind.
+
+    A batch is sampled by the newest checkpoint when it begins. What samples a batch and what makes
+    a step is recorded before it counts, so a run that continues keeps each decision.
+    """
+    steps, lag = run.steps_left(), rollouts.lag
+    arrivals = Arrivals(ArrivalLedger(run.folder.arrivals), min(rollouts.batches, rollouts.groups))
+    first = arrivals.first_shard(steps.start)
+    shards, ahead = iter(range(first, steps.stop)), steps.start + lag + 1 - first
+
+    def checkpoint(batch: str) -> int:
+        return arrivals.ledger.begin(batch, run.policies.last_step)
+
+    for step in steps:
+        for shard in islice(shards, ahead):
+            arrivals.add(submit(shard, checkpoint), step)
+        ahead = 1
+        yield step, arrivals.take(step, lag)
+
+
+class Arrivals:
+    """Batches that no step was made of, in the order of their submission."""
+
+    def __init__(self, ledger: ArrivalLedger, size: int) -> None:
+        self.ledger = ledger
+        self._size = size
+        self._waiting: dict[str, Spans] = {}
+        self._ended: set[str] = set()
+        self._news = Event()
+
+    def first_shard(self, step: int) -> int:
+        """Return the first shard of which batches are left for `step` and those after it."""
+        made = self.ledger.steps()
+        taken = Counter(
+            batch.rpartition(".")[0]
+            for earlier in made
+            if earlier < step
+            for batch in made[earlier]
+        )
+        names = (shard_name("train", shard) for shard in range(step))
+        return next((s for s, name in enumerate(names) if taken[name] < self._size), step)
+
+    def add(self, batches: Mapping[str, Spans], step: int) -> None:
+        """Add submitted batches, without those of which a step before `step` was made."""
+        made = self.ledger.steps()
+        taken = {batch for earlier in made if earlier < step for batch in made[earlier]}
+        for name, spans in batches.items():
+            if name not in taken:
+                self._waiting[name] = spans
+                spans.add_done_callback(partial(self._end, name))
+
+    def take(self, step: int, lag: int) -> Sequence[Spans]:
+        """Take the batches of a step: those on record, or the first that have ended."""
+        chosen = self.ledger.steps().get(step)
+        if chosen is None:
+            chosen = self._wait_for(step, lag)
+            self.ledger.make(step, chosen)
+        return wait_for_batches(self._waiting.pop(name) for name in chosen)
+
+    def _wait_for(self, step: int, lag: int) -> list[str]:
+        while True:
+            self._news.clear()
+            over, begun = self._ended & self._waiting.keys(), self.ledger.checkpoints()
+            wait_for_batches(self._waiting[name] for name in over)
+            waiting = [WaitingBatch(n, begun.get(n), n in over) for n in self._waiting]
+            chosen = choose_batches(waiting, step, lag, self._size)
+            if chosen is not None:
+                return chosen
+            self._news.wait()
+
+    def _end(self, name: str, _: Spans) -> None:
+        self._ended.add(name)
+        self._news.set()
+
+
+@dataclass(frozen=True)
+class WaitingBatch:
+    """A batch that no step was made of; `checkpoint` is None until it begins."""
+
+    name: str
+    checkpoint: int | None
+    ended: bool
+
+
+def choose_batches(
+    waiting: Sequence[WaitingBatch], step: int, lag: int, size: int
+) -> list[str] | None:
+    """Choose the `size` batches of a step among those that have ended; None if it must wait.
+
+    `waiting` is in the order of submission. The oldest checkpoints are taken first. A batch is due
+    `lag` steps after its checkpoint. So that none comes too late, a step waits as long as more of
+    the batches that it leaves are due by some later step than the steps until then can take.
+    """
+    ended = sorted(
+        (batch for batch in waiting if batch.ended), key=lambda batch: batch.checkpoint or 0
+    )
+    chosen = [batch.name for batch in ended[:size]]
+    due = [
+        lag + (step if batch.checkpoint is None else batch.checkpoint)
+        for batch in waiting
+        if batch.name not in chosen
+    ]
+    in_time = all(
+        sum(of_batch <= later for of_batch in due) <= (later - step) * size
+        for later in range(step, step + lag + 1)
+    )
+    return chosen if len(chosen) == size and in_time else None

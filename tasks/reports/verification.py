@@ -1,0 +1,60 @@
+"""Verification of a run: every file as it was written, and no file missing."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from adapters.errors import UserError
+from tasks.checkpoints import Ledger
+from tasks.journal import read_journal
+from tasks.metrics import read_metrics
+from tasks.storage.checksums import verified
+from tasks.storage.files import is_written, read_bytes
+from tasks.storage.json_files import read_json, read_log, read_rows
+from tasks.storage.run_folder import RunFolder
+
+READERS: Mapping[str, Callable[[Path], object]] = {
+    "manifest.json": read_json,
+    "metrics.jsonl": read_log,
+    "arrivals.jsonl": read_log,
+    "checkpoints.jsonl": read_log,
+    "shards": read_rows,
+    "journal": read_journal,
+    "spans": verified,
+    "trajectories": verified,
+    "datums": verified,
+    "updates": read_json,
+    "evaluations": read_json,
+    "games": read_bytes,
+}
+"""Reader of a file, by its own name or by that of its folder. Games are for others to read."""
+
+
+def find_damage(run: RunFolder) -> Iterator[str]:
+    """Yield what is damaged or missing in a run, a sentence each; nothing changes.
+
+    The engine's own files are not looked at.
+    """
+    for path in run.files():
+        reader = READERS.get(path.name) or READERS.get(path.parent.name)
+        if reader is None:
+            yield f"{path} is not a file of a run"
+            continue
+        try:
+            reader(path)
+        except UserError as error:
+            yield str(error)
+    try:
+        yield from _missing(run)
+    except UserError:
+        return  # told above: a log that says which files there should be is damaged
+
+
+def _missing(run: RunFolder) -> Iterator[str]:
+    for step in range(len(read_metrics(run.metrics))):
+        for policy in run.policies():
+            of_step = (run.trajectories, run.datums, run.update)
+            for path in (of_policy(policy, step) for of_policy in of_step):
+                if not is_written(path):
+                    yield f"{path} is missing, and step {step} was done"
+            if Ledger(run.checkpoints(policy)).find(step + 1) is None:
+                yield f"{run.checkpoints(policy)} has no checkpoint {step + 1}, and it was made"

@@ -1,0 +1,61 @@
+"""The ledger of a run whose steps are made of rollout batches as they arrive."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from tasks.storage.json_files import append_row, read_log
+from tasks.storage.run_folder import RunFolder, shard_name
+
+
+class ArrivalLedger:
+    """Ledger of arrivals: the file arrivals.jsonl. Lines are never changed.
+
+    A batch has a line before its first call is sampled, with the checkpoint that samples it. A step
+    has a line before it is trained, with the batches that make it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = Lock()
+
+    def checkpoints(self) -> dict[str, int]:
+        """Map each batch that was begun to the checkpoint that samples it."""
+        return {line["batch"]: line["checkpoint"] for line in self._lines() if "batch" in line}
+
+    def steps(self) -> dict[int, list[str]]:
+        """Map each step that was made to its batches."""
+        return {line["step"]: line["batches"] for line in self._lines() if "step" in line}
+
+    def begin(self, batch: str, newest: Callable[[], int]) -> int:
+        """Return the checkpoint that samples a batch: the recorded one, or else the newest."""
+        with self._lock:
+            checkpoint = self.checkpoints().get(batch)
+            if checkpoint is None:
+                checkpoint = newest()
+                append_row(self._path, {"batch": batch, "checkpoint": checkpoint})
+            return checkpoint
+
+    def make(self, step: int, batches: Sequence[str]) -> None:
+        """Record the batches that make a step."""
+        with self._lock:
+            append_row(self._path, {"step": step, "batches": [*batches]})
+
+    def share(self, steps: int, other: "ArrivalLedger") -> None:
+        """Record in another ledger how the first steps of this one were made."""
+        checkpoints = self.checkpoints()
+        for step, batches in self.steps().items():
+            if step < steps:
+                for batch in batches:
+                    other.begin(batch, lambda batch=batch: checkpoints[batch])
+                other.make(step, batches)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        return read_log(self._path)
+
+
+def batches_of(run: RunFolder, step: int) -> list[str]:
+    """List the batches that a step is made of: by the ledger, or else those of its own shard."""
+    made = ArrivalLedger(run.arrivals).steps()
+    return made[step] if step in made else run.journalled(shard_name("train", step))
