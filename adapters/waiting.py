@@ -1,7 +1,8 @@
 """A wait that is logged while it lasts and that may have a limit."""
 
 import logging
-import time
+
+from adapters.running_clock import running_clock
 
 FIRST_WORD_SECONDS = 20.0
 
@@ -12,19 +13,20 @@ class Wait:
     """One wait for `what`, logged after 20 s and again whenever it has lasted twice as long.
 
     `limit` is in seconds; None waits for ever. A wait with a limit below 60 s is logged at a third
-    of it.
+    of it. Time in which this process stood still does not count.
     """
 
     def __init__(self, what: str, limit: float | None) -> None:
         self.what = what
         self.limit = limit
-        self._started = time.monotonic()
+        self._clock = running_clock()
+        self._started = self._clock.seconds()
         self._next_word = min(FIRST_WORD_SECONDS, limit / 3 if limit else FIRST_WORD_SECONDS)
 
     @property
     def seconds(self) -> float:
         """The seconds since the wait began."""
-        return time.monotonic() - self._started
+        return self._clock.seconds() - self._started
 
     @property
     def over(self) -> bool:

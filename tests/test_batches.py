@@ -322,6 +322,33 @@ def test_the_table_begins_with_playing_and_ends_every_attempt() -> None:
     assert all(over & following for state, following in CHANGES.items() if state not in over)
 
 
+class StoppableClock:
+    """Running clock of a process that a test stops."""
+
+    def __init__(self) -> None:
+        self.ran, self.still = 0.0, 0.0
+
+    def seconds(self) -> float:
+        return self.ran
+
+    def stood_still(self) -> float:
+        return self.still
+
+
+def test_an_agent_s_wait_counts_each_second_of_answering_and_of_standstill_once() -> None:
+    clock: Any = StoppableClock()
+    clock.still = 1000.0
+    attempt = Attempt(PlannedRollout("train-00000-0000-00", {}), 0, _clock=clock)
+    clock.still += 130.0  # between two calls
+    assert attempt.seconds_waited() == 130.0
+    with attempt.waiting(), attempt.waiting():
+        clock.ran += 5.0
+        clock.still += 30.0  # during a call
+        assert attempt.seconds_waited() == 165.0
+    clock.ran += 60.0  # the agent's own time
+    assert attempt.seconds_waited() == 165.0
+
+
 def test_batches_that_are_open_together_have_their_own_policies_and_tokens(
     batch: BatchClient, open_door: Door
 ) -> None:

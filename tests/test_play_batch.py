@@ -180,7 +180,7 @@ def test_a_timeout_counts_only_the_agent_s_own_time(
 
 
 def test_a_player_that_is_superseded_is_refused_and_records_no_end(open_door: Door) -> None:
-    sampler = HeldSampler(0.5)
+    sampler = HeldSampler(3)
     batch, recorder = batch_of(asks, [{"calls": 1, "sleeps": 0}], sampler)
 
     async def supersede(token: str) -> None:

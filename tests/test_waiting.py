@@ -25,7 +25,8 @@ from adapters.waiting import Wait
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
-    monkeypatch.setattr("adapters.waiting.time", SimpleNamespace(monotonic=lambda: now[0]))
+    stopped = SimpleNamespace(seconds=lambda: now[0])
+    monkeypatch.setattr("adapters.waiting.running_clock", lambda: stopped)
     return now
 
 

@@ -6,7 +6,6 @@ begins last speaks, and nothing that has ended is played again.
 """
 
 import asyncio
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from adapters.calls import Completion, Example, Place, Policy, Refused, Sampling
 from adapters.chat import Chat
 from adapters.door.call_sequence import CallRecorder, CallSequence
 from adapters.harness.rewards import Reward
+from adapters.running_clock import RunningClock, running_clock
 
 
 class AttemptState(StrEnum):
@@ -114,26 +114,35 @@ class Attempt:
     number: int
     state: AttemptState = AttemptState.PLAYING
     roles: dict[str, CallSequence] = field(default_factory=dict)
+    _clock: RunningClock = field(default_factory=running_clock)
     _under_way: int = 0
     _since: float = 0.0
     _waited: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._still_before = self._clock.stood_still()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Count the time of the block as time in which the agent waits for an answer."""
         if not self._under_way:
-            self._since = time.monotonic()
+            self._since = self._clock.seconds()
         self._under_way += 1
         try:
             yield
         finally:
             self._under_way -= 1
             if not self._under_way:
-                self._waited += time.monotonic() - self._since
+                self._waited += self._clock.seconds() - self._since
 
     def seconds_waited(self) -> float:
-        """Return for how long at least one call of the attempt was being answered, up to now."""
-        return self._waited + (time.monotonic() - self._since if self._under_way else 0.0)
+        """Return for how long, up to now, the agent could get no answer.
+
+        In that time at least one call was being answered, or this process stood still.
+        """
+        answering = self._clock.seconds() - self._since if self._under_way else 0.0
+        still = self._clock.stood_still() - self._still_before
+        return self._waited + answering + still
 
     def change(self, state: AttemptState) -> None:
         """Change the state as CHANGES allows; Refused (410) if it does not."""

@@ -25,6 +25,7 @@ from adapters.harness.current_rollout import tls
 from adapters.harness.imports import when_imported
 from adapters.harness.loop_watchdog import watch_event_loop
 from adapters.harness.rewards import Reward
+from adapters.running_clock import running_clock
 
 BATCH = "/batch/{batch}"
 ROLLOUT = BATCH + "/rollout/{rollout_id}/attempt/{attempt}"
@@ -169,9 +170,12 @@ class _Player:
     async def _within_time(self, playing: Coroutine[Any, Any, T], rollout_id: str) -> T:
         """Await the agent for as long as its own time lasts; TimeoutError when that is over.
 
-        The time in which the agent waits for answers of the door does not count.
+        Time in which the agent waits for answers of the door does not count, nor does time in
+        which this process stood still (which counts as both if the door is in this process, so
+        that an agent may get more time than its limit, and never less).
         """
-        limit, started = self._batch.timeout_seconds, time.monotonic()
+        clock = running_clock()
+        limit, started = self._batch.timeout_seconds, clock.seconds()
         left, work = limit, asyncio.create_task(playing)
         try:
             while left > 0:
@@ -180,7 +184,7 @@ class _Player:
                     return work.result()
                 response = await self._http.get(self._url("/waited", rollout_id))
                 waited = _read(response)["seconds"]
-                left = limit + waited - (time.monotonic() - started)
+                left = limit + waited - (clock.seconds() - started)
         finally:
             await cancel_and_wait(work)
         raise TimeoutError(

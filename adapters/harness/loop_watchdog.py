@@ -5,11 +5,11 @@ import logging
 import sys
 import sysconfig
 import threading
-import time
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from adapters.running_clock import running_clock
 from adapters.waiting import FIRST_WORD_SECONDS
 
 STDLIB = sysconfig.get_path("stdlib")
@@ -40,17 +40,18 @@ class _Loop:
         self.over = threading.Event()
         self._thread = thread
         self._first_word = first_word
-        self._turned = time.monotonic()
+        self._clock = running_clock()
+        self._turned = self._clock.seconds()
 
     async def turn(self) -> None:
         while True:
-            self._turned = time.monotonic()
+            self._turned = self._clock.seconds()
             await asyncio.sleep(self._first_word / 4)
 
     def watch(self) -> None:
         next_word = self._first_word
         while not self.over.wait(self._first_word / 4):
-            still = time.monotonic() - self._turned
+            still = self._clock.seconds() - self._turned
             if still < self._first_word:
                 next_word = self._first_word
             elif still >= next_word:

@@ -109,16 +109,21 @@ class Service:
         if self.died.done():
             self.died.result()
 
-    async def while_alive(self, work: Awaitable[T], what: str | None = None) -> T:
+    async def while_alive(
+        self, work: Awaitable[T], what: str | None = None, limit: float | None = None
+    ) -> T:
         """Return the result of `work`; if the engine dies, cancel it and raise EngineDied.
 
-        The log tells of a long wait if the wait has a name (`what`).
+        The log tells of a long wait if the wait has a name (`what`); after `limit` seconds a
+        TimeoutError is raised.
         """
-        task, waiting = asyncio.ensure_future(work), Wait(what, None) if what else None
+        task, waiting = asyncio.ensure_future(work), Wait(what or "an answer", limit)
         try:
             while not task.done():
                 self.check()
-                if waiting is not None:
+                if waiting.over:
+                    raise TimeoutError(f"no answer within {limit:.0f} s")
+                if what is not None:
                     waiting.speak(self._describe_sampling())
                 await asyncio.wait([task], timeout=WATCH_SECONDS)
         finally:
@@ -169,12 +174,8 @@ class PatientSampler:
         begun, key = self._service.sampling, object()
         begun[key] = time.monotonic()
         try:
-            async with asyncio.timeout(self._service.patience):
-                work = self.client.sample(prompt, num_samples, sampling_params)
-                return await self._service.while_alive(work)
-        except TimeoutError as error:
-            text = f"no answer within {self._service.patience:.0f} s"
-            raise TimeoutError(text) from error
+            work = self.client.sample(prompt, num_samples, sampling_params)
+            return await self._service.while_alive(work, limit=self._service.patience)
         finally:
             begun.pop(key, None)
 

@@ -1,0 +1,57 @@
+"""A clock of the time in which this process runs, by which timeouts are measured.
+
+It stands still while the process does: after a SIGSTOP, or while the machine sleeps. So a stall is
+nobody's timeout.
+"""
+
+import logging
+import time
+from functools import cache
+from threading import Thread
+
+TICK_SECONDS = 0.5
+LONGEST_TICK = 2.0
+"""Seconds that a tick may take on a busy machine; in what exceeds them the process stood still."""
+
+WORTH_A_WORD = 10.0
+"""Seconds of a standstill that is logged."""
+
+log = logging.getLogger(__name__)
+
+
+class RunningClock:
+    """Clock of a process, whose thread ticks also while an event loop is blocked."""
+
+    def __init__(self) -> None:
+        self._tick = 0.0, time.monotonic()
+        """Time of this clock, and of the system's, at the last tick."""
+        Thread(target=self._run, name="running clock", daemon=True).start()
+
+    def seconds(self) -> float:
+        """Return the seconds in which the process has run since the clock was made."""
+        counted, ticked = self._tick
+        return counted + min(time.monotonic() - ticked, LONGEST_TICK)
+
+    def stood_still(self) -> float:
+        """Return the seconds, up to now, in which the process stood still."""
+        return time.monotonic() - self.seconds()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(TICK_SECONDS)
+            counted, ticked = self._tick
+            now = time.monotonic()
+            passed = now - ticked
+            self._tick = counted + min(passed, LONGEST_TICK), now
+            if passed - TICK_SECONDS >= WORTH_A_WORD:
+                log.warning(
+                    "this process stood still for %.0f s: it was stopped, or the machine slept. "
+                    "No timeout counts that time",
+                    passed,
+                )
+
+
+@cache
+def running_clock() -> RunningClock:
+    """Return the clock of this process, which is made and started at the first call."""
+    return RunningClock()
