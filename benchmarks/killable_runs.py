@@ -42,13 +42,13 @@ class Training:
 
     def engine(self) -> int | None:
         """Return the engine's process id; None if there is no engine."""
-        return next(iter(self._children(" -m engine ")), None)
+        return next(iter(self.children(" -m engine ")), None)
 
     def workers(self) -> list[int]:
         """Return the process ids of the flow's own cluster."""
-        return self._children(" spawn_main(")
+        return self.children(" spawn_main(")
 
-    def _children(self, words: str) -> list[int]:
+    def children(self, words: str) -> list[int]:
         """Return the flow's child processes whose command has `words`."""
         listed = subprocess.run(
             ["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True

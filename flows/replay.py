@@ -14,7 +14,7 @@ from flows.runtime.open_run import name_of_run, open_run
 from flows.runtime.run_summary import RunSummary, summarize_run
 from flows.runtime.task_runner import task_runners
 from tasks.metrics import StepFiles
-from tasks.reports.artifacts import Progress, publish
+from tasks.reports.artifacts import Artifacts
 from tasks.storage.arrivals import batches_of
 from tasks.storage.run_folder import folder_of
 
@@ -35,8 +35,9 @@ def replay(recipe: Recipe, parent: str, run: str | None = None) -> RunSummary:
     with (
         open_run(recipe, name, on_policy=False) as opened,
         task_runners(recipe.rollouts, opened) as runners,
+        Artifacts(opened.folder, recipe.steps) as artifacts,
     ):
-        folder, progress = opened.folder, Progress(opened.folder, recipe.steps)
+        folder = opened.folder
         for step in opened.steps_left():
             spans = [folder.spans(batch) for batch in batches_of(folder, step)]
             trajectories = assemble(opened, step, spans)
@@ -45,8 +46,8 @@ def replay(recipe: Recipe, parent: str, run: str | None = None) -> RunSummary:
             updates = update(opened, step, datums, method, with_state=saves_state)
             files = StepFiles(spans, trajectories, datums, updates)
             metrics = record_step(opened, step, files, credit.min_group_size, sampled=False)
-            progress.show(step, metrics)
+            artifacts.show(step, metrics)
         last = submit_held_out(recipe, opened, runners.evaluation, recipe.steps)
         score(recipe, opened, last.wait(), f"{recipe.steps:05d}")
-        publish(folder)
+        artifacts.publish()
     return summarize_run(folder)

@@ -19,7 +19,7 @@ from flows.runtime.overlap import overlapped
 from flows.runtime.run_summary import RunSummary, summarize_run
 from flows.runtime.task_runner import CheckpointOf, Spans, task_runners, wait_for_batches
 from tasks.metrics import StepFiles
-from tasks.reports.artifacts import Progress, publish
+from tasks.reports.artifacts import Artifacts
 from tasks.shards import draw_shard
 from tasks.storage.run_folder import shard_name
 
@@ -37,8 +37,9 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
     with (
         open_run(recipe, run or name_of_run()) as opened,
         task_runners(rollouts, opened) as runners,
+        Artifacts(opened.folder, recipe.steps) as artifacts,
     ):
-        folder, progress = opened.folder, Progress(opened.folder, recipe.steps)
+        folder = opened.folder
         evaluations = EvaluationsBeside(recipe, opened, runners.evaluation)
 
         def sample(step: int, checkpoint: CheckpointOf) -> Mapping[str, Spans]:
@@ -59,8 +60,8 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
             updates = update(opened, step, datums, method, with_state=saves_state)
             evaluations.score(step - rollouts.lag)
             files = StepFiles([batch.result() for batch in spans], trajectories, datums, updates)
-            progress.show(step, record_step(opened, step, files, credit.min_group_size))
+            artifacts.show(step, record_step(opened, step, files, credit.min_group_size))
         evaluations.submit_due(recipe.steps)
         evaluations.score(recipe.steps)
-        publish(folder)
+        artifacts.publish()
     return summarize_run(folder)

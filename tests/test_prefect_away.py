@@ -1,7 +1,8 @@
-"""The Prefect server goes away during a run, or cannot write, and comes back: the run goes on."""
+"""Prefect's server goes away during a run, cannot write, or is killed: the run goes on."""
 
 import json
 import os
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -14,7 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks import killable_runs
 from tasks.metrics import read_metrics
+from tasks.storage.run_folder import RunFolder
 from tests.prefect_api import prefect_api
 
 pytestmark = pytest.mark.story
@@ -119,3 +122,22 @@ def test_a_run_outlives_a_database_of_the_prefect_server_that_somebody_has_locke
             another.execute("ROLLBACK")
         assert run.wait(PATIENCE_SECONDS) == 0, log.read_text()[-3000:]
         assert_whole(folder, api)
+
+
+def test_an_embedded_server_that_is_killed_is_started_again(
+    tmp_path: Path, variables: dict[str, str]
+) -> None:
+    run = RunFolder(tmp_path / "runs" / "away")
+    embedded = {name: value for name, value in variables.items() if name != "PREFECT_API_URL"}
+    settings = ("steps=3", "rollouts.groups=4", "evaluation.examples=2", "evaluation.every=0")
+    training = killable_runs.train(run, settings, embedded)
+    for size in (1, 20_000):
+        assert training.writes(size)
+        (server,) = training.children(" -m uvicorn ")
+        os.kill(server, signal.SIGKILL)
+        wait_until(lambda killed=server: training.children(" -m uvicorn ") not in ([], [killed]))
+    log = killable_runs.log_of(run)
+    assert training.exit_code() == 0, log.read_text()[-3000:]
+    assert [row["step"] for row in read_metrics(run.metrics)] == [0, 1, 2]
+    said = [line for line in log.read_text().splitlines() if "WARNING" in line]
+    assert ["is started again" in line for line in said] == [True, True], said

@@ -1,17 +1,27 @@
 """Start-up of Prefect: its settings, and its embedded server, begun before Prefect is needed."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Event, Thread
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prefect.server.api.server import SubprocessASGIServer
+
+LOOK_SECONDS = 0.5
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
 def start_server() -> Iterator[Callable[[], None]]:
-    """Begin to start Prefect's embedded server, unless another server is set.
+    """Begin to start Prefect's embedded server, unless another server is set; keep it running.
 
-    Prefect itself would start it when the flow is called. Yields a function that waits until the
-    server answers.
+    Prefect itself would start it when the flow is called, and never again. Yields a function that
+    waits until the server answers.
     """
     from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE
 
@@ -20,8 +30,36 @@ def start_server() -> Iterator[Callable[[], None]]:
         return
     from prefect.server.api.server import SubprocessASGIServer
 
+    server, over = SubprocessASGIServer(), Event()
     with ThreadPoolExecutor(1, "prefect-server") as starting:
-        yield starting.submit(SubprocessASGIServer().start).result
+        started = starting.submit(server.start)
+        keeper = Thread(target=_keep_running, args=(server, started, over), daemon=True)
+        keeper.start()
+        try:
+            yield started.result
+        finally:
+            over.set()
+            keeper.join()
+
+
+def _keep_running(server: "SubprocessASGIServer", started: Future[None], over: Event) -> None:
+    """Start the server again, at its port, whenever its process has ended."""
+    if started.exception() is not None:
+        return
+    while not over.wait(LOOK_SECONDS):
+        process = server.server_process
+        if process is None or process.poll() is None:
+            continue
+        log.warning(
+            "Prefect's embedded server (process %d) ended with code %d: it is started again",
+            process.pid,
+            process.returncode,
+        )
+        server.running = False
+        try:
+            server.start()
+        except RuntimeError as error:
+            log.warning("Prefect's embedded server does not start: %s", error)
 
 
 def quiet_prefect(verbose: bool) -> None:

@@ -1,0 +1,55 @@
+"""Artifacts are best effort: a server that is away costs one warning and no time."""
+
+import logging
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+from tasks.metrics import record_metrics
+from tasks.reports.artifacts import Artifacts
+from tasks.storage.run_folder import RunFolder
+
+pytestmark = pytest.mark.filterwarnings("ignore:Artifact creation outside of a flow")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    run = RunFolder(tmp_path / "run")
+    for step in range(3):
+        record_metrics(run.metrics, step, {"reward/mean": 0.5})
+    return run
+
+
+def show_all(run: RunFolder, address: str) -> float:
+    """Show a run of three steps on a Prefect server; return the seconds that it took."""
+    started = time.monotonic()
+    with (
+        temporary_settings({PREFECT_API_URL: address, PREFECT_CLIENT_MAX_RETRIES: 0}),
+        Artifacts(run, 3) as artifacts,
+    ):
+        for step in range(3):
+            artifacts.show(step, {"reward/mean": 0.5})
+    return time.monotonic() - started
+
+
+def test_a_server_that_is_away_costs_one_warning(
+    run: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        assert show_all(run, f"http://127.0.0.1:{closed.getsockname()[1]}/api") < 10
+    (warning,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert warning.startswith("Prefect's UI does not show all of run: ConnectError")
+    assert warning.endswith("The training needs none of it")
+
+
+def test_a_server_that_is_silent_holds_no_step_up(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.reports.artifacts.LAST_SECONDS", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
+        assert show_all(run, address) < 5
