@@ -4,6 +4,7 @@ A step of several policies has one file of each arrow for each policy. `ByPolicy
 name to its file.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -19,6 +20,8 @@ from tasks.trajectories import assemble_trajectories
 from tasks.updates import read_update, update_policy
 
 ByPolicy = Mapping[str, Path]
+
+log = logging.getLogger(__name__)
 
 
 def assemble(run: OpenRun, step: int, spans: Sequence[Spans | Path]) -> ByPolicy:
@@ -67,7 +70,7 @@ def update(
 def record_step(
     run: OpenRun, step: int, files: StepFiles, min_group_size: int, *, sampled: bool = True
 ) -> Metrics:
-    """Measure a step and record its metrics, which ends the step.
+    """Measure a step and record its metrics, which ends the step; log rollouts that have failed.
 
     A step whose rollouts another run sampled costs nothing here: `sampled` is False.
     """
@@ -76,9 +79,25 @@ def record_step(
         measured = measure(files, policy.name, policy.roles, min_group_size)
         measured |= read_update(files.updates[policy.name])
         metrics |= name_metrics(policy.name, measured if sampled else drop_costs(measured))
+    _tell_failures(run, step, metrics)
+    run.folder.check_owner()
     record_metrics(run.folder.metrics, step, metrics)
     run.tracker.log(metrics, step)
     return metrics
+
+
+def _tell_failures(run: OpenRun, step: int, metrics: Metrics) -> None:
+    failed, rewarded = int(metrics["rollouts/failed"]), int(metrics["rollouts/ok"])
+    if failed:
+        log.warning(
+            "step %d was trained on %d of its %d rollouts: %d failed. To see why: ratchet sql "
+            "\"select rollout_id, error_message from '%s/*.parquet' where kind = 'error'\"",
+            step,
+            rewarded,
+            rewarded + failed,
+            failed,
+            run.folder.path / "spans",
+        )
 
 
 def _each(run: OpenRun, arrow: Callable[[RunPolicy], Path]) -> ByPolicy:

@@ -17,7 +17,7 @@ class RunSummary(BaseModel):
     """Held-out reward of the first and the last checkpoint, and the steps between.
 
     `seconds` are those of sampling and training, without start-up and evaluation; None with a lag,
-    where they overlap. `drift` is, in a
+    where they overlap. `failed` counts the rollouts that no step was trained on. `drift` is, in a
     replay, how far each step's weights were from those that sampled its rollouts. Another run of
     the recipe has the same weights if it is `reproducible`.
     """
@@ -29,6 +29,7 @@ class RunSummary(BaseModel):
     before: float | None
     after: float | None
     seconds: float | None
+    failed: int = 0
     drift: tuple[float, ...] = ()
     reproducible: bool = True
 
@@ -46,6 +47,7 @@ def summarize_run(run: RunFolder) -> RunSummary:
         before=_reward(run, 0),
         after=_reward(run, len(metrics)),
         seconds=None if recipe.rollouts.lag else sum(spent),
+        failed=sum(int(row["rollouts/failed"]) for row in metrics),
         drift=tuple(drift) if replayed else (),
         reproducible=replayed or not recipe.rollouts.not_reproducible(),
     )
