@@ -7,6 +7,7 @@ from typing import Any
 from adapters.calls import POLICY
 from adapters.errors import UserError
 from tasks.storage.json_files import append_row, read_log
+from tasks.storage.owners import Ownership
 
 INTENT, APPLIED, SAVED = "intent", "applied", "saved"
 
@@ -50,11 +51,13 @@ class Ledger:
 
     Every checkpoint has three lines: `intent` before its update is submitted, `applied` when the
     update's results have arrived, and `saved` when its weights are saved. Lines are never changed.
-    A checkpoint that is made again gets new lines, and the last ones count.
+    A checkpoint that is made again gets new lines, and the last ones count. Each line has the
+    epoch of the run's owner, who is the only one that may add lines (TakenOver).
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, ownership: Ownership | None = None) -> None:
         self._path = path
+        self._ownership = ownership
 
     def checkpoints(self) -> list[Checkpoint]:
         """List the saved checkpoints, in the order in which they were saved."""
@@ -94,6 +97,11 @@ class Ledger:
         found = (c for c in reversed(self.checkpoints()) if c.step == step)
         return next(found, None)
 
+    def name(self, step: int) -> str:
+        """Return the name under which the run's owner saves checkpoint `step`."""
+        owned = self._ownership
+        return f"{step:05d}" if owned is None else owned.owner.checkpoint_name(step)
+
     def begin(self, step: int) -> None:
         """Note that the update that makes checkpoint `step` is about to be submitted."""
         self._append({"step": step, "phase": INTENT})
@@ -107,6 +115,9 @@ class Ledger:
         self._append({**asdict(checkpoint), "phase": SAVED})
 
     def _append(self, line: dict[str, Any]) -> None:
+        if self._ownership is not None:
+            self._ownership.check()
+            line = {**line, "epoch": self._ownership.owner.epoch}
         append_row(self._path, line)
 
     def _lines(self) -> list[dict[str, Any]]:

@@ -133,7 +133,11 @@ class JournalRecorder:
         return not self._left
 
     def plan(self) -> tuple[int, Sequence[PlannedRollout]]:
-        """Read the journal: the next attempt's number, and the rollouts that have not ended."""
+        """Read the journal: the next attempt's number, and the rollouts that have not ended.
+
+        Raises TakenOver if the run has another owner by now.
+        """
+        self._server.run.check_owner()
         spans = read_journal(self._journal.path)
         rewarded = {span["rollout_id"] for span in spans if span["kind"] == REWARD}
         failures = Counter(span["rollout_id"] for span in spans if span["kind"] == ERROR)
@@ -154,7 +158,11 @@ class JournalRecorder:
         await self._journal.append(call_span(completion, self._server.run.name))
 
     async def ended(self, end: RolloutEnd) -> None:
-        """Record an end durably; EngineDied if the engine's death may be its cause."""
+        """Record an end durably; EngineDied if the engine's death may be its cause.
+
+        Raises TakenOver if the run has another owner by now.
+        """
+        self._server.run.check_owner()
         self._server.service.check()
         now, row = datetime.now(UTC), self._examples[end.rollout_id]
         started = now - timedelta(seconds=end.seconds)

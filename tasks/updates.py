@@ -74,7 +74,7 @@ class PolicyUpdater:
         if self.ledger.last() is not None:
             return self.ledger.at(0)
         live = self._rebuilder().untrained()
-        saving = live.save("00000", self._ttl_seconds, with_state=True)
+        saving = live.save(self.ledger.name(0), self._ttl_seconds, with_state=True)
         checkpoint = _saved(live, 0, saving)
         self.ledger.add(checkpoint)
         self._live, self._rebuilt, self._step = live, None, 0
@@ -90,7 +90,8 @@ class PolicyUpdater:
         except ServiceRefused as error:
             log.warning("%s. The weights of checkpoint %d are made again", error, step)
         with self._client(step) as live:
-            saving = live.save(f"{step:05d}-{token_hex(3)}", self._ttl_seconds, with_state=False)
+            name = f"{self.ledger.name(step)}-{token_hex(3)}"
+            saving = live.save(name, self._ttl_seconds, with_state=False)
             made = _saved(live, step, saving)
             self.ledger.add(Checkpoint(step, made.sampler, None if known is None else known.state))
         return self.service.sampler(made.sampler)
@@ -135,7 +136,7 @@ class PolicyUpdater:
                     rebuilt.probe(batch, self.recorded.evidence(batch))
                 self.ledger.begin(step + 1)
                 submitted = live.submit(step, batch.passes, method)
-                name = f"{step + 1:05d}"
+                name = self.ledger.name(step + 1)
                 saving = live.save(name, self._ttl_seconds, with_state=with_state)
                 result = live.result(submitted)
                 if rebuilt is not None:

@@ -29,6 +29,7 @@ from adapters.door.call_sequence import UNRECORDED, RequestMeta
 from adapters.door.chat_api import Caller, ChatApi, read_number, token_of
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.recorded import Answer
+from adapters.errors import UserError
 from adapters.harness.batches import BATCH, ROLE, ROLLOUT
 from adapters.harness.rewards import Reward, RewardError, read_reward
 
@@ -134,7 +135,10 @@ class Door(ChatApi):
 
     async def _begin(self, request: Request) -> Response:
         batch = self._find_batch(request)
-        number, rollouts = await batch.begin()
+        try:
+            number, rollouts = await batch.begin()
+        except UserError as error:
+            raise Refused(500, f"{batch.name} cannot begin: {error}", code="not_begun") from error
         left = [
             {"id": rollout.id, "example": rollout.example, "apart": rollout.id in batch.lost}
             for rollout in rollouts

@@ -53,7 +53,8 @@ def steps_by_arrival(run: OpenRun, rollouts: Rollouts, submit: Submit) -> Steps:
     a step is recorded before it counts, so a run that continues keeps each decision.
     """
     steps, lag = run.steps_left(), rollouts.lag
-    arrivals = Arrivals(ArrivalLedger(run.folder.arrivals), min(rollouts.batches, rollouts.groups))
+    ledger = ArrivalLedger(run.folder.arrivals, run.folder.ownership)
+    arrivals = Arrivals(ledger, min(rollouts.batches, rollouts.groups))
     first = arrivals.first_shard(steps.start)
     shards, ahead = iter(range(first, steps.stop)), steps.start + lag + 1 - first
 

@@ -103,7 +103,7 @@ def open_policies(
         trained = TrainedPolicy(name, roles, _lora(recipe, name))
         updater = PolicyUpdater(
             service,
-            Ledger(folder.checkpoints(name)),
+            Ledger(folder.checkpoints(name), folder.ownership),
             RecordedSteps(folder, trained, eras),
             checkpoints.ttl_seconds,
             checkpoints.probe_tolerance if on_policy else None,

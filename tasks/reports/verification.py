@@ -14,6 +14,7 @@ from tasks.storage.run_folder import RunFolder
 
 READERS: Mapping[str, Callable[[Path], object]] = {
     "manifest.json": read_json,
+    "owners.jsonl": read_log,
     "metrics.jsonl": read_log,
     "arrivals.jsonl": read_log,
     "checkpoints.jsonl": read_log,

@@ -6,6 +6,7 @@ from threading import Lock
 from typing import Any
 
 from tasks.storage.json_files import append_row, read_log
+from tasks.storage.owners import Ownership
 from tasks.storage.run_folder import RunFolder, shard_name
 
 
@@ -16,8 +17,9 @@ class ArrivalLedger:
     has a line before it is trained, with the batches that make it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, ownership: Ownership | None = None) -> None:
         self._path = path
+        self._ownership = ownership
         self._lock = Lock()
 
     def checkpoints(self) -> dict[str, int]:
@@ -34,13 +36,13 @@ class ArrivalLedger:
             checkpoint = self.checkpoints().get(batch)
             if checkpoint is None:
                 checkpoint = newest()
-                append_row(self._path, {"batch": batch, "checkpoint": checkpoint})
+                self._append({"batch": batch, "checkpoint": checkpoint})
             return checkpoint
 
     def make(self, step: int, batches: Sequence[str]) -> None:
         """Record the batches that make a step."""
         with self._lock:
-            append_row(self._path, {"step": step, "batches": [*batches]})
+            self._append({"step": step, "batches": [*batches]})
 
     def share(self, steps: int, other: "ArrivalLedger") -> None:
         """Record in another ledger how the first steps of this one were made."""
@@ -50,6 +52,11 @@ class ArrivalLedger:
                 for batch in batches:
                     other.begin(batch, lambda batch=batch: checkpoints[batch])
                 other.make(step, batches)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        if self._ownership is not None:
+            self._ownership.check()
+        append_row(self._path, line)
 
     def _lines(self) -> list[dict[str, Any]]:
         return read_log(self._path)

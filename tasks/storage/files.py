@@ -19,6 +19,9 @@ RESERVE_BYTES = 2**24
 FULL = {errno.ENOSPC, errno.EDQUOT}
 LOOK_SECONDS = 1.0
 
+PARTIAL = ".partial"
+"""End of the name of a file that is being written."""
+
 log = logging.getLogger(__name__)
 
 
@@ -26,11 +29,11 @@ log = logging.getLogger(__name__)
 def appearing(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to; on a clean exit the file becomes `path`, durably.
 
-    The temporary name is hidden and ends in `.partial`, so that no reader's glob finds it.
+    The temporary name is hidden and ends in PARTIAL, so that no reader's glob finds it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     wait_for_space(path.parent)
-    aside = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
+    aside = path.with_name(f".{path.name}.{uuid4().hex[:8]}{PARTIAL}")
     try:
         yield aside
         _sync(aside)

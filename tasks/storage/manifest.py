@@ -36,11 +36,13 @@ replay also parent: run, step, how, fingerprint, recipe and, if it has one, its 
 def bind_run(name: str, recipe: dict[str, Any], fingerprint: str) -> Iterator[RunFolder]:
     """Yield the locked folder of a run, made if it is new.
 
-    Raises RunError if the run was started with another recipe or written in another format.
+    Raises RunError if the run was started with another recipe or written in another format, or is
+    a copy of a run that is open.
     """
     run = folder_of(name)
     run.path.mkdir(parents=True, exist_ok=True)
     with run.locked():
+        run.sweep()
         if not run.exists():
             write_manifest(run, recipe, fingerprint)
         bound = read_manifest(run)
@@ -50,7 +52,7 @@ def bind_run(name: str, recipe: dict[str, Any], fingerprint: str) -> Iterator[Ru
                 f"the run {run.path} was started with another recipe, which differs in "
                 f"{differing}; give the same values, or another name with --run"
             )
-        yield run
+        yield run.take_over()
 
 
 def read_manifest(run: RunFolder) -> Manifest:

@@ -1,24 +1,29 @@
 """A run on disk: where each of its files lies, and the lock that gives it one process at a time."""
 
 import fcntl
+import logging
 import os
 import re
 import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from adapters.calls import POLICY
 from adapters.children import keep_from_children
 from adapters.errors import UserError
+from tasks.storage.files import PARTIAL
+from tasks.storage.owners import Ownership, last_owner, take_over
 
 APART = ("evaluations", "dryruns")
 """Folders of runs that train nothing; the newest run of an agent is never one of them."""
 
 LEARNING = ("trajectories", "datums", "updates")
 """Folders that each policy of a run has for itself."""
+
+log = logging.getLogger(__name__)
 
 
 class RunError(UserError):
@@ -44,6 +49,8 @@ class RunFolder:
     """
 
     path: Path
+    ownership: Ownership | None = field(default=None, compare=False, repr=False)
+    """Ownership of this process, if it has opened the run."""
 
     @property
     def name(self) -> str:
@@ -54,6 +61,11 @@ class RunFolder:
     def manifest(self) -> Path:
         """Recipe, format and parent that the run is bound to."""
         return self.path / "manifest.json"
+
+    @property
+    def owners(self) -> Path:
+        """Log of the processes that have had the run open."""
+        return self.path / "owners.jsonl"
 
     @property
     def metrics(self) -> Path:
@@ -196,6 +208,37 @@ class RunFolder:
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
             file.flush()
             yield
+
+    def sweep(self) -> None:
+        """Remove what killed writers left unfinished; the engine sweeps its own folder."""
+        for left in self.path.rglob(f".*{PARTIAL}"):
+            if self.engine not in left.parents:
+                left.unlink()
+
+    def take_over(self) -> "RunFolder":
+        """Return the folder as it is from now on owned by this process.
+
+        Raises RunError if it is a copy of a run that another process of this host has open.
+        """
+        last = last_owner(self.owners)
+        if last is not None and not last.is_at(self.path):
+            if last.host == socket.gethostname() and RunFolder(Path(last.folder)).is_open():
+                raise RunError(
+                    f"the run {self.path} is a copy of {last.folder}, which {last} has open; wait "
+                    "for that, or continue a fork of it: `ratchet fork` copies what is needed"
+                )
+            log.warning(
+                "the run %s was open last in %s. If that goes on as well, both train, each for "
+                "itself, and save their checkpoints under different names",
+                self.path,
+                last,
+            )
+        return replace(self, ownership=take_over(self.owners))
+
+    def check_owner(self) -> None:
+        """Raise TakenOver if another process has opened the run since this one did."""
+        if self.ownership is not None:
+            self.ownership.check()
 
     def delete(self) -> None:
         """Remove the run if no process has it open; files that forks share with it stay theirs."""

@@ -1,0 +1,87 @@
+"""Owners of a run: the processes that had it open, one after the other, in owners.jsonl.
+
+A lock keeps a second process out, where the file system has locks. Where it has none, or somebody
+removed the lock or copied the folder, the log of owners tells: each process that opens the run is
+its next owner, and whoever is no longer the last stops at its next write.
+"""
+
+import os
+import socket
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from adapters.errors import UserError
+from tasks.storage.json_files import append_row, read_log
+
+
+class TakenOver(UserError):
+    """Refusal of a write to a run that another process has opened since."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Process that opened a run. `epoch` counts the owners of the run so far, this one included.
+
+    `id` is random, so that no two owners are equal, not even those of two copies of a run.
+    """
+
+    epoch: int
+    id: str
+    host: str
+    process: int
+    folder: str
+    opened: str
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.host}, in {self.folder}, at {self.opened}"
+
+    def is_at(self, folder: Path) -> bool:
+        """Return whether the owner had this very folder open, on this host."""
+        return (self.host, self.folder) == (socket.gethostname(), str(folder.resolve()))
+
+    def checkpoint_name(self, step: int) -> str:
+        """Name what this owner saves of checkpoint `step`, as no other owner does."""
+        return f"{step:05d}-{self.epoch}-{self.id}"
+
+
+class Ownership:
+    """Ownership of a run by this process."""
+
+    def __init__(self, log: Path, owner: Owner) -> None:
+        self.owner = owner
+        self._log = log
+
+    def check(self) -> None:
+        """Raise TakenOver if another process has opened the run since."""
+        last = last_owner(self._log)
+        if last != self.owner:
+            by = f"by {last}" if last else f"by nobody that {self._log} names"
+            raise TakenOver(
+                f"the run {self._log.parent} was taken over {by}: this process "
+                f"({os.getpid()}) writes nothing more to it. Let that one go on, or end it and "
+                "resume the run"
+            )
+
+
+def last_owner(log: Path) -> Owner | None:
+    """Return the process that opened a run last."""
+    rows: list[dict[str, Any]] = read_log(log)
+    return Owner(**rows[-1]) if rows else None
+
+
+def take_over(log: Path) -> Ownership:
+    """Make this process the owner of the run whose log of owners this is."""
+    last = last_owner(log)
+    owner = Owner(
+        epoch=1 if last is None else last.epoch + 1,
+        id=token_hex(3),
+        host=socket.gethostname(),
+        process=os.getpid(),
+        folder=str(log.parent.resolve()),
+        opened=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
+    )
+    append_row(log, asdict(owner))
+    return Ownership(log, owner)
