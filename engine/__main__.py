@@ -134,7 +134,10 @@ def _read_state_folder() -> Path:
     """Load the libraries, wait for the folder's name, and write the log to that folder."""
     import engine.api.server  # noqa: F401
 
-    state = Path(sys.stdin.readline().rstrip("\n"))
+    named = sys.stdin.readline()
+    if not named:
+        raise SystemExit(0)  # whoever started this engine does not need it
+    state = Path(named.rstrip("\n"))
     if not state.name:
         raise RequestRefused(
             "--state is -, and standard input names no folder; write the folder in its first line"
