@@ -12,7 +12,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic test stories check format constraints server worker deploy bench peers kills cookbook clients fuzz verifiers inspect clean
+.PHONY: help setup hello arithmetic test stories check format constraints server worker deploy bench peers kills windows stops cookbook clients fuzz verifiers inspect clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -76,6 +76,12 @@ KILLS ?= 100
 
 kills: $(READY) ## kill training runs of one and of four rollout batches (KILLS=n each), and compare
 	$(BIN)/python -m benchmarks.kills --kills $(KILLS) --batches 1 4
+
+windows: $(READY) ## crash a run at each of its writes, before, after and torn, and compare
+	$(BIN)/python -m benchmarks.crash_windows
+
+stops: $(READY) ## stop a run's processes for 30, 130 and 300 s, and compare
+	$(BIN)/python -m benchmarks.stops
 
 # Apart, because it wants an older transformers. torch is pinned so that pip takes the build at hand.
 $(COOKBOOK_READY): Makefile
