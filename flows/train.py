@@ -13,9 +13,9 @@ from prefect import flow
 
 from flows.recipe import Recipe
 from flows.runtime.by_policy import accumulate, assemble, build, record_step, update
-from flows.runtime.evaluation import EvaluationsBeside
+from flows.runtime.evaluation import HeldOutEvaluations
 from flows.runtime.open_run import name_of_run, open_run, train_split, training_sampling
-from flows.runtime.overlap import overlapped
+from flows.runtime.overlap import iterate_steps
 from flows.runtime.run_summary import RunSummary, summarize_run
 from flows.runtime.task_runner import CheckpointOf, Spans, task_runners, wait_for_batches
 from tasks.metrics import StepFiles
@@ -40,7 +40,7 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
         Artifacts(opened.folder, recipe.steps) as artifacts,
     ):
         folder = opened.folder
-        evaluations = EvaluationsBeside(recipe, opened, runners.evaluation)
+        evaluations = HeldOutEvaluations(recipe, opened, runners.evaluation)
 
         def sample(step: int, checkpoint: CheckpointOf) -> Mapping[str, Spans]:
             path, seed = folder.shard(shard_name("train", step)), recipe.seed
@@ -49,7 +49,7 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
             training = runners.training
             return training.submit_shard(opened, shard, checkpoint, sampling, size, attempts)
 
-        for step, batches in overlapped(opened, rollouts, sample):
+        for step, batches in iterate_steps(opened, rollouts, sample):
             evaluations.submit_due(step)
             if method.by_batch:
                 accumulate(opened, step, batches, credit, method)

@@ -40,7 +40,7 @@ class HeldOut:
         }
 
 
-class EvaluationsBeside:
+class HeldOutEvaluations:
     """Evaluations of a run's checkpoints, which are played beside the training.
 
     What is on disk is not played again.

@@ -27,7 +27,7 @@ Steps = Iterator[tuple[int, Sequence[Spans]]]
 log = logging.getLogger(__name__)
 
 
-def overlapped(run: OpenRun, rollouts: Rollouts, submit: Submit) -> Steps:
+def iterate_steps(run: OpenRun, rollouts: Rollouts, submit: Submit) -> Steps:
     """Yield the steps that are left, in the order that the recipe gives."""
     for reason in rollouts.not_reproducible():
         log.warning("%s", reason)
