@@ -81,7 +81,7 @@ def _window(call: str, path: Path, *, torn: bool) -> str | None:
 
 def _line_of(path: Path) -> str:
     """Name the last line of a log."""
-    if path.suffix != ".jsonl":
+    if path.suffix != ".jsonl" or not path.exists():
         return ""
     try:
         line = json.loads(path.read_bytes().rstrip(b"\n").rpartition(b"\n")[2])
