@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 from adapters.calls import POLICY, Example
 from adapters.errors import UserError
 from adapters.harness.current_rollout import rollout_context
+from adapters.harness.imports import build_client_models
 from adapters.harness.rewards import Reward, read_reward
 from adapters.silence import keep_silent
 
@@ -65,6 +66,7 @@ def load_agent(name: str, roles: Collection[str] = ()) -> Play:
     `roles` are the recipe's roles beside the policy; AgentError if the agent cannot know of them.
     """
     keep_silent()  # before the agent imports a framework that reads the settings
+    build_client_models()
     function = _find_function(name)
     knows_roles = ROLES in inspect.signature(function).parameters
     if roles and not knows_roles:

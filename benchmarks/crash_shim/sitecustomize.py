@@ -66,7 +66,8 @@ def _window(call: str, path: Path, *, torn: bool) -> str | None:
     """Return how to crash at this call; None if all of its windows are crossed."""
     if not _is_ours(path):
         return None
-    name = RANDOM.sub("*", f"{path.relative_to(RUN)}{_line_of(path)}")
+    renamed = f" {undo[path][0].name}" if path in undo else ""
+    name = RANDOM.sub("*", f"{path.relative_to(RUN)}{_line_of(path)}{renamed}")
     part, parts = map(int, SHARE.split("/"))
     for how in ("torn", "before", "after") if torn else ("before", "after"):
         window = f"{how} {call} {name}"
