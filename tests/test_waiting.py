@@ -12,6 +12,7 @@ import tinker
 from tinker.types import RequestErrorCategory
 
 from adapters.errors import EngineDied, PassingError
+from adapters.running_clock import running_clock
 from adapters.tinker.faults import (
     ServiceFailed,
     ServiceRefused,
@@ -136,20 +137,35 @@ def test_sampling_ends_when_the_engine_dies(service: Service) -> None:
     assert service.sampling == {}
 
 
-def test_the_log_of_waiting_rollouts_counts_the_sampling_calls(
+def test_rollouts_that_wait_for_the_service_are_one_line_of_the_log(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    for seconds in (5.0, 31.0):
+        service.sampling[object()] = running_clock().seconds() - seconds
+
+    async def wait_together() -> None:
+        batches = (f"the rollouts of train-00003.{number}" for number in range(4))
+        waits = (service.while_alive(asyncio.sleep(1.2), batch) for batch in batches)
+        await asyncio.gather(*waits)
+
+    with caplog.at_level(logging.WARNING, logger="adapters"):
+        asyncio.run(wait_together())
+    assert messages(caplog) == [
+        "waiting for 2 answers of the Tinker service, for the first for 31 s"
+    ]
+
+
+def test_rollouts_that_wait_for_nothing_of_the_service_are_named(
     service: Service, clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    service.sampling[object()] = -5.0
-
     async def work() -> None:
         clock[0] = 31.0
         await asyncio.sleep(0.6)
 
     with caplog.at_level(logging.WARNING, logger="adapters"):
         asyncio.run(service.while_alive(work(), "the rollouts of train-00003"))
-    assert messages(caplog)[0].startswith(
-        "waiting for the rollouts of train-00003 for 31 s, with 1 sampling calls, the first for"
-    )
+    said = "waiting for the rollouts of train-00003 for 31 s, and no sampling call is under way"
+    assert messages(caplog) == [said]
 
 
 def failed(category: RequestErrorCategory) -> tinker.RequestFailedError:

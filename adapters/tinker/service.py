@@ -3,12 +3,12 @@
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import tinker
@@ -16,9 +16,10 @@ from renderers.base import Tokenizer
 
 from adapters.cancelling import cancel_and_wait
 from adapters.errors import ServiceError
+from adapters.running_clock import running_clock
 from adapters.tinker.engines import needs_engine, running_engine
 from adapters.tinker.faults import SDK_ERRORS, ServiceRefused, TimedOut, translate_error
-from adapters.waiting import Wait
+from adapters.waiting import FIRST_WORD_SECONDS, Wait
 
 CLOSING_SECONDS = 5.0
 DEAD_CLOSING_SECONDS = 0.5
@@ -61,7 +62,9 @@ class Service:
         self.engine = engine
         self.patience = patience
         self.sampling: dict[object, float] = {}
-        """Start of each sampling call that is under way."""
+        """Start of each sampling call that is under way, by the running clock."""
+        self._telling = Lock()
+        self._next_word = FIRST_WORD_SECONDS
 
     def result(self, future: tinker.APIFuture[T], what: str) -> T:
         """Wait for a submitted operation; logs and errors call it `what`."""
@@ -123,8 +126,11 @@ class Service:
                 self.check()
                 if waiting.over:
                     raise TimeoutError(f"no answer within {limit:.0f} s")
-                if what is not None:
-                    waiting.speak(self._describe_sampling())
+                if what is not None and self.sampling:
+                    self._tell_of_sampling()
+                    waiting = Wait(what, limit)
+                elif what is not None:
+                    waiting.speak(", and no sampling call is under way")
                 await asyncio.wait([task], timeout=WATCH_SECONDS)
         finally:
             await cancel_and_wait(task)
@@ -132,11 +138,17 @@ class Service:
             self.check()  # the engine's death is the cause, whatever it made fail
         return task.result()
 
-    def _describe_sampling(self) -> str:
+    def _tell_of_sampling(self) -> None:
+        """Log, once for all rollouts, that the first of the sampling calls under way takes long."""
         begun = list(self.sampling.values())
-        if not begun:
-            return ", and no sampling call is under way"
-        return f", with {len(begun)} sampling calls, the first for {_since(min(begun)):.0f} s"
+        seconds = running_clock().seconds() - min(begun, default=float("inf"))
+        with self._telling:
+            if seconds < FIRST_WORD_SECONDS:
+                self._next_word = FIRST_WORD_SECONDS
+            elif seconds >= self._next_word:
+                self._next_word = 2 * seconds
+                text = "waiting for %d answers of the Tinker service, for the first for %.0f s"
+                log.warning(text, len(begun), seconds)
 
     def _first(self, future: Future[T], what: str) -> T:
         either: list[Future[Any]] = [future, self.died]
@@ -172,16 +184,12 @@ class PatientSampler:
     ) -> tinker.SampleResponse:
         """Sample as the SDK's client does; EngineDied or TimeoutError if no answer comes."""
         begun, key = self._service.sampling, object()
-        begun[key] = time.monotonic()
+        begun[key] = running_clock().seconds()
         try:
             work = self.client.sample(prompt, num_samples, sampling_params)
             return await self._service.while_alive(work, limit=self._service.patience)
         finally:
             begun.pop(key, None)
-
-
-def _since(moment: float) -> float:
-    return time.monotonic() - moment
 
 
 @contextmanager
@@ -228,6 +236,7 @@ class TinkerServer:
 @contextmanager
 def _open_session(server: TinkerServer, patience: float) -> Iterator[Service]:
     """Yield the service; the SDK's session, and with it its heartbeat, ends on every way out."""
+    logging.getLogger("tinker.lib.internal_client_holder").setLevel(logging.ERROR)  # we say it
     client = tinker.ServiceClient(base_url=server.url, api_key=server.key)
     rest = tinker.RestClient(base_url=server.url, api_key=server.key)
     calls = ThreadPoolExecutor(max_workers=4, thread_name_prefix="tinker")

@@ -8,10 +8,14 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
+from adapters.waiting import Wait
+
 if TYPE_CHECKING:
     from prefect.server.api.server import SubprocessASGIServer
 
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 2.0
+ANSWER_SECONDS = 5.0
+SILENT = "Prefect's embedded server, without which the training goes on,"
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +47,16 @@ def start_server() -> Iterator[Callable[[], None]]:
 
 
 def _keep_running(server: "SubprocessASGIServer", started: Future[None], over: Event) -> None:
-    """Start the server again, at its port, whenever its process has ended."""
+    """Start the server again, at its port, whenever its process has ended; log its silence."""
     if started.exception() is not None:
         return
+    waiting = None
     while not over.wait(LOOK_SECONDS):
         process = server.server_process
         if process is None or process.poll() is None:
+            waiting = None if _answers(server) else waiting or Wait(SILENT, None)
+            if waiting is not None:
+                waiting.speak()
             continue
         log.warning(
             "Prefect's embedded server (process %d) ended with code %d: it is started again",
@@ -62,9 +70,19 @@ def _keep_running(server: "SubprocessASGIServer", started: Future[None], over: E
             log.warning("Prefect's embedded server does not start: %s", error)
 
 
+def _answers(server: "SubprocessASGIServer") -> bool:
+    import httpx
+
+    try:
+        return httpx.get(f"{server.api_url}/health", timeout=ANSWER_SECONDS).is_success
+    except httpx.TransportError:
+        return False
+
+
 def quiet_prefect(verbose: bool) -> None:
     """Set Prefect's log level and time-outs, which it reads when it is imported."""
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO" if verbose else "CRITICAL")
+    os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "ERROR" if verbose else "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("TINKER_TELEMETRY", "0")
