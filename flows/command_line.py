@@ -1,10 +1,12 @@
 """Flows that are run from the command line, with a progress bar and a closing line."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from adapters.errors import UserError
 from adapters.tinker.engines import engine_begun
 from flows.runtime.prefect_startup import quiet_prefect, start_server
 
@@ -26,8 +28,23 @@ def train_with_bar(run: str, recipe: "Recipe", verbose: bool) -> str:
         with show_progress(folder, recipe.steps):
             flow = _find_flow(folder)
             wait_for_server()
-            summary = flow(recipe=recipe, run=run)
+            with prefect_needed(run):
+                summary = flow(recipe=recipe, run=run)
     return _drift(summary) + _closing_line(summary, folder, time.monotonic() - started)
+
+
+@contextmanager
+def prefect_needed(run: str) -> Iterator[None]:
+    """Raise a UserError if a server that the flow of a run needs, such as Prefect's, is away."""
+    import httpx
+
+    try:
+        yield
+    except httpx.TransportError as error:
+        raise UserError(
+            f"{error.request.url} does not answer ({error}). What is done is on disk: start the "
+            f"server, or unset PREFECT_API_URL, and `ratchet resume {run}` goes on"
+        ) from error
 
 
 def _find_flow(run: "RunFolder") -> "Callable[..., RunSummary]":

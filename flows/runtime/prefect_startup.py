@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
@@ -64,10 +64,9 @@ def _keep_running(server: "SubprocessASGIServer", started: Future[None], over: E
             process.returncode,
         )
         server.running = False
-        try:
-            server.start()
-        except RuntimeError as error:
-            log.warning("Prefect's embedded server does not start: %s", error)
+        with suppress(RuntimeError):  # it takes longer, and is looked at again
+            server.start(timeout=1)
+        server.running = True
 
 
 def _answers(server: "SubprocessASGIServer") -> bool:
