@@ -75,13 +75,13 @@ peers: $(AGENTLIGHTNING) ## make the environments of the peers that `make bench`
 KILLS ?= 100
 
 kills: $(READY) ## kill training runs of one and of four rollout batches (KILLS=n each), and compare
-	$(BIN)/python -m benchmarks.kills --kills $(KILLS) --batches 1 4
+	$(BIN)/python -m benchmarks.interruptions.kills --kills $(KILLS) --batches 1 4
 
 windows: $(READY) ## crash a run at each of its writes, before, after and torn, and compare
-	$(BIN)/python -m benchmarks.crash_windows
+	$(BIN)/python -m benchmarks.interruptions.crash_windows
 
 stops: $(READY) ## stop a run's processes for 30, 130 and 300 s, and compare
-	$(BIN)/python -m benchmarks.stops
+	$(BIN)/python -m benchmarks.interruptions.stops
 
 # Apart, because it wants an older transformers. torch is pinned so that pip takes the build at hand.
 $(COOKBOOK_READY): Makefile

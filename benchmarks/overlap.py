@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from matplotlib import pyplot as plt
 
 from adapters.calls import POLICY
-from benchmarks import killable_runs
+from benchmarks.interruptions import killable_runs
 from benchmarks.measuring import describe_machine, format_table, paired_ratio
 from tasks.evaluations import read_evaluation
 from tasks.metrics import read_metrics
@@ -90,9 +90,7 @@ def train(folder: Path, overlap: Overlap, seed: int, steps: int) -> Course:
         home = folder / "prefect"
         with killable_runs.prefect_server(home) as api:
             environment = killable_runs.environment(home, api)
-            training = killable_runs.train(run, (*settings, *overlap.settings), environment)
-            if training.exit_code():
-                raise SystemExit(f"{run.name} failed; see {killable_runs.log_of(run)}")
+            killable_runs.train_to_end(run, (*settings, *overlap.settings), environment)
     return read_course(run)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.errors import EngineDied
-from benchmarks.compare_runs import count_repetitions
+from benchmarks.interruptions.compare_runs import count_repetitions
 from flows.deployments import changed_recipe
 from flows.replay import replay
 from flows.runtime import forks

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_URL
 
-from benchmarks import crash_windows, killable_runs
+from benchmarks.interruptions import crash_windows, killable_runs
 
 PARTS = 100
 """Of so many shares of the windows, one is walked."""

@@ -16,7 +16,7 @@ from adapters.errors import EngineDied
 from adapters.tinker.faults import ServiceFailed
 from adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateMethod, UpdateResult
 from agents import hello
-from benchmarks.compare_runs import count_repetitions
+from benchmarks.interruptions.compare_runs import count_repetitions
 from flows.train import train
 from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunFolder

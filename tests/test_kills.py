@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_URL
 
-from benchmarks import killable_runs, kills
+from benchmarks.interruptions import kill_report, killable_runs, kills
 
 pytestmark = pytest.mark.story
 
@@ -21,7 +21,7 @@ def test_runs_killed_at_random_equal_uninterrupted_runs(tmp_path: Path) -> None:
     environment = killable_runs.environment(tmp_path / "home", PREFECT_API_URL.value())
     harness = kills.Harness(tmp_path, environment, seed=0, each=3)
     trials = [
-        kills.Trial(name, (*kills.WORKLOADS[name], *SHORT), kills.Width(batches=2, lag=1))
+        kills.Trial(name, (*kills.WORKLOADS[name], *SHORT), kill_report.Width(batches=2, lag=1))
         for name in WORKLOADS
     ]
     with ThreadPoolExecutor() as threads:
@@ -30,6 +30,6 @@ def test_runs_killed_at_random_equal_uninterrupted_runs(tmp_path: Path) -> None:
         trial.result()
 
     lines = harness.lines()
-    assert kills.list_violations(lines) == []
+    assert kill_report.list_violations(lines) == []
     assert sum(line["kind"] == "trial" for line in lines) == len(trials)
     assert sum(line["kind"] == "kill" for line in lines) >= 5

@@ -17,7 +17,7 @@ from adapters.door.door import Door
 from adapters.errors import EngineDied
 from adapters.tinker.faults import ServiceRefused
 from adapters.tinker.live_policy import LivePolicy, UpdateResult
-from benchmarks.compare_runs import count_repetitions, differing_parts, read_contents
+from benchmarks.interruptions.compare_runs import count_repetitions, differing_parts, read_contents
 from flows.runtime.overlap import steps_by_shard
 from flows.runtime.task_runner import CheckpointOf, Spans
 from flows.train import train

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from adapters.errors import UserError
-from benchmarks import killable_runs
+from benchmarks.interruptions import killable_runs
 from flows.command_line import prefect_needed
 from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunFolder

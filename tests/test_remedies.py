@@ -6,7 +6,7 @@ from shutil import copytree
 
 import pytest
 
-from benchmarks.compare_runs import differing_parts, read_contents
+from benchmarks.interruptions.compare_runs import differing_parts, read_contents
 from flows.train import train
 from tasks.storage.checksums import Damaged
 from tasks.storage.run_folder import RunFolder

@@ -13,7 +13,7 @@ from adapters.calls import POLICY
 from adapters.door.batches import OpenBatch
 from adapters.errors import EngineDied
 from adapters.tinker.live_policy import LivePolicy, LoraSpec, UpdateMethod
-from benchmarks.compare_runs import (
+from benchmarks.interruptions.compare_runs import (
     count_repetitions,
     differing_parts,
     read_contents,

@@ -7,7 +7,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +27,9 @@ CLOCKS = re.compile(r"(policies/\w+/)?(seconds|replay)/")
 """Metrics that two equal runs may differ in."""
 SIGNS_OF_KILLS = ("rollouts/retried", "calls/lost")
 """Metrics that count interruptions."""
+
+REPETITIONS = ("finished_rerun", "applied_twice", "sampled_twice")
+"""Counts that must be 0."""
 
 STAGES = ("assembly", "update", "metrics")
 """Stages of a step that follow its rollouts."""
@@ -129,6 +132,15 @@ def read_contents(run: RunFolder) -> Contents:
 def differing_parts(run: Contents, reference: Contents) -> list[str]:
     """Name the parts that differ."""
     return [name for name in reference if run[name] != reference[name]]
+
+
+def list_faults(run: RunFolder, reference: Contents) -> list[str]:
+    """List where a finished run differs from its reference, and what it has repeated."""
+    counts = asdict(count_repetitions(run))
+    return [
+        *(f"differs in {part}" for part in differing_parts(read_contents(run), reference)),
+        *(f"has {name} = {counts[name]}" for name in REPETITIONS if counts[name]),
+    ]
 
 
 def seconds_to_first_token(run: RunFolder, after: float) -> float | None:

@@ -11,12 +11,12 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from random import Random
 
-from benchmarks import compare_runs, killable_runs, kills
+from benchmarks.interruptions import compare_runs, killable_runs, kills
 from benchmarks.measuring import describe_machine, format_table
 from tasks.storage.run_folder import RunFolder
 
@@ -24,7 +24,6 @@ VICTIMS = {"flow": None, "engine": " -m engine ", "Prefect's server": " -m uvico
 """Process that is stopped → words of its command; it is a child of the flow's process."""
 
 SETTINGS = kills.WORKLOADS["hello"]
-FORBIDDEN = ("finished_rerun", "applied_twice", "sampled_twice")
 
 
 @dataclass(frozen=True)
@@ -47,54 +46,34 @@ class Stopped:
 
     stop: Stop
     stage: str
-    code: int
-    differing: list[str]
-    counts: compare_runs.Counts
+    faults: list[str]
     warnings: list[str]
-
-    def faults(self) -> list[str]:
-        """List what is wrong with the run."""
-        counts = asdict(self.counts)
-        repeated = [f"{name} = {counts[name]}" for name in FORBIDDEN if counts[name]]
-        ended = [f"ended with code {self.code}"] if self.code else []
-        differing = [f"differs in {part}" for part in self.differing]
-        return [f"{self.stop.run} {fault}" for fault in (*ended, *differing, *repeated)]
-
-
-def make_reference(folder: Path, environment: killable_runs.Environment) -> RunFolder:
-    """Train the run without a stop, unless it is there."""
-    run = RunFolder(folder / "reference")
-    if killable_runs.train(run, SETTINGS, environment).exit_code():
-        raise SystemExit(f"the reference run failed; see {killable_runs.log_of(run)}")
-    return run
 
 
 def stop_once(
-    folder: Path, environment: killable_runs.Environment, reference: RunFolder, stop: Stop
+    folder: Path,
+    environment: killable_runs.Environment,
+    reference: RunFolder,
+    stop: Stop,
 ) -> Stopped:
     """Train a run whose victim stands still once, at a random moment."""
     run, words = RunFolder(folder / stop.run), VICTIMS[stop.victim]
     size = killable_runs.size_of(reference) * Random(stop.run).uniform(0.1, 0.8)
     training = killable_runs.train(run, SETTINGS, environment)
-    stage = "ended before"
-    if training.writes(size):
-        flow = training.process.pid
-        victim = flow if words is None else training.children(words)[0]
-        os.kill(victim, signal.SIGSTOP)
-        stage = compare_runs.stage_of(run)
-        time.sleep(stop.seconds)
-        os.kill(victim, signal.SIGCONT)
+    if not training.writes(size):
+        raise SystemExit(f"{run.path} ended before it was stopped")
+    victim = training.process.pid if words is None else training.children(words)[0]
+    os.kill(victim, signal.SIGSTOP)
+    stage = compare_runs.stage_of(run)
+    time.sleep(stop.seconds)
+    os.kill(victim, signal.SIGCONT)
     code = training.exit_code()
+    faults = [f"ended with code {code}"] if code else []
+    if not faults:
+        faults = compare_runs.list_faults(run, compare_runs.read_contents(reference))
     said = killable_runs.log_of(run).read_text(encoding="utf-8").splitlines()
     return Stopped(
-        stop,
-        stage,
-        code,
-        compare_runs.differing_parts(
-            compare_runs.read_contents(run), compare_runs.read_contents(reference)
-        ),
-        compare_runs.count_repetitions(run),
-        [line for line in said if "WARNING" in line or "ERROR" in line],
+        stop, stage, faults, [line for line in said if "WARNING" in line or "ERROR" in line]
     )
 
 
@@ -104,17 +83,13 @@ def report(stops: list[Stopped]) -> str:
         (
             f"{one.stop.victim}, {one.stop.seconds:g} s",
             one.stage,
-            str(one.code),
-            ", ".join(one.differing) or "nothing",
-            *(str(asdict(one.counts)[name]) for name in FORBIDDEN),
+            ", ".join(one.faults) or "none",
             str(len(one.warnings)),
         )
         for one in stops
     ]
-    names = (name.replace("_", " ") for name in FORBIDDEN)
-    header = ("stopped", "during", "exit status", "differs", *names, "warnings")
     said = "\n".join(f"{one.stop.run}: {line}" for one in stops for line in one.warnings)
-    return f"{format_table('Stops', header, rows)}\n{said}"
+    return f"{format_table('Stops', ('stopped', 'during', 'faults', 'warnings'), rows)}\n{said}"
 
 
 def main() -> None:
@@ -132,7 +107,8 @@ def main() -> None:
     print(describe_machine(), flush=True)
     environment = killable_runs.environment(folder / "prefect", api="")
     del environment["PREFECT_API_URL"]  # Prefect starts its embedded server
-    reference = make_reference(folder, environment)
+    reference = RunFolder(folder / "reference")
+    killable_runs.train_to_end(reference, SETTINGS, environment)
     chosen = product(arguments.victims, arguments.seconds, range(arguments.each))
     with ThreadPoolExecutor(arguments.parallel) as threads:
         stops = [
@@ -141,7 +117,9 @@ def main() -> None:
         ]
         stopped = [stop.result() for stop in stops]
     print(report(stopped))
-    raise SystemExit("\n".join(fault for one in stopped for fault in one.faults()) or 0)
+    raise SystemExit(
+        "\n".join(f"{one.stop.run} {fault}" for one in stopped for fault in one.faults) or 0
+    )
 
 
 if __name__ == "__main__":

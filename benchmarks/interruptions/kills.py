@@ -12,26 +12,28 @@ import json
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from random import Random
-from statistics import median
-from typing import Any
 
-from benchmarks import compare_runs, killable_runs
-from benchmarks.killable_runs import Stalled, Training
-from benchmarks.measuring import describe_machine, format_table
+from benchmarks.interruptions import compare_runs, killable_runs
+from benchmarks.interruptions.kill_report import (
+    VICTIMS,
+    WORKER,
+    Line,
+    Width,
+    list_violations,
+    report,
+)
+from benchmarks.interruptions.killable_runs import Stalled, Training
+from benchmarks.measuring import describe_machine
 from tasks.storage.json_files import read_log
 from tasks.storage.run_folder import RunFolder
 
-VICTIMS = ("flow", "engine", "flow and engine")
-WORKER = "worker"
-"""Victim beside the others where batches are played on a cluster; its flow lives on."""
 STARTING = 0.2
 """Share of the kills that come some time after the start; the others come after some bytes."""
 AFTER_SECONDS = 0.5
@@ -40,11 +42,6 @@ ENDING_SECONDS = 60.0
 """A flow whose engine was killed and that runs for longer hangs."""
 SPREAD = 0.7
 """Share of a run's bytes over which a trial's kills are spread, on average."""
-
-FORBIDDEN = ("decisions_changed", "finished_rerun", "applied_twice", "sampled_twice")
-COUNTS = (*FORBIDDEN, "replayed", "lost", "rebuilt")
-
-Line = dict[str, Any]
 
 SHORT = (
     "rollouts.groups=4",
@@ -82,29 +79,6 @@ class Reference:
     """Seconds until the first byte was written."""
     size: int
     """Bytes written."""
-
-
-@dataclass(frozen=True)
-class Width:
-    """How the rollouts of a run are played: in how many batches, and how many steps ahead."""
-
-    batches: int
-    lag: int = 0
-    order: str = "shard"
-    runner: str = "threads"
-
-    @property
-    def settings(self) -> tuple[str, ...]:
-        """Settings of a recipe."""
-        return tuple(f"rollouts.{name}={value}" for name, value in asdict(self).items())
-
-    @property
-    def reference(self) -> "Width":
-        """The width of the run that a killed run of this width is compared with."""
-        return Width(1, self.lag)
-
-    def __str__(self) -> str:
-        return "-".join(map(str, asdict(self).values()))
 
 
 @dataclass(frozen=True)
@@ -278,83 +252,6 @@ def list_trials(
         for width in widths
     ]
     return [trial for trial in trials if trial.run not in done]
-
-
-def report(lines: Sequence[Line]) -> str:
-    """Describe what was killed, what must be zero, and how soon a run samples again."""
-    names = [field.name for field in fields(Width)]
-    widths = sorted({tuple(line[name] for name in names) for line in lines})
-    rows = [_row(lines, Width(*width)) for width in widths]
-    counts = (name.replace("_", " ") for name in COUNTS)
-    header = (*names, "runs", "kills", "hung", "differ", *counts)
-    title = "Runs that were killed and continued, beside uninterrupted runs with one batch"
-    kills = [line for line in lines if line["kind"] == "kill"]
-    parts = [
-        format_table(title, header, rows),
-        format_table("Kills, by what the run was doing", *_count_by_stage(kills)),
-        _describe_restarts(lines),
-    ]
-    return "\n".join(parts)
-
-
-def _row(lines: Sequence[Line], width: Width) -> list[str]:
-    """Return the row of a width."""
-    ours = [line for line in lines if asdict(width).items() <= line.items()]
-    trials = [line for line in ours if line["kind"] == "trial"]
-    numbers = (
-        len(trials),
-        sum(trial["kills"] for trial in trials),
-        sum(line.get("hung", False) for line in ours),
-        sum(bool(trial["differs"]) for trial in trials),
-        *(sum(trial[count] for trial in trials) for count in COUNTS),
-    )
-    return [*map(str, (*asdict(width).values(), *numbers))]
-
-
-def _count_by_stage(kills: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
-    hits = Counter((line["victim"], line["stage"]) for line in kills)
-    stages = sorted({stage for _, stage in hits})
-    rows = [
-        [
-            who,
-            *(str(hits[who, stage]) for stage in stages),
-            str(sum(line["victim"] == who for line in kills)),
-        ]
-        for who in (*VICTIMS, WORKER)
-    ]
-    return ["killed", *stages, "all"], rows
-
-
-def _describe_restarts(lines: Sequence[Line]) -> str:
-    """Describe the times of processes that continued a run and lived to sample."""
-    ended = [line for line in lines if line["kind"] != "stall"]
-    times = sorted(
-        line["first_token"] for line in ended if line["resumed"] and line.get("first_token")
-    )
-    if not times:
-        return "No restart sampled anything.\n"
-    late = times[int(0.9 * (len(times) - 1))]
-    loads = sorted(line["load"] for line in lines if "load" in line)
-    return (
-        f"From a restart to its first new sampled token: median {median(times):.1f} s, nine of ten "
-        f"within {late:.1f} s, at most {times[-1]:.1f} s ({len(times)} restarts; load average "
-        f"{loads[0]:.0f} to {loads[-1]:.0f}).\n"
-    )
-
-
-def list_violations(lines: Sequence[Line]) -> list[str]:
-    """List what happened that must not, a sentence each."""
-    hung = [f"{line['run']} hung" for line in lines if line.get("hung")]
-    differing = [
-        f"{line['run']} differs in {line['differs']}" for line in lines if line.get("differs")
-    ]
-    repeated = [
-        f"{line['run']}: {count.replace('_', ' ')} = {line[count]}"
-        for line in lines
-        for count in FORBIDDEN
-        if line.get(count)
-    ]
-    return [*hung, *differing, *repeated]
 
 
 def run_all(harness: Harness, trials: Sequence[Trial], parallel: int) -> None:

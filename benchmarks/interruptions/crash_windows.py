@@ -10,10 +10,10 @@ import argparse
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import compare_runs, killable_runs
+from benchmarks.interruptions import compare_runs, killable_runs
 from benchmarks.measuring import describe_machine, format_table
 from tasks.storage.run_folder import RunFolder
 
@@ -29,7 +29,6 @@ SETTINGS = (
     "evaluation.greedy=false",
     "checkpoints.every=1",
 )
-FORBIDDEN = ("finished_rerun", "applied_twice", "sampled_twice")
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,7 @@ class Walk:
 def make_reference(folder: Path, environment: killable_runs.Environment) -> compare_runs.Contents:
     """Train the run without a crash, or read the one that is there."""
     run = RunFolder(folder / "undisturbed")
-    if killable_runs.train(run, SETTINGS, environment).exit_code():
-        raise SystemExit(f"the reference run failed; see {killable_runs.log_of(run)}")
+    killable_runs.train_to_end(run, SETTINGS, environment)
     return compare_runs.read_contents(run)
 
 
@@ -90,12 +88,8 @@ def walk_windows(walk: Walk, reference: compare_runs.Contents, until: float) -> 
             break
         if len(walk.windows()) == before:
             return [f"{walk.run.path} ended with code {code} at no window: see its log"]
-    differing = compare_runs.differing_parts(compare_runs.read_contents(walk.run), reference)
-    counts = asdict(compare_runs.count_repetitions(walk.run))
-    return [
-        *(f"{walk.run.path} differs in {part}" for part in differing),
-        *(f"{walk.run.path}: {name} = {counts[name]}" for name in FORBIDDEN if counts[name]),
-    ]
+    faults = compare_runs.list_faults(walk.run, reference)
+    return [f"{walk.run.path} {fault}" for fault in faults]
 
 
 def report(windows: list[str]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tasks.storage.run_folder import RunFolder
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 STARTING_SECONDS = 180
 """Limit of the Prefect server's start."""
 STALLED_SECONDS = 300
@@ -127,6 +127,12 @@ def train(run: RunFolder, settings: Sequence[str], environment: Environment) -> 
             env={**environment, "RATCHET_RUNS": str(run.path.parent)},
         )
     return Training(process, run, started, size)
+
+
+def train_to_end(run: RunFolder, settings: Sequence[str], environment: Environment) -> None:
+    """Train a run, which nothing interrupts; SystemExit if it fails."""
+    if train(run, settings, environment).exit_code():
+        raise SystemExit(f"{run.path} failed; see {log_of(run)}")
 
 
 def log_of(run: RunFolder) -> Path:

@@ -1,6 +1,6 @@
 """Picture of a run that is killed several times, beside an uninterrupted run of its recipe.
 
-python -m benchmarks.resumed_run --kills 6 --out docs/pictures/resumed-run.png
+python -m benchmarks.interruptions.resumed_run --kills 6 --out docs/pictures/resumed-run.png
 """
 
 import argparse
@@ -12,7 +12,7 @@ from random import Random
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from benchmarks import compare_runs, killable_runs
+from benchmarks.interruptions import compare_runs, killable_runs
 from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunFolder
 
@@ -31,11 +31,6 @@ class Kill:
     stage: str
 
 
-def run_uninterrupted(run: RunFolder, environment: killable_runs.Environment) -> None:
-    """Train hello without a kill; a run that is done stays as it is."""
-    _finish(killable_runs.train(run, (), environment))
-
-
 def run_killed(
     run: RunFolder, size: int, kills: int, environment: killable_runs.Environment
 ) -> list[Kill]:
@@ -50,7 +45,7 @@ def run_killed(
         training.kill(VICTIM)
         training.process.wait()
         noted.append(Kill(len(read_metrics(run.metrics)), compare_runs.stage_of(run)))
-    _finish(killable_runs.train(run, (), environment))
+    killable_runs.train_to_end(run, (), environment)
     return noted
 
 
@@ -110,11 +105,6 @@ def _rollouts(run: RunFolder) -> int:
     return int(read_metrics(run.metrics)[0]["rollouts/ok"])
 
 
-def _finish(training: killable_runs.Training) -> None:
-    if training.exit_code():
-        raise SystemExit(f"the run failed; see {killable_runs.log_of(training.run)}")
-
-
 def main() -> None:
     """Train both runs, compare them, and draw them."""
     options = argparse.ArgumentParser(description=__doc__)
@@ -128,7 +118,7 @@ def main() -> None:
     if not path.exists():
         with killable_runs.prefect_server(folder / "prefect") as api:
             environment = killable_runs.environment(folder / "prefect", api)
-            run_uninterrupted(reference, environment)
+            killable_runs.train_to_end(reference, (), environment)
             size = killable_runs.size_of(reference)
             kills = run_killed(run, size, arguments.kills, environment)
         path.write_text(json.dumps([asdict(kill) for kill in kills]), encoding="utf-8")
