@@ -63,7 +63,7 @@ def compare_sampling(service: Service, count: int, rounds: int) -> str:
                 "engine, by the Tinker SDK": sampling_by_sdk(service, prompts),
             },
             rounds,
-            service.engine,
+            service.server.process,
         )
     title = f"Sampling, {count} at once: {PROMPT_TOKENS} tokens of prompt, {NEW_TOKENS} new"
     rows = speed_rows(took, count * NEW_TOKENS, "transformers `generate`")
@@ -122,7 +122,7 @@ def compare_training(what: str, service: Service, sequences: Sequences, rounds: 
             "engine, by the Tinker SDK": training_by_sdk(service, sequences),
         },
         rounds,
-        service.engine,
+        service.server.process,
     )
     tokens = sum(len(sequence) - 1 for sequence in sequences)
     title = f"Training step: {what}, LoRA of rank {RANK}"

@@ -298,8 +298,10 @@ class Rebuilder:
     def untrained(self) -> LivePolicy:
         """Make the untrained LoRA from its seed."""
         lora = vars(self.recorded.policy.lora)
-        made = self.service.client.create_lora_training_client(**lora)
-        return LivePolicy(self.service, self.service.result(made, "a new training client"))
+        create = self.service.client.create_lora_training_client
+        return LivePolicy(
+            self.service, self.service.create("a new training client", create, **lora)
+        )
 
     def rebuild(self, step: int) -> RebuiltPolicy:
         """Rebuild the policy after `step` updates, on a client that no request has failed on."""
@@ -319,9 +321,8 @@ class Rebuilder:
             assert saved.state is not None
             load = self.service.client.create_training_client_from_state_with_optimizer
             try:
-                client = self.service.result(
-                    load(saved.state), f"the state of checkpoint {saved.step}"
-                )
+                what = f"the state of checkpoint {saved.step}"
+                client = self.service.create(what, load, saved.state)
             except ServiceRefused as error:
                 log.warning("%s. An older state is taken, and more is replayed", error)
                 continue

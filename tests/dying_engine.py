@@ -45,4 +45,4 @@ def dying_in_update(step: int) -> Iterator[None]:
 
 
 def _kill_engine(service: Any) -> None:
-    os.kill(service.engine, signal.SIGKILL)
+    os.kill(service.server.process, signal.SIGKILL)

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,17 +107,11 @@ def connected(address: Address) -> "Iterator[tinker.ServiceClient]":
 @contextmanager
 def tiny_chat_service(state: Path) -> "Iterator[Service]":
     """Yield a Tinker service of the shipped model, as a run uses it."""
-    import tinker
-
+    from adapters.tinker.engines import TinkerServer
     from adapters.tinker.service import Service
 
-    with (
-        serving(TINY, state) as address,
-        connected(address) as client,
-        ThreadPoolExecutor() as calls,
-    ):
-        rest = tinker.RestClient(base_url=address.url, api_key=address.key)
-        yield Service(client, rest, Future(), calls, None)
+    with serving(TINY, state) as address, connected(address) as client:
+        yield Service(client, TinkerServer(address.url, address.key, Future(), None))
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from adapters.chat import Chat
 from adapters.door.batches import PlaySettings, SampledBy
 from adapters.door.door import Door
 from adapters.harness.batches import play_batch
+from adapters.tinker.engines import TinkerServer
 from adapters.tinker.service import PatientSampler, Service
 from tasks.journal import read_journal
 from tasks.rollouts import BatchPlan, RolloutServer, write_spans
@@ -74,7 +75,7 @@ def write_examples(run: RunFolder, examples: Sequence[dict[str, Any]]) -> Path:
 def service_without_engine() -> Service:
     """Return the service of a run whose samplers are the test's own."""
     nothing: Any = None
-    return Service(nothing, nothing, Future(), nothing, None)
+    return Service(nothing, TinkerServer(None, None, Future(), None))
 
 
 @contextmanager

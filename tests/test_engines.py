@@ -25,11 +25,12 @@ def is_alive(process: int) -> bool:
 def test_an_engine_started_early_serves_from_a_folder_named_later(tmp_path: Path) -> None:
     with engine_begun(MODEL):
         begun = engines._begun[MODEL].process.pid
-        with running_engine(MODEL, tmp_path / "state") as (url, key, died, process):
-            assert process == begun
-            assert url.startswith("http://127.0.0.1:")
-            assert key.startswith("tml-")
-            assert not died.done()
+        with running_engine(MODEL, tmp_path / "state") as server:
+            assert server.process == begun
+            assert str(server.url).startswith("http://127.0.0.1:")
+            assert str(server.key).startswith("tml-")
+            assert str(server.key) not in repr(server)
+            assert not server.died.done()
         assert not is_alive(begun)
     assert (tmp_path / "state" / "engine.log").exists()
 

@@ -2,8 +2,8 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from tinker import AdamParams
 from adapters.calls import POLICY
 from adapters.door.batches import PlaySettings
 from adapters.door.door import Door
+from adapters.tinker.engines import TinkerServer
 from adapters.tinker.faults import ServiceFailed
 from adapters.tinker.live_policy import LivePolicy, LoraSpec, UpdateMethod
 from adapters.tinker.service import Service
@@ -40,10 +41,8 @@ MakeUpdater = Callable[..., PolicyUpdater]
 
 
 @pytest.fixture(scope="module")
-def connection(address: Address, service: tinker.ServiceClient) -> Iterator[Service]:
-    rest = tinker.RestClient(base_url=address.url, api_key=address.key)
-    with ThreadPoolExecutor() as calls:
-        yield Service(service, rest, Future(), calls, None, patience=60)
+def connection(address: Address, service: tinker.ServiceClient) -> Service:
+    return Service(service, TinkerServer(address.url, address.key, Future(), None), patience=60)
 
 
 @pytest.fixture
@@ -271,7 +270,7 @@ def test_a_client_that_the_service_forgot_is_rebuilt(
 ) -> None:
     with connected(address) as passing:
         updater = make_updater()
-        updater.service = Service(passing, connection.rest, Future(), connection.calls, None)
+        updater.service = Service(passing, connection.server)
         advance(updater, 2, 2)
         finish(address, passing.holder.get_session_id())  # as when an engine is started anew
         updater.service = make_updater().service

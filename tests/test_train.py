@@ -152,8 +152,8 @@ def test_an_engine_that_dies_in_an_update_leaves_it_in_doubt_and_it_is_rebuilt(
 
 
 def engine_of(service: Service) -> int:
-    assert service.engine is not None
-    return service.engine
+    assert service.server.process is not None
+    return service.server.process
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from threading import Timer
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +13,14 @@ from tinker.types import RequestErrorCategory
 
 from adapters.errors import EngineDied, PassingError
 from adapters.running_clock import running_clock
+from adapters.tinker.engines import TinkerServer
 from adapters.tinker.faults import (
     ServiceFailed,
     ServiceRefused,
     TimedOut,
     translate_error,
 )
-from adapters.tinker.service import PatientSampler, Service
+from adapters.tinker.service import PatientSampler, Service, open_session
 from adapters.waiting import Wait
 
 
@@ -67,10 +68,9 @@ def test_the_log_names_the_wait_its_duration_and_its_limit(
 
 
 @pytest.fixture
-def service() -> Iterator[Service]:
-    with ThreadPoolExecutor() as calls:
-        nobody: Any = None
-        yield Service(nobody, nobody, Future(), calls, None, patience=0.2)
+def service() -> Service:
+    nobody: Any = None
+    return Service(nobody, TinkerServer(None, None, Future(), None), patience=0.2)
 
 
 def test_a_request_to_a_silent_service_times_out_and_is_cancelled(service: Service) -> None:
@@ -87,6 +87,14 @@ def test_a_dead_engine_raises_before_the_timeout(service: Service) -> None:
     asked: Any = SimpleNamespace(future=Future)
     with pytest.raises(EngineDied):
         service.result(asked, "an answer")
+
+
+def test_an_engine_that_dies_before_the_session_is_open_ends_the_wait() -> None:
+    closed = TinkerServer("http://127.0.0.1:9", "tml-none", Future(), None)
+    with open_session(closed, patience=60) as service:
+        Timer(0.2, service.died.set_exception, [EngineDied("it ended")]).start()
+        with pytest.raises(EngineDied):
+            service.sampler("tinker://nobody/weights/0")
 
 
 def test_cancelled_work_has_ended_before_the_engine_s_death_is_raised(

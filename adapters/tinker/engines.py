@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 
@@ -23,11 +23,21 @@ _begun: dict[str, "EngineProcess"] = {}
 
 
 @dataclass(frozen=True)
+class TinkerServer:
+    """Address of a server of the Tinker API; an engine of ours has a process that may die."""
+
+    url: str | None
+    key: str | None = field(repr=False)
+    died: Future[None]
+    process: int | None
+
+
+@dataclass(frozen=True)
 class EngineProcess:
     """A child process that serves the Tinker API once stdin has named its state folder."""
 
     process: subprocess.Popen[bytes]
-    key: str
+    key: str = field(repr=False)
 
     def open(self, state: Path) -> str:
         """Send the state folder and return the engine's URL; ServiceError if it does not start."""
@@ -80,15 +90,15 @@ def engine_begun(base_model: str) -> Iterator[None]:
 
 
 @contextmanager
-def running_engine(base_model: str, state: Path) -> Iterator[tuple[str, str, Future[None], int]]:
-    """Run an engine until the block ends; yield its URL, key, death and process id."""
+def running_engine(base_model: str, state: Path) -> Iterator[TinkerServer]:
+    """Run an engine until the block ends."""
     engine = _begun.pop(base_model, None) or _start(base_model)
     died: Future[None] = Future()
     with engine.process:
         try:
             url = engine.open(state)
             Thread(target=_watch, args=(engine.process, state, died), daemon=True).start()
-            yield url, engine.key, died, engine.process.pid
+            yield TinkerServer(url, engine.key, died, engine.process.pid)
         finally:
             died.cancel()
             engine.close()

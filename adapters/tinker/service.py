@@ -4,11 +4,10 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import tinker
@@ -17,7 +16,7 @@ from renderers.base import Tokenizer
 from adapters.cancelling import cancel_and_wait
 from adapters.errors import ServiceError
 from adapters.running_clock import running_clock
-from adapters.tinker.engines import needs_engine, running_engine
+from adapters.tinker.engines import TinkerServer, needs_engine, running_engine
 from adapters.tinker.faults import SDK_ERRORS, ServiceRefused, TimedOut, translate_error
 from adapters.waiting import FIRST_WORD_SECONDS, Wait
 
@@ -42,24 +41,18 @@ class Service:
     The SDK retries a dead address for five minutes and waits for a silent one for ever, so every
     wait on the service is made here. A wait raises EngineDied as soon as the engine dies, logs
     what it waits for, and raises TimedOut after `patience` seconds. Every other fault of the
-    service is raised as a ServiceError that says what was asked. `engine` is the process id of the
-    run's own engine.
+    service is raised as a ServiceError that says what was asked.
     """
 
     def __init__(
         self,
         client: tinker.ServiceClient,
-        rest: tinker.RestClient,
-        died: Future[None],
-        calls: ThreadPoolExecutor,
-        engine: int | None,
+        server: TinkerServer,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         self.client = client
-        self.rest = rest
-        self.died = died
-        self.calls = calls
-        self.engine = engine
+        self.server = server
+        self.died = server.died
         self.patience = patience
         self.sampling: dict[object, float] = {}
         """Start of each sampling call that is under way, by the running clock."""
@@ -71,13 +64,36 @@ class Service:
         return self._first(future.future(), what)
 
     def call(self, what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that blocks on the service, and wait for its result."""
-        return self._first(self.calls.submit(function, *args, **kwargs), what)
+        """Call a function that blocks on the service, and wait for its result.
+
+        The thread that calls it may outlive this call, but never the process.
+        """
+        returned: Future[T] = Future()
+
+        def fulfil() -> None:
+            try:
+                returned.set_result(function(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001  the future gets it
+                returned.set_exception(error)
+
+        Thread(target=fulfil, name="tinker", daemon=True).start()
+        return self._first(returned, what)
+
+    def create(
+        self,
+        what: str,
+        function: Callable[P, tinker.APIFuture[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Have the SDK create a client: the first one opens a session, for which the SDK blocks."""
+        return self.call(what, lambda: function(*args, **kwargs).result())
 
     def sampler(self, model_path: str) -> "PatientSampler":
         """Return a sampler of saved weights; ServiceRefused if the weights are gone."""
-        client = self.client.create_sampling_client(model_path=model_path)
-        return PatientSampler(self.result(client, f"a sampler of {model_path}"), self)
+        create = self.client.create_sampling_client
+        client = self.create(f"a sampler of {model_path}", create, model_path=model_path)
+        return PatientSampler(client, self)
 
     def inflight_sampler(self, client: tinker.TrainingClient) -> "PatientSampler":
         """Return a sampler of a training client's weights, which follows later calls of this."""
@@ -86,8 +102,9 @@ class Service:
 
     def base_sampler(self, base_model: str) -> "PatientSampler":
         """Return a sampler of a base model, without a LoRA."""
-        client = self.client.create_sampling_client(base_model=base_model)
-        return PatientSampler(self.result(client, f"a sampler of {base_model}"), self)
+        create = self.client.create_sampling_client
+        client = self.create(f"a sampler of {base_model}", create, base_model=base_model)
+        return PatientSampler(client, self)
 
     def tokenizer(self, model_path: str, base_model: str) -> Tokenizer:
         """Return the tokenizer of sampler weights or, if these are gone, of their base model."""
@@ -103,7 +120,7 @@ class Service:
 
     def context(self, base_model: str) -> int | None:
         """Return the most tokens of a prompt with its answer; None if the service has no limit."""
-        capabilities = self.result(self.rest.get_server_capabilities(), "the models it has")
+        capabilities = self.call("the models it has", self._ask_capabilities)
         named = (m for m in capabilities.supported_models if m.model_name == base_model)
         return next((model.max_context_length for model in named), None)
 
@@ -137,6 +154,10 @@ class Service:
         if task.exception() is not None:
             self.check()  # the engine's death is the cause, whatever it made fail
         return task.result()
+
+    def _ask_capabilities(self) -> tinker.types.GetServerCapabilitiesResponse:
+        rest = tinker.RestClient(base_url=self.server.url, api_key=self.server.key)
+        return rest.get_server_capabilities().result()
 
     def _tell_of_sampling(self) -> None:
         """Log, once for all rollouts, that the first of the sampling calls under way takes long."""
@@ -204,13 +225,13 @@ def connect(base_model: str, state: Path, patience: float = PATIENCE_SECONDS) ->
     check_key(key)
     if needs_engine(base_model):
         with (
-            running_engine(base_model, state) as (url, engine_key, died, process),
-            _open_session(TinkerServer(url, engine_key, died, process), patience) as service,
+            running_engine(base_model, state) as server,
+            open_session(server, patience) as service,
         ):
             yield service
     else:
         server = TinkerServer(os.environ.get("TINKER_BASE_URL"), key, Future(), None)
-        with _open_session(server, patience) as service:
+        with open_session(server, patience) as service:
             yield service
 
 
@@ -223,24 +244,12 @@ def check_key(key: str | None) -> None:
         )
 
 
-@dataclass(frozen=True)
-class TinkerServer:
-    """Address of a server of the Tinker API; an engine of ours has a process that may die."""
-
-    url: str | None
-    key: str | None
-    died: Future[None]
-    process: int | None
-
-
 @contextmanager
-def _open_session(server: TinkerServer, patience: float) -> Iterator[Service]:
+def open_session(server: TinkerServer, patience: float) -> Iterator[Service]:
     """Yield the service; the SDK's session, and with it its heartbeat, ends on every way out."""
     logging.getLogger("tinker.lib.internal_client_holder").setLevel(logging.ERROR)  # we say it
     client = tinker.ServiceClient(base_url=server.url, api_key=server.key)
-    rest = tinker.RestClient(base_url=server.url, api_key=server.key)
-    calls = ThreadPoolExecutor(max_workers=4, thread_name_prefix="tinker")
-    service = Service(client, rest, server.died, calls, server.process, patience)
+    service = Service(client, server, patience)
     status: SessionEnd = "errored"
     try:
         yield service
@@ -250,15 +259,24 @@ def _open_session(server: TinkerServer, patience: float) -> Iterator[Service]:
         raise
     finally:
         _end_session(service, status)
-        calls.shutdown(wait=False, cancel_futures=True)  # one may wait on a silent service
 
 
 def _end_session(service: Service, status: SessionEnd) -> None:
-    """Tell the service that the session ends. A dead engine is not told, but its heartbeat ends."""
-    ending = service.client.close(status).future()
-    try:
-        ending.result(DEAD_CLOSING_SECONDS if service.died.done() else CLOSING_SECONDS)
-    except (*SDK_ERRORS, TimeoutError) as error:
-        ending.cancel()  # which releases the session's heartbeat
-        if not service.died.done():
-            log.warning("the session with the Tinker service could not be closed: %r", error)
+    """Tell the service that the session ends. A dead engine is not told, but its heartbeat ends.
+
+    A thread of its own tells it: the SDK blocks for as long as the session is being opened.
+    """
+    limit = DEAD_CLOSING_SECONDS if service.died.done() else CLOSING_SECONDS
+
+    def tell() -> None:
+        ending = service.client.close(status).future()
+        try:
+            ending.result(limit)
+        except (*SDK_ERRORS, TimeoutError) as error:
+            ending.cancel()  # which releases the session's heartbeat
+            if not service.died.done():
+                log.warning("the session with the Tinker service could not be closed: %r", error)
+
+    telling = Thread(target=tell, name="tinker", daemon=True)
+    telling.start()
+    telling.join(2 * limit)
