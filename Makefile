@@ -12,7 +12,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic test stories check format constraints server worker deploy bench peers kills windows stops cookbook clients fuzz verifiers inspect clean
+.PHONY: help setup hello arithmetic test stories check format constraints server worker deploy bench peers kills windows stops algorithms cookbook clients fuzz verifiers inspect clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -82,6 +82,9 @@ windows: $(READY) ## crash a run at each of its writes, before, after and torn, 
 
 stops: $(READY) ## stop a run's processes for 30, 130 and 300 s, and compare
 	$(BIN)/python -m benchmarks.interruptions.stops
+
+algorithms: $(READY) ## train each loss and each advantage by three seeds, and draw what they learn
+	$(BIN)/python -m benchmarks.algorithms --seeds 3
 
 # Apart, because it wants an older transformers. torch is pinned so that pip takes the build at hand.
 $(COOKBOOK_READY): Makefile

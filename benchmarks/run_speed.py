@@ -32,7 +32,7 @@ from benchmarks.measuring import describe_machine, format_table, paired_ratio
 from benchmarks.timelines import Timeline, read_bare_timeline, read_run_timeline, rollout_times
 from engine.model.base_models import find
 from flows.deployments import named_recipe
-from flows.recipe import Recipe
+from flows.recipe.recipe import Recipe
 from flows.runtime.open_run import train_split, training_sampling
 from tasks.shards import choose
 from tasks.storage.run_folder import RunFolder

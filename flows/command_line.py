@@ -11,7 +11,7 @@ from adapters.tinker.engines import engine_begun
 from flows.runtime.prefect_startup import quiet_prefect, start_server
 
 if TYPE_CHECKING:
-    from flows.recipe import Recipe
+    from flows.recipe.recipe import Recipe
     from flows.runtime.run_summary import RunSummary
     from tasks.storage.run_folder import RunFolder
 

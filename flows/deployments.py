@@ -10,11 +10,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 
 from adapters.errors import UserError
-from flows.recipe import Recipe
+from flows.recipe.recipe import Recipe
 
 PROJECT_FILE = Path("prefect.yaml")
 TRAIN = "flows/train.py:train"
-TABLES = ("roles", "algorithm.loss_settings")
+TABLES = ("roles", "algorithm.loss_settings", "algorithm.advantage_settings")
 """Keys of a recipe whose entries have names of their own."""
 
 

@@ -2,7 +2,7 @@
 
 from prefect import flow
 
-from flows.recipe import Recipe
+from flows.recipe.recipe import Recipe
 from flows.runtime.by_policy import assemble, build
 from flows.runtime.dryrun_recipe import DryRun
 from flows.runtime.open_run import name_of_run, open_run, train_split, training_sampling

@@ -3,7 +3,7 @@
 from prefect import flow
 from prefect.runtime import flow_run
 
-from flows.recipe import Recipe
+from flows.recipe.recipe import Recipe
 from flows.runtime.eval_targets import EvalTarget
 from flows.runtime.evaluation import EvaluationResult, score, settings_tag, submit_held_out
 from flows.runtime.open_run import open_run

@@ -6,7 +6,7 @@ correct for it, and metrics `kl_sample_train_…` measure it step by step.
 
 from prefect import flow
 
-from flows.recipe import Recipe
+from flows.recipe.recipe import Recipe
 from flows.runtime.by_policy import assemble, build, record_step, update
 from flows.runtime.evaluation import score, submit_held_out
 from flows.runtime.forks import replay_run

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from prefect import flow
 
-from flows.recipe import Recipe
+from flows.recipe.recipe import Recipe
 from flows.runtime.by_policy import accumulate, assemble, build, record_step, update
 from flows.runtime.evaluation import HeldOutEvaluations
 from flows.runtime.open_run import name_of_run, open_run, train_split, training_sampling

@@ -1,7 +1,7 @@
 """trajectories × advantages → datums: a Parquet file that is the training batch of a step."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 import tinker
 
-from tasks.advantages import CreditAssignment, Normalise, advantages_by_call
-from tasks.losses import find_loss
-from tasks.returns import Calls, Returns, calls_of, returns_by_role
+from tasks.algorithm.advantages import CreditAssignment, estimate_advantages, find_advantage
+from tasks.algorithm.losses import find_loss
+from tasks.algorithm.settings import Settings, complete_settings
+from tasks.algorithm.update_method import UpdateMethod
+from tasks.returns import Calls, calls_of, earnings_by_role
 from tasks.storage.durability import durable
 from tasks.storage.tables import arrays, read, write
 from tasks.trajectories import LISTS, assemble
@@ -32,6 +34,8 @@ SCHEMA = pa.schema(
         ("logprobs", pa.list_(pa.float32())),
         ("advantages", pa.list_(pa.float32())),
         ("mask", pa.list_(pa.int8())),
+        # Factor of the datum's loss.
+        ("scale", pa.float64()),
     ]
 )
 
@@ -49,18 +53,18 @@ def build(trajectories: pa.Table, credit: CreditAssignment) -> pa.Table:
     its calls have rewards, each call with theirs; `advantage` is then the mean over the
     trajectory's calls.
 
-    Tinker sums its losses over tokens and datums, so `credit.normalise` scales the advantages
-    instead: `none` by 1; `tokens` by 1 / (the step's trained tokens), a mean over tokens;
-    `rollouts` by 1 / (the rollout's trained tokens × the step's rollouts), a mean over rollouts of
-    means over tokens. The divisors count rollouts of zero advantage too.
+    Tinker sums its losses over tokens and datums, so `credit.aggregation` divides each datum's
+    loss, by its `scale`: a `sum` by 1; a `token_mean` by the step's trained tokens; a
+    `rollout_mean`, of means over tokens, by the rollout's trained tokens × the step's rollouts; a
+    `rollout_sum`, the mean of sums over tokens, by the step's rollouts; `fixed` by the divisor.
+    The divisors count rollouts of zero advantage too.
     """
-    returns = returns_by_role(trajectories, credit.discount)
-    advantages = _advantages(returns, credit.advantage, credit.min_group_size)
+    advantages = _advantages(trajectories, credit)
     compared = [name in advantages for name in _names(trajectories)]
     trajectories = trajectories.filter(pa.array(compared, pa.bool_()))
     tokens, logprobs, masks = (arrays(trajectories[name]) for name in LISTS)
     calls = calls_of(trajectories)
-    scales = _scales(trajectories["rollout_id"].to_pylist(), masks, credit.normalise)
+    scales = _scales(trajectories["rollout_id"].to_pylist(), masks, credit)
     rows = []
     for place, row in enumerate(trajectories.drop_columns(list(LISTS)).to_pylist()):
         rollout, mask = row["rollout_id"], masks[place]
@@ -76,7 +80,8 @@ def build(trajectories: pa.Table, credit: CreditAssignment) -> pa.Table:
         row["tokens"] = tokens[place][:-1]
         row["targets"] = tokens[place][1:]
         row["logprobs"] = logprobs[place][1:]
-        row["advantages"] = np.where(mask[1:], by_token[1:] * scales[rollout], 0.0)
+        row["advantages"] = np.where(mask[1:], by_token[1:], 0.0)
+        row["scale"] = scales[rollout]
         row["mask"] = mask[1:]
         rows.append({name: row[name] for name in SCHEMA.names})
     return pa.Table.from_pylist(rows, schema=SCHEMA)
@@ -91,38 +96,41 @@ build_datums = durable("build_datums", write_datums)
 """trajectories × advantages → datums, of one policy."""
 
 
-def read_datums(path: Path, loss: str) -> list[tinker.Datum]:
+def read_datums(path: Path, loss: str, settings: Settings | None = None) -> list[tinker.Datum]:
     """Read a training batch as Tinker's datums (`to_datums`)."""
-    return to_datums(read(path), loss)
+    return to_datums(read(path), loss, settings)
 
 
 def datums_of_batch(
-    spans: Path, roles: Sequence[str], credit: CreditAssignment, loss: str
+    spans: Path, roles: Sequence[str], credit: CreditAssignment, method: UpdateMethod
 ) -> list[tinker.Datum]:
     """Build the datums of one rollout batch, which are those that the whole step has for it.
 
-    That holds as long as credit is assigned within groups: without `normalise`.
+    That holds as long as credit is assigned within groups, and losses are summed.
     """
-    return to_datums(build(assemble([spans], roles), credit), loss)
+    batch = build(assemble([spans], roles), credit)
+    return to_datums(batch, method.loss, method.loss_settings)
 
 
-def to_datums(batch: pa.Table, loss: str) -> list[tinker.Datum]:
+def to_datums(batch: pa.Table, loss: str, settings: Settings | None = None) -> list[tinker.Datum]:
     """Convert rows in SCHEMA to Tinker's datums, with exactly the inputs that the loss takes."""
-    inputs = find_loss(loss).inputs
-    columns = {"tokens", *inputs.values()}
-    lists = {name: arrays(batch[name]) for name in columns}
-    return [
-        tinker.Datum(
-            model_input=tinker.ModelInput.from_ints(lists["tokens"][row].tolist()),
-            loss_fn_inputs={
-                name: tinker.TensorData.from_numpy(
-                    lists[column][row].astype(DTYPES.get(name, np.float32))
-                )
-                for name, column in inputs.items()
-            },
-        )
-        for row in range(batch.num_rows)
-    ]
+    row = find_loss(loss)
+    complete = complete_settings(f"the loss {loss}", settings or {}, row.settings)
+    tokens = arrays(batch["tokens"])
+    columns = {name: arrays(batch[name]) for name in ("targets", "logprobs", "advantages", "mask")}
+    columns["scale"] = [*batch["scale"].to_numpy()]
+    datums = []
+    for place in range(batch.num_rows):
+        of_datum = {name: values[place] for name, values in columns.items()}
+        inputs = {
+            name: tinker.TensorData.from_numpy(
+                make(of_datum, complete).astype(DTYPES.get(name, np.float32))
+            )
+            for name, make in row.inputs.items()
+        }
+        model_input = tinker.ModelInput.from_ints(tokens[place].tolist())
+        datums.append(tinker.Datum(model_input=model_input, loss_fn_inputs=inputs))
+    return datums
 
 
 def _names(trajectories: pa.Table) -> list[tuple[str, str]]:
@@ -132,16 +140,17 @@ def _names(trajectories: pa.Table) -> list[tuple[str, str]]:
 
 
 def _advantages(
-    roles: Mapping[str, Mapping[str, Returns]], estimator: str, smallest_group: int
+    trajectories: pa.Table, credit: CreditAssignment
 ) -> dict[tuple[str, str], list[float]]:
     """Map role and rollout to the advantages of its calls, or one for all; omit small groups."""
-    return {
-        (role, rollout): by_call
-        for role, groups in roles.items()
-        for group in groups.values()
-        if len(group) >= smallest_group
-        for rollout, by_call in advantages_by_call(group, estimator).items()
-    }
+    by_call = find_advantage(credit.advantage).by_call
+    roles = earnings_by_role(trajectories, credit.discount, by_call=by_call)
+    advantages: dict[tuple[str, str], list[float]] = {}
+    for role, groups in roles.items():
+        large = {name: of for name, of in groups.items() if len(of) >= credit.min_group_size}
+        of_role = estimate_advantages(large, credit.advantage, credit.advantage_settings)
+        advantages |= {(role, rollout): values for rollout, values in of_role.items()}
+    return advantages
 
 
 def _select_calls(
@@ -155,18 +164,19 @@ def _select_calls(
 
 
 def _scales(
-    rollouts: Sequence[str], masks: Sequence[np.ndarray], normalise: Normalise
+    rollouts: Sequence[str], masks: Sequence[np.ndarray], credit: CreditAssignment
 ) -> dict[str, float]:
-    """Map each rollout to the factor of its advantages."""
+    """Map each rollout to the factor of its loss."""
     tokens: dict[str, int] = defaultdict(int)
     for rollout, mask in zip(rollouts, masks, strict=True):
         tokens[rollout] += int(mask.sum())
     trained = {rollout: count for rollout, count in tokens.items() if count}
-    match normalise:
-        case "none":
-            return dict.fromkeys(trained, 1.0)
-        case "tokens":
-            return dict.fromkeys(trained, 1.0 / sum(trained.values()))
-        case "rollouts":
-            return {rollout: 1.0 / (count * len(trained)) for rollout, count in trained.items()}
-    raise ValueError(f"no normalise '{normalise}' (there is: none, tokens, rollouts)")
+    divisors: dict[str, Callable[[int], float]] = {
+        "sum": lambda _: 1.0,
+        "token_mean": lambda _: sum(trained.values()),
+        "rollout_mean": lambda count: count * len(trained),
+        "rollout_sum": lambda _: len(trained),
+        "fixed": lambda _: credit.divisor or 1.0,
+    }
+    divisor = divisors[credit.aggregation]
+    return {rollout: 1.0 / divisor(count) for rollout, count in trained.items()}

@@ -16,9 +16,10 @@ from tinker import Datum
 
 from adapters.errors import UserError
 from adapters.tinker.faults import ServiceRefused
-from adapters.tinker.live_policy import LivePolicy, LoraSpec, UpdateMethod, UpdateResult
+from adapters.tinker.live_policy import LivePolicy, LoraSpec, UpdateResult
 from adapters.tinker.service import Service
-from tasks.advantages import CreditAssignment
+from tasks.algorithm.advantages import CreditAssignment
+from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import CheckpointError, Ledger, policy_version
 from tasks.datums import SCHEMA, read_datums, to_datums, write_datums
 from tasks.journal import read_journal, seal
@@ -82,10 +83,11 @@ class Evidence:
 class RecordedBatch:
     """Recorded datums of a step; `evidence` is of the weights that the step began with, if any.
 
-    `passes` are the datums of each forward-backward pass.
+    `passes` are the datums of each forward-backward pass, and `count` how many the step has.
     """
 
     step: int
+    count: int
     passes: list[list[Datum]]
     method: UpdateMethod
     evidence: Evidence | None
@@ -119,10 +121,12 @@ class RecordedSteps:
                 f"{path} is gone, but step {step} must be replayed; put the file back, or fork "
                 "the run at an earlier step"
             )
-        datums = read_datums(path, method.loss)
-        passes = self._split(step, path, datums) if method.by_batch else [datums]
+        datums = read_datums(path, method.loss, method.loss_settings)
+        by_batch = method.by_batch
+        passes = self._split(step, path, datums) if by_batch else method.minibatches(datums)
         evidence = self._evidence(step, path, datums)
-        return RecordedBatch(step, [datums for datums in passes if datums], method, evidence)
+        passes = [datums for datums in passes if datums]
+        return RecordedBatch(step, len(datums), passes, method, evidence)
 
     def evidence(self, batch: RecordedBatch) -> Evidence | None:
         """Return evidence of the weights that a step begins with, before it is applied.
@@ -182,14 +186,17 @@ class RecordedSteps:
     def optimizer_steps(self, before: int) -> int | None:
         """Count the optimizer steps before a step; None if the datums that say it are gone.
 
-        A step without datums took no optimizer step.
+        A step without datums took none.
         """
         paths = [self.run.datums(self.policy.name, step) for step in range(before)]
         for step in range(before):
             self._restore(step)
         if not all(map(is_written, paths)):
             return None
-        return sum(pq.read_metadata(verified(path)).num_rows > 0 for path in paths)
+        counts = [pq.read_metadata(verified(path)).num_rows for path in paths]
+        return sum(
+            self.era(step).method.optimizer_steps(count) for step, count in enumerate(counts)
+        )
 
     def _restore(self, step: int) -> None:
         datums = self.run.datums(self.policy.name, step)
@@ -214,10 +221,12 @@ def _evidence_of_call(span: Span, method: UpdateMethod) -> Evidence:
         "logprobs": [*unsampled, *span["logprobs"]],
         "advantages": [0.0] * (len(tokens) - 1),
         "mask": [*map(int, unsampled), *[1] * len(answer)],
+        "scale": 1.0,
     }
     batch = pa.Table.from_pylist([row], schema=SCHEMA)
     logprobs, mask = (arrays(batch[name])[0] for name in ("logprobs", "mask"))
-    return Evidence(to_datums(batch, method.loss)[0], logprobs, mask)
+    datum = to_datums(batch, method.loss, method.loss_settings)[0]
+    return Evidence(datum, logprobs, mask)
 
 
 @dataclass
@@ -243,12 +252,14 @@ class RebuiltPolicy:
         if evidence is None:
             log.warning("step %d has no datum to probe the rebuilt weights with", batch.step)
         else:
-            logprobs = self.live.probe(batch.step, evidence.datum, batch.method)
+            loss = batch.method.request(batch.step).loss
+            logprobs = self.live.probe(batch.step, evidence.datum, loss)
             self._compare(batch.step, evidence, logprobs)
 
     def replay(self, batch: RecordedBatch) -> None:
         """Apply a recorded batch again, as it was applied before."""
-        submitted = self.live.submit(batch.step, batch.passes, batch.method)
+        request = batch.method.request(batch.step)
+        submitted = self.live.submit(batch.step, batch.passes, request)
         result = self.live.result(submitted)
         if batch.evidence is not None:
             self._compare(batch.step, batch.evidence, result.logprobs[0])

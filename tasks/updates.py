@@ -16,8 +16,9 @@ from tinker import Datum, ModelInput, SampleResponse, SamplingParams
 from adapters.calls import Sampler
 from adapters.errors import ServiceError
 from adapters.tinker.faults import ServiceFailed, ServiceRefused
-from adapters.tinker.live_policy import LivePolicy, Saving, UpdateMethod
+from adapters.tinker.live_policy import LivePolicy, Saving
 from adapters.tinker.service import Service
+from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.metrics import Metrics, divergence
 from tasks.recovery import FIRST_LOGPROBS, Rebuilder, RebuiltPolicy, RecordedSteps
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 class Update:
     """Measurements of an update.
 
-    `logprobs` are each datum's log-probabilities before the update; `probe_metrics` those of the
+    `logprobs` are each datum's log-probabilities in its first pass; `probe_metrics` those of the
     rebuild before it (`RebuiltPolicy`), empty if the client was live.
     """
 
@@ -115,7 +116,7 @@ class PolicyUpdater:
         """
         with self._owning:
             if self._live is not None and self._is_at(step) and self._rebuilt is None:
-                self._live.accumulate(datums, method)
+                self._live.accumulate(datums, method.request(step).loss)
 
     def update(self, step: int, method: UpdateMethod, *, with_state: bool) -> Update:
         """Make checkpoint `step` + 1 from checkpoint `step` and the recorded datums of the step.
@@ -135,7 +136,7 @@ class PolicyUpdater:
                 if rebuilt is not None:
                     rebuilt.probe(batch, self.recorded.evidence(batch))
                 self.ledger.begin(step + 1)
-                submitted = live.submit(step, batch.passes, method)
+                submitted = live.submit(step, batch.passes, method.request(step))
                 name = self.ledger.name(step + 1)
                 saving = live.save(name, self._ttl_seconds, with_state=with_state)
                 result = live.result(submitted)
@@ -152,7 +153,7 @@ class PolicyUpdater:
             self._step = step + 1
         if self._inflight is not None:
             self._publish(live)
-        return Update(result.logprobs, rebuilt.probe_metrics if rebuilt else {})
+        return Update(result.logprobs[: batch.count], rebuilt.probe_metrics if rebuilt else {})
 
     def _publish(self, live: LivePolicy) -> None:
         """Change the weights of in-flight samplers; whether or not it fails, the update is made."""

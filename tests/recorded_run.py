@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from adapters.calls import POLICY
-from tasks.advantages import CreditAssignment
+from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import write_datums
 from tasks.journal import seal
 from tasks.spans import EndedAttempt, reward_span

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flows.recipe import Recipe
+from flows.recipe.recipe import Recipe
 
 HELLO = Path(__file__).parent.parent / "datasets" / "hello.csv"
 

@@ -1,72 +1,221 @@
-"""Rewards of a group → advantages, by numbers that can be checked by hand."""
+"""Returns of a step → advantages, by numbers that can be checked by hand."""
 
-from math import inf, nan, sqrt
+import re
+from math import exp, inf, log, nan, sqrt
+from statistics import fmean, stdev
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.advantages import (
-    ADVANTAGES,
-    advantages_of,
-    centred,
-    is_uniform,
-    leave_one_out,
-    standardized,
-)
+from tasks.algorithm.advantages import ADVANTAGES, REFUSED, Earned, estimate_advantages, is_uniform
+from tasks.algorithm.settings import Settings
 
-every_estimator = pytest.mark.parametrize("estimator", ADVANTAGES.values(), ids=ADVANTAGES.keys())
+COMPARING = [name for name in ADVANTAGES if name not in ("none", "asymre")]
+"""Advantages that compare with a mean alone."""
+
+every_advantage = pytest.mark.parametrize("name", ADVANTAGES)
+every_comparison = pytest.mark.parametrize("name", COMPARING)
+
+
+def earned(rewards: dict[str, float]) -> dict[str, list[Earned]]:
+    """One group's rollouts, each with one reward for all of its calls."""
+    return {rollout: [Earned(reward, reward)] for rollout, reward in rewards.items()}
+
+
+def advantages(name: str, rewards: list[float], settings: Settings | None = None) -> list[float]:
+    """Return the advantages of a step with one group."""
+    group = earned({f"r{place}": reward for place, reward in enumerate(rewards)})
+    by_rollout = estimate_advantages({"g": group}, name, settings or {})
+    return [by_rollout[rollout][0] for rollout in group]
 
 
 def test_centred_takes_the_mean_away() -> None:
-    assert centred([0.0, 0.0, 0.0, 1.0]) == [-0.25, -0.25, -0.25, 0.75]
+    assert advantages("centred", [0.0, 0.0, 0.0, 1.0]) == [-0.25, -0.25, -0.25, 0.75]
 
 
 def test_standardized_divides_by_the_unbiased_deviation() -> None:
     # mean 2; squares 4 + 0 + 4 = 8 over n - 1 = 2 is 4; deviation 2.
-    assert standardized([0.0, 2.0, 4.0]) == [-1.0, 0.0, 1.0]
+    assert advantages("standardized", [0.0, 2.0, 4.0]) == [-1.0, 0.0, 1.0]
     # The population's deviation of (0, 1) is 1/2 and would give -1 and 1.
-    assert standardized([0.0, 1.0]) == pytest.approx([-sqrt(0.5), sqrt(0.5)])
+    expected = pytest.approx([-sqrt(0.5), sqrt(0.5)])
+    assert advantages("standardized", [0.0, 1.0]) == expected
+
+
+def test_standardized_leaves_out_groups_of_a_deviation_below_the_threshold() -> None:
+    assert advantages("standardized", [0.0, 2.0, 4.0], {"threshold": 2.0}) == [0.0, 0.0, 0.0]
+    assert advantages("standardized", [0.0, 2.0, 4.0], {"threshold": 1.9}) == [-1.0, 0.0, 1.0]
 
 
 def test_leave_one_out_subtracts_the_mean_of_the_others() -> None:
     # 4 - (0 + 2) / 2 = 3; 2 - (0 + 4) / 2 = 0; 0 - (2 + 4) / 2 = -3
-    assert leave_one_out([0.0, 2.0, 4.0]) == [-3.0, 0.0, 3.0]
+    assert advantages("leave_one_out", [0.0, 2.0, 4.0]) == [-3.0, 0.0, 3.0]
 
 
-@every_estimator
+def test_none_leaves_rewards_as_they_are() -> None:
+    assert advantages("none", [0.0, 2.0, -4.0]) == [0.0, 2.0, -4.0]
+
+
+def test_opmd_subtracts_the_mean_or_the_log_mean_exp() -> None:
+    rewards = [0.0, 1.0, 4.0]
+    assert advantages("opmd", rewards) == pytest.approx([r - 5 / 3 for r in rewards])
+    for tau in (0.5, 2.0):
+        settings: Settings = {"baseline": "log_mean_exp", "tau": tau}
+        baseline = tau * log(fmean(exp(reward / tau) for reward in rewards))
+        expected = pytest.approx([r - baseline for r in rewards], rel=1e-9)
+        assert advantages("opmd", rewards, settings) == expected
+
+
+def test_a_log_mean_exp_of_large_rewards_does_not_overflow() -> None:
+    settings: Settings = {"baseline": "log_mean_exp", "tau": 0.01}
+    high, low = advantages("opmd", [1000.0, 0.0], settings)
+    assert (high, low) == (pytest.approx(0.01 * log(2)), pytest.approx(-1000 + 0.01 * log(2)))
+
+
+def test_asymre_shifts_the_mean_down() -> None:
+    assert advantages("asymre", [0.0, 1.0]) == pytest.approx([-0.4, 0.6])
+    assert advantages("asymre", [1.0, 1.0], {"shift": -0.5}) == [0.5, 0.5]
+
+
+def test_maxrl_divides_by_the_rate_of_success() -> None:
+    # One of four succeeds, so the rate is 1/4, and its advantage (1 - 1/4) / (1/4) = 3.
+    assert advantages("maxrl", [0.0, 0.0, 0.0, 1.0]) == [-1.0, -1.0, -1.0, 3.0]
+    assert advantages("maxrl", [0.0, -1.0]) == [0.0, 0.0]
+
+
+TWO_GROUPS = {
+    "easy": {"a": [Earned(1.0, 1.0, tokens=3)], "b": [Earned(0.0, 0.0, tokens=1)]},
+    "hard": {"c": [Earned(5.0, 5.0, tokens=1)], "d": [Earned(0.0, 0.0, tokens=1)]},
+}
+
+
+def test_a_deviation_of_the_step_weighs_groups_by_what_they_differ() -> None:
+    deviation = stdev([1.0, 0.0, 5.0, 0.0])
+    assert estimate_advantages(TWO_GROUPS, "standardized_over_step", {}) == {
+        "a": [pytest.approx(0.5 / deviation)],
+        "b": [pytest.approx(-0.5 / deviation)],
+        "c": [pytest.approx(2.5 / deviation)],
+        "d": [pytest.approx(-2.5 / deviation)],
+    }
+
+
+def test_rebn_standardizes_over_all_calls_of_the_step() -> None:
+    returns = {"a": [3.0, 1.0], "b": [0.0], "c": [4.0]}
+    step = {"g": {name: [Earned(r, 0.0) for r in of] for name, of in returns.items()}}
+    values = [3.0, 1.0, 0.0, 4.0]
+    mean, deviation = fmean(values), stdev(values)
+    assert estimate_advantages(step, "rebn", {}) == {
+        name: [pytest.approx((r - mean) / deviation) for r in of] for name, of in returns.items()
+    }
+
+
+def test_reinforce_plus_plus_standardizes_over_all_tokens_of_the_step() -> None:
+    by_token = [1.0, 1.0, 1.0, 0.0, 5.0, 0.0]
+    mean, deviation = fmean(by_token), stdev(by_token)
+    assert estimate_advantages(TWO_GROUPS, "reinforce_plus_plus", {}) == {
+        name: [pytest.approx((calls[0].returned - mean) / deviation)]
+        for group in TWO_GROUPS.values()
+        for name, calls in group.items()
+    }
+
+
+def test_step_grpo_gives_each_call_the_advantage_of_its_rollout_or_a_share() -> None:
+    step = {"g": {"a": [Earned(1.0, 1.0)] * 2, "b": [Earned(0.0, 0.0)] * 4}}
+    whole = sqrt(0.5)
+    assert estimate_advantages(step, "step_grpo", {}) == {
+        "a": [pytest.approx(whole)] * 2,
+        "b": [pytest.approx(-whole)] * 4,
+    }
+    assert estimate_advantages(step, "step_grpo", {"spread": "divide"}) == {
+        "a": [pytest.approx(whole / 2)] * 2,
+        "b": [pytest.approx(-whole / 4)] * 4,
+    }
+
+
+def test_gigpo_adds_the_advantage_of_a_call_among_those_that_observed_the_same() -> None:
+    """At state s the returns are 2, 1 and 0, so b's two calls differ; t is met once."""
+    step = {
+        "g": {
+            "a": [Earned(2.0, 2.0, state="s"), Earned(2.0, 2.0, state="t")],
+            "b": [Earned(1.0, 0.0, state="s"), Earned(0.0, 0.0, state="s")],
+        }
+    }
+    # The rollouts' advantages are 1 and -1; those of the calls at s 1, 0 and -1.
+    assert estimate_advantages(step, "gigpo", {}) == {"a": [2.0, 1.0], "b": [-1.0, -2.0]}
+    assert estimate_advantages(step, "gigpo", {"omega": 0.5}) == {
+        "a": [1.5, 1.0],
+        "b": [-1.0, -1.5],
+    }
+    deviation = stdev([2.0, 0.0])
+    standardized = estimate_advantages(step, "gigpo", {"deviation": "group"})
+    assert standardized["a"] == pytest.approx([1 / deviation + 1.0, 1 / deviation])
+
+
+def test_the_nth_call_is_compared_with_the_nth_call_of_the_others() -> None:
+    returns = {"a": [3.0, 1.0, 5.0], "b": [1.0, 0.0], "c": [2.0]}
+    group = {name: [Earned(r, 0.0) for r in of] for name, of in returns.items()}
+    assert estimate_advantages({"g": group}, "centred", {}) == {
+        "a": [1.0, 0.5, 0.0],  # nobody else came to a third call
+        "b": [-1.0, -0.5],
+        "c": [0.0],
+    }
+
+
+@every_comparison
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, -3.7])
-def test_a_uniform_group_teaches_exactly_nothing(estimator, reward: float) -> None:
-    assert estimator([reward] * 3) == [0.0, 0.0, 0.0]
-    assert estimator([reward]) == [0.0]
+def test_a_uniform_step_teaches_exactly_nothing(name: str, reward: float) -> None:
+    assert advantages(name, [reward] * 3) == [0.0, 0.0, 0.0]
+    assert advantages(name, [reward]) == [0.0]
     assert is_uniform([reward] * 3)
 
 
-@every_estimator
+@every_comparison
 @given(rewards=st.lists(st.integers(-10, 10), min_size=2, max_size=16))
-def test_advantages_of_a_group_sum_to_zero_and_keep_its_order(estimator, rewards) -> None:
-    advantages = estimator([float(reward) for reward in rewards])
-    assert sum(advantages) == pytest.approx(0.0, abs=1e-9)
+def test_advantages_of_a_group_sum_to_zero_and_keep_its_order(name: str, rewards) -> None:
+    made = advantages(name, [float(reward) for reward in rewards])
+    assert sum(made) == pytest.approx(0.0, abs=1e-9)
     best = max(range(len(rewards)), key=rewards.__getitem__)
-    assert advantages[best] == max(advantages)
+    assert made[best] == max(made)
 
 
-def test_a_missing_reward_is_not_a_zero() -> None:
-    groups = {"g0": {"r0": 1.0, "r1": None, "r2": 3.0}, "g1": {"r3": None}}
-    assert advantages_of(groups, "centred") == {"r0": -1.0, "r2": 1.0}
+@every_advantage
+def test_an_advantage_is_of_its_group_alone_if_its_row_says_so(name: str) -> None:
+    alone = estimate_advantages({"easy": TWO_GROUPS["easy"]}, name, {})
+    beside = estimate_advantages(TWO_GROUPS, name, {})
+    assert ADVANTAGES[name].in_groups == all(beside[rollout] == alone[rollout] for rollout in alone)
 
 
-def test_each_group_has_its_own_baseline() -> None:
-    groups = {"g0": {"a": 0.0, "b": 2.0}, "g1": {"c": 10.0, "d": 20.0}}
-    assert advantages_of(groups, "centred") == {"a": -1.0, "b": 1.0, "c": -5.0, "d": 5.0}
+@every_advantage
+@given(groups=st.lists(st.lists(st.integers(-9, 9), min_size=1, max_size=5), max_size=4))
+def test_every_call_gets_a_finite_advantage(name: str, groups) -> None:
+    step = {
+        f"g{g}": {
+            f"r{g}-{r}": [Earned(float(value), float(value), tokens=1 + abs(value))] * (1 + r)
+            for r, value in enumerate(values)
+        }
+        for g, values in enumerate(groups)
+    }
+    made = estimate_advantages(step, name, {})
+    assert {rollout: len(of) for rollout, of in made.items()} == {
+        rollout: len(of) for group in step.values() for rollout, of in group.items()
+    }
+    assert all(abs(value) < inf for of in made.values() for value in of)
 
 
-def test_an_unknown_estimator_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"no advantage 'gae'.*centred, standardized, leave_one"):
-        advantages_of({}, "gae")
+def test_an_unknown_advantage_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"no advantage 'vtrace'.*centred, standardized, stand"):
+        estimate_advantages({}, "vtrace", {})
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_advantage_that_tinker_cannot_serve_is_refused_with_what_to_use(name: str) -> None:
+    instead = re.findall("[a-z_]+", REFUSED[name].partition("; give ")[2])
+    assert {*instead} & ADVANTAGES.keys()
+    with pytest.raises(ValueError, match=f"the advantage {name} needs .*; give "):
+        estimate_advantages({}, name, {})
 
 
 @pytest.mark.parametrize("reward", [nan, inf, -inf])
 def test_a_reward_that_is_no_finite_number_is_refused_by_name(reward: float) -> None:
     with pytest.raises(ValueError, match=r"rollout r1 has the reward"):
-        advantages_of({"g": {"r0": 0.0, "r1": reward}}, "centred")
+        estimate_advantages({"g": earned({"r0": 0.0, "r1": reward})}, "centred", {})

@@ -19,7 +19,7 @@ from openai import AsyncOpenAI
 from adapters.calls import POLICY
 from adapters.harness.agents import contained_task
 from adapters.harness.batches import BatchRefused
-from tasks.advantages import CreditAssignment
+from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import write_datums
 from tasks.journal import Journal, JournalError
 from tasks.metrics import StepFiles, measure

@@ -61,7 +61,7 @@ def test_values_are_put_over_the_deployments() -> None:
         ("rollouts.groups=0", "greater than or equal to 1 (got '0')"),
         (
             "algorithm.loss=grpo",
-            "no loss 'grpo' (there is: importance_sampling, ppo, cispo, dro, gspo, cross_entropy)",
+            "no loss 'grpo' (there is: importance_sampling, ppo, cispo, dro, gspo, cross_entropy",
         ),
         ("steps", "write it as section.key=value"),
     ],

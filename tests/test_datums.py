@@ -8,9 +8,9 @@ import tinker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.advantages import CreditAssignment
-from tasks.datums import build, read_datums, write_datums
-from tasks.losses import LOSSES
+from tasks.algorithm.advantages import Aggregation, CreditAssignment
+from tasks.algorithm.losses import LOSSES
+from tasks.datums import build, read_datums, to_datums, write_datums
 from tasks.storage.tables import write
 from tests.trajectory_rows import table
 
@@ -78,25 +78,29 @@ def test_a_uniform_group_leaves_an_empty_batch_that_can_be_read(tmp_path: Path) 
     assert read_datums(path, "ppo") == []
 
 
-def test_normalising_divides_by_what_the_step_trained() -> None:
+def test_an_aggregation_divides_by_what_the_step_trained() -> None:
     rows = table(trajectory(0, 1.0, [0, 1, 1, 1]), trajectory(1, 0.0, [0, 1]))
 
-    def advantages(normalise) -> list[list[float]]:
-        return build(rows, CreditAssignment("centred", normalise))["advantages"].to_pylist()
+    def scales(aggregation: Aggregation, divisor: float | None = None) -> list[float]:
+        credit = CreditAssignment("centred", aggregation, divisor=divisor)
+        return build(rows, credit)["scale"].to_pylist()
 
-    assert advantages("none") == [[0.5, 0.5, 0.5], [-0.5]]
+    assert scales("sum") == [1.0, 1.0]
     # Four trained tokens in the step.
-    assert advantages("tokens") == [[0.125, 0.125, 0.125], [-0.125]]
+    assert scales("token_mean") == [0.25, 0.25]
     # Two rollouts; the first has three tokens, the second one.
-    assert advantages("rollouts") == [pytest.approx([1 / 12] * 3), [-0.25]]
+    assert scales("rollout_mean") == pytest.approx([1 / 6, 0.5])
+    assert scales("rollout_sum") == [0.5, 0.5]
+    assert scales("fixed", divisor=8.0) == [0.125, 0.125]
 
 
-def test_normalising_counts_rollouts_that_teach_nothing() -> None:
+def test_an_aggregation_counts_rollouts_that_teach_nothing() -> None:
     rows = table(*(trajectory(place, place, [0, 1]) for place in range(3)))
-    assert build(rows, CreditAssignment("centred", "rollouts"))["advantages"].to_pylist() == [
-        pytest.approx([-1 / 3]),
-        pytest.approx([1 / 3]),
-    ]
+    batch = build(rows, CreditAssignment("centred", "rollout_mean"))
+    assert batch["scale"].to_pylist() == pytest.approx([1 / 3, 1 / 3])
+    datums = to_datums(batch, "ppo")
+    advantages = [datum.loss_fn_inputs["advantages"].tolist() for datum in datums]
+    assert advantages == [pytest.approx([-1 / 3]), pytest.approx([1 / 3])]
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -104,11 +108,15 @@ def test_each_loss_gets_exactly_the_inputs_that_tinker_reads(tmp_path: Path, los
     path = written(tmp_path, trajectory(0, 1.0, [0, 0, 1]), trajectory(1, 0.0, [0, 1]))
     datum = read_datums(path, loss)[0]
     inputs = {name: tensor.tolist() for name, tensor in datum.loss_fn_inputs.items()}
+    by_weights = LOSSES[loss].weighted is not None
     policy_gradient = {"target_tokens": [11, 12], "logprobs": [0, -2], "advantages": [0, 0.5]}
     expected = {
         "cross_entropy": {"target_tokens": [11, 12], "weights": [0, 0.5]},
+        "opmd": {"target_tokens": [11, 12], "weights": [0, 0.25]},
         "gspo": {**policy_gradient, "sequence_ratio_mask": [0, 1]},
     }
+    if by_weights:
+        expected[loss] = {**policy_gradient, "weights": [0, 1]}
     assert inputs == expected.get(loss, policy_gradient)
     dtypes = {name: tensor.dtype for name, tensor in datum.loss_fn_inputs.items()}
     assert dtypes.pop("target_tokens") == "int64"
@@ -181,7 +189,9 @@ def test_a_group_that_is_too_small_is_left_out(smallest: int, advantages: list[f
 
 def test_a_group_that_is_left_out_divides_nothing() -> None:
     batch = build(
-        table(*groups_of_two_and_three()), CreditAssignment("centred", "tokens", min_group_size=3)
+        table(*groups_of_two_and_three()),
+        CreditAssignment("centred", "token_mean", min_group_size=3),
     )
     # Six trained tokens in the group that is left; the first rollout's advantage is 2.
-    assert batch["advantages"][0].as_py() == pytest.approx([2 / 6, 2 / 6])
+    assert batch["advantages"][0].as_py() == [2.0, 2.0]
+    assert batch["scale"].to_pylist() == pytest.approx([1 / 6] * batch.num_rows)

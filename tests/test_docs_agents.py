@@ -16,7 +16,7 @@ import yaml
 import agents
 from adapters.harness.agents import Endpoint, load_agent
 from adapters.harness.rewards import Reward
-from flows.recipe import Recipe
+from flows.recipe.recipe import Recipe
 from tasks.shards import Source
 from tests.scripted_door import scripted_door
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from adapters.tinker.faults import ServiceRefused, TimedOut
-from flows.recipe import Recipe
+from flows.recipe.recipe import Recipe
 from flows.train import train
 from tasks.journal import read_journal
 from tasks.metrics import read_metrics

@@ -7,7 +7,7 @@ import pytest
 
 from adapters.calls import POLICY
 from adapters.door.batches import OpenBatch
-from flows.recipe import Recipe
+from flows.recipe.recipe import Recipe
 from flows.replay import replay
 from flows.runtime.forks import fork_run, replay_run
 from flows.train import train

@@ -14,10 +14,11 @@ from pydantic import ValidationError
 from adapters.calls import POLICY
 from adapters.errors import EngineDied
 from adapters.tinker.faults import ServiceFailed
-from adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateMethod, UpdateResult
+from adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResult
 from agents import hello
 from benchmarks.interruptions.compare_runs import count_repetitions
 from flows.train import train
+from tasks.algorithm.update_method import UpdateMethod
 from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunFolder
 from tasks.updates import PolicyUpdater, Update

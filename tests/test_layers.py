@@ -29,9 +29,10 @@ ARROWS = {
         "recipe": set(),
     },
     "tasks": {
-        MODULES: {"storage"},
+        MODULES: {"storage", "algorithm"},
         "storage": set(),
-        "reports": {MODULES, "storage"},
+        "algorithm": set(),
+        "reports": {MODULES, "storage", "algorithm"},
     },
     "adapters": {
         MODULES: set(),

@@ -11,6 +11,7 @@ from tasks.storage.json_files import write_json
 from tasks.storage.manifest import (
     FORK,
     FORMAT,
+    SEALED,
     bind_run,
     latest_run,
     lineage,
@@ -47,7 +48,7 @@ def make_run_of_format(name: str, number: int | None) -> RunFolder:
     manifest = {key: value for key, value in read_manifest(run).items() if key != "format"}
     if number is None:
         run.manifest.write_text(json.dumps(manifest))
-    elif number < FORMAT:
+    elif number < SEALED:
         run.manifest.write_text(json.dumps(manifest | {"format": number}))
     else:
         write_json(run.manifest, manifest | {"format": number})
@@ -108,10 +109,10 @@ def test_the_newest_run_of_an_agent_has_the_same_roles_whoever_helps_in_them() -
     [
         (
             None,
-            "was written by an older Ratchet, in format 1, and this one reads format 3; continu",
+            "was written by an older Ratchet, in format 1, and this one reads format 4; continu",
         ),
-        (2, "was written by an older Ratchet, in format 2"),
-        (4, "was written by a newer Ratchet, in format 4"),
+        (3, "was written by an older Ratchet, in format 3"),
+        (5, "was written by a newer Ratchet, in format 5"),
     ],
 )
 def test_a_run_of_another_format_is_refused(number: int | None, said: str) -> None:

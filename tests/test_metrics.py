@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adapters.calls import POLICY
-from tasks.advantages import CreditAssignment
+from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import read_datums, write_datums
 from tasks.metrics import StepFiles, divergence, measure, read_metrics, record_metrics
 from tasks.spans import table

@@ -13,7 +13,7 @@ from prefect.settings import PREFECT_API_URL
 from safetensors.numpy import load_file
 
 from flows.evaluate import evaluate
-from flows.recipe import Recipe
+from flows.recipe.recipe import Recipe
 from flows.replay import replay
 from flows.runtime.forks import fork_run
 from flows.runtime.policies import lora_seed

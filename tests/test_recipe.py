@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from flows.recipe import Recipe
+from flows.recipe.recipe import Recipe
 from tests.small_recipe import small_recipe
 
 
@@ -81,13 +81,46 @@ def test_a_treatment_of_partial_groups_that_does_nothing_is_refused(
         (
             {
                 "rollouts": {"stream": True, "batches": 2},
-                "algorithm": {"normalise": "tokens"},
+                "algorithm": {"aggregation": "token_mean", "advantage": "rebn"},
             },
-            "with algorithm.normalise tokens would change the result.*give normalise none",
+            "with algorithm.aggregation token_mean and algorithm.advantage rebn would change the",
+        ),
+        (
+            {
+                "rollouts": {"stream": True, "batches": 2},
+                "optimizer": {"learning_rate": 0.1, "substeps": 2},
+            },
+            "with optimizer.substeps 2 and optimizer.epochs 1 would change the result",
         ),
     ],
 )
 def test_streaming_that_does_nothing_or_changes_the_result_is_refused(
+    changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        small_recipe(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"algorithm": {"divisor": 8.0}}, "aggregation sum with divisor 8.0: one without the oth"),
+        ({"algorithm": {"aggregation": "fixed"}}, "aggregation fixed with divisor None"),
+        (
+            {"algorithm": {"advantage_settings": {"shift": -0.2}}},
+            "the advantage standardized would ignore shift .it reads: threshold",
+        ),
+        (
+            {"optimizer": {"learning_rate": 0.1, "final_fraction": 0.1}},
+            "final_fraction 0.1 does nothing with schedule constant",
+        ),
+        (
+            {"optimizer": {"learning_rate": 0.1, "warmup_steps": 9}, "steps": 9},
+            "warmup_steps 9 never end in 9 steps",
+        ),
+    ],
+)
+def test_a_key_of_the_algorithm_that_does_nothing_is_refused(
     changes: dict[str, object], said: str
 ) -> None:
     with pytest.raises(ValidationError, match=said):
@@ -179,7 +212,7 @@ def test_each_policy_is_trained_in_its_own_roles_and_the_main_one_comes_first() 
     assert [*small_recipe(roles=roles).policies()] == [*policies]
 
 
-def test_the_fingerprint_of_a_recipe_stays_the_same_between_versions() -> None:
+def test_the_fingerprint_of_a_recipe_is_the_same_in_all_versions_of_a_format() -> None:
     roles = {"teller": "policy", "listener": "policy"}
     dataset = {"path": "datasets/hello.csv", "columns": ["identity"]}
     recipe = Recipe.model_validate(
@@ -191,7 +224,7 @@ def test_the_fingerprint_of_a_recipe_stays_the_same_between_versions() -> None:
             "optimizer": {"learning_rate": 0.005},
         }
     )
-    known = "a6735a9254b59fbb8c579e117eb82ce7187b57e8b5222c94f2f58ed2c21ae562"
+    known = "b768db63e9d92a56fcc51b2a4cb4443f8872d77f88730805a763f6eafcf23a4a"
     assert recipe.fingerprint() == known
 
 

@@ -11,7 +11,7 @@ from adapters.calls import POLICY, Policy, Sampling
 from adapters.door.batches import PlaySettings, SampledBy
 from adapters.door.door import Door
 from adapters.harness.batches import play_batch
-from tasks.advantages import CreditAssignment
+from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import write_datums
 from tasks.journal import read_journal
 from tasks.metrics import Metrics, StepFiles, measure

@@ -7,10 +7,11 @@ import pytest
 from tinker import AdamParams
 
 from adapters.calls import POLICY
-from adapters.tinker.live_policy import LoraSpec, UpdateMethod
-from flows.recipe import Recipe
+from adapters.tinker.live_policy import LoraSpec
+from flows.recipe.recipe import Recipe
 from flows.runtime.forks import fork_run
-from tasks.advantages import CreditAssignment
+from tasks.algorithm.advantages import CreditAssignment
+from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
 from tasks.metrics import read_metrics, record_metrics
 from tasks.recovery import Era, RecordedSteps, TrainedPolicy

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 import tinker
 from prefect.utilities.collections import visit_collection
+from safetensors.torch import load
 from tinker import AdamParams
 
 from adapters.calls import POLICY
@@ -19,9 +20,11 @@ from adapters.door.batches import PlaySettings
 from adapters.door.door import Door
 from adapters.tinker.engines import TinkerServer
 from adapters.tinker.faults import ServiceFailed
-from adapters.tinker.live_policy import LivePolicy, LoraSpec, UpdateMethod
+from adapters.tinker.live_policy import LivePolicy, LoraSpec
 from adapters.tinker.service import Service
-from tasks.advantages import CreditAssignment
+from tasks.algorithm.advantages import CreditAssignment
+from tasks.algorithm.schedules import Schedule
+from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
 from tasks.datums import SCHEMA
 from tasks.recovery import Era, ProbeError, RecordedSteps, TrainedPolicy
@@ -49,13 +52,18 @@ def connection(address: Address, service: tinker.ServiceClient) -> Service:
 def make_updater(connection: Service, address: Address, tmp_path: Path) -> MakeUpdater:
     """Make an updater of the run in tmp_path, as a process that has just started has it."""
 
-    def make(rank: int = 4, seed: int = 7, probe_tolerance: float | None = 1e-4) -> PolicyUpdater:
+    def make(
+        rank: int = 4,
+        seed: int = 7,
+        probe_tolerance: float | None = 1e-4,
+        method: UpdateMethod = METHOD,
+    ) -> PolicyUpdater:
         run = RunFolder(tmp_path)
         lora = LoraSpec(
             address.base_model, rank, seed, train_attn=True, train_mlp=True, train_unembed=True
         )
         policy = TrainedPolicy(POLICY, (POLICY,), lora)
-        recorded = RecordedSteps(run, policy, (Era(0, CreditAssignment("centred"), METHOD),))
+        recorded = RecordedSteps(run, policy, (Era(0, CreditAssignment("centred"), method),))
         ledger = Ledger(run.checkpoints(POLICY))
         return PolicyUpdater(connection, ledger, recorded, None, probe_tolerance)
 
@@ -84,6 +92,7 @@ def sampled_datums(updater: PolicyUpdater, checkpoint: Checkpoint, path: Path) -
             "logprobs": [*unknown, *sequence.logprobs],
             "advantages": [sign * one for one in mask],
             "mask": mask,
+            "scale": 1.0,
         }
         named = {"rollout_id": f"r{number}", "group_id": "g", "role": "policy", "first_call": 0}
         rows.append(
@@ -106,7 +115,8 @@ def advance(updater: PolicyUpdater, first: int, last: int) -> list[dict[str, flo
         path = datums_of(updater, step)
         if not path.exists():
             sampled_datums(updater, updater.ledger.at(step), path)
-        update = updater.update(step, METHOD, with_state=(step + 1) % 2 == 0)
+        method = updater.recorded.era(step).method
+        update = updater.update(step, method, with_state=(step + 1) % 2 == 0)
         probes.append(update.probe_metrics)
     return probes
 
@@ -124,13 +134,77 @@ def weights(updater: PolicyUpdater, address: Address) -> list[bytes]:
 @pytest.fixture
 def undisturbed(make_updater: MakeUpdater, address: Address, tmp_path: Path) -> list[bytes]:
     """The weights of a run of four steps, whose ledger is then cut after the third."""
-    updater = make_updater()
+    return train_whole(make_updater(), address, tmp_path)
+
+
+def train_whole(updater: PolicyUpdater, address: Address, run: Path) -> list[bytes]:
+    """Train four steps, cut the ledger after the third, and return the weights."""
     assert advance(updater, 0, STEPS - 1) == [{}] * STEPS
     made = weights(updater, address)
-    ledger = tmp_path / "checkpoints.jsonl"
+    ledger = run / "checkpoints.jsonl"
     lines = ledger.read_text().splitlines(keepends=True)
     ledger.write_text("".join(line for line in lines if json.loads(line)["step"] < STEPS))
     return made
+
+
+@pytest.mark.parametrize(
+    ("loss", "settings", "substeps", "epochs"),
+    [("dual_clip", {"dual_clip": 1.1}, 2, 2), ("rec", {"regularizer": "k2"}, 1, 2)],
+)
+def test_several_optimizer_steps_of_a_loss_by_weights_are_replayed_to_the_bit(
+    make_updater: MakeUpdater,
+    address: Address,
+    tmp_path: Path,
+    loss: str,
+    settings: dict[str, float | str],
+    substeps: int,
+    epochs: int,
+) -> None:
+    schedule = Schedule("cosine", STEPS, warmup=1)
+    method = UpdateMethod(loss, settings, ADAM, schedule, substeps, epochs)
+    undisturbed = train_whole(make_updater(method=method), address, tmp_path)
+    updater = make_updater(method=method)
+    (probe,) = advance(updater, 3, 3)
+    assert weights(updater, address) == undisturbed
+    # The state of checkpoint 2 has the optimizer steps of step 0 alone, for step 1 had no datum.
+    assert probe["probe/optimizer_step"] == substeps * epochs + 1
+
+
+@pytest.fixture
+def train_by(
+    make_updater: MakeUpdater, address: Address, tmp_path: Path
+) -> Callable[..., list[bytes]]:
+    """Train one step, on the same datums whichever the method, and return the weights."""
+
+    def train(loss: str, settings: dict[str, float], epochs: int = 1) -> list[bytes]:
+        (tmp_path / "checkpoints.jsonl").unlink(missing_ok=True)
+        updater = make_updater(method=UpdateMethod(loss, settings, ADAM, epochs=epochs))
+        advance(updater, 0, 1)  # step 1 has no datum, and saves a state
+        return weights(updater, address)
+
+    return train
+
+
+def test_on_policy_one_step_of_ppo_is_importance_sampling_to_the_bit(
+    train_by: Callable[..., list[bytes]],
+) -> None:
+    """At ratio 1 nothing is clipped; a second epoch is not at ratio 1, and differs."""
+    clips = {"clip_low_threshold": 0.9999, "clip_high_threshold": 1.0001}
+    assert train_by("ppo", clips) == train_by("importance_sampling", {})
+    assert train_by("ppo", clips, 2) != train_by("importance_sampling", {}, 2)
+
+
+@pytest.mark.parametrize("loss", ["dual_clip", "sapo", "topr", "sppo"])
+def test_on_policy_a_loss_by_weights_is_reinforce_up_to_rounding(
+    train_by: Callable[..., list[bytes]], loss: str
+) -> None:
+    """The log-probabilities of sampler and trainer differ by their rounding alone."""
+    plain, by_weights = train_by("cross_entropy", {}), train_by(loss, {})
+    assert len(plain) == 2
+    for made, expected in zip(by_weights, plain, strict=True):
+        theirs, ours = load(expected), load(made)
+        apart = max(float((theirs[name] - ours[name]).abs().max()) for name in theirs)
+        assert apart <= 1e-4
 
 
 def test_a_new_process_replays_the_steps_after_the_last_state_and_probes_them(

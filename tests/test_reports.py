@@ -7,7 +7,7 @@ import duckdb
 import pytest
 
 from adapters.calls import POLICY
-from tasks.advantages import CreditAssignment
+from tasks.algorithm.advantages import CreditAssignment
 from tasks.checkpoints import Ledger
 from tasks.datums import write_datums
 from tasks.evaluations import ScoredRollout, Spent, score

@@ -3,9 +3,9 @@
 import pyarrow as pa
 import pytest
 
-from tasks.advantages import CreditAssignment, advantages_by_call
+from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import build
-from tasks.returns import returns_by_role, returns_to_go
+from tasks.returns import earnings_by_role, returns_to_go
 from tests.trajectory_rows import table
 
 GROUP = "train-00000-0000"
@@ -33,7 +33,8 @@ def trajectory(
 
 
 def returns(*rows: dict, discount: float = 1.0) -> list[list[float]]:
-    return list(returns_by_role(table(*rows), discount)["policy"][GROUP].values())
+    earned = earnings_by_role(table(*rows), discount)["policy"][GROUP]
+    return [[call.returned for call in calls] for calls in earned.values()]
 
 
 def advantages(datums: pa.Table) -> list[list[float]]:
@@ -70,13 +71,23 @@ def test_the_rewards_of_a_role_s_calls_are_summed_over_its_trajectories() -> Non
     assert returns(*broken, discount=0.5) == [[2.75, 3.5, 3.0]]
 
 
-def test_the_nth_call_is_compared_with_the_nth_call_of_the_others() -> None:
-    group = {"a": [3.0, 1.0, 5.0], "b": [1.0, 0.0], "c": [2.0]}
-    assert advantages_by_call(group, "centred") == {
-        "a": [1.0, 0.5, 0.0],  # nobody else came to a third call
-        "b": [-1.0, -0.5],
-        "c": [0.0],
-    }
+def test_calls_are_told_apart_by_what_they_observed_and_count_what_they_sampled() -> None:
+    """The first call of each rollout observes token 0, the second token 3."""
+    rows = trajectory(0, 1.0, [None, None]), trajectory(1, 0.0, [None])
+    earned = earnings_by_role(table(*rows), by_call=True)["policy"][GROUP]
+    (first, second), (other,) = earned.values()
+    assert first.state == other.state != second.state
+    assert [call.tokens for call in (first, second, other)] == [2, 2, 2]
+    assert [(call.returned, call.reward) for call in (first, second)] == [(1.0, 1.0)] * 2
+    (shared,), _ = earnings_by_role(table(*rows))["policy"][GROUP].values()
+    assert shared.tokens == 4
+
+
+def test_rebn_compares_the_discounted_returns_of_all_calls() -> None:
+    """With γ = 1/2 the returns are [1/2, 1] and [0]; mean 1/2, deviation 1/2."""
+    rows = trajectory(0, 1.0, [None, None]), trajectory(1, 0.0, [None])
+    datums = build(table(*rows), CreditAssignment("rebn", discount=0.5))
+    assert advantages(datums) == [[0.0, 0.0, 1.0, 1.0], [-1.0, -1.0]]
 
 
 def test_each_token_has_the_advantage_of_its_call() -> None:

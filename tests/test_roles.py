@@ -18,7 +18,7 @@ from adapters.door.recorded import Memory, Recorded
 from adapters.door.roles import check_role
 from adapters.door.scripted import ScriptError
 from adapters.harness.batches import play_batch
-from tasks.advantages import CreditAssignment
+from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import write_datums
 from tasks.journal import read_journal, seal
 from tasks.metrics import StepFiles, measure
@@ -124,7 +124,7 @@ def made(folder: Path, discount: float = 1.0) -> tuple[list[Span], dict[str, flo
     spans = [seal(run.journal(BATCH), run.spans(BATCH))]
     trajectories, datums = folder / "trajectories.parquet", folder / "datums.parquet"
     write_trajectories(trajectories, spans, TRAINED)
-    write_datums(datums, trajectories, CreditAssignment("centred", "none", 2, discount))
+    write_datums(datums, trajectories, CreditAssignment("centred", "sum", 2, discount))
     files = StepFiles(spans, {POLICY: trajectories}, {POLICY: datums}, {})
     return read(datums).to_pylist(), measure(files, trained_roles=TRAINED, min_group_size=2)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.calls import POLICY
-from tasks.advantages import CreditAssignment
+from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import write_datums
 from tasks.evaluations import Score, score_spans
 from tasks.metrics import Metrics, StepFiles, measure
@@ -90,7 +90,7 @@ class Step:
             )
             for number, (begin, end) in enumerate(zip(beginnings, ends, strict=True))
         ]
-        credit = CreditAssignment("standardized", "rollouts", min_group_size=2, discount=0.9)
+        credit = CreditAssignment("standardized", "rollout_mean", min_group_size=2, discount=0.9)
         trajectories, datums = folder / "trajectories.parquet", folder / "datums.parquet"
         write_trajectories(trajectories, spans, ROLES)
         write_datums(datums, trajectories, credit)

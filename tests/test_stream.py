@@ -12,7 +12,7 @@ from tinker import Datum
 from adapters.calls import POLICY
 from adapters.door.batches import OpenBatch
 from adapters.errors import EngineDied
-from adapters.tinker.live_policy import LivePolicy, LoraSpec, UpdateMethod
+from adapters.tinker.live_policy import LivePolicy, LoraSpec, ServiceLoss
 from benchmarks.interruptions.compare_runs import (
     count_repetitions,
     differing_parts,
@@ -45,9 +45,9 @@ def whole(
     passes = 0
     accumulate, play = LivePolicy.accumulate, RolloutServer.play
 
-    def count(live: LivePolicy, datums: Sequence[Datum], method: UpdateMethod) -> None:
+    def count(live: LivePolicy, datums: Sequence[Datum], loss: ServiceLoss) -> None:
         nonlocal passes
-        accumulate(live, datums, method)
+        accumulate(live, datums, loss)
         passes += 1
 
     def wait_for_the_pass(server: RolloutServer, batch: OpenBatch, how: Play) -> None:

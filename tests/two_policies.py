@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from agents import whispers
-from flows.recipe import Recipe
+from flows.recipe.recipe import Recipe
 from tasks.checkpoints import Ledger
 from tests.small_recipe import small_recipe
 

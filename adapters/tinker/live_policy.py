@@ -1,10 +1,10 @@
 """A live training client, and what a run asks of it: apply datums, probe one, save."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from tinker import AdamParams, APIFuture, Datum, TrainingClient
+from tinker import AdamParams, APIFuture, Datum, TensorData, TrainingClient
 from tinker.types import (
     ForwardBackwardOutput,
     LossFnType,
@@ -17,6 +17,9 @@ from adapters.tinker.service import PatientSampler, Service
 
 Saving = tuple[APIFuture[SaveWeightsForSamplerResponse], APIFuture[SaveWeightsResponse] | None]
 """Submitted saves: the sampler's weights and, if asked for, the training state."""
+
+Derivative = Callable[[np.ndarray, Mapping[str, np.ndarray]], np.ndarray]
+"""Log-probabilities of a datum's targets and its inputs → the loss's derivative by each of them."""
 
 STEPS_TAKEN = "step:max"
 """Metric in which an engine reports how many steps its optimizer has taken."""
@@ -35,34 +38,42 @@ class LoraSpec:
 
 
 @dataclass(frozen=True)
-class UpdateMethod:
-    """Method of an update: the loss with its settings, and the optimizer.
+class ServiceLoss:
+    """A loss as the service is asked for it.
 
-    `by_batch` makes one forward-backward pass for each rollout batch, and otherwise one for all.
+    With a `derivative`, cross-entropy stands for it, weighted by its negative derivative.
     """
 
-    loss: LossFnType
-    loss_settings: Mapping[str, float]
+    name: LossFnType
+    settings: Mapping[str, float]
+    derivative: Derivative | None = None
+
+
+@dataclass(frozen=True)
+class UpdateRequest:
+    """Contents of an update beside its datums; `by_pass` takes an optimizer step after each."""
+
+    loss: ServiceLoss
     optimizer: AdamParams
-    by_batch: bool = False
+    by_pass: bool = False
 
 
 @dataclass(frozen=True)
 class SubmittedUpdate:
-    """Forward-backward passes and an optimizer step that were submitted."""
+    """Forward-backward passes and optimizer steps that were submitted."""
 
     step: int
     outputs: list[APIFuture[ForwardBackwardOutput]]
-    optimizer: APIFuture[OptimStepResponse]
+    optimizer: list[APIFuture[OptimStepResponse]]
 
 
 @dataclass(frozen=True)
 class UpdateResult:
     """Measurements of an update.
 
-    `logprobs` are each datum's log-probabilities before the update. `optimizer_step` is how many
-    steps the optimizer has taken, this one included; None if the service does not report it, or if
-    there were no datums and so no step.
+    `logprobs` are each datum's log-probabilities in its first pass. `optimizer_step` is how many
+    steps the optimizer has taken, the first of this update included; None if the service does not
+    report it, or if there were no datums and so no step.
     """
 
     logprobs: list[np.ndarray]
@@ -82,25 +93,35 @@ class LivePolicy:
         self._outputs: list[APIFuture[ForwardBackwardOutput]] = []
         """Passes that no optimizer step has followed."""
 
-    def accumulate(self, datums: Sequence[Datum], method: UpdateMethod) -> None:
-        """Submit a forward-backward pass, whose gradient is added to those of the passes before."""
-        settings = dict(method.loss_settings)
-        self._outputs.append(self._client.forward_backward(list(datums), method.loss, settings))
+    def accumulate(self, datums: Sequence[Datum], loss: ServiceLoss) -> None:
+        """Submit a forward-backward pass, whose gradient is added to those of the passes before.
+
+        A loss with a derivative waits for a forward pass first.
+        """
+        if loss.derivative is not None:
+            datums = self._weigh(datums, loss)
+        submitted = self._client.forward_backward(list(datums), loss.name, dict(loss.settings))
+        self._outputs.append(submitted)
 
     def submit(
-        self, step: int, passes: Sequence[Sequence[Datum]], method: UpdateMethod
+        self, step: int, passes: Sequence[Sequence[Datum]], request: UpdateRequest
     ) -> SubmittedUpdate | None:
-        """Submit what is left of a step's passes, and the optimizer step; None without passes.
+        """Submit what is left of a step's passes, and the optimizer's steps; None without passes.
 
         Tinker's workers tick every ten seconds, and requests submitted together share a tick.
         """
         if not passes:
             return None
         assert len(self._outputs) <= len(passes), "more passes were submitted than the step has"
+        optimizer: list[APIFuture[OptimStepResponse]] = []
         for datums in passes[len(self._outputs) :]:
-            self.accumulate(datums, method)
+            self.accumulate(datums, request.loss)
+            if request.by_pass:
+                optimizer.append(self._client.optim_step(request.optimizer))
+        if not request.by_pass:
+            optimizer.append(self._client.optim_step(request.optimizer))
         outputs, self._outputs = self._outputs, []
-        return SubmittedUpdate(step, outputs, self._client.optim_step(method.optimizer))
+        return SubmittedUpdate(step, outputs, optimizer)
 
     def result(self, submitted: SubmittedUpdate | None) -> UpdateResult:
         """Wait for an update."""
@@ -108,18 +129,35 @@ class LivePolicy:
             return UpdateResult([], None)
         step, wait = submitted.step, self._service.result
         passes = [wait(output, f"forward_backward of step {step}") for output in submitted.outputs]
-        metrics = wait(submitted.optimizer, f"optim_step of step {step}").metrics or {}
-        taken = metrics.get(STEPS_TAKEN)
+        stepped = [wait(taken, f"optim_step of step {step}") for taken in submitted.optimizer]
+        taken = (stepped[0].metrics or {}).get(STEPS_TAKEN)
         logprobs = [
             datum["logprobs"].to_numpy() for made in passes for datum in made.loss_fn_outputs
         ]
         return UpdateResult(logprobs, None if taken is None else int(taken))
 
-    def probe(self, step: int, datum: Datum, method: UpdateMethod) -> np.ndarray:
+    def probe(self, step: int, datum: Datum, loss: ServiceLoss) -> np.ndarray:
         """Return the datum's log-probabilities; nothing changes."""
-        forward = self._client.forward([datum], method.loss, dict(method.loss_settings))
-        outputs = self._service.result(forward, f"forward of step {step}").loss_fn_outputs
-        return outputs[0]["logprobs"].to_numpy()
+        return self._forward([datum], loss, f"forward of step {step}")[0]
+
+    def _weigh(self, datums: Sequence[Datum], loss: ServiceLoss) -> list[Datum]:
+        """Weigh the targets of datums by the negative derivative of their loss."""
+        assert loss.derivative is not None
+        by_datum = self._forward(datums, loss, "the forward pass of a loss by weights")
+        weighted = []
+        for datum, logprobs in zip(datums, by_datum, strict=True):
+            inputs = {name: given.to_numpy() for name, given in datum.loss_fn_inputs.items()}
+            weights = -loss.derivative(logprobs, inputs) * inputs["weights"]
+            weighted.append(_weighted(datum, TensorData.from_numpy(weights.astype(np.float32))))
+        return weighted
+
+    def _forward(self, datums: Sequence[Datum], loss: ServiceLoss, what: str) -> list[np.ndarray]:
+        """Return the log-probabilities of each datum's targets."""
+        if loss.derivative is not None:
+            datums = [_weighted(datum, datum.loss_fn_inputs["weights"]) for datum in datums]
+        forward = self._client.forward(list(datums), loss.name, dict(loss.settings))
+        outputs = self._service.result(forward, what).loss_fn_outputs
+        return [output["logprobs"].to_numpy() for output in outputs]
 
     def save(self, name: str, ttl_seconds: int | None, *, with_state: bool) -> Saving:
         """Submit saves. Requests are served in order, so the saves hold every update before."""
@@ -137,3 +175,10 @@ class LivePolicy:
         wait, whose = self._service.result, f"of checkpoint {step}"
         path = wait(sampler, f"the sampler weights {whose}").path
         return path, wait(state, f"the training state {whose}").path if state else None
+
+
+def _weighted(datum: Datum, weights: TensorData) -> Datum:
+    """Return a datum of cross-entropy with these weights."""
+    targets = datum.loss_fn_inputs["target_tokens"]
+    inputs = {"target_tokens": targets, "weights": weights}
+    return Datum(model_input=datum.model_input, loss_fn_inputs=inputs)

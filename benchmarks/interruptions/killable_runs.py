@@ -111,10 +111,12 @@ class Training:
         return victim
 
 
-def train(run: RunFolder, settings: Sequence[str], environment: Environment) -> Training:
+def train(
+    run: RunFolder, settings: Sequence[str], environment: Environment, recipe: str = "hello"
+) -> Training:
     """Start `ratchet train` on a run; a run that exists is continued."""
     overrides = [part for setting in settings for part in ("--set", setting)]
-    command = f"-m flows.cli train hello --run {run.name} --if-exists resume".split()
+    command = f"-m flows.cli train {recipe} --run {run.name} --if-exists resume".split()
     started, size = time.time(), size_of(run)
     run.path.parent.mkdir(parents=True, exist_ok=True)
     with log_of(run).open("ab") as log:
@@ -129,9 +131,11 @@ def train(run: RunFolder, settings: Sequence[str], environment: Environment) -> 
     return Training(process, run, started, size)
 
 
-def train_to_end(run: RunFolder, settings: Sequence[str], environment: Environment) -> None:
+def train_to_end(
+    run: RunFolder, settings: Sequence[str], environment: Environment, recipe: str = "hello"
+) -> None:
     """Train a run, which nothing interrupts; SystemExit if it fails."""
-    if train(run, settings, environment).exit_code():
+    if train(run, settings, environment, recipe).exit_code():
         raise SystemExit(f"{run.path} failed; see {log_of(run)}")
 
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from adapters.tinker.live_policy import UpdateMethod
 from flows.runtime.open_run import OpenRun
 from flows.runtime.policies import RunPolicy
 from flows.runtime.task_runner import Spans
-from tasks.advantages import CreditAssignment
+from tasks.algorithm.advantages import CreditAssignment
+from tasks.algorithm.update_method import UpdateMethod
 from tasks.datums import build_datums, datums_of_batch
 from tasks.metrics import Metrics, StepFiles, drop_costs, measure, name_metrics, record_metrics
 from tasks.trajectories import assemble_trajectories
@@ -43,7 +43,7 @@ def accumulate(
         if not batch.state.is_completed():
             return
         for policy in run.policies:
-            datums = datums_of_batch(batch.result(), policy.roles, credit, method.loss)
+            datums = datums_of_batch(batch.result(), policy.roles, credit, method)
             if datums:
                 policy.updater.accumulate(step, datums, method)
 

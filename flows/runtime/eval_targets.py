@@ -5,7 +5,7 @@ from typing import Self
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
-from flows.recipe import Model, Recipe, Tracking
+from flows.recipe.recipe import Model, Recipe, Tracking
 from tasks.storage.manifest import latest_run, recipe_of
 from tasks.storage.run_folder import folder_of, name_run
 

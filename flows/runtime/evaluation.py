@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from adapters.calls import Sampling
-from flows.recipe import Recipe
+from flows.recipe.recipe import Recipe
 from flows.runtime.open_run import OpenRun, greedy_sampling, test_split, training_sampling
 from flows.runtime.task_runner import RolloutRunner, Spans, wait_for_batches
 from tasks.evaluations import PlayedShard, Score, score_rollouts

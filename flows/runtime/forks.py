@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from adapters.door.roles import policy_of
-from flows.recipe import Recipe
+from flows.recipe.recipe import Recipe
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics, record_metrics
 from tasks.storage.arrivals import ArrivalLedger, batches_of

@@ -16,7 +16,8 @@ from adapters.door.door import Door
 from adapters.harness.agents import load_agent
 from adapters.tinker.service import connect
 from adapters.tracking import Tracker
-from flows.recipe import Recipe, Rollouts
+from flows.recipe.recipe import Recipe
+from flows.recipe.rollouts import Rollouts
 from flows.runtime.policies import RunPolicies, open_policies
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from threading import Event
 
-from flows.recipe import Rollouts
+from flows.recipe.rollouts import Rollouts
 from flows.runtime.open_run import OpenRun
 from flows.runtime.task_runner import CheckpointOf, Spans, wait_for_batches
 from tasks.storage.arrivals import ArrivalLedger

@@ -8,7 +8,7 @@ from threading import Lock
 from adapters.calls import POLICY, Policy
 from adapters.tinker.live_policy import LoraSpec
 from adapters.tinker.service import Service
-from flows.recipe import Recipe
+from flows.recipe.recipe import Recipe
 from tasks.checkpoints import OR_NEWER, Ledger, policy_version
 from tasks.recovery import Era, RecordedSteps, TrainedPolicy
 from tasks.storage.run_folder import RunFolder

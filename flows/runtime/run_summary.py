@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict
 
-from flows.recipe import Recipe
+from flows.recipe.recipe import Recipe
 from tasks.evaluations import read_evaluation
 from tasks.metrics import read_metrics
 from tasks.storage.files import is_written

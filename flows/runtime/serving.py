@@ -13,7 +13,7 @@ from adapters.calls import POLICY, Policy, Sampling
 from adapters.chat import Chat
 from adapters.door.serving import OpenDoor, ServedModel
 from adapters.tinker.service import PatientSampler, Service, connect
-from flows.recipe import Model, Recipe
+from flows.recipe.recipe import Model, Recipe
 from flows.runtime.eval_targets import EvalTargetError, read_checkpoint
 from tasks.checkpoints import Ledger
 from tasks.storage.manifest import bind_run, recipe_of

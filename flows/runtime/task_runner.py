@@ -12,7 +12,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from adapters.calls import Policy, Sampling
 from adapters.door.batches import SampledBy
 from adapters.harness.batches import play_batch
-from flows.recipe import Rollouts
+from flows.recipe.rollouts import Rollouts
 from flows.runtime.open_run import OpenRun
 from tasks.rollouts import BatchPlan, Play, collect_rollouts
 from tasks.shards import read_shard

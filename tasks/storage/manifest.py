@@ -17,7 +17,7 @@ from tasks.storage.json_files import KEY as SEAL
 from tasks.storage.json_files import read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of, runs_root
 
-FORMAT = 3
+FORMAT = 4
 """Version of the run folder's layout and schemas. Manifests without one are of format 1."""
 SEALED = 3
 """First format whose JSON files carry checksums."""

@@ -1,0 +1,169 @@
+"""The tables of docs/algorithms.md, and what each algorithm learns, by seeds, beside the others.
+
+python -m benchmarks.algorithms                  print the tables of losses and of advantages
+python -m benchmarks.algorithms --seeds 3        train each algorithm, and print what it learnt
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from matplotlib import pyplot as plt
+
+from benchmarks.interruptions import killable_runs
+from benchmarks.measuring import describe_machine, format_table
+from tasks.algorithm.advantages import ADVANTAGES
+from tasks.algorithm.losses import LOSSES
+from tasks.algorithm.settings import Known
+from tasks.evaluations import read_evaluation
+from tasks.metrics import read_metrics
+from tasks.storage.run_folder import RunFolder
+
+PLAIN = ("algorithm.advantage=centred", "algorithm.loss=cross_entropy")
+"""Centred REINFORCE, beside which the others stand."""
+
+SEVERAL = ("optimizer.substeps=2", "optimizer.epochs=2")
+"""Updates at which ratios differ from 1, so that losses differ."""
+
+SAMPLING = "sampled"
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """Course of one run: the reward by step, and the held-out rewards before and after."""
+
+    rewards: list[float]
+    before: float
+    after: float
+
+
+def describe_losses() -> str:
+    """Describe the table of losses."""
+    rows = [
+        (
+            f"`{name}`",
+            f"{loss.formula}",
+            loss.source,
+            describe_settings(loss.settings),
+            "1" if loss.weighted is None else "1 and a forward",
+        )
+        for name, loss in LOSSES.items()
+    ]
+    return format_table("Losses", ("name", "loss of a token", "source", "settings", "passes"), rows)
+
+
+def describe_advantages() -> str:
+    """Describe the table of advantages."""
+    rows = [
+        (
+            f"`{name}`",
+            row.formula,
+            row.source,
+            describe_settings(row.settings),
+            "group" if row.in_groups else "step",
+        )
+        for name, row in ADVANTAGES.items()
+    ]
+    header = ("name", "advantage", "source", "settings", "compares within")
+    return format_table("Advantages", header, rows)
+
+
+def describe_settings(known: Known) -> str:
+    """Describe settings and their defaults in a cell."""
+    return ", ".join(f"`{name}` {setting.default}" for name, setting in known.items())
+
+
+def algorithms() -> dict[str, tuple[str, ...]]:
+    """Map a name to the settings of its recipe: each row of the tables, the other one plain."""
+    losses = {
+        f"loss {name}": ("algorithm.advantage=centred", f"algorithm.loss={name}", *SEVERAL)
+        for name in LOSSES
+    }
+    advantages = {
+        f"advantage {name}": (f"algorithm.advantage={name}", "algorithm.loss=cross_entropy")
+        for name in ADVANTAGES
+    }
+    return {"centred REINFORCE": PLAIN, **losses, **advantages}
+
+
+def train(
+    folder: Path, recipe: str, settings: Sequence[str], seed: int, environment: Mapping[str, str]
+) -> Learnt:
+    """Train a run, unless it is there, and read its course."""
+    name = "-".join(setting.partition("=")[2] for setting in settings)
+    run = RunFolder(folder / f"{recipe}-{name}-{seed}")
+    killable_runs.train_to_end(run, (*settings, f"seed={seed}"), environment, recipe)
+    steps = read_metrics(run.metrics)
+    before, after = (
+        read_evaluation(run.evaluation(f"{step:05d}"))[SAMPLING].finished.mean or 0.0
+        for step in (0, len(steps))
+    )
+    return Learnt([step["reward/mean"] for step in steps], before, after)
+
+
+def report(learnt: Mapping[str, Sequence[Learnt]]) -> str:
+    """Describe what each algorithm learnt: the mean over seeds, and the range."""
+    rows = []
+    for name, runs in learnt.items():
+        after = [run.after for run in runs]
+        before = fmean(run.before for run in runs)
+        spread = f"{min(after):.2f} to {max(after):.2f}"
+        rows.append((name, f"{before:.2f}", f"{fmean(after):.2f}", spread))
+    return format_table("Held-out reward", ("algorithm", "before", "after", "seeds"), rows)
+
+
+def draw(learnt: Mapping[str, Sequence[Learnt]], path: Path) -> None:
+    """Draw the reward by step of each algorithm, over that of centred REINFORCE."""
+    names = [name for name in learnt if name != "centred REINFORCE"]
+    columns = 4
+    rows = -(-len(names) // columns)
+    figure, panels = plt.subplots(
+        rows, columns, figsize=(3 * columns, 2 * rows), sharex=True, sharey=True, squeeze=False
+    )
+    for panel in panels.flat[len(names) :]:
+        panel.set_axis_off()
+    for panel, name in zip(panels.flat, names, strict=False):
+        for of, color in (("centred REINFORCE", "0.7"), (name, "tab:blue")):
+            for run in learnt[of]:
+                panel.plot(run.rewards, color=color, linewidth=1)
+        panel.set_title(name, fontsize=9)
+        panel.grid(alpha=0.3)
+    figure.supxlabel("step")
+    figure.supylabel("mean reward of a step's rollouts")
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    """Print the tables, or train and print what was learnt."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--seeds", type=int, default=0, help="runs of each algorithm")
+    options.add_argument("--recipe", default="arithmetic", help="training deployment")
+    options.add_argument("--steps", type=int, default=20, help="steps of each run")
+    options.add_argument("--only", nargs="+", help="names of algorithms; all without it")
+    options.add_argument("--folder", type=Path, default=Path("runs/algorithms"))
+    options.add_argument("--picture", type=Path, default=Path("docs/pictures/algorithms.png"))
+    arguments = options.parse_args()
+    if not arguments.seeds:
+        print(f"{describe_losses()}\n{describe_advantages()}")
+        return
+    folder, steps = arguments.folder.absolute(), f"steps={arguments.steps}"
+    print(describe_machine(), flush=True)
+    chosen = {n: s for n, s in algorithms().items() if n in (arguments.only or algorithms())}
+    learnt: dict[str, list[Learnt]] = {}
+    with killable_runs.prefect_server(folder / "prefect") as api:
+        environment = killable_runs.environment(folder / "prefect", api)
+        for name, settings in chosen.items():
+            learnt[name] = [
+                train(folder, arguments.recipe, (steps, *settings), seed, environment)
+                for seed in range(arguments.seeds)
+            ]
+            print(name, [f"{run.after:.2f}" for run in learnt[name]], flush=True)
+    print(report(learnt))
+    draw(learnt, arguments.picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""How rewards become weights: advantage, loss and optimizer of a recipe."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, WithJsonSchema, model_validator
+from tinker import AdamParams
+
+from flows.recipe.section import Section
+from tasks.algorithm.advantages import ADVANTAGES, Aggregation, check_advantage, find_advantage
+from tasks.algorithm.losses import LOSSES, check_loss
+from tasks.algorithm.schedules import Schedule, ScheduleName
+
+SettingValue = Annotated[float | str, Field(union_mode="left_to_right")]
+"""A number, also one that the command line gives as text, or a name."""
+
+
+class Algorithm(Section):
+    """Path from rewards to a loss."""
+
+    advantage: Annotated[str, WithJsonSchema({"type": "string", "enum": [*ADVANTAGES]})] = (
+        "standardized"
+    )
+    """Comparison of rewards, by name (docs/algorithms.md): `standardized` is GRPO's, `centred` Dr.
+    GRPO's, `leave_one_out` RLOO's."""
+
+    advantage_settings: dict[str, SettingValue] = Field(default_factory=dict[str, SettingValue])
+    """The advantage's own settings, such as asymre's shift; one it does not read is refused."""
+
+    loss: Annotated[str, WithJsonSchema({"type": "string", "enum": [*LOSSES]})] = (
+        "importance_sampling"
+    )
+    """Loss, by name (docs/algorithms.md): one of Tinker's, or one that weighs cross-entropy by its
+    derivatives, which takes a forward pass more."""
+
+    loss_settings: dict[str, SettingValue] = Field(default_factory=dict[str, SettingValue])
+    """The loss's own settings, such as ppo's clip_low_threshold; one it does not read is
+    refused."""
+
+    discount: float = Field(default=1.0, ge=0, le=1)
+    """Discount γ of later rewards at a call, if an agent rewards its calls; below 1, a reward that
+    is one number is the reward of the last call."""
+
+    aggregation: Aggregation = "sum"
+    """Tinker sums a loss over tokens; `token_mean` divides it by the step's tokens, `rollout_mean`
+    each rollout's by its tokens and by the rollouts, `rollout_sum` by the rollouts, and `fixed` by
+    the divisor."""
+
+    divisor: float | None = Field(default=None, gt=0)
+    """The number by which aggregation `fixed` divides a loss."""
+
+    @model_validator(mode="after")
+    def _advantage_and_loss_are_in_their_tables(self) -> Self:
+        check_advantage(self.advantage, self.advantage_settings)
+        check_loss(self.loss, self.loss_settings, self.aggregation)
+        return self
+
+    @model_validator(mode="after")
+    def _a_divisor_divides(self) -> Self:
+        if (self.aggregation == "fixed") != (self.divisor is not None):
+            raise ValueError(
+                f"aggregation {self.aggregation} with divisor {self.divisor}: one without the "
+                "other does nothing; give aggregation fixed and a divisor, or neither"
+            )
+        return self
+
+    def across_groups(self) -> list[str]:
+        """List what depends on a whole step, so that no batch's loss is known before its end."""
+        settings = {
+            f"algorithm.aggregation {self.aggregation}": self.aggregation in ("sum", "fixed"),
+            f"algorithm.advantage {self.advantage}": find_advantage(self.advantage).in_groups,
+        }
+        return [name for name, in_groups in settings.items() if not in_groups]
+
+
+class Optimizer(Section):
+    """AdamW, as Tinker runs it, and its steps."""
+
+    learning_rate: float = Field(gt=0)
+    """Step size; LoRA wants about ten times that of full training."""
+
+    schedule: ScheduleName = "constant"
+    """Curve by which the learning rate falls over the run's steps."""
+
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises, before it falls by the schedule."""
+
+    final_fraction: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the learning rate towards which a linear or cosine schedule falls."""
+
+    substeps: int = Field(default=1, ge=1)
+    """Optimizer steps of each step, each on a part of its datums."""
+
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the datums of a step."""
+
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the mean of gradients."""
+
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    """Decay of the mean of squared gradients."""
+
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment."""
+
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled decay of the LoRA weights."""
+
+    grad_clip_norm: float = Field(default=0.0, ge=0)
+    """Gradients with a larger norm are scaled down to it; 0 leaves them."""
+
+    @model_validator(mode="after")
+    def _a_floor_is_fallen_to(self) -> Self:
+        if self.schedule == "constant" and self.final_fraction:
+            raise ValueError(
+                f"final_fraction {self.final_fraction:g} does nothing with schedule constant; give "
+                "schedule linear or cosine, or leave it out"
+            )
+        return self
+
+    def adam(self) -> AdamParams:
+        """Return Tinker's parameters of an optimizer step, at the full learning rate."""
+        return AdamParams(**self.model_dump(include=set(AdamParams.model_fields)))
+
+    def schedule_over(self, steps: int) -> Schedule:
+        """Return the schedule of a run of so many steps."""
+        return Schedule(self.schedule, steps, self.warmup_steps, self.final_fraction)

@@ -1,0 +1,213 @@
+"""The recipe: everything that a run depends on. Its values are written in prefect.yaml."""
+
+import hashlib
+import json
+from typing import Any, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from adapters.calls import POLICY
+from adapters.door.roles import check_role, policy_of
+from flows.recipe.algorithm import Algorithm, Optimizer
+from flows.recipe.rollouts import Rollouts
+from flows.recipe.section import Section
+from tasks.algorithm.advantages import CreditAssignment
+from tasks.algorithm.update_method import UpdateMethod
+
+CHANGES_NO_RESULT: Any = {
+    "service": True,
+    "checkpoints": {"probe_tolerance"},
+    "rollouts": {"batches", "runner", "cluster", "door"},
+}
+
+
+class Dataset(Section):
+    """Examples that the agent is asked."""
+
+    path: str
+    """A CSV, JSON-lines or Parquet file; its `split` column says train or test."""
+
+    columns: tuple[str, ...] = ()
+    """The columns the agent reads; a file without one of them is refused before anything runs."""
+
+
+class Model(Section):
+    """The policy: a base model and the LoRA that is trained on it."""
+
+    base: str = "local/tiny-chat"
+    """A model of the Tinker service, or, on the engine, a shipped id, a hub name or a directory."""
+
+    renderer: str = "qwen3"
+    """Renderer of messages as tokens: a name of the `renderers` package."""
+
+    lora_rank: int = Field(default=16, ge=1, le=256)
+    """Rank of the LoRA weights."""
+
+    train_attention: bool = True
+    """Train a LoRA on the attention's linear layers."""
+
+    train_mlp: bool = True
+    """Train a LoRA on the feed-forward layers."""
+
+    train_unembedding: bool = True
+    """Train a LoRA on the output layer."""
+
+
+class Evaluation(Section):
+    """Settings of the scoring of held-out examples."""
+
+    every: int = Field(default=0, ge=0)
+    """Score after every so many steps; 0 scores only before the first and after the last."""
+
+    examples: int = Field(default=128, ge=1)
+    """Held-out examples, the first of the test split in a seeded order; all if it has fewer."""
+
+    rollouts: int = Field(default=1, ge=1)
+    """Sampled rollouts of each example; with k of them pass@1 to pass@k are reported."""
+
+    threshold: float = 1.0
+    """A rollout passes, for pass@k, if its reward is at least this."""
+
+    greedy: bool = True
+    """Run each example once at temperature 0 as well."""
+
+    def due(self, step: int, steps: int) -> bool:
+        """Return whether checkpoint `step` of `steps` is scored."""
+        return step in (0, steps) or (self.every > 0 and step % self.every == 0)
+
+
+class Checkpoints(Section):
+    """Settings of the saved weights."""
+
+    every: int = Field(default=5, ge=1)
+    """Save weights and optimizer after every so many steps; the last is always saved."""
+
+    ttl_seconds: int | None = Field(default=None, ge=3600)
+    """Seconds for which the service keeps what a run saves; empty keeps it until it is deleted."""
+
+    probe_tolerance: float | None = Field(default=1e-4, ge=0)
+    """Largest difference of rebuilt weights to recorded log-probabilities; empty only reports it.
+    A service that samples in another precision than it trains needs more."""
+
+    def due(self, step: int, steps: int) -> bool:
+        """Return whether checkpoint `step` of `steps` saves the training state."""
+        return step == steps or step % self.every == 0
+
+
+class ServicePatience(Section):
+    """Patience with the Tinker service."""
+
+    timeout_seconds: float = Field(default=600, gt=0)
+    """The longest wait for one answer; then the task fails, and is retried on a new client."""
+
+
+class Tracking(Section):
+    """Weights & Biases, beside the run's own metrics."""
+
+    project: str | None = None
+    """The project to log to; empty logs nowhere. Without WANDB_API_KEY the run is kept offline."""
+
+
+class Recipe(Section):
+    """Everything a run depends on."""
+
+    agent: str
+    """Agent: a module of `agents/`, `package.module:function`, `command:` and its words, or
+    `gem:` or `verifiers:` and the id of an environment (docs/agents.md)."""
+
+    steps: int = Field(ge=1)
+    """Optimizer steps."""
+
+    seed: int = Field(default=0, ge=0)
+    """The one seed; all others derive from it."""
+
+    roles: dict[str, str] = Field(default_factory=dict[str, str])
+    """Backend of each role of the agent: `policy`, which is trained in it, another policy that is
+    trained beside it, as `policy:name`, a scripted `function:package.module:name`, or a model of
+    LiteLLM's, such as `openai/gpt-4o-mini`."""
+
+    # What each section is for, its own docstring says.
+    dataset: Dataset
+    model: Model = Model()
+    rollouts: Rollouts = Rollouts()
+    algorithm: Algorithm = Algorithm()
+    optimizer: Optimizer
+    evaluation: Evaluation = Evaluation()
+    checkpoints: Checkpoints = Checkpoints()
+    service: ServicePatience = ServicePatience()
+    tracking: Tracking = Tracking()
+
+    @field_validator("roles")
+    @classmethod
+    def _roles_can_be_answered(cls, roles: dict[str, str]) -> dict[str, str]:
+        for role, who in roles.items():
+            check_role(role, who)
+        return roles
+
+    @model_validator(mode="after")
+    def _batches_can_be_submitted_as_they_end(self) -> Self:
+        whole = self.algorithm.across_groups()
+        if self.optimizer.substeps * self.optimizer.epochs > 1:
+            whole += [f"optimizer.substeps {self.optimizer.substeps}"]
+            whole += [f"optimizer.epochs {self.optimizer.epochs}"]
+        if self.rollouts.stream and whole:
+            raise ValueError(
+                f"rollouts.stream with {' and '.join(whole)} would change the result, since a "
+                "step's losses are known when all of its rollouts have ended; leave stream out, "
+                "or give them their defaults"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_learning_rate_rises_before_the_end(self) -> Self:
+        if self.optimizer.warmup_steps >= self.steps:
+            raise ValueError(
+                f"optimizer.warmup_steps {self.optimizer.warmup_steps} never end in {self.steps} "
+                "steps; give fewer"
+            )
+        return self
+
+    def policies(self) -> dict[str, tuple[str, ...]]:
+        """Map each policy to the roles that it is trained in, the main one first."""
+        trained: dict[str, list[str]] = {POLICY: [POLICY]}
+        for role, who in sorted(self.roles.items(), key=lambda item: (item[1], item[0])):
+            name = policy_of(who)
+            if name is not None and role != POLICY:
+                trained.setdefault(name, []).append(role)
+        return {name: tuple(roles) for name, roles in trained.items()}
+
+    def credit(self) -> CreditAssignment:
+        """Return the credit assignment: how rewards become advantages."""
+        algorithm = self.algorithm
+        return CreditAssignment(
+            algorithm.advantage,
+            algorithm.aggregation,
+            self.rollouts.min_group_size(),
+            algorithm.discount,
+            algorithm.advantage_settings,
+            algorithm.divisor,
+        )
+
+    def update_method(self) -> UpdateMethod:
+        """Return the loss, its settings and the optimizer."""
+        algorithm, optimizer = self.algorithm, self.optimizer
+        return UpdateMethod(
+            algorithm.loss,
+            algorithm.loss_settings,
+            optimizer.adam(),
+            optimizer.schedule_over(self.steps),
+            optimizer.substeps,
+            optimizer.epochs,
+            self.rollouts.stream,
+        )
+
+    def fingerprint(self) -> str:
+        """Hash the recipe's canonical JSON by SHA-256; a run is bound to the hash.
+
+        Keys that change no result are left out, so that they may change when a run continues.
+        """
+        values = self.model_dump(mode="json", exclude=CHANGES_NO_RESULT)
+        if self.rollouts.order == "arrival" or self.rollouts.stream:
+            values["rollouts"]["batches"] = self.rollouts.batches
+        canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()

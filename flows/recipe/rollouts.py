@@ -1,0 +1,144 @@
+"""How the rollouts of a recipe are played."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from adapters.addresses import check_runner
+from flows.recipe.section import Section
+
+
+class Rollouts(Section):
+    """Settings of a step's rollouts."""
+
+    groups: int = Field(default=16, ge=1)
+    """Examples a step; each becomes one group."""
+
+    group_size: int = Field(default=8, ge=2)
+    """Rollouts of each example, whose rewards are compared with each other."""
+
+    concurrency: int = Field(default=128, ge=1)
+    """Rollouts of one step that run at the same time."""
+
+    batches: int = Field(default=1, ge=1)
+    """Rollout batches of a step: parallel tasks that fail, retry and resume apart. Tokens, datums
+    and weights are the same with any number."""
+
+    lag: int = Field(default=0, ge=0)
+    """Updates by which sampling is behind: the rollouts of step s are sampled by checkpoint
+    max(s - lag, 0), while the steps before s are trained."""
+
+    order: Literal["shard", "arrival"] = "shard"
+    """Rollouts of a step: those of its `shard`, so that every run of the recipe is the same; or the
+    first batches on `arrival`, at most `lag` updates behind, which no other run repeats."""
+
+    weights: Literal["snapshot", "inflight"] = "snapshot"
+    """Weights of a batch: those of the checkpoint by which it began; or `inflight` ones, which each
+    update changes while rollouts are played, so that no other run repeats them."""
+
+    runner: Literal["threads", "dask", "ray"] = "threads"
+    """Where batches are played: in threads of the flow's process, or by the processes of a Dask
+    cluster (docs/scaling.md)."""
+
+    cluster: str | None = None
+    """Address of the Dask cluster's scheduler, such as tls://10.0.0.1:8786; without one, the flow
+    starts a cluster of processes on its own machine."""
+
+    door: str | None = None
+    """URL at which the cluster's workers reach the flow, such as https://10.0.0.2:8600; without
+    one, only workers on the flow's machine reach it."""
+
+    timeout_seconds: float = Field(default=120, gt=0)
+    """A rollout whose agent takes longer has failed; waiting for the model's answers is free."""
+
+    max_tokens: int = Field(default=64, ge=1)
+    """The most tokens one call may sample."""
+
+    temperature: float = Field(default=1.0, gt=0, le=2)
+    """Sampling temperature of the policy; losses assume 1."""
+
+    stream: bool = False
+    """Submit each batch's forward-backward as soon as its rollouts have ended, not all at once. The
+    weights are the same but for the rounding of sums, which then depends on `batches`."""
+
+    replay: bool = True
+    """Give a rollout that is started again the answers that it had, for as long as it asks the
+    same; if false, they are sampled again."""
+
+    max_calls: int = Field(default=100, ge=1)
+    """The most calls one rollout may make; any further one is refused, and counted."""
+
+    partial_groups: Literal["wait", "drop_group", "use_rest"] = "use_rest"
+    """Treatment of a group with failed rollouts: `use_rest` trains on the others, `drop_group` on
+    none of them; `wait` plays the failed ones again, and then uses the rest."""
+
+    attempts: int = Field(default=1, ge=1)
+    """Most attempts at a rollout that fails; for `wait`, 2 or more."""
+
+    minimum_group: int = Field(default=2, ge=2)
+    """Size below which a group is not trained; `drop_group` trains whole groups only."""
+
+    @model_validator(mode="after")
+    def _groups_are_treated_as_asked(self) -> Self:
+        waits = self.partial_groups == "wait"
+        if waits != (self.attempts > 1):
+            raise ValueError(
+                f"partial_groups {self.partial_groups} with attempts {self.attempts}: one without "
+                "the other does nothing; to play failed rollouts again give wait, and 2 or more"
+            )
+        if self.partial_groups == "drop_group" and self.minimum_group != 2:
+            raise ValueError(
+                f"minimum_group {self.minimum_group} would be ignored by drop_group, which trains "
+                "whole groups only; leave it out, or use_rest"
+            )
+        if self.minimum_group > self.group_size:
+            raise ValueError(
+                f"minimum_group {self.minimum_group} is more than group_size {self.group_size}, "
+                "so no group would be trained"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _batches_can_be_played_there(self) -> Self:
+        check_runner(self.runner, self.cluster, self.door)
+        return self
+
+    @model_validator(mode="after")
+    def _overlap_does_something(self) -> Self:
+        if self.order == "arrival" and self.lag == 0:
+            raise ValueError(
+                "order arrival with lag 0 does nothing, since a step waits for all of its batches; "
+                "give a lag of 1 or more, or order shard"
+            )
+        if self.weights == "inflight" and self.lag == 0:
+            raise ValueError(
+                "weights inflight with lag 0 does nothing, since no update is made while rollouts "
+                "are played; give a lag of 1 or more, or weights snapshot"
+            )
+        if self.stream and (self.order == "arrival" or self.batches == 1):
+            raise ValueError(
+                f"stream with order {self.order} and batches {self.batches} does nothing, since a "
+                "step begins when all of its rollouts have ended; give order shard and 2 batches "
+                "or more, or leave stream out"
+            )
+        return self
+
+    def not_reproducible(self) -> list[str]:
+        """List why another run of the recipe would not have the same weights."""
+        reasons = {
+            "steps are made of batches as they arrive": self.order == "arrival",
+            "updates change the weights of running rollouts": self.weights == "inflight",
+        }
+        return [f"{reason}: no other run repeats it" for reason, holds in reasons.items() if holds]
+
+    def steps_under_way(self) -> int:
+        """Return of how many steps the batches are played at the same time."""
+        return 1 if self.order == "arrival" else self.lag + 1
+
+    def concurrency_of_batch(self) -> int:
+        """Return how many rollouts of one batch run at the same time."""
+        return max(1, self.concurrency // self.batches)
+
+    def min_group_size(self) -> int:
+        """Return the size below which a group is not trained on."""
+        return self.group_size if self.partial_groups == "drop_group" else self.minimum_group

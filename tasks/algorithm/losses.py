@@ -1,0 +1,223 @@
+"""The table of losses: what each reads, which settings it has, and how it is computed.
+
+A loss is a row of LOSSES. A service computes a *built-in* loss in one forward-backward pass. A loss
+*by weights* takes a forward pass more: its log-probabilities go into a function of
+`tasks.algorithm.weighted_losses`, and the derivative that comes out weighs cross-entropy, whose
+gradient is then that of the loss. Losses are summed over tokens.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from tinker.types import LossFnType
+
+from adapters.tinker.live_policy import ServiceLoss
+from tasks.algorithm import weighted_losses
+from tasks.algorithm.settings import Known, Number, Option, Settings, complete_settings
+
+Columns = Mapping[str, np.ndarray]
+"""Columns of a datum: `targets`, `logprobs`, `advantages` and `mask` of shape [targets]; `scale`,
+the factor of its loss, of shape []."""
+
+Input = Callable[[Columns, Settings], np.ndarray]
+UsedBy = tuple[str, tuple[str, ...]] | None
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A row of the table.
+
+    `service_loss` is the loss of the Tinker API that the service computes, from `inputs`, and with
+    the row's `settings` unless these are only of the inputs (`sends_settings`). A loss by weights
+    has a function, `weighted`. `scales` is whether scaled advantages scale the whole loss.
+    """
+
+    formula: str
+    source: str
+    service_loss: LossFnType
+    inputs: Mapping[str, Input]
+    settings: Known = field(default_factory=dict[str, Number | Option])
+    sends_settings: bool = True
+    weighted: weighted_losses.WeightedLoss | None = None
+    scales: bool = True
+
+
+def _targets(columns: Columns, _: Settings) -> np.ndarray:
+    return columns["targets"]
+
+
+def _logprobs(columns: Columns, _: Settings) -> np.ndarray:
+    return columns["logprobs"]
+
+
+def _advantages(columns: Columns, _: Settings) -> np.ndarray:
+    return columns["advantages"] * columns["scale"]
+
+
+def _opmd_weights(columns: Columns, settings: Settings) -> np.ndarray:
+    return _advantages(columns, settings) / (1 + float(settings["tau"]))
+
+
+def _clips(low: float, high: float, used_by: UsedBy = None) -> dict[str, Number | Option]:
+    return {
+        "clip_low_threshold": Number(low, 0, 1, used_by),
+        "clip_high_threshold": Number(high, 1, used_by=used_by),
+    }
+
+
+def _by_weights(
+    formula: str, source: str, function: weighted_losses.WeightedLoss, settings: Known
+) -> Loss:
+    return Loss(formula, source, "cross_entropy", WEIGHTED, settings, False, function)
+
+
+POLICY_GRADIENT = {"target_tokens": _targets, "logprobs": _logprobs, "advantages": _advantages}
+CROSS_ENTROPY = {"target_tokens": _targets, "weights": _advantages}
+WEIGHTED = {
+    "target_tokens": _targets,
+    "weights": lambda columns, _: columns["mask"] * columns["scale"],
+    "logprobs": _logprobs,
+    "advantages": lambda columns, _: columns["advantages"],
+}
+"""Inputs of a loss by weights: the service gets the first two, the function all of them."""
+
+TINKER = "https://tinker-docs.thinkingmachines.ai/tinker/losses"
+CLIPPED = "clip", ("one_side", "two_side", "ring")
+
+LOSSES: Mapping[str, Loss] = {
+    "importance_sampling": Loss("-ratio A", TINKER, "importance_sampling", POLICY_GRADIENT),
+    "ppo": Loss(
+        "-min(ratio A, clip(ratio) A)",
+        "arXiv:1707.06347",
+        "ppo",
+        POLICY_GRADIENT,
+        _clips(0.8, 1.2),
+    ),
+    "cispo": Loss(
+        "-sg(clip(ratio)) A log p",
+        "arXiv:2506.13585",
+        "cispo",
+        POLICY_GRADIENT,
+        _clips(0.0, 4.0),
+    ),
+    # The quadratic term of dro has no advantage that could be scaled.
+    "dro": Loss(
+        "-(A log p - β/2 (log p - log q)²)",
+        "arXiv:2405.19107",
+        "dro",
+        POLICY_GRADIENT,
+        {"beta": Number(0.05, 0)},
+        scales=False,
+    ),
+    "gspo": Loss(
+        "-min(s A, clip(s) A), s the geometric mean of the trajectory's ratios",
+        "arXiv:2507.18071",
+        "gspo",
+        {**POLICY_GRADIENT, "sequence_ratio_mask": lambda columns, _: columns["mask"]},
+        _clips(1 - 3e-4, 1 + 4e-4),
+    ),
+    # Weighted by advantages, cross-entropy is REINFORCE without a ratio.
+    "cross_entropy": Loss("-A log p", "Williams, 1992", "cross_entropy", CROSS_ENTROPY),
+    # A constant factor of the advantages: cross-entropy with other weights.
+    "opmd": Loss(
+        "-A log p / (1 + τ)",
+        "arXiv:2505.17826",
+        "cross_entropy",
+        {"target_tokens": _targets, "weights": _opmd_weights},
+        {"tau": Number(1.0, 0)},
+        sends_settings=False,
+    ),
+    "dual_clip": _by_weights(
+        "-min(ratio A, clip(ratio) A), at most -c A where A < 0",
+        "arXiv:1912.09729",
+        weighted_losses.dual_clip,
+        {**_clips(0.8, 1.2), "dual_clip": Number(3.0, 1)},
+    ),
+    "sapo": _by_weights(
+        "-4/τ sigmoid(τ (ratio - 1)) A",
+        "arXiv:2511.20347",
+        weighted_losses.sapo,
+        {"tau_positive": Number(1.0, 1e-3, 1e3), "tau_negative": Number(1.05, 1e-3, 1e3)},
+    ),
+    "topr": _by_weights(
+        "-sg(α) A log p, α = 1 where A > 0, else min(ratio of the trajectory, 1)",
+        "arXiv:2503.14286",
+        weighted_losses.topr,
+        {"ratio": Option("trajectory", ("trajectory", "token"))},
+    ),
+    "sppo": _by_weights(
+        "-A log clip(ratio, 1 / (1 + ε), 1 + ε)",
+        "Trinity-RFT 0.6.0",
+        weighted_losses.sppo,
+        {"epsilon": Number(0.3, 1e-6)},
+    ),
+    "rec": _by_weights(
+        "-sg(M w) A log p, and a regulariser",
+        "arXiv:2509.24203",
+        weighted_losses.rec,
+        {
+            "clip": Option("none", ("none", "one_side", "two_side", "ring")),
+            **_clips(0.8, 1.2, CLIPPED),
+            "ring_low_threshold": Number(0.4, 0, 1, ("clip", ("ring",))),
+            "ring_high_threshold": Number(3.0, 1, used_by=("clip", ("ring",))),
+            "weight": Option("none", ("none", "ratio", "advantage")),
+            "temperature": Number(1.0, 1e-3, used_by=("weight", ("advantage",))),
+            "regularizer": Option("none", ("none", "k2", "forward_kl")),
+            "regularizer_coefficient": Number(
+                0.1, 1e-9, used_by=("regularizer", ("k2", "forward_kl"))
+            ),
+        },
+    ),
+}
+
+
+REFUSED = {
+    "stable_reinforce": "has no published formula, and reads sequences of a sampling session that "
+    "lives for a day, so a run could not be replayed after a crash; give gspo or cispo",
+}
+"""Loss of the field → why it is not in the table, and what to use instead."""
+
+
+def find_loss(name: str) -> Loss:
+    """Return the row of a loss; ValueError if there is none."""
+    if name in REFUSED:
+        raise ValueError(f"the loss {name} {REFUSED[name]}")
+    if name not in LOSSES:
+        raise ValueError(f"no loss '{name}' (there is: {', '.join(LOSSES)})")
+    return LOSSES[name]
+
+
+def check_loss(name: str, settings: Settings, aggregation: str) -> None:
+    """Refuse (ValueError) an unknown loss, an ignored setting, and a scale that has no effect."""
+    loss = find_loss(name)
+    complete_settings(f"the loss {name}", settings, loss.settings)
+    if not loss.scales and aggregation != "sum":
+        raise ValueError(
+            f"aggregation '{aggregation}' scales advantages, but the quadratic term of {name} has "
+            "none: use aggregation 'sum' with it"
+        )
+
+
+def service_loss(name: str, settings: Settings) -> ServiceLoss:
+    """Return a loss as the service is asked for it."""
+    loss = find_loss(name)
+    complete = complete_settings(f"the loss {name}", settings, loss.settings)
+    sent = complete if loss.sends_settings else {}
+    numbers = {key: float(value) for key, value in sent.items()}
+    if loss.weighted is None:
+        return ServiceLoss(loss.service_loss, numbers)
+    return ServiceLoss(loss.service_loss, numbers, partial(_derivative, loss.weighted, complete))
+
+
+def _derivative(
+    function: weighted_losses.WeightedLoss,
+    settings: Settings,
+    logprobs: np.ndarray,
+    inputs: Mapping[str, np.ndarray],
+) -> np.ndarray:
+    """Compute the derivative of a loss by weights, in double precision."""
+    tokens = {name: values.astype(np.float64) for name, values in inputs.items()}
+    _, derivative = function(logprobs.astype(np.float64), tokens, settings)
+    return derivative

@@ -1,0 +1,50 @@
+"""The method of an update: what a step's datums become at the service."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tinker import AdamParams, Datum
+
+from adapters.tinker.live_policy import UpdateRequest
+from tasks.algorithm.losses import service_loss
+from tasks.algorithm.schedules import Schedule
+from tasks.algorithm.settings import Settings
+
+
+@dataclass(frozen=True)
+class UpdateMethod:
+    """Method of an update: the loss with its settings, the optimizer, and its steps.
+
+    The datums are split evenly, in their order, into `substeps` minibatches with an optimizer step
+    each, `epochs` times over. `by_batch` makes a forward-backward pass of each rollout batch
+    instead, and one optimizer step.
+    """
+
+    loss: str
+    loss_settings: Settings
+    optimizer: AdamParams
+    schedule: Schedule | None = None
+    substeps: int = 1
+    epochs: int = 1
+    by_batch: bool = False
+
+    def request(self, step: int) -> UpdateRequest:
+        """Return what the update of a step asks of the service."""
+        optimizer, schedule = self.optimizer, self.schedule
+        if schedule is not None:
+            rate = optimizer.learning_rate * schedule.share(step)
+            optimizer = optimizer.model_copy(update={"learning_rate": rate})
+        loss = service_loss(self.loss, self.loss_settings)
+        return UpdateRequest(loss, optimizer, by_pass=self.substeps * self.epochs > 1)
+
+    def minibatches(self, datums: Sequence[Datum]) -> list[list[Datum]]:
+        """Split the datums of a step into the minibatches of its optimizer steps."""
+        parts = min(self.substeps, len(datums))
+        bounds = [len(datums) * part // parts for part in range(parts + 1)] if parts else []
+        epoch = [list(datums[low:high]) for low, high in pairwise(bounds)]
+        return epoch * self.epochs
+
+    def optimizer_steps(self, datums: int) -> int:
+        """Count the optimizer steps of a step with so many datums."""
+        return 1 if self.by_batch and datums else min(self.substeps, datums) * self.epochs

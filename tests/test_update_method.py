@@ -1,0 +1,76 @@
+"""Learning-rate schedules and the minibatches of an update, by numbers."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tinker import AdamParams
+
+from tasks.algorithm.schedules import Schedule, ScheduleName
+from tasks.algorithm.update_method import UpdateMethod
+
+ADAM = AdamParams(learning_rate=0.1)
+
+
+def method(substeps: int = 1, epochs: int = 1, *, by_batch: bool = False) -> UpdateMethod:
+    return UpdateMethod("ppo", {}, ADAM, None, substeps, epochs, by_batch)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shares"),
+    [
+        (Schedule("constant", 4), [1.0, 1.0, 1.0, 1.0]),
+        (Schedule("linear", 4), [1.0, 0.75, 0.5, 0.25]),
+        (Schedule("linear", 4, floor=0.2), [1.0, 0.8, 0.6, 0.4]),
+        (Schedule("cosine", 4), [1.0, 0.853553, 0.5, 0.146447]),
+        (Schedule("linear", 6, warmup=2), [1 / 3, 2 / 3, 1.0, 0.75, 0.5, 0.25]),
+        (Schedule("constant", 4, warmup=3), [0.25, 0.5, 0.75, 1.0]),
+    ],
+)
+def test_shares_of_the_learning_rate(schedule: Schedule, shares: list[float]) -> None:
+    assert [schedule.share(step) for step in range(schedule.steps)] == pytest.approx(
+        shares, abs=1e-6
+    )
+    rates = [
+        UpdateMethod("ppo", {}, ADAM, schedule).request(step).optimizer.learning_rate
+        for step in range(schedule.steps)
+    ]
+    assert rates == pytest.approx([0.1 * share for share in shares], abs=1e-6)
+
+
+@given(
+    name=st.sampled_from(["constant", "linear", "cosine"]),
+    steps=st.integers(1, 50),
+    warmup=st.integers(0, 49),
+    floor=st.floats(0, 0.99),
+)
+def test_a_share_is_never_0_and_never_more_than_1(
+    name: ScheduleName, steps: int, warmup: int, floor: float
+) -> None:
+    schedule = Schedule(name, steps, min(warmup, steps - 1), floor)
+    assert all(0 < schedule.share(step) <= 1 for step in range(steps))
+
+
+def test_a_constant_learning_rate_is_exactly_the_recipe_s() -> None:
+    constant = UpdateMethod("ppo", {}, ADAM, Schedule("constant", 7))
+    assert {constant.request(step).optimizer.learning_rate for step in range(7)} == {0.1}
+
+
+@given(count=st.integers(0, 40), substeps=st.integers(1, 9), epochs=st.integers(1, 3))
+def test_minibatches_hold_every_datum_once_an_epoch_and_differ_by_at_most_one(
+    count: int, substeps: int, epochs: int
+) -> None:
+    datums: list = list(range(count))
+    made = method(substeps, epochs)
+    minibatches = made.minibatches(datums)
+    assert [datum for part in minibatches for datum in part] == datums * epochs
+    sizes = {len(part) for part in minibatches}
+    assert not sizes or (min(sizes) > 0 and max(sizes) - min(sizes) <= 1)
+    assert made.optimizer_steps(count) == len(minibatches)
+
+
+def test_optimizer_steps_are_taken_by_minibatch_and_otherwise_once() -> None:
+    assert method().request(0).by_pass is False
+    assert method(substeps=2).request(0).by_pass
+    assert method(epochs=2).request(0).by_pass
+    assert method(by_batch=True).optimizer_steps(5) == 1
+    assert method(by_batch=True).optimizer_steps(0) == 0
