@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 class Wait:
-    """One wait for `what`, logged after 20 s and again whenever it has lasted twice as long.
+    """One wait for `what`: a warning after 20 s, then a line whenever it has lasted twice as long.
 
     `limit` is in seconds; None waits for ever. A wait with a limit below 60 s is logged at a third
     of it. Time in which this process stood still does not count.
@@ -22,6 +22,7 @@ class Wait:
         self._clock = running_clock()
         self._started = self._clock.seconds()
         self._next_word = min(FIRST_WORD_SECONDS, limit / 3 if limit else FIRST_WORD_SECONDS)
+        self._level = logging.WARNING
 
     @property
     def seconds(self) -> float:
@@ -45,4 +46,5 @@ class Wait:
             return
         self._next_word = 2 * seconds
         last = "" if self.limit is None else f"; it is given up after {self.limit:.0f} s"
-        log.warning("waiting for %s for %.0f s%s%s", self.what, seconds, more, last)
+        log.log(self._level, "waiting for %s for %.0f s%s%s", self.what, seconds, more, last)
+        self._level = logging.INFO

@@ -28,13 +28,13 @@ def train_with_bar(run: str, recipe: "Recipe", verbose: bool) -> str:
         with show_progress(folder, recipe.steps):
             flow = _find_flow(folder)
             wait_for_server()
-            with prefect_needed(run):
+            with explain_absence(run):
                 summary = flow(recipe=recipe, run=run)
     return _drift(summary) + _closing_line(summary, folder, time.monotonic() - started)
 
 
 @contextmanager
-def prefect_needed(run: str) -> Iterator[None]:
+def explain_absence(run: str) -> Iterator[None]:
     """Raise a UserError if a server that the flow of a run needs, such as Prefect's, is away."""
     import httpx
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.errors import EngineDied
 from benchmarks.interruptions.compare_runs import count_repetitions
 from flows.deployments import changed_recipe
 from flows.replay import replay
@@ -26,6 +25,7 @@ from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunError, RunFolder
 from tests.dying_engine import dying_in_batch, dying_in_update
 from tests.small_recipe import small_recipe
+from tests.whole_run import die, train_whole
 
 STEPS, LAG, BATCHES = 4, 2, 2
 ROLLOUTS = {"groups": 4, "group_size": 4, "max_tokens": 16, "batches": BATCHES}
@@ -130,11 +130,8 @@ def whole(
     tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
 ) -> Iterator[RunFolder]:
     """A run of four steps that nothing has interrupted."""
-    root = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RATCHET_RUNS", str(root))
-        train(RECIPE, run="whole")
-        yield RunFolder(root / "whole")
+    with train_whole(RECIPE, tmp_path_factory.mktemp("runs")) as run:
+        yield run
 
 
 def faults(run: RunFolder) -> list[str]:
@@ -185,9 +182,7 @@ def test_a_killed_run_keeps_each_decision_that_it_has_made(
     whole: RunFolder,
 ) -> None:
     monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
-    with killed, pytest.raises(EngineDied, match="ended with code -9"):
-        train(RECIPE, run="broken")
-    broken = RunFolder(tmp_path / "broken")
+    broken = die(RECIPE, killed, tmp_path)
     before = decisions(broken)
     train(RECIPE, run="broken")
     assert decisions(broken)[: len(before)] == before

@@ -14,10 +14,9 @@ import pytest
 from adapters.calls import POLICY
 from adapters.door.batches import PlaySettings
 from adapters.door.door import Door
-from adapters.errors import EngineDied
 from adapters.tinker.faults import ServiceRefused
 from adapters.tinker.live_policy import LivePolicy, UpdateResult
-from benchmarks.interruptions.compare_runs import count_repetitions, differing_parts, read_contents
+from benchmarks.interruptions.compare_runs import differing_parts, list_faults, read_contents
 from flows.runtime.overlap import steps_by_shard
 from flows.runtime.task_runner import CheckpointOf, Spans
 from flows.train import train
@@ -28,6 +27,7 @@ from tests.door_batches import ListRecorder, batch_at
 from tests.dying_engine import dying_in_batch, dying_in_update
 from tests.played_batch import service_without_engine
 from tests.small_recipe import small_recipe
+from tests.whole_run import die_and_go_on, train_whole
 
 STEPS, LAG = 4, 2
 RECIPE = small_recipe(
@@ -69,11 +69,8 @@ def whole(
     tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
 ) -> Iterator[RunFolder]:
     """A run of four steps with lag 2 that nothing has interrupted."""
-    root = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RATCHET_RUNS", str(root))
-        train(RECIPE, run="whole")
-        yield RunFolder(root / "whole")
+    with train_whole(RECIPE, tmp_path_factory.mktemp("runs")) as run:
+        yield run
 
 
 def test_a_step_is_sampled_by_exactly_the_checkpoint_of_lag_updates_before(
@@ -112,19 +109,10 @@ def test_a_run_in_more_batches_overlaps_to_the_same_weights(
     "killed", [dying_in_batch("train-00003.0"), dying_in_update(3)], ids=["batch", "update"]
 )
 def test_a_run_that_dies_while_steps_overlap_continues_as_if_it_had_not(
-    killed: AbstractContextManager[None],
-    whole: RunFolder,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    killed: AbstractContextManager[None], whole: RunFolder, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
-    with killed, pytest.raises(EngineDied, match="ended with code -9"):
-        train(RECIPE, run="broken")
-    train(RECIPE, run="broken")
-    broken = RunFolder(tmp_path / "broken")
-    assert differing_parts(read_contents(broken), read_contents(whole)) == []
-    counts = count_repetitions(broken)
-    assert (counts.finished_rerun, counts.sampled_twice, counts.applied_twice) == (0, 0, 0)
+    broken = die_and_go_on(RECIPE, killed, tmp_path)
+    assert list_faults(broken, read_contents(whole)) == []
     updates = [json.loads(broken.update("policy", step).read_text()) for step in range(STEPS)]
     probed = [update[key] for update in updates if (key := "probe/max_difference") in update]
     assert len(probed) == 1

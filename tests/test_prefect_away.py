@@ -17,7 +17,7 @@ import pytest
 
 from adapters.errors import UserError
 from benchmarks.interruptions import killable_runs
-from flows.command_line import prefect_needed
+from flows.command_line import explain_absence
 from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunFolder
 from tests.prefect_api import prefect_api
@@ -148,5 +148,5 @@ def test_an_embedded_server_that_is_killed_is_started_again(
 def test_a_server_that_stays_away_ends_the_command_with_a_sentence() -> None:
     request = httpx.Request("POST", "http://127.0.0.1:4200/api/flow_runs")
     away = r"4200/api/flow_runs does not answer \(refused\).*`ratchet resume one` goes on"
-    with pytest.raises(UserError, match=away), prefect_needed("one"):
+    with pytest.raises(UserError, match=away), explain_absence("one"):
         raise httpx.ConnectError("refused", request=request)

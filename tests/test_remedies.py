@@ -11,6 +11,7 @@ from flows.train import train
 from tasks.storage.checksums import Damaged
 from tasks.storage.run_folder import RunFolder
 from tests.small_recipe import small_recipe
+from tests.whole_run import train_whole
 
 STEPS = 3
 RECIPE = small_recipe(steps=STEPS, checkpoints={"every": 2})
@@ -20,11 +21,8 @@ RECIPE = small_recipe(steps=STEPS, checkpoints={"every": 2})
 def whole(
     tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
 ) -> Iterator[RunFolder]:
-    root = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RATCHET_RUNS", str(root))
-        train(RECIPE, run="whole")
-        yield RunFolder(root / "whole")
+    with train_whole(RECIPE, tmp_path_factory.mktemp("runs")) as run:
+        yield run
 
 
 def flip(path: Path, line: int = 0) -> None:

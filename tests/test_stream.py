@@ -11,11 +11,9 @@ from tinker import Datum
 
 from adapters.calls import POLICY
 from adapters.door.batches import OpenBatch
-from adapters.errors import EngineDied
 from adapters.tinker.live_policy import LivePolicy, LoraSpec, ServiceLoss
 from benchmarks.interruptions.compare_runs import (
-    count_repetitions,
-    differing_parts,
+    list_faults,
     read_contents,
     state_folder,
 )
@@ -28,6 +26,7 @@ from tasks.storage.tables import read
 from tests.dying_engine import dying_in_batch, dying_in_update
 from tests.processes import wait_until
 from tests.small_recipe import small_recipe
+from tests.whole_run import die_and_go_on, train_whole
 
 STEPS, BATCHES = 3, 2
 ROLLOUTS = {"groups": 4, "group_size": 4, "max_tokens": 16, "batches": BATCHES}
@@ -41,7 +40,6 @@ def whole(
     tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
 ) -> Iterator[RunFolder]:
     """A streamed run in which the last batch of each step waits for the first one's pass."""
-    root = tmp_path_factory.mktemp("runs")
     passes = 0
     accumulate, play = LivePolicy.accumulate, RolloutServer.play
 
@@ -58,13 +56,12 @@ def whole(
         play(server, batch, how)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RATCHET_RUNS", str(root))
         patch.setattr(LivePolicy, "accumulate", count)
         patch.setattr(RolloutServer, "play", wait_for_the_pass)
-        train(STREAMED, run="whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RATCHET_RUNS", str(root))
-        yield RunFolder(root / "whole")
+        with train_whole(STREAMED, tmp_path_factory.mktemp("runs")) as run:
+            patch.undo()
+            patch.setenv("RATCHET_RUNS", str(run.path.parent))
+            yield run
 
 
 def test_the_passes_of_a_step_are_its_batches(whole: RunFolder) -> None:
@@ -98,19 +95,10 @@ def test_streaming_changes_the_weights_by_no_more_than_rounding(
     ids=["batch", "update with a state before", "update without"],
 )
 def test_a_streamed_run_that_dies_continues_as_if_it_had_not(
-    killed: AbstractContextManager[None],
-    whole: RunFolder,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    killed: AbstractContextManager[None], whole: RunFolder, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
-    with killed, pytest.raises(EngineDied, match="ended with code -9"):
-        train(STREAMED, run="broken")
-    train(STREAMED, run="broken")
-    broken = RunFolder(tmp_path / "broken")
-    assert differing_parts(read_contents(broken), read_contents(whole)) == []
-    counts = count_repetitions(broken)
-    assert (counts.finished_rerun, counts.sampled_twice, counts.applied_twice) == (0, 0, 0)
+    broken = die_and_go_on(STREAMED, killed, tmp_path)
+    assert list_faults(broken, read_contents(whole)) == []
 
 
 def recorded(run: RunFolder) -> RecordedSteps:

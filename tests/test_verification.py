@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from engine.state.registry import find_damage as find_damage_of_engine
 from flows.cli import app
-from flows.train import train
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunFolder
 from tests.small_recipe import small_recipe
+from tests.whole_run import train_whole
 
 FLIPS = 500
 LOGS = (".log", ".partial")
@@ -23,11 +23,8 @@ LOGS = (".log", ".partial")
 def trained(
     tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
 ) -> Iterator[RunFolder]:
-    root = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RATCHET_RUNS", str(root))
-        train(small_recipe(), run="trained")
-        yield RunFolder(root / "trained")
+    with train_whole(small_recipe(), tmp_path_factory.mktemp("runs")) as run:
+        yield run
 
 
 @pytest.fixture
@@ -43,7 +40,7 @@ def engine_files(run: RunFolder) -> list[Path]:
 def test_a_run_that_nobody_changed_is_as_it_was_written(trained: RunFolder) -> None:
     assert [*find_damage(trained)] == []
     assert find_damage_of_engine(trained.engine) == []
-    result = CliRunner().invoke(app, ["verify", "trained"])
+    result = CliRunner().invoke(app, ["verify", "whole"])
     assert (result.exit_code, result.stdout.split(" is as it")[0]) == (0, str(trained.path))
 
 

@@ -167,9 +167,10 @@ class Service:
             if seconds < FIRST_WORD_SECONDS:
                 self._next_word = FIRST_WORD_SECONDS
             elif seconds >= self._next_word:
-                self._next_word = 2 * seconds
+                first = self._next_word == FIRST_WORD_SECONDS
+                self._next_word, level = 2 * seconds, logging.WARNING if first else logging.INFO
                 text = "waiting for %d answers of the Tinker service, for the first for %.0f s"
-                log.warning(text, len(begun), seconds)
+                log.log(level, text, len(begun), seconds)
 
     def _first(self, future: Future[T], what: str) -> T:
         either: list[Future[Any]] = [future, self.died]

@@ -1,0 +1,62 @@
+"""A run that dies under a loss by weights and several optimizer steps goes on to the bit."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from benchmarks.interruptions.compare_runs import list_faults, read_contents
+from tasks.metrics import read_metrics
+from tasks.storage.run_folder import RunFolder
+from tests.dying_engine import dying_in_batch, dying_in_update
+from tests.small_recipe import small_recipe
+from tests.whole_run import die_and_go_on, train_whole
+
+pytestmark = pytest.mark.story
+
+STEPS = 4
+RECIPE = small_recipe(
+    steps=STEPS,
+    algorithm={
+        "advantage": "rebn",
+        "discount": 0.9,
+        "loss": "dual_clip",
+        "loss_settings": {"dual_clip": 1.5},
+        "aggregation": "token_mean",
+    },
+    optimizer={
+        "learning_rate": 0.01,
+        "substeps": 2,
+        "epochs": 2,
+        "schedule": "linear",
+        "warmup_steps": 1,
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def whole(
+    tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
+) -> Iterator[RunFolder]:
+    with train_whole(RECIPE, tmp_path_factory.mktemp("runs")) as run:
+        yield run
+
+
+def test_every_step_trains_and_leaves_the_policy_that_sampled(whole: RunFolder) -> None:
+    """The second minibatch of a step is not at ratio 1, which its log-probabilities show."""
+    steps = read_metrics(whole.metrics)
+    assert len(steps) == STEPS
+    assert max(step["kl_sample_train_v2"] for step in steps) > 1e-7
+
+
+@pytest.mark.parametrize(
+    "killed",
+    [dying_in_batch("train-00002.0"), dying_in_update(1), dying_in_update(2)],
+    ids=["batch", "update", "next update"],
+)
+def test_a_run_that_dies_continues_as_if_it_had_not(
+    killed: AbstractContextManager[None], whole: RunFolder, tmp_path: Path
+) -> None:
+    broken = die_and_go_on(RECIPE, killed, tmp_path)
+    assert list_faults(broken, read_contents(whole)) == []
