@@ -69,6 +69,7 @@ class Service:
         The thread that calls it may outlive this call, but never the process.
         """
         returned: Future[T] = Future()
+        returned.set_running_or_notify_cancel()  # whoever gives up waiting cannot cancel it
 
         def fulfil() -> None:
             try:
