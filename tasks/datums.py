@@ -45,9 +45,10 @@ DTYPES = {"target_tokens": np.int64}
 def build(trajectories: pa.Table, credit: CreditAssignment) -> pa.Table:
     """Build the training batch: one row in SCHEMA per trajectory with a non-zero advantage.
 
-    A trajectory whose advantages are zero, or in which nothing is trained, moves no weight and is
-    left out; `trajectories.num_rows - build(…).num_rows` counts them. The trajectories of a group
-    with fewer than `credit.min_group_size` rollouts to train on are left out too.
+    A trajectory whose advantages are zero, unless the loss is regularized, or in which nothing is
+    trained, moves no weight and is left out, and so are the trajectories of a group with fewer than
+    `credit.min_group_size` rollouts to train on; `trajectories.num_rows - build(…).num_rows` counts
+    them.
 
     A role is compared with the same role of the group's other rollouts (`tasks.returns`), and if
     its calls have rewards, each call with theirs; `advantage` is then the mean over the
@@ -70,7 +71,7 @@ def build(trajectories: pa.Table, credit: CreditAssignment) -> pa.Table:
         rollout, mask = row["rollout_id"], masks[place]
         name = row["role"], rollout
         by_call = _select_calls(row, advantages[name], calls.get(name, {}))
-        if not mask.any() or not any(by_call):
+        if not mask.any() or not (any(by_call) or credit.regularized):
             continue
         if mask[0]:
             raise ValueError(f"rollout {rollout} sampled its first token from an empty prompt")

@@ -12,6 +12,7 @@ from tasks.algorithm.advantages import Aggregation, CreditAssignment
 from tasks.algorithm.losses import LOSSES
 from tasks.datums import build, read_datums, to_datums, write_datums
 from tasks.storage.tables import write
+from tests.small_recipe import small_recipe
 from tests.trajectory_rows import table
 
 CENTRED = CreditAssignment("centred")
@@ -71,6 +72,20 @@ def test_what_teaches_nothing_is_left_out() -> None:
     ]
     rollouts = build(table(*rows), CENTRED)["rollout_id"].to_pylist()
     assert rollouts == ["train-00000-0000-00", "train-00000-0000-02"]
+
+
+def test_what_has_no_advantage_is_trained_by_a_loss_that_is_regularized() -> None:
+    rows = table(trajectory(0, 1.0, [0, 1]), trajectory(1, 1.0, [0, 1]))
+    for loss, given_settings, count in (
+        ("dro", {}, 2),
+        ("dro", {"beta": 0.0}, 0),
+        ("rec", {"regularizer": "k2"}, 2),
+        ("rec", {}, 0),
+        ("ppo", {}, 0),
+    ):
+        algorithm = {"advantage": "centred", "loss": loss, "loss_settings": given_settings}
+        credit = small_recipe(algorithm=algorithm).credit()
+        assert build(rows, credit).num_rows == count
 
 
 def test_a_uniform_group_leaves_an_empty_batch_that_can_be_read(tmp_path: Path) -> None:

@@ -250,6 +250,7 @@ def check_key(key: str | None) -> None:
 def open_session(server: TinkerServer, patience: float) -> Iterator[Service]:
     """Yield the service; the SDK's session, and with it its heartbeat, ends on every way out."""
     logging.getLogger("tinker.lib.internal_client_holder").setLevel(logging.ERROR)  # we say it
+    logging.getLogger("tinker.lib.retry_handler").setLevel(logging.CRITICAL)  # and what failed
     client = tinker.ServiceClient(base_url=server.url, api_key=server.key)
     service = Service(client, server, patience)
     status: SessionEnd = "errored"

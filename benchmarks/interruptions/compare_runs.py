@@ -16,11 +16,13 @@ from typing import TypedDict
 import pyarrow.parquet as pq
 from safetensors.numpy import load_file
 
+from flows.recipe.recipe import Recipe
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.journal import read_journal
 from tasks.metrics import Metrics, read_metrics
 from tasks.shards import read_shard
 from tasks.spans import BEGUN, ERROR, LLM, REWARD, Span
+from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder, batch_name
 
 CLOCKS = re.compile(r"(policies/\w+/)?(seconds|replay)/")
@@ -104,14 +106,15 @@ def count_sampled_twice(calls: Sequence[Span]) -> int:
 
 
 def extra_optimizer_steps(run: RunFolder) -> dict[str, int]:
-    """Map each saved state to its optimizer's steps less the non-empty datum files before it."""
-    extra = {}
+    """Map each saved state to its optimizer's steps less those of the datum files before it."""
+    extra, method = {}, Recipe.model_validate(recipe_of(run)).update_method()
     for policy in run.policies():
         for checkpoint in saved(run, policy):
             if checkpoint.state is None:
                 continue
             files = (run.datums(policy, step) for step in range(checkpoint.step))
-            expected = sum(pq.read_metadata(path).num_rows > 0 for path in files)
+            counts = (pq.read_metadata(path).num_rows for path in files)
+            expected = sum(map(method.optimizer_steps, counts))
             optimizer = load_file(state_folder(run, checkpoint.state) / "optimizer.safetensors")
             extra[checkpoint.state] = int(optimizer["step"]) - expected
     return extra

@@ -12,6 +12,7 @@ from flows.recipe.algorithm import Algorithm, Optimizer
 from flows.recipe.rollouts import Rollouts
 from flows.recipe.section import Section
 from tasks.algorithm.advantages import CreditAssignment
+from tasks.algorithm.losses import is_regularized
 from tasks.algorithm.update_method import UpdateMethod
 
 CHANGES_NO_RESULT: Any = {
@@ -186,6 +187,7 @@ class Recipe(Section):
             algorithm.discount,
             algorithm.advantage_settings,
             algorithm.divisor,
+            is_regularized(algorithm.loss, algorithm.loss_settings),
         )
 
     def update_method(self) -> UpdateMethod:

@@ -64,7 +64,8 @@ class CreditAssignment:
 
     `discount` is γ of the returns of calls, `advantage` a name of ADVANTAGES, and `aggregation`
     the factor of each datum's loss (`tasks.datums.build`), with its `divisor` if it is `fixed`. A
-    group with fewer than `min_group_size` rollouts to train on is left out.
+    group with fewer than `min_group_size` rollouts to train on is left out, and so is what has no
+    advantage, unless the loss is `regularized`.
     """
 
     advantage: str
@@ -73,6 +74,7 @@ class CreditAssignment:
     discount: float = 1.0
     advantage_settings: Settings = field(default_factory=dict[str, float | str])
     divisor: float | None = None
+    regularized: bool = False
 
 
 def is_uniform(rewards: Sequence[float]) -> bool:

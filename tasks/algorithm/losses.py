@@ -7,7 +7,7 @@ gradient is then that of the loss. Losses are summed over tokens.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -31,7 +31,8 @@ class Loss:
 
     `service_loss` is the loss of the Tinker API that the service computes, from `inputs`, and with
     the row's `settings` unless these are only of the inputs (`sends_settings`). A loss by weights
-    has a function, `weighted`. `scales` is whether scaled advantages scale the whole loss.
+    has a function, `weighted`. `scales` is whether scaled advantages scale the whole loss, and
+    `regularized` whether, with these settings, tokens of zero advantage have a loss too.
     """
 
     formula: str
@@ -42,6 +43,7 @@ class Loss:
     sends_settings: bool = True
     weighted: weighted_losses.WeightedLoss | None = None
     scales: bool = True
+    regularized: Callable[[Settings], bool] = lambda _: False
 
 
 def _targets(columns: Columns, _: Settings) -> np.ndarray:
@@ -70,7 +72,15 @@ def _clips(low: float, high: float, used_by: UsedBy = None) -> dict[str, Number 
 def _by_weights(
     formula: str, source: str, function: weighted_losses.WeightedLoss, settings: Known
 ) -> Loss:
-    return Loss(formula, source, "cross_entropy", WEIGHTED, settings, False, function)
+    return Loss(
+        formula,
+        source,
+        "cross_entropy",
+        WEIGHTED,
+        settings,
+        sends_settings=False,
+        weighted=function,
+    )
 
 
 POLICY_GRADIENT = {"target_tokens": _targets, "logprobs": _logprobs, "advantages": _advantages}
@@ -110,6 +120,7 @@ LOSSES: Mapping[str, Loss] = {
         POLICY_GRADIENT,
         {"beta": Number(0.05, 0)},
         scales=False,
+        regularized=lambda settings: float(settings["beta"]) > 0,
     ),
     "gspo": Loss(
         "-min(s A, clip(s) A), s the geometric mean of the trajectory's ratios",
@@ -153,22 +164,25 @@ LOSSES: Mapping[str, Loss] = {
         weighted_losses.sppo,
         {"epsilon": Number(0.3, 1e-6)},
     ),
-    "rec": _by_weights(
-        "-sg(M w) A log p, and a regulariser",
-        "arXiv:2509.24203",
-        weighted_losses.rec,
-        {
-            "clip": Option("none", ("none", "one_side", "two_side", "ring")),
-            **_clips(0.8, 1.2, CLIPPED),
-            "ring_low_threshold": Number(0.4, 0, 1, ("clip", ("ring",))),
-            "ring_high_threshold": Number(3.0, 1, used_by=("clip", ("ring",))),
-            "weight": Option("none", ("none", "ratio", "advantage")),
-            "temperature": Number(1.0, 1e-3, used_by=("weight", ("advantage",))),
-            "regularizer": Option("none", ("none", "k2", "forward_kl")),
-            "regularizer_coefficient": Number(
-                0.1, 1e-9, used_by=("regularizer", ("k2", "forward_kl"))
-            ),
-        },
+    "rec": replace(
+        _by_weights(
+            "-sg(M w) A log p, and a regulariser",
+            "arXiv:2509.24203",
+            weighted_losses.rec,
+            {
+                "clip": Option("none", ("none", "one_side", "two_side", "ring")),
+                **_clips(0.8, 1.2, CLIPPED),
+                "ring_low_threshold": Number(0.4, 0, 1, ("clip", ("ring",))),
+                "ring_high_threshold": Number(3.0, 1, used_by=("clip", ("ring",))),
+                "weight": Option("none", ("none", "ratio", "advantage")),
+                "temperature": Number(1.0, 1e-3, used_by=("weight", ("advantage",))),
+                "regularizer": Option("none", ("none", "k2", "forward_kl")),
+                "regularizer_coefficient": Number(
+                    0.1, 1e-9, used_by=("regularizer", ("k2", "forward_kl"))
+                ),
+            },
+        ),
+        regularized=lambda settings: settings["regularizer"] != "none",
     ),
 }
 
@@ -198,6 +212,12 @@ def check_loss(name: str, settings: Settings, aggregation: str) -> None:
             f"aggregation '{aggregation}' scales advantages, but the quadratic term of {name} has "
             "none: use aggregation 'sum' with it"
         )
+
+
+def is_regularized(name: str, settings: Settings) -> bool:
+    """Return whether tokens of zero advantage have a loss too."""
+    loss = find_loss(name)
+    return loss.regularized(complete_settings(f"the loss {name}", settings, loss.settings))
 
 
 def service_loss(name: str, settings: Settings) -> ServiceLoss:
