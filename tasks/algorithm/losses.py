@@ -25,6 +25,14 @@ Input = Callable[[Columns, Settings], np.ndarray]
 UsedBy = tuple[str, tuple[str, ...]] | None
 
 
+def _never(_: Settings) -> bool:
+    return False
+
+
+def _regularizes(settings: Settings) -> bool:
+    return settings["regularizer"] != "none"
+
+
 @dataclass(frozen=True)
 class Loss:
     """A row of the table.
@@ -43,7 +51,7 @@ class Loss:
     sends_settings: bool = True
     weighted: weighted_losses.WeightedLoss | None = None
     scales: bool = True
-    regularized: Callable[[Settings], bool] = lambda _: False
+    regularized: Callable[[Settings], bool] = _never
 
 
 def _targets(columns: Columns, _: Settings) -> np.ndarray:
@@ -85,7 +93,7 @@ def _by_weights(
 
 POLICY_GRADIENT = {"target_tokens": _targets, "logprobs": _logprobs, "advantages": _advantages}
 CROSS_ENTROPY = {"target_tokens": _targets, "weights": _advantages}
-WEIGHTED = {
+WEIGHTED: Mapping[str, Input] = {
     "target_tokens": _targets,
     "weights": lambda columns, _: columns["mask"] * columns["scale"],
     "logprobs": _logprobs,
@@ -182,7 +190,7 @@ LOSSES: Mapping[str, Loss] = {
                 ),
             },
         ),
-        regularized=lambda settings: settings["regularizer"] != "none",
+        regularized=_regularizes,
     ),
 }
 
