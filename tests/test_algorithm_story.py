@@ -1,4 +1,4 @@
-"""A run that dies under a loss by weights and several optimizer steps goes on to the bit."""
+"""A run that dies under a loss by weights, several updates and a reference goes on to the bit."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -24,6 +24,8 @@ RECIPE = small_recipe(
         "loss": "dual_clip",
         "loss_settings": {"dual_clip": 1.5},
         "aggregation": "token_mean",
+        "kl": {"coefficient": 0.1, "estimator": "k3", "discount": 0.5, "baseline": "mean"},
+        "entropy_coefficient": 0.001,
     },
     optimizer={
         "learning_rate": 0.01,
@@ -48,6 +50,11 @@ def test_every_step_trains_and_leaves_the_policy_that_sampled(whole: RunFolder) 
     steps = read_metrics(whole.metrics)
     assert len(steps) == STEPS
     assert max(step["kl_sample_train_v2"] for step in steps) > 1e-7
+
+
+def test_the_policy_leaves_its_reference(whole: RunFolder) -> None:
+    divergence = [step["kl_reference_v2"] for step in read_metrics(whole.metrics)]
+    assert divergence[0] < 1e-6 < divergence[-1], "the untrained LoRA is the reference"
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,10 @@ class Divergence(Section):
             self.coefficient, self.estimator, self.placement, self.discount, self.baseline
         )
 
+    def names_checkpoint(self) -> bool:
+        """Return whether the reference is a checkpoint of a run."""
+        return self.reference != "base" and "/" not in self.reference
+
     def _given(self, *names: str) -> str:
         """List those of the settings that are not their defaults."""
         return ", ".join(
