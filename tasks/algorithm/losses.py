@@ -171,7 +171,7 @@ LOSSES: Mapping[str, Loss] = {
     ),
     "sppo": _by_weights(
         "-A log clip(ratio, 1 / (1 + ε), 1 + ε)",
-        "Trinity-RFT 0.6.0",
+        "arXiv:2108.05828",
         weighted_losses.sppo,
         {"epsilon": Number(0.3, 1e-6)},
     ),

@@ -67,7 +67,10 @@ def topr(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> Loss:
 
 
 def sppo(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> Loss:
-    """Compute -A log clip(ratio, 1 / (1 + ε), 1 + ε), Trinity-RFT's simplified PPO."""
+    """Compute -A log clip(ratio, 1 / (1 + ε), 1 + ε), the softmax PPO.
+
+    Vaswani et al., 2021, arXiv:2108.05828.
+    """
     (epsilon,) = _numbers(settings, "epsilon")
     advantages, apart, most = tokens["advantages"], log_p - tokens["logprobs"], np.log1p(epsilon)
     moves = np.abs(apart) <= most
