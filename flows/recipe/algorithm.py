@@ -115,7 +115,7 @@ class Algorithm(Section):
     @model_validator(mode="after")
     def _advantage_and_loss_are_in_their_tables(self) -> Self:
         check_advantage(self.advantage, self.advantage_settings)
-        check_loss(self.loss, self.loss_settings, self.aggregation)
+        check_loss(self.loss, self.loss_settings)
         return self
 
     @model_validator(mode="after")
