@@ -110,9 +110,7 @@ def main() -> None:
         for number in range(arguments.each)
     ]
     with ThreadPoolExecutor(arguments.parallel) as threads:
-        stops = [
-            threads.submit(stop_once, folder, environment, reference, stop) for stop in chosen
-        ]
+        stops = [threads.submit(stop_once, folder, environment, reference, stop) for stop in chosen]
         stopped = [stop.result() for stop in stops]
     print(report(stopped))
     raise SystemExit(
