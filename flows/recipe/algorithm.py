@@ -7,7 +7,7 @@ from tinker import AdamParams
 
 from flows.recipe.section import Section
 from tasks.algorithm.advantages import ADVANTAGES, Aggregation, check_advantage, find_advantage
-from tasks.algorithm.divergences import Baseline, Penalty, Placement, check_estimator
+from tasks.algorithm.divergences import Baseline, Penalty, Placement, find_estimator
 from tasks.algorithm.losses import LOSSES, check_loss
 from tasks.algorithm.schedules import Schedule, ScheduleName
 
@@ -39,7 +39,7 @@ class Divergence(Section):
 
     @model_validator(mode="after")
     def _it_does_something(self) -> Self:
-        check_estimator(self.estimator)
+        find_estimator(self.estimator)
         if self.coefficient == 0 and (given := self._given(*Divergence.model_fields)):
             raise ValueError(
                 f"algorithm.kl with coefficient 0 ignores {given}; give a coefficient, or leave "

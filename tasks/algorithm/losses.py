@@ -15,7 +15,7 @@ from tinker.types import LossFnType
 
 from adapters.tinker.live_policy import ServiceLoss
 from tasks.algorithm import weighted_losses
-from tasks.algorithm.settings import Known, Number, Option, Settings, complete_settings
+from tasks.algorithm.settings import Known, Number, Option, Settings, complete_settings, find_row
 
 Columns = Mapping[str, np.ndarray]
 """Columns of a datum: `targets`, `logprobs`, `advantages` and `mask` of shape [targets]; `scale`,
@@ -207,11 +207,7 @@ REFUSED = {
 
 def find_loss(name: str) -> Loss:
     """Return the row of a loss; ValueError if there is none."""
-    if name in REFUSED:
-        raise ValueError(f"the loss {name} {REFUSED[name]}")
-    if name not in LOSSES:
-        raise ValueError(f"no loss '{name}' (there is: {', '.join(LOSSES)})")
-    return LOSSES[name]
+    return find_row("loss", name, LOSSES, REFUSED)
 
 
 def check_loss(name: str, settings: Settings) -> None:
