@@ -160,7 +160,7 @@ def _assign(
     in_reward = credit.penalty is not None and credit.penalty.placement == "reward"
     calls = calls_of(trajectories, penalties if in_reward else None)
     names = [*zip(*(trajectories[n].to_pylist() for n in ("role", "rollout_id")), strict=True)]
-    earned = _compare(calls, rewards_by_role(trajectories), credit, in_reward)
+    earned = _compare(calls, rewards_by_role(trajectories, credit.rewards_query), credit, in_reward)
     places = [place for place, name in enumerate(names) if name in earned]
     numbers = trajectories["call_numbers"].to_pylist()
     masks = arrays(trajectories["mask"])

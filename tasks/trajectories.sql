@@ -50,6 +50,7 @@ calls as (
         logprobs,
         policy_version,
         prefix_how,
+        gen_ai_response_finish_reasons[1] = 'length' as cut_short,
         -- An agent that names rewards of roles leaves out those that have none.
         if(
             spans.rollout_id in (select rollout_id from credits), of_role.reward, rewards.reward
@@ -144,6 +145,7 @@ trajectories as (
         max(begins) as begins,
         arg_min(policy_version, call) as policy_version,
         any_value(reward) as reward,
+        coalesce(bool_or(cut_short), false) as truncated,
         list(call order by call) as call_numbers,
         list(len(observed) + len(response) order by call)::integer[] as call_tokens,
         list(call_reward order by call) filter (where call_reward is not null) as call_rewards,

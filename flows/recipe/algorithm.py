@@ -2,7 +2,7 @@
 
 from typing import Annotated, Self
 
-from pydantic import Field, WithJsonSchema, model_validator
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
 from tinker import AdamParams
 
 from flows.recipe.section import Section
@@ -10,6 +10,7 @@ from tasks.algorithm.advantages import ADVANTAGES, Aggregation, check_advantage,
 from tasks.algorithm.divergences import Baseline, Penalty, Placement, find_estimator
 from tasks.algorithm.losses import LOSSES, check_loss
 from tasks.algorithm.schedules import Schedule, ScheduleName
+from tasks.algorithm.shaping import check_query
 
 SettingValue = Annotated[float | str, Field(union_mode="left_to_right")]
 """A number, also one that the command line gives as text, or a name."""
@@ -106,6 +107,10 @@ class Algorithm(Section):
     divisor: float | None = Field(default=None, gt=0)
     """The number by which aggregation `fixed` divides a loss."""
 
+    rewards: str | None = None
+    """Query that shapes or filters the rewards of a step before they are compared: a select over
+    the table `rewards` (docs/algorithms.md)."""
+
     kl: Divergence = Divergence()
 
     entropy_coefficient: float = Field(default=0.0, ge=0)
@@ -117,6 +122,13 @@ class Algorithm(Section):
         check_advantage(self.advantage, self.advantage_settings)
         check_loss(self.loss, self.loss_settings)
         return self
+
+    @field_validator("rewards")
+    @classmethod
+    def _the_query_runs(cls, query: str | None) -> str | None:
+        if query is not None:
+            check_query(query)
+        return query
 
     @model_validator(mode="after")
     def _a_divisor_divides(self) -> Self:
@@ -132,6 +144,7 @@ class Algorithm(Section):
         settings = {
             f"algorithm.aggregation {self.aggregation}": self.aggregation in ("sum", "fixed"),
             f"algorithm.advantage {self.advantage}": find_advantage(self.advantage).in_groups,
+            "algorithm.rewards": self.rewards is None,
             f"algorithm.kl.coefficient {self.kl.coefficient:g}": self.kl.coefficient == 0,
         }
         return [name for name, in_groups in settings.items() if not in_groups]

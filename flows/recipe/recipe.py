@@ -190,6 +190,7 @@ class Recipe(Section):
             is_regularized(algorithm.loss, algorithm.loss_settings),
             algorithm.kl.penalty(),
             algorithm.entropy_coefficient,
+            algorithm.rewards,
         )
 
     def update_method(self) -> UpdateMethod:

@@ -71,6 +71,7 @@ class CreditAssignment:
     advantage, unless the loss is `regularized`. `penalty` is for divergence from a reference, and
     `entropy_coefficient` times -log q, which estimates the entropy, is added to the advantage of
     each sampled token: in expectation this is the entropy's gradient (Williams and Peng, 1991).
+    `rewards_query` shapes and filters the rewards first (`tasks.algorithm.shaping`).
     """
 
     advantage: str
@@ -82,6 +83,7 @@ class CreditAssignment:
     regularized: bool = False
     penalty: Penalty | None = None
     entropy_coefficient: float = 0.0
+    rewards_query: str | None = None
 
 
 def is_uniform(rewards: Sequence[float]) -> bool:
