@@ -15,7 +15,7 @@ from prefect import flow
 from flows.recipe.recipe import Recipe
 from flows.runtime.by_policy import accumulate, assemble, build, record_step, refer, update
 from flows.runtime.evaluation import HeldOutEvaluations
-from flows.runtime.open_run import name_of_run, open_run, train_split, training_sampling
+from flows.runtime.open_run import name_of_run, open_run, train_split_at, training_sampling
 from flows.runtime.overlap import iterate_steps
 from flows.runtime.run_summary import RunSummary, summarize_run
 from flows.runtime.task_runner import CheckpointOf, Spans, task_runners, wait_for_batches
@@ -33,7 +33,7 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
         recipe: Everything the run depends on.
         run: Its name, a folder under runs/; a run that exists continues where it stopped.
     """
-    source, sampling, rollouts = train_split(recipe), training_sampling(recipe), recipe.rollouts
+    sampling, rollouts = training_sampling(recipe), recipe.rollouts
     credit, method = recipe.credit(), recipe.update_method()
     with (
         open_run(recipe, run or name_of_run()) as opened,
@@ -45,6 +45,7 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
 
         def sample(step: int, checkpoint: CheckpointOf) -> Mapping[str, Spans]:
             path, seed = folder.shard(shard_name("train", step)), recipe.seed
+            source = train_split_at(recipe, folder, step)
             shard = draw_shard(path, source, seed, step, rollouts.groups, rollouts.batches)
             size, attempts = rollouts.group_size, rollouts.attempts
             training = runners.training

@@ -1,19 +1,21 @@
-"""dataset → shards: the examples of each step, seeded, and a pure function of the step."""
+"""dataset → shards: the examples of each step, by a seeded curriculum."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from hashlib import sha256
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
 import duckdb
 
 from adapters.errors import UserError
+from tasks.curricula import Curriculum
 from tasks.storage.durability import durable
 from tasks.storage.json_files import read_rows, write_rows
 from tasks.storage.tables import select
+
+SHUFFLED = Curriculum()
 
 # CSV knows no types, so its values stay the strings they are ("007" is not 7) and an empty cell is
 # None; JSON lines are parsed by Python's json, so that nothing is guessed to be a date.
@@ -70,15 +72,22 @@ def read_examples(dataset: Path, split: str, columns: Sequence[str] = ()) -> lis
 
 @dataclass(frozen=True)
 class Source:
-    """Source of examples: a dataset's split, and the columns its agent reads."""
+    """Source of examples: a dataset's split, the columns its agent reads, and their order."""
 
     dataset: Path
     split: str
     columns: tuple[str, ...]
+    curriculum: Curriculum = SHUFFLED
 
     def examples(self) -> list[Example]:
-        """Read the examples (`read_examples`)."""
-        return read_examples(self.dataset, self.split, self.columns)
+        """Read the examples (`read_examples`); each has the difficulty that orders them, if any."""
+        difficulty = self.curriculum.difficulty
+        if difficulty is None:
+            return read_examples(self.dataset, self.split, self.columns)
+        examples = read_examples(self.dataset, self.split, (*self.columns, difficulty))
+        for row in examples:
+            _check_number(self.dataset, row, difficulty)
+        return examples
 
 
 def write_shard(
@@ -89,7 +98,7 @@ def write_shard(
     The file says which batch plays an example, so a run may go on with another number of batches:
     a shard that was drawn keeps its own.
     """
-    examples = choose(source.examples(), seed, step, size)
+    examples = choose(source.examples(), seed, step, size, source.curriculum)
     rows = [
         {**example, "batch": place * min(batches, size) // size}
         for place, example in enumerate(examples)
@@ -106,23 +115,33 @@ def read_shard(path: Path) -> list[ShardRow]:
     return cast(list[ShardRow], read_rows(path))
 
 
-def choose(examples: Sequence[Example], seed: int, step: int, size: int) -> list[Example]:
-    """Choose the `size` examples of step `step` from an endless series of shuffled passes.
+def choose(
+    examples: Sequence[Example],
+    seed: int,
+    step: int,
+    size: int,
+    curriculum: Curriculum = SHUFFLED,
+) -> list[Example]:
+    """Choose the `size` examples of step `step`.
 
-    The end of a pass drops nothing: the next pass begins within the same shard, so a shard may
-    hold an example twice. No state is kept: any step can be asked for at any time.
+    With `pass_rate` these are the first of a ranking, from its begin again if it is too short.
+    Any other order is an endless series of passes, in which the end of a pass drops nothing: the
+    next pass begins within the same shard, so a shard may hold an example twice. No state is kept:
+    any step can be asked for at any time.
     """
     if size < 1 or step < 0:
         raise ValueError(f"a shard needs size >= 1 and step >= 0, got size {size}, step {step}")
     count = len(examples)
-    places = (divmod(place, count) for place in range(step * size, (step + 1) * size))
-    return [examples[pass_order(count, seed, turn)[position]] for turn, position in places]
-
-
-@lru_cache(maxsize=4)
-def pass_order(count: int, seed: int, turn: int) -> tuple[int, ...]:
-    """Return the shuffled order of pass `turn` over `count` examples, by a keyed hash."""
-    return tuple(sorted(range(count), key=lambda place: sha256(_key(seed, turn, place)).digest()))
+    if curriculum.order == "pass_rate":
+        by_id = {row["example_id"]: row for row in examples}
+        ranked = curriculum.rank([*by_id], seed)
+        return [by_id[ranked[place % count]] for place in range(size)]
+    places = [divmod(place, count) for place in range(step * size, (step + 1) * size)]
+    column = curriculum.difficulty
+    difficulties = [0.0 if column is None else float(row["example"][column]) for row in examples]
+    turns = {turn for turn, _ in places}
+    passes = {turn: curriculum.order_pass(difficulties, seed, turn) for turn in turns}
+    return [examples[passes[turn][position]] for turn, position in places]
 
 
 def _read_rows(dataset: Path) -> list[dict[str, Any]]:
@@ -151,5 +170,13 @@ def _require(dataset: Path, row: object, columns: Sequence[str]) -> None:
             )
 
 
-def _key(seed: int, turn: int, place: int) -> bytes:
-    return f"{seed}/{turn}/{place}".encode()
+def _check_number(dataset: Path, row: Example, column: str) -> None:
+    try:
+        known = isfinite(float(row["example"][column]))
+    except (TypeError, ValueError):
+        known = False
+    if not known:
+        raise DatasetError(
+            f"{dataset} has no number as the {column} of row {row['example_id']}, but "
+            f"{row['example'][column]!r}; dataset.difficulty names a column of numbers"
+        )

@@ -106,6 +106,25 @@ def test_a_treatment_of_partial_groups_that_does_nothing_is_refused(
             {"optimizer": {"learning_rate": 0.1, "warmup_steps": 9}, "steps": 9},
             "warmup_steps 9 never end in 9 steps",
         ),
+        (
+            {"dataset": {"path": "x.csv", "order": "easy_to_hard"}},
+            "order easy_to_hard with difficulty None: one without the other does nothing",
+        ),
+        (
+            {"dataset": {"path": "x.csv", "difficulty": "words"}},
+            "order shuffled with difficulty words: one without the other does nothing",
+        ),
+        (
+            {"dataset": {"path": "x.csv", "order": "sequential", "target": 0.7}},
+            "target 0.7 would be ignored by order sequential, which no reward changes",
+        ),
+        (
+            {
+                "dataset": {"path": "x.csv", "order": "pass_rate"},
+                "rollouts": {"order": "arrival", "lag": 1},
+            },
+            "would draw each shard by what happened to arrive before; give rollouts.order shard",
+        ),
     ],
 )
 def test_a_key_that_does_nothing_or_changes_the_result_is_refused(
@@ -212,7 +231,7 @@ def test_the_fingerprint_of_a_recipe_is_the_same_in_all_versions_of_a_format() -
             "optimizer": {"learning_rate": 0.005},
         }
     )
-    known = "b768db63e9d92a56fcc51b2a4cb4443f8872d77f88730805a763f6eafcf23a4a"
+    known = "866365021a7186afddf1c45f4651bbdd936b77a4bcfcb4c80edeb44fdf5299eb"
     assert recipe.fingerprint() == known
 
 

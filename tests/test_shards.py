@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasks.curricula import shuffle_pass
 from tasks.shards import (
     DatasetError,
     Example,
     Source,
     choose,
     draw_shard,
-    pass_order,
     read_examples,
     read_shard,
     write_shard,
@@ -117,7 +117,7 @@ def test_five_examples_in_shards_of_two_wrap_without_dropping_any() -> None:
 def test_any_step_is_the_same_slice_of_one_endless_series(
     count: int, seed: int, size: int, step: int
 ) -> None:
-    passes = [pass_order(count, seed, turn) for turn in range(100 // count + 1)]
+    passes = [shuffle_pass(count, seed, turn) for turn in range(100 // count + 1)]
     series = [place for order in passes for place in order]
     shard = numbers(choose(numbered(count), seed, step, size))
     assert shard == series[step * size : (step + 1) * size]
@@ -125,11 +125,11 @@ def test_any_step_is_the_same_slice_of_one_endless_series(
 
 
 def test_passes_and_seeds_shuffle_differently() -> None:
-    assert len({pass_order(30, 0, 0), pass_order(30, 0, 1), pass_order(30, 1, 0)}) == 3
+    assert len({shuffle_pass(30, 0, 0), shuffle_pass(30, 0, 1), shuffle_pass(30, 1, 0)}) == 3
 
 
 def test_the_order_never_changes_between_versions() -> None:
-    assert pass_order(6, 0, 0) == (4, 2, 0, 5, 1, 3)
+    assert shuffle_pass(6, 0, 0) == (4, 2, 0, 5, 1, 3)
 
 
 def test_a_shard_without_examples_is_refused() -> None:

@@ -14,6 +14,7 @@ from flows.recipe.section import Section
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.losses import is_regularized
 from tasks.algorithm.update_method import UpdateMethod
+from tasks.curricula import Order
 
 CHANGES_NO_RESULT: Any = {
     "service": True,
@@ -30,6 +31,30 @@ class Dataset(Section):
 
     columns: tuple[str, ...] = ()
     """The columns the agent reads; a file without one of them is refused before anything runs."""
+
+    order: Order = "shuffled"
+    """Order of the training examples: passes that are `shuffled`, `sequential` or `easy_to_hard`,
+    or a ranking for each step by the `pass_rate` measured so far (datasets/README.md)."""
+
+    difficulty: str | None = None
+    """The column of numbers by which `easy_to_hard` orders."""
+
+    target: float = Field(default=0.5, allow_inf_nan=False)
+    """The mean reward at which `pass_rate` prefers an example."""
+
+    @model_validator(mode="after")
+    def _what_orders_is_read(self) -> Self:
+        if (self.order == "easy_to_hard") != (self.difficulty is not None):
+            raise ValueError(
+                f"order {self.order} with difficulty {self.difficulty}: one without the other does "
+                "nothing; give order easy_to_hard and a column of numbers, or neither"
+            )
+        if self.order != "pass_rate" and self.target != 0.5:
+            raise ValueError(
+                f"target {self.target:g} would be ignored by order {self.order}, which no reward "
+                "changes; leave it out, or give order pass_rate"
+            )
+        return self
 
 
 class Model(Section):
@@ -156,6 +181,15 @@ class Recipe(Section):
                 f"rollouts.stream with {' and '.join(whole)} would change the result, since a "
                 "step's losses are known when all of its rollouts have ended; leave stream out, "
                 "or give them their defaults"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shards_depend_on_what_is_recorded(self) -> Self:
+        if self.dataset.order == "pass_rate" and self.rollouts.order == "arrival":
+            raise ValueError(
+                "dataset.order pass_rate with rollouts.order arrival would draw each shard by what "
+                "happened to arrive before; give rollouts.order shard"
             )
         return self
 

@@ -1,9 +1,10 @@
 """An open run: its folder, the service, the policies, and the server of its rollouts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from prefect.runtime import flow_run
 
@@ -26,12 +27,13 @@ from flows.runtime.references import (
     open_reference,
 )
 from tasks.checkpoints import Ledger
+from tasks.curricula import Curriculum
 from tasks.metrics import read_metrics
 from tasks.references import Reference
 from tasks.rollouts import RolloutServer
 from tasks.shards import Source
 from tasks.storage.manifest import bind_run, lineage
-from tasks.storage.run_folder import RunFolder, folder_of, name_run
+from tasks.storage.run_folder import RunFolder, folder_of, name_run, shard_name
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,36 @@ def name_of_run() -> str:
 
 def train_split(recipe: Recipe) -> Source:
     """Return the examples that are trained on."""
-    return Source(Path(recipe.dataset.path), "train", recipe.dataset.columns)
+    dataset = recipe.dataset
+    curriculum = Curriculum(dataset.order, dataset.difficulty, dataset.target)
+    return Source(Path(dataset.path), "train", dataset.columns, curriculum)
+
+
+def train_split_at(recipe: Recipe, run: RunFolder, step: int) -> Source:
+    """Return the examples that are trained on, with what the shard of a step may depend on.
+
+    The shard is drawn when the steps before `step` - lag are done. Later ones may be done as well
+    or not, so their rewards are left out, and so are those of an ancestor's other examples.
+    """
+    source = train_split(recipe)
+    if source.curriculum.order != "pass_rate":
+        return source
+    first = first_step_of_examples(lineage(run))
+    done = max(step - recipe.rollouts.lag, first)
+    drawn = (run.shard(shard_name("train", earlier)) for earlier in range(done, step))
+    measured = run.sealed_steps(range(first, done))
+    curriculum = replace(source.curriculum, measured=tuple(measured), under_way=tuple(drawn))
+    return replace(source, curriculum=curriculum)
+
+
+def first_step_of_examples(eras: Sequence[tuple[int, Mapping[str, Any]]]) -> int:
+    """Return the first step since which a run's agent has been asked the examples of one dataset.
+
+    `eras` is the run's lineage.
+    """
+    asked = [(step, recipe["agent"], recipe["dataset"]["path"]) for step, recipe in eras]
+    others = [place for place, era in enumerate(asked) if era[1:] != asked[-1][1:]]
+    return asked[others[-1] + 1][0] if others else 0
 
 
 def test_split(recipe: Recipe) -> Source:

@@ -149,6 +149,14 @@ class RunFolder:
         found = (path.stem for path in (self.path / "spans").glob(f"{shard}.*.parquet"))
         return [self.spans(batch) for batch in _in_order(found)]
 
+    def sealed_steps(self, steps: range) -> list[Path]:
+        """List the sealed Parquet files of the training shards of some steps, in no special order.
+
+        The folder is listed once, however many steps there are.
+        """
+        found = (self.path / "spans").glob("train-*.parquet")
+        return [path for path in found if int(path.name.split(".")[0].split("-")[1]) in steps]
+
     def all_spans(self) -> tuple[list[Path], list[Path]]:
         """List every sealed Parquet file of the run, and the journals of batches without one."""
         sealed = sorted((self.path / "spans").glob("*.parquet"))

@@ -1,0 +1,10 @@
+-- One row per rollout of sealed batches: its example, and its reward; null if the rollout failed.
+select
+    filename as batch,
+    any_value(attributes ->> '$.example_id')::bigint as example_id,
+    arg_max(reward, attempt) filter (where reward_name = 'reward') as reward
+
+from read_parquet($spans, filename = true)
+where kind in ('reward', 'error')
+group by filename, rollout_id
+order by filename, rollout_id
