@@ -1,84 +1,20 @@
-"""dataset → shards: the examples of each step, seeded, and a pure function of the step."""
+"""examples → shards: the examples of each step, seeded, and a pure function of the step."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import cast
 
-import duckdb
-
-from adapters.errors import UserError
+from tasks.examples import Example, Source
 from tasks.storage.durability import durable
 from tasks.storage.json_files import read_rows, write_rows
-from tasks.storage.tables import select
-
-# CSV knows no types, so its values stay the strings they are ("007" is not 7) and an empty cell is
-# None; JSON lines are parsed by Python's json, so that nothing is guessed to be a date.
-READERS = {
-    ".csv": """
-        select to_json(dataset_row) as example
-        from read_csv(
-            $dataset, all_varchar = true, header = true, delim = ',', quote = '"', escape = '"'
-        ) as dataset_row
-    """,
-    ".jsonl": "select json as example from read_ndjson_objects($dataset)",
-    ".parquet": "select to_json(dataset_row) as example from read_parquet($dataset) as dataset_row",
-}
-
-
-class DatasetError(UserError):
-    """Refusal of a dataset that cannot be read as the recipe asks."""
-
-
-class Example(TypedDict):
-    """Row of a dataset: its number in the file, from 0, and its columns by name."""
-
-    example_id: int
-    example: dict[str, Any]
 
 
 class ShardRow(Example):
     """Example of a shard, and the number of the rollout batch that plays it."""
 
     batch: int
-
-
-def read_examples(dataset: Path, split: str, columns: Sequence[str] = ()) -> list[Example]:
-    """Read the rows of one split, in the file's order; each has every one of `columns`.
-
-    A missing or unreadable file, a missing column or an empty split raises a DatasetError that
-    names what was found instead.
-    """
-    rows = _read_rows(dataset)
-    chosen: list[Example] = []
-    for number, row in enumerate(rows):
-        _require(dataset, row, ["split"])
-        if row["split"] == split:
-            _require(dataset, row, columns)
-            chosen.append({"example_id": number, "example": row})
-    if not chosen:
-        found = sorted({str(row["split"]) for row in rows})
-        raise DatasetError(
-            f"{dataset} has no rows whose split is '{split}' "
-            f"(found: {', '.join(found) or 'no rows at all'}); see datasets/README.md"
-        )
-    return chosen
-
-
-@dataclass(frozen=True)
-class Source:
-    """Source of examples: a dataset's split, and the columns its agent reads."""
-
-    dataset: Path
-    split: str
-    columns: tuple[str, ...]
-
-    def examples(self) -> list[Example]:
-        """Read the examples (`read_examples`)."""
-        return read_examples(self.dataset, self.split, self.columns)
 
 
 def write_shard(
@@ -123,32 +59,6 @@ def choose(examples: Sequence[Example], seed: int, step: int, size: int) -> list
 def pass_order(count: int, seed: int, turn: int) -> tuple[int, ...]:
     """Return the shuffled order of pass `turn` over `count` examples, by a keyed hash."""
     return tuple(sorted(range(count), key=lambda place: sha256(_key(seed, turn, place)).digest()))
-
-
-def _read_rows(dataset: Path) -> list[dict[str, Any]]:
-    if dataset.suffix not in READERS:
-        raise DatasetError(
-            f"{dataset} is not a dataset we read: give a {', '.join(READERS)} file; "
-            "see datasets/README.md"
-        )
-    if not dataset.is_file():
-        raise DatasetError(f"{dataset} does not exist; see datasets/README.md")
-    try:
-        table = select(READERS[dataset.suffix], dataset=dataset)
-    except duckdb.Error as error:
-        raise DatasetError(f"{dataset} cannot be read: {error}") from error
-    return [json.loads(text) for text in table.column("example").to_pylist()]
-
-
-def _require(dataset: Path, row: object, columns: Sequence[str]) -> None:
-    if not isinstance(row, dict):
-        raise DatasetError(f"{dataset} has a row that is no JSON object: {json.dumps(row)[:80]}")
-    for column in columns:
-        if column not in row:
-            raise DatasetError(
-                f"{dataset} has no column '{column}' (found: {', '.join(row)}); "
-                "see datasets/README.md"
-            )
 
 
 def _key(seed: int, turn: int, place: int) -> bytes:

@@ -19,7 +19,7 @@ from flows.train import train
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics
 from tasks.rollouts import Play, RolloutServer
-from tasks.shards import DatasetError
+from tasks.examples import DatasetError
 from tasks.storage.run_folder import RunError
 from tests.small_recipe import HELLO, small_recipe
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from prefect.runtime import flow_run
 
@@ -14,15 +13,16 @@ from adapters.door.backends import create_backends
 from adapters.door.batches import PlaySettings
 from adapters.door.door import Door
 from adapters.harness.agents import load_agent
+from adapters.hub import locate_dataset
 from adapters.tinker.service import connect
 from adapters.tracking import Tracker
 from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Rollouts
 from flows.runtime.policies import RunPolicies, open_policies
 from tasks.checkpoints import Ledger
+from tasks.examples import Source
 from tasks.metrics import read_metrics
 from tasks.rollouts import RolloutServer
-from tasks.shards import Source
 from tasks.storage.manifest import bind_run, lineage
 from tasks.storage.run_folder import RunFolder, name_run
 
@@ -101,12 +101,14 @@ def name_of_run() -> str:
 
 def train_split(recipe: Recipe) -> Source:
     """Return the examples that are trained on."""
-    return Source(Path(recipe.dataset.path), "train", recipe.dataset.columns)
+    dataset = recipe.dataset
+    return Source(locate_dataset(dataset.path), "train", dataset.columns)
 
 
 def test_split(recipe: Recipe) -> Source:
     """Return the examples that are held out."""
-    return Source(Path(recipe.dataset.path), "test", recipe.dataset.columns)
+    dataset = recipe.dataset
+    return Source(locate_dataset(dataset.path), dataset.test_split, dataset.columns)
 
 
 def training_sampling(recipe: Recipe) -> Sampling:
