@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from adapters.errors import UserError
+from adapters.hub import locate_dataset
 from adapters.tinker.engines import engine_begun
 from flows.runtime.prefect_startup import quiet_prefect, start_server
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 def train_with_bar(run: str, recipe: "Recipe", verbose: bool) -> str:
     """Run the flow of a run, with a progress bar; return its closing lines."""
     quiet_prefect(verbose)
+    locate_dataset(recipe.dataset.path)  # an engine of a local model puts this process offline
     started = time.monotonic()
     with engine_begun(recipe.model.base), start_server() as wait_for_server:
         from flows.runtime.progress_bar import show_progress

@@ -19,9 +19,10 @@ from flows.recipe.recipe import Recipe
 from flows.runtime.forks import fork_run
 from flows.runtime.open_run import first_step_of_examples
 from flows.train import train
-from tasks.curricula import Curriculum, Order, rank_by_reward, read_rewards
+from tasks.examples.curricula import Curriculum, Order, rank_by_reward, read_rewards
+from tasks.examples.reading import DatasetError, Example, Source
 from tasks.journal import seal
-from tasks.shards import DatasetError, Example, Source, choose, read_shard
+from tasks.shards import choose, read_shard
 from tasks.spans import EndedAttempt, Span, error_span, reward_span
 from tasks.storage.run_folder import RunFolder, shard_name
 from tests.dying_engine import dying_in_batch, dying_in_update

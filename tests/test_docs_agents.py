@@ -17,7 +17,7 @@ import agents
 from adapters.harness.agents import Endpoint, load_agent
 from adapters.harness.rewards import Reward
 from flows.recipe.recipe import Recipe
-from tasks.shards import Source
+from tasks.examples.reading import Source
 from tests.scripted_door import scripted_door
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "agents.md").read_text(encoding="utf-8")

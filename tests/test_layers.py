@@ -29,7 +29,8 @@ ARROWS = {
         "recipe": set(),
     },
     "tasks": {
-        MODULES: {"storage", "algorithm"},
+        MODULES: {"storage", "algorithm", "examples"},
+        "examples": {"storage"},
         "storage": set(),
         "algorithm": set(),
         "reports": {MODULES, "storage", "algorithm"},
@@ -72,7 +73,7 @@ OUTSIDE_A_RUN = {
     "flows/deployments.py",  # reads prefect.yaml
     "flows/runtime/forks.py",  # copies an engine's own files
     "tasks/journal.py",  # is part of the seam: it syncs each span
-    "tasks/shards.py",  # reads data sets
+    "tasks/examples/reading.py",  # reads data sets
 }
 
 FRAGMENT = re.compile(

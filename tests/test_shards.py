@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.curricula import shuffle_pass
+from tasks.examples.curricula import shuffle_pass
 from tasks.shards import (
     DatasetError,
     Example,

@@ -17,9 +17,9 @@ from adapters.tinker.service import Service
 from flows.evaluate import evaluate
 from flows.train import train
 from tasks.checkpoints import Ledger
+from tasks.examples.reading import DatasetError
 from tasks.metrics import read_metrics
 from tasks.rollouts import Play, RolloutServer
-from tasks.shards import DatasetError
 from tasks.storage.run_folder import RunError
 from tests.small_recipe import HELLO, small_recipe
 

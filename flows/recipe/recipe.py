@@ -14,7 +14,7 @@ from flows.recipe.section import Section
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.losses import is_regularized
 from tasks.algorithm.update_method import UpdateMethod
-from tasks.curricula import Order
+from tasks.examples.curricula import Order
 
 CHANGES_NO_RESULT: Any = {
     "service": True,
@@ -27,7 +27,12 @@ class Dataset(Section):
     """Examples that the agent is asked."""
 
     path: str
-    """A CSV, JSON-lines or Parquet file; its `split` column says train or test."""
+    """A CSV, JSON-lines or Parquet file whose `split` column says train or test; a folder of files
+    that are named train and test; or such a folder of the hub, as hub:openai/gsm8k/main@REVISION
+    (datasets/README.md)."""
+
+    test_split: str = "test"
+    """The split that is held out for evaluation, where its name is another, such as validation."""
 
     columns: tuple[str, ...] = ()
     """The columns the agent reads; a file without one of them is refused before anything runs."""

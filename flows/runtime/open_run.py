@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from prefect.runtime import flow_run
@@ -15,6 +14,7 @@ from adapters.door.backends import create_backends
 from adapters.door.batches import PlaySettings
 from adapters.door.door import Door
 from adapters.harness.agents import load_agent
+from adapters.hub import locate_dataset
 from adapters.tinker.service import Service, connect
 from adapters.tracking import Tracker
 from flows.recipe.recipe import Recipe
@@ -27,11 +27,11 @@ from flows.runtime.references import (
     open_reference,
 )
 from tasks.checkpoints import Ledger
-from tasks.curricula import Curriculum
+from tasks.examples.curricula import Curriculum
+from tasks.examples.reading import Source
 from tasks.metrics import read_metrics
 from tasks.references import Reference
 from tasks.rollouts import RolloutServer
-from tasks.shards import Source
 from tasks.storage.manifest import bind_run, lineage
 from tasks.storage.run_folder import RunFolder, folder_of, name_run, shard_name
 
@@ -126,7 +126,7 @@ def train_split(recipe: Recipe) -> Source:
     """Return the examples that are trained on."""
     dataset = recipe.dataset
     curriculum = Curriculum(dataset.order, dataset.difficulty, dataset.target)
-    return Source(Path(dataset.path), "train", dataset.columns, curriculum)
+    return Source(locate_dataset(dataset.path), "train", dataset.columns, curriculum)
 
 
 def train_split_at(recipe: Recipe, run: RunFolder, step: int) -> Source:
@@ -158,7 +158,8 @@ def first_step_of_examples(eras: Sequence[tuple[int, Mapping[str, Any]]]) -> int
 
 def test_split(recipe: Recipe) -> Source:
     """Return the examples that are held out."""
-    return Source(Path(recipe.dataset.path), "test", recipe.dataset.columns)
+    dataset = recipe.dataset
+    return Source(locate_dataset(dataset.path), dataset.test_split, dataset.columns)
 
 
 def training_sampling(recipe: Recipe) -> Sampling:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adapters.door.roles import policy_of
+from adapters.hub import locate_dataset
 from tasks.storage.checksums import Damaged
 from tasks.storage.files import read_bytes
 from tasks.storage.json_files import KEY as SEAL
@@ -85,13 +86,12 @@ def write_manifest(
     run: RunFolder, recipe: dict[str, Any], fingerprint: str, parent: Manifest | None = None
 ) -> None:
     """Bind the folder to a recipe and to FORMAT."""
-    dataset = Path(recipe["dataset"]["path"])
     described = {
         "created": datetime.now(UTC).isoformat(),
         "format": FORMAT,
         "recipe": recipe,
         "fingerprint": fingerprint,
-        "dataset_sha256": hashlib.sha256(dataset.read_bytes()).hexdigest(),
+        "dataset_sha256": _sha256(locate_dataset(recipe["dataset"]["path"])),
         "versions": {name: version(name) for name in RECORDED_VERSIONS},
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -150,6 +150,15 @@ def differences(old: object, new: object, path: str = "") -> list[str]:
             for difference in differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
         ]
     return [] if old == new else [f"{path}: {old!r} → {new!r}"]
+
+
+def _sha256(dataset: Path) -> str:
+    """Hash a file, or the names and the hashes of the files of a folder."""
+    if dataset.is_file():
+        return hashlib.sha256(dataset.read_bytes()).hexdigest()
+    files = sorted(file for file in dataset.iterdir() if file.is_file())
+    lines = [f"{_sha256(file)}  {file.name}\n" for file in files]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _trained(roles: Mapping[str, str]) -> dict[str, str | None]:

@@ -1,0 +1,59 @@
+"""Datasets by name: a path, or a folder of a dataset on Hugging Face's hub, in the hub's cache.
+
+A name such as `hub:openai/gsm8k/main@REVISION` has a dataset's id, the folder of its files, and a
+revision; folder and revision may be left out. What the cache has is used as it is, so that a run
+goes on with the rows with which it began; only what is missing is fetched.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+from adapters.errors import UserError
+
+HUB = "hub:"
+NAME = re.compile(r"(?P<id>[^/@]+/[^/@]+)(/(?P<folder>[^@]+?))?/?(@(?P<revision>\S+))?")
+PROGRAM = "adapters.hub_program"
+
+
+class HubError(UserError):
+    """Refusal of a dataset that the hub does not have, or that cannot be fetched from it."""
+
+
+def locate_dataset(name: str) -> Path:
+    """Return the path of a dataset, which is fetched if its name is of the hub and not cached.
+
+    HubError if the name is none, or the dataset is neither cached nor reachable.
+    """
+    return _fetch(name) if name.startswith(HUB) else Path(name)
+
+
+@lru_cache(maxsize=8)
+def _fetch(name: str) -> Path:
+    """Fetch in a process of its own, since a run switches this one's hub library offline.
+
+    Progress bars go to stderr.
+    """
+    named = NAME.fullmatch(name.removeprefix(HUB))
+    if named is None:
+        raise HubError(
+            f"{name} names no dataset of the hub: write it as hub:OWNER/NAME or "
+            "hub:OWNER/NAME/FOLDER, with @REVISION behind it if need be"
+        )
+    wanted = named.groupdict()
+    command = [sys.executable, "-m", PROGRAM, json.dumps(wanted)]
+    fetched = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    lines = fetched.stdout.splitlines() or ['{"error": "the program that fetches it failed"}']
+    found = json.loads(lines[-1])
+    if "error" in found:
+        options = f" --revision {wanted['revision']}" if wanted["revision"] else ""
+        raise HubError(
+            f"the dataset {name} is not in the hub's cache, and cannot be fetched: "
+            f"{found['error'].rstrip('.')}; check the name, fetch it where there is a network by "
+            f"`hf download {wanted['id']} --repo-type dataset{options}`, or give the path of a "
+            "folder that holds its files"
+        )
+    return Path(found["folder"])
