@@ -6,10 +6,10 @@ from flows.recipe.recipe import Recipe
 from flows.runtime.by_policy import assemble, build, refer
 from flows.runtime.dryrun_recipe import DryRun
 from flows.runtime.open_run import name_of_run, open_run, train_split, training_sampling
-from flows.runtime.task_runner import task_runners, wait_for_batches
+from flows.runtime.task_runner import PlayedGroups, task_runners, wait_for_batches
 from tasks.evaluations import score_spans
 from tasks.reports.dryruns import describe
-from tasks.shards import draw_shard
+from tasks.shards import ShardSize, draw_shard
 from tasks.storage.run_folder import shard_name
 
 
@@ -21,18 +21,13 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
         recipe: How many examples, and how often each is played, is its `rollouts`.
         run: The name of the folder that is left, such as dryruns/hello.
     """
-    rollouts, sampling = recipe.rollouts, training_sampling(recipe)
+    rollouts = recipe.rollouts
     with open_run(recipe, run) as opened, task_runners(rollouts, opened) as runners:
         path = opened.folder.shard(shard_name("train", 0))
-        shard = draw_shard(path, train_split(recipe), recipe.seed, 0, rollouts.groups)
-        batches = runners.evaluation.submit_shard(
-            opened,
-            shard,
-            lambda _: 0,
-            sampling,
-            rollouts.group_size,
-            rollouts.attempts,
-        )
+        size = ShardSize(rollouts.groups)
+        shard = draw_shard(path, train_split(recipe), recipe.seed, 0, size)
+        played = PlayedGroups(training_sampling(recipe), rollouts.group_size, rollouts.attempts)
+        batches = runners.evaluation.submit_shard(opened, shard, lambda _: 0, played)
         trajectories = assemble(opened, 0, wait_for_batches(batches.values()))
         references = refer(opened, 0, trajectories)
         datums = build(opened, 0, trajectories, references, recipe.credit())

@@ -18,7 +18,13 @@ from flows.runtime.evaluation import HeldOutEvaluations
 from flows.runtime.open_run import name_of_run, open_run, train_split_at, training_sampling
 from flows.runtime.overlap import iterate_steps
 from flows.runtime.run_summary import RunSummary, summarize_run
-from flows.runtime.task_runner import CheckpointOf, Spans, task_runners, wait_for_batches
+from flows.runtime.task_runner import (
+    CheckpointOf,
+    PlayedGroups,
+    Spans,
+    task_runners,
+    wait_for_batches,
+)
 from tasks.metrics import StepFiles
 from tasks.reports.artifacts import Artifacts
 from tasks.shards import draw_shard
@@ -33,8 +39,8 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
         recipe: Everything the run depends on.
         run: Its name, a folder under runs/; a run that exists continues where it stopped.
     """
-    sampling, rollouts = training_sampling(recipe), recipe.rollouts
-    credit, method = recipe.credit(), recipe.update_method()
+    rollouts, credit, method = recipe.rollouts, recipe.credit(), recipe.update_method()
+    played = PlayedGroups(training_sampling(recipe), rollouts.group_size, rollouts.attempts)
     with (
         open_run(recipe, run or name_of_run()) as opened,
         task_runners(rollouts, opened) as runners,
@@ -43,13 +49,13 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
         folder = opened.folder
         evaluations = HeldOutEvaluations(recipe, opened, runners.evaluation)
 
-        def sample(step: int, checkpoint: CheckpointOf) -> Mapping[str, Spans]:
-            path, seed = folder.shard(shard_name("train", step)), recipe.seed
-            source = train_split_at(recipe, folder, step)
-            shard = draw_shard(path, source, seed, step, rollouts.groups, rollouts.batches)
-            size, attempts = rollouts.group_size, rollouts.attempts
-            training = runners.training
-            return training.submit_shard(opened, shard, checkpoint, sampling, size, attempts)
+        def sample(step: int, checkpoint: CheckpointOf, number: int) -> Mapping[str, Spans]:
+            path, source = (
+                folder.shard(shard_name("train", step)),
+                train_split_at(recipe, folder, step),
+            )
+            shard = draw_shard(path, source, recipe.seed, step, rollouts.shard_size())
+            return runners.training.submit_shard(opened, shard, checkpoint, played, number)
 
         for step, batches in iterate_steps(opened, rollouts, sample):
             evaluations.submit_due(step)

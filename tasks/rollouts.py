@@ -22,8 +22,12 @@ from tasks.journal import Journal, read_journal, seal
 from tasks.recorded_calls import recorded_calls
 from tasks.shards import ShardRow, read_shard
 from tasks.spans import ERROR, REWARD, EndedAttempt, begun_span, call_span, end_spans
+from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
 from tasks.storage.run_folder import RunFolder, batch_name
+from tasks.storage.tables import query_beside, select
+
+QUERY = query_beside(__file__)
 
 Play = Callable[[str, str, str], Awaitable[None]]
 """Plays a batch: the door's address, the batch's name, and the batch's token."""
@@ -54,6 +58,20 @@ class BatchPlan:
             if row["batch"] == self.number
             for index in range(self.group_size)
         ]
+
+
+@dataclass(frozen=True)
+class Yield:
+    """Yield of rollouts: the groups whose rewards are not all equal, and the tokens sampled."""
+
+    teaching_groups: int
+    tokens: int
+
+
+def measure_yield(spans: Sequence[Path]) -> Yield:
+    """Measure what sealed batches have yielded; replayed tokens do not count."""
+    (row,) = select(QUERY, spans=[verified(path) for path in spans]).to_pylist()
+    return Yield(**row)
 
 
 class RolloutServer:

@@ -1,6 +1,7 @@
 """examples → shards: the examples of each step, by a seeded curriculum."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -11,25 +12,39 @@ from tasks.storage.json_files import read_rows, write_rows
 
 
 class ShardRow(Example):
-    """Example of a shard, and the number of the rollout batch that plays it."""
+    """Example of a shard, the number of the rollout batch that plays it, and the batch's round."""
 
     batch: int
+    round: int
 
 
-def write_shard(
-    path: Path, source: Source, seed: int, step: int, size: int, batches: int = 1
-) -> None:
-    """Write the examples of a step, one a line, split into `batches` rollout batches.
+@dataclass(frozen=True)
+class ShardSize:
+    """Size of a shard: in each of its `rounds` so many groups, split into so many batches."""
+
+    groups: int
+    batches: int = 1
+    rounds: int = 1
+
+    def rows(self, examples: Sequence[Example]) -> list[ShardRow]:
+        """Assign the examples to rounds and batches, in their order."""
+        batches = min(self.batches, self.groups)
+        rows: list[ShardRow] = []
+        for place, example in enumerate(examples):
+            number, place_in_round = divmod(place, self.groups)
+            batch = number * batches + place_in_round * batches // self.groups
+            rows.append({**example, "batch": batch, "round": number})
+        return rows
+
+
+def write_shard(path: Path, source: Source, seed: int, step: int, size: ShardSize) -> None:
+    """Write the examples of a step, one a line.
 
     The file says which batch plays an example, so a run may go on with another number of batches:
     a shard that was drawn keeps its own.
     """
-    examples = choose(source.examples(), seed, step, size, source.curriculum)
-    rows = [
-        {**example, "batch": place * min(batches, size) // size}
-        for place, example in enumerate(examples)
-    ]
-    write_rows(path, rows)
+    count = size.groups * size.rounds
+    write_rows(path, size.rows(choose(source.examples(), seed, step, count, source.curriculum)))
 
 
 draw_shard = durable("draw_shard", write_shard)

@@ -52,8 +52,8 @@ def test_a_step_is_submitted_as_soon_as_its_checkpoint_is_there(
 ) -> None:
     log: list[str] = []
 
-    def submit(step: int, checkpoint: CheckpointOf) -> Mapping[str, Spans]:
-        assert checkpoint("any") == max(step - lag, 0)
+    def submit(step: int, checkpoint: CheckpointOf, number: int) -> Mapping[str, Spans]:
+        assert (checkpoint("any"), number) == (max(step - lag, 0), 0)
         log.append(f"submit {step}")
         return {}
 
@@ -113,10 +113,10 @@ def test_a_run_that_dies_while_steps_overlap_continues_as_if_it_had_not(
 STARTED: list[str] = []
 
 
-async def slow_after_the_first_step(example: dict[str, Any], **_: str) -> float:
-    """Play the four rollouts of the first step at once, and those of later steps for an hour."""
-    STARTED.append(example["identity"])
-    if len(STARTED) > 4:
+async def slow_after_the_first_step(_: dict[str, Any], *, base_url: str, **__: str) -> float:
+    """Play the four rollouts of the first step at once, and all others for an hour."""
+    STARTED.append(base_url)
+    if "/train-00000-" not in base_url:
         await asyncio.sleep(3600)
     return float(len(STARTED) % 2)
 

@@ -11,16 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.examples.curricula import shuffle_pass
-from tasks.shards import (
-    DatasetError,
-    Example,
-    Source,
-    choose,
-    draw_shard,
-    read_examples,
-    read_shard,
-    write_shard,
-)
+from tasks.examples.reading import DatasetError, Example, Source, read_examples
+from tasks.shards import ShardSize, choose, draw_shard, read_shard, write_shard
 
 
 def jsonl(path: Path, *rows: object) -> Path:
@@ -152,8 +144,8 @@ def test_a_shard_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     row = {"text": "a\u2028b\nc\x85", "x": 0.1, "split": "train"}
     source = Source(jsonl(tmp_path / "one.jsonl", row), "train", ())
     path = tmp_path / "shards" / "train-00003.jsonl"
-    write_shard(path, source, seed=0, step=3, size=1)
-    assert read_shard(path) == [{"example_id": 0, "example": row, "batch": 0}]
+    write_shard(path, source, seed=0, step=3, size=ShardSize(1))
+    assert read_shard(path) == [{"example_id": 0, "example": row, "batch": 0, "round": 0}]
     assert json.loads(path.read_text().removesuffix("\n"))["example_id"] == 0
 
 
@@ -163,7 +155,7 @@ def test_a_shard_is_split_into_contiguous_batches_of_nearly_one_size(
     tmp_path_factory: pytest.TempPathFactory, source: Source, step: int, size: int, count: int
 ) -> None:
     path = tmp_path_factory.mktemp("shard") / "train.jsonl"
-    write_shard(path, source, 5, step, size, count)
+    write_shard(path, source, 5, step, ShardSize(size, count))
     numbers = batches(path)
     assert numbers == sorted(numbers)
     assert set(numbers) == set(range(min(count, size))), "every batch has an example"
@@ -175,9 +167,18 @@ def test_the_number_of_batches_changes_no_example(tmp_path: Path, source: Source
     shards = []
     for count in (1, 2, 20):
         path = tmp_path / f"{count}.jsonl"
-        write_shard(path, source, 0, 1, 5, count)
+        write_shard(path, source, 0, 1, ShardSize(5, count))
         shards.append([{**row, "batch": 0} for row in read_shard(path)])
     assert shards[0] == shards[1] == shards[2]
+
+
+def test_each_round_of_a_shard_has_batches_of_its_own(tmp_path: Path, source: Source) -> None:
+    path = tmp_path / "train.jsonl"
+    write_shard(path, source, 0, 1, ShardSize(3, 2, rounds=2))
+    rows = read_shard(path)
+    assert [(row["round"], row["batch"]) for row in rows] == [
+        (0, 0), (0, 0), (0, 1), (1, 2), (1, 2), (1, 3),
+    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("prefect_server")
@@ -185,8 +186,8 @@ def test_a_drawn_shard_keeps_its_batches_when_their_number_changes(
     tmp_path: Path, source: Source
 ) -> None:
     path = tmp_path / "shards" / "train-00000.jsonl"
-    draw_shard(path, source, 0, 0, 6, 3)
+    draw_shard(path, source, 0, 0, ShardSize(6, 3))
     drawn = path.read_bytes()
     assert batches(path) == [0, 0, 1, 1, 2, 2]
-    assert draw_shard(path, source, 0, 0, 6, 2) == path
+    assert draw_shard(path, source, 0, 0, ShardSize(6, 2)) == path
     assert path.read_bytes() == drawn

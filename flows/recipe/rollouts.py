@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from adapters.addresses import check_runner
 from flows.recipe.section import Section
+from tasks.shards import ShardSize
 
 
 class Rollouts(Section):
@@ -13,6 +14,13 @@ class Rollouts(Section):
 
     groups: int = Field(default=16, ge=1)
     """Examples a step; each becomes one group."""
+
+    rounds: int = Field(default=1, ge=1)
+    """Most rounds of a step: while fewer than `groups` groups have unequal rewards, as many further
+    examples are played (DAPO's dynamic sampling)."""
+
+    token_budget: int | None = Field(default=None, ge=1)
+    """Sampled tokens of a step after which no further round begins."""
 
     group_size: int = Field(default=8, ge=2)
     """Rollouts of each example, whose rewards are compared with each other."""
@@ -99,6 +107,21 @@ class Rollouts(Section):
         return self
 
     @model_validator(mode="after")
+    def _rounds_follow_each_other(self) -> Self:
+        if self.token_budget is not None and self.rounds == 1:
+            raise ValueError(
+                f"token_budget {self.token_budget} does nothing with rounds 1, since no further "
+                "round begins; give 2 rounds or more, or leave it out"
+            )
+        if self.rounds > 1 and (self.order == "arrival" or self.stream):
+            raise ValueError(
+                f"rounds {self.rounds} with order {self.order} and stream {self.stream}: whether "
+                "another round begins is known when all rollouts of a step have ended; give order "
+                "shard without stream, or 1 round"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _batches_can_be_played_there(self) -> Self:
         check_runner(self.runner, self.cluster, self.door)
         return self
@@ -138,6 +161,10 @@ class Rollouts(Section):
     def concurrency_of_batch(self) -> int:
         """Return how many rollouts of one batch run at the same time."""
         return max(1, self.concurrency // self.batches)
+
+    def shard_size(self) -> ShardSize:
+        """Return the size of a step's shard."""
+        return ShardSize(self.groups, self.batches, self.rounds)
 
     def min_group_size(self) -> int:
         """Return the size below which a group is not trained on."""

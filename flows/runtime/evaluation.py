@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict
 from adapters.calls import Sampling
 from flows.recipe.recipe import Recipe
 from flows.runtime.open_run import OpenRun, greedy_sampling, test_split, training_sampling
-from flows.runtime.task_runner import RolloutRunner, Spans, wait_for_batches
+from flows.runtime.task_runner import PlayedGroups, RolloutRunner, Spans, wait_for_batches
 from tasks.evaluations import PlayedShard, Score, score_rollouts
-from tasks.shards import draw_shard
+from tasks.shards import ShardSize, draw_shard
 from tasks.storage.files import is_written
 from tasks.storage.run_folder import shard_name
 
@@ -76,12 +76,14 @@ def submit_held_out(
     `tag` keeps apart what other settings have played.
     """
     evaluation, source = recipe.evaluation, test_split(recipe)
-    size = min(evaluation.examples, len(source.examples()))
+    groups = min(evaluation.examples, len(source.examples()))
+    size = ShardSize(groups, recipe.rollouts.batches)
 
     def submit(split: str, sampling: Sampling, group_size: int) -> tuple[Path, Sequence[Spans]]:
         path = run.folder.shard(shard_name(f"{split}{tag}", step))
-        shard = draw_shard(path, source, recipe.seed, 0, size, recipe.rollouts.batches)
-        batches = runner.submit_shard(run, shard, lambda _: step, sampling, group_size)
+        shard = draw_shard(path, source, recipe.seed, 0, size)
+        played = PlayedGroups(sampling, group_size)
+        batches = runner.submit_shard(run, shard, lambda _: step, played)
         return shard, [*batches.values()]
 
     shards = {"sampled": submit("test", training_sampling(recipe), evaluation.rollouts)}

@@ -15,11 +15,12 @@ from threading import Event
 from flows.recipe.rollouts import Rollouts
 from flows.runtime.open_run import OpenRun
 from flows.runtime.task_runner import CheckpointOf, Spans, wait_for_batches
+from tasks.rollouts import measure_yield
 from tasks.storage.arrivals import ArrivalLedger
 from tasks.storage.run_folder import shard_name
 
-Submit = Callable[[int, CheckpointOf], Mapping[str, Spans]]
-"""Submits the batches of a step's own shard, each sampled by the checkpoint that is given."""
+Submit = Callable[[int, CheckpointOf, int], Mapping[str, Spans]]
+"""Submits the batches of a round of a step's own shard, each sampled by the checkpoint given."""
 
 Steps = Iterator[tuple[int, Sequence[Spans]]]
 """Steps, each with the batches that it is trained on."""
@@ -33,7 +34,8 @@ def iterate_steps(run: OpenRun, rollouts: Rollouts, submit: Submit) -> Steps:
         log.warning("%s", reason)
     if rollouts.order == "arrival":
         return steps_by_arrival(run, rollouts, submit)
-    return steps_by_shard(run.steps_left(), rollouts.lag, submit)
+    steps = steps_by_shard(run.steps_left(), rollouts.lag, submit)
+    return steps if rollouts.rounds == 1 else sample_on(steps, rollouts, submit)
 
 
 def steps_by_shard(steps: range, lag: int, submit: Submit) -> Steps:
@@ -42,8 +44,27 @@ def steps_by_shard(steps: range, lag: int, submit: Submit) -> Steps:
     for step in steps:
         for ahead in islice(left, lag + 1 - len(submitted)):
             checkpoint = max(ahead - lag, 0)
-            submitted.append(submit(ahead, lambda _, checkpoint=checkpoint: checkpoint))
+            submitted.append(submit(ahead, lambda _, checkpoint=checkpoint: checkpoint, 0))
         yield step, [*submitted.popleft().values()]
+
+
+def sample_on(steps: Steps, rollouts: Rollouts, submit: Submit) -> Steps:
+    """Yield each step with further rounds of its shard, until enough of its groups teach.
+
+    A group teaches if its rewards are not all equal (dynamic sampling: Yu et al., 2025,
+    arXiv:2503.14476). A round is played if `groups` do not teach yet, and if the step has sampled
+    fewer tokens than its budget. The rounds depend on what is recorded alone, so a run that
+    continues plays the same ones.
+    """
+    for step, first in steps:
+        batches, checkpoint = [*first], max(step - rollouts.lag, 0)
+        for number in range(1, rollouts.rounds):
+            yielded = measure_yield([batch.result() for batch in wait_for_batches(batches)])
+            spent = rollouts.token_budget is not None and yielded.tokens >= rollouts.token_budget
+            if spent or yielded.teaching_groups >= rollouts.groups:
+                break
+            batches += submit(step, lambda _, at=checkpoint: at, number).values()
+        yield step, batches
 
 
 def steps_by_arrival(run: OpenRun, rollouts: Rollouts, submit: Submit) -> Steps:
@@ -63,7 +84,7 @@ def steps_by_arrival(run: OpenRun, rollouts: Rollouts, submit: Submit) -> Steps:
 
     for step in steps:
         for shard in islice(shards, ahead):
-            arrivals.add(submit(shard, checkpoint), step)
+            arrivals.add(submit(shard, checkpoint, 0), step)
         ahead = 1
         yield step, arrivals.take(step, lag)
 

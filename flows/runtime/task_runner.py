@@ -28,6 +28,15 @@ CheckpointOf = Callable[[str], int]
 
 
 @dataclass(frozen=True)
+class PlayedGroups:
+    """Plan of a shard's groups: their size, the attempts at a rollout, and the sampling."""
+
+    sampling: Sampling
+    size: int
+    attempts: int = 1
+
+
+@dataclass(frozen=True)
 class RolloutRunner:
     """Runner of rollout batches as parallel Prefect tasks.
 
@@ -43,16 +52,15 @@ class RolloutRunner:
         run: OpenRun,
         shard: Path,
         checkpoint: CheckpointOf,
-        sampling: Sampling,
-        group_size: int,
-        attempts: int = 1,
+        groups: PlayedGroups,
+        number: int = 0,
     ) -> dict[str, Spans]:
-        """Submit the batches of a shard, each example `group_size` times; return them by name."""
-        numbers = sorted({row["batch"] for row in read_shard(shard)})
-        plans = [BatchPlan(shard.stem, number, group_size, attempts) for number in numbers]
+        """Submit the batches of round `number` of a shard; return them by name."""
+        batches = sorted({row["batch"] for row in read_shard(shard) if row["round"] == number})
+        plans = [BatchPlan(shard.stem, batch, groups.size, groups.attempts) for batch in batches]
 
         def sampled_by(batch: str) -> SampledBy:
-            return SampledBy(self.policies(checkpoint(batch)), sampling)
+            return SampledBy(self.policies(checkpoint(batch)), groups.sampling)
 
         return {
             plan.name: self.tasks.submit(

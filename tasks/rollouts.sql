@@ -1,0 +1,40 @@
+-- One row: in how many groups the rewards of some role, or of its n-th call, are not all equal, and
+-- how many tokens the policies have sampled, in every attempt.
+with
+
+spans as (
+
+    select * from read_parquet($spans)
+
+),
+
+ended as (
+
+    select rollout_id, max(attempt) as attempt
+    from spans
+    where reward_name = 'reward'
+    group by rollout_id
+
+),
+
+teaching as (
+
+    select distinct group_id
+    from (
+        select spans.group_id
+        from spans
+        join ended using (rollout_id, attempt)
+        where kind = 'credit' or reward_name = 'reward'
+        group by spans.group_id, kind, role, call
+        having min(reward) < max(reward)
+    )
+
+)
+
+select
+    (select count(*) from teaching)::integer as teaching_groups,
+    (
+        select coalesce(sum(len(response_token_ids)), 0)::bigint
+        from spans
+        where kind = 'llm' and replayed is not true
+    ) as tokens
