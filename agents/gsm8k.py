@@ -65,7 +65,7 @@ def reward(answer: str, wanted: str) -> float:
     r"""Return 1 if the number in the last \boxed{} of an answer equals `wanted`, else 0."""
     said, right = values(boxed(answer)), values(wanted)
     with PARSING:
-        return float(verify(right, said, timeout_seconds=None))
+        return float(verify(right, said, timeout_seconds=0))
 
 
 def boxed(answer: str) -> str:
@@ -87,4 +87,4 @@ def values(text: str) -> list[Any]:
         return []
     with PARSING:
         written = rf"\boxed{{{found['sign']}{found['size']}}}"
-        return parse(written, fallback_mode="no_fallback", parsing_timeout=None)
+        return parse(written, fallback_mode="no_fallback", parsing_timeout=0)

@@ -32,11 +32,29 @@ def ratchet(*arguments: str, **variables: str) -> subprocess.CompletedProcess[st
     )
 
 
-@pytest.mark.parametrize("name", ["hello", "arithmetic"])
+@pytest.mark.parametrize("name", ["hello", "arithmetic", "gsm8k"])
 def test_every_training_deployment_has_a_recipe_whose_dataset_is_there(name: str) -> None:
     recipe = named_recipe(name)
     assert recipe.agent == name
     assert (ROOT / recipe.dataset.path).exists()
+
+
+def test_the_published_gsm8k_experiment_has_its_published_values() -> None:
+    recipe = named_recipe("gsm8k-llama")
+    rollouts, optimizer = recipe.rollouts, recipe.optimizer
+    assert recipe.agent == named_recipe("gsm8k").agent == "gsm8k"
+    assert (recipe.dataset.path, recipe.model.base) == (
+        "hub:openai/gsm8k/main",
+        "meta-llama/Llama-3.2-3B",
+    )
+    assert (rollouts.groups, rollouts.group_size, rollouts.lag, rollouts.max_tokens) == (
+        *(96, 8, 1),
+        2048,
+    )
+    assert (optimizer.learning_rate, optimizer.grad_clip_norm) == (1e-5, 1.0)
+    assert (recipe.model.lora_rank, recipe.seed) == (32, 42)
+    problems = 7473
+    assert (recipe.steps - 1) * rollouts.groups < problems <= recipe.steps * rollouts.groups
 
 
 def test_an_entry_of_a_table_is_put_over_the_deployment_s_by_its_name() -> None:

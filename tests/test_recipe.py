@@ -233,6 +233,8 @@ def test_the_fingerprint_of_a_recipe_is_the_same_in_all_versions_of_a_format() -
     )
     known = "866365021a7186afddf1c45f4651bbdd936b77a4bcfcb4c80edeb44fdf5299eb"
     assert recipe.fingerprint() == known
+    other = recipe.dataset.model_copy(update={"test_split": "validation"})
+    assert recipe.model_copy(update={"dataset": other}).fingerprint() != known
 
 
 def test_a_role_that_nobody_can_answer_is_refused() -> None:

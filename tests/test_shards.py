@@ -1,17 +1,15 @@
-"""dataset → shards."""
+"""examples → shards."""
 
 import json
 from collections import Counter
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.examples.curricula import shuffle_pass
-from tasks.examples.reading import DatasetError, Example, Source, read_examples
+from tasks.examples.reading import Example, Source
 from tasks.shards import ShardSize, choose, draw_shard, read_shard, write_shard
 
 
@@ -26,77 +24,6 @@ def numbered(count: int) -> list[Example]:
 
 def numbers(shard: list[Example]) -> list[int]:
     return [example["example_id"] for example in shard]
-
-
-def test_an_example_is_named_by_its_row_in_the_file_not_in_the_split(tmp_path: Path) -> None:
-    dataset = jsonl(
-        tmp_path / "sums.jsonl",
-        {"question": "1+1", "answer": 2, "split": "train"},
-        {"question": "2+2", "answer": 4, "split": "test"},
-        {"question": "3+3", "answer": 6, "split": "train"},
-    )
-    assert numbers(read_examples(dataset, "train")) == [0, 2]
-    assert read_examples(dataset, "test", ["question", "answer"]) == [
-        {"example_id": 1, "example": {"question": "2+2", "answer": 4, "split": "test"}}
-    ]
-
-
-def test_csv_values_stay_the_strings_they_are(tmp_path: Path) -> None:
-    dataset = tmp_path / "hello.csv"
-    dataset.write_text('task,note,split\n007,"yes, ""sir""",train\n,2024-01-01,train\n')
-    assert [row["example"] for row in read_examples(dataset, "train")] == [
-        {"task": "007", "note": 'yes, "sir"', "split": "train"},
-        {"task": None, "note": "2024-01-01", "split": "train"},
-    ]
-
-
-def test_jsonl_values_keep_their_types_and_nesting(tmp_path: Path) -> None:
-    row = {"when": "2024-01-01", "x": 1.5, "tags": ["é", None], "split": "train"}
-    assert read_examples(jsonl(tmp_path / "a.jsonl", row), "train")[0]["example"] == row
-
-
-def test_parquet_is_a_dataset_too(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"n": [1, 2], "l": [[1], []], "split": ["train", "test"]}), path)
-    assert read_examples(path, "test", ["n"]) == [
-        {"example_id": 1, "example": {"n": 2, "l": [], "split": "test"}}
-    ]
-
-
-def test_a_missing_column_is_named_with_what_was_found(tmp_path: Path) -> None:
-    dataset = jsonl(tmp_path / "a.jsonl", {"question": "1+1", "result": 2, "split": "train"})
-    with pytest.raises(
-        DatasetError, match=r"no column 'answer' \(found: question, result, split\); see datasets/"
-    ):
-        read_examples(dataset, "train", ["question", "answer"])
-
-
-def test_a_dataset_without_splits_says_so(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"no column 'split' \(found: question\)"):
-        read_examples(jsonl(tmp_path / "a.jsonl", {"question": "1+1"}), "train")
-
-
-def test_an_empty_split_is_named_with_the_splits_there_are(tmp_path: Path) -> None:
-    dataset = jsonl(tmp_path / "a.jsonl", {"split": "train"}, {"split": "dev"})
-    with pytest.raises(DatasetError, match=r"whose split is 'test' \(found: dev, train\)"):
-        read_examples(dataset, "test")
-
-
-def test_a_file_that_is_missing_or_of_another_kind_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"nowhere\.csv does not exist"):
-        read_examples(tmp_path / "nowhere.csv", "train")
-    with pytest.raises(DatasetError, match=r"a\.xlsx is not .*: give a \.csv, \.jsonl, \.parquet"):
-        read_examples(tmp_path / "a.xlsx", "train")
-    with pytest.raises(DatasetError, match=r"a row that is no JSON object: \[1\]"):
-        read_examples(jsonl(tmp_path / "list.jsonl", [1]), "train")
-    (tmp_path / "torn.jsonl").write_text('{"split": "train"}\n{"split":')
-    with pytest.raises(DatasetError, match=r"torn\.jsonl cannot be read: .*Malformed JSON"):
-        read_examples(tmp_path / "torn.jsonl", "train")
-
-
-def test_a_source_is_a_split_with_the_columns_that_are_read_of_it(tmp_path: Path) -> None:
-    dataset = jsonl(tmp_path / "a.jsonl", {"n": 1, "split": "train"}, {"n": 2, "split": "test"})
-    assert numbers(Source(dataset, "test", ("n",)).examples()) == [1]
 
 
 def test_five_examples_in_shards_of_two_wrap_without_dropping_any() -> None:
