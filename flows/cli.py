@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,9 @@ from adapters.errors import UserError
 from flows.command_line import train_with_bar
 from flows.runtime.existing_run import IfExists, settle
 from flows.runtime.prefect_startup import quiet_prefect
+
+if TYPE_CHECKING:
+    from flows.recipe.recipe import Recipe
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -58,6 +61,7 @@ def train(
     recipe = named_recipe(name, overrides)
     run = run or f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     settle(run, if_exists)
+    _show_preset(recipe)
     print(train_with_bar(run, recipe, verbose))
 
 
@@ -89,6 +93,7 @@ def fork(
     parent, name = folder_of(run), as_ or f"{run}-at-{at}"
     recipe = changed_recipe(recipe_of(parent), set_ or [])
     fork_run(parent, name, at, recipe.model_dump(mode="json"), recipe.fingerprint())
+    _show_preset(recipe)
     print(train_with_bar(name, recipe, verbose))
 
 
@@ -109,6 +114,7 @@ def replay(
     parent, name = folder_of(run), as_ or f"{run}-replay-{datetime.now():%Y%m%d-%H%M%S}"
     recipe = changed_recipe(recipe_of(parent), set_ or [])
     replay_run(parent, name, recipe.model_dump(mode="json"), recipe.fingerprint())
+    _show_preset(recipe)
     print(train_with_bar(name, recipe, verbose))
 
 
@@ -256,6 +262,14 @@ def pretrain(
 
     built = flow(folder=folder, seed=seed)
     print(f"{built} is ready: `ratchet engine --base-model {built.resolve()}` serves it")
+
+
+def _show_preset(recipe: "Recipe") -> None:
+    """Print what the recipe's preset has become, if it has one."""
+    from flows.recipe.presets import describe_preset
+
+    if said := describe_preset(recipe.model_dump()):
+        print(said, flush=True)
 
 
 @contextmanager

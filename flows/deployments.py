@@ -1,7 +1,7 @@
 """Recipes from prefect.yaml, the one place where their values are written."""
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 
 from adapters.errors import UserError
+from flows.recipe.presets import PRESETS, merge
 from flows.recipe.recipe import Recipe
 
 PROJECT_FILE = Path("prefect.yaml")
@@ -34,9 +35,16 @@ def named_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def changed_recipe(values: dict[str, Any], overrides: Sequence[str] = ()) -> Recipe:
-    """Validate a recipe, with each `section.key=value` put over its values."""
+    """Validate a recipe, with each `section.key=value` put over its values.
+
+    A preset among them replaces the algorithm that the values have.
+    """
+    given = parse_overrides(overrides)
+    preset = PRESETS.get(given.get("algorithm", {}).get("preset"))
+    if preset is not None:
+        values = _without(values, preset.values) | {"algorithm": {}}
     try:
-        return Recipe.model_validate(_merged(values, _parsed(overrides)))
+        return Recipe.model_validate(merge(values, given))
     except ValidationError as error:
         raise RecipeError(_explain(error)) from error
 
@@ -61,7 +69,8 @@ def _settings() -> type[BaseSettings]:
     return type("RecipeSettings", (BaseSettings, Recipe), {"model_config": Recipe.model_config})
 
 
-def _parsed(overrides: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """Parse each `section.key=value`, into sections."""
     arguments = [f"--{_argument(override)}" for override in overrides]
     try:
         source = CliSettingsSource(_settings(), cli_parse_args=arguments, cli_exit_on_error=False)
@@ -97,12 +106,14 @@ def _suggestion(key: str, known: Sequence[str]) -> str:
     return f"; did you mean {close[0]!r}? {listing}" if close else f"; {listing}"
 
 
-def _merged(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(values)
-    for key, override in overrides.items():
-        nested = isinstance(override, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merged(merged[key], override) if nested else override
-    return merged
+def _without(values: dict[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values less the keys that are in the same section of `sections`."""
+    return {
+        section: {key: value for key, value in of.items() if key not in sections[section]}
+        if section in sections and isinstance(of, dict)
+        else of
+        for section, of in values.items()
+    }
 
 
 def _explain(error: ValidationError) -> str:

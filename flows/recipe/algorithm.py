@@ -2,9 +2,10 @@
 
 from typing import Annotated, Self
 
-from pydantic import Field, WithJsonSchema, model_validator
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
 from tinker import AdamParams
 
+from flows.recipe.presets import PRESETS, find_preset
 from flows.recipe.section import Section
 from tasks.algorithm.advantages import ADVANTAGES, Aggregation, check_advantage, find_advantage
 from tasks.algorithm.losses import LOSSES, check_loss
@@ -16,6 +17,13 @@ SettingValue = Annotated[float | str, Field(union_mode="left_to_right")]
 
 class Algorithm(Section):
     """Path from rewards to a loss."""
+
+    preset: Annotated[
+        str | None,
+        WithJsonSchema({"anyOf": [{"type": "string", "enum": [*PRESETS]}, {"type": "null"}]}),
+    ] = None
+    """Algorithm, by the field's name (docs/algorithms.md): its values are laid under those that the
+    recipe gives."""
 
     advantage: Annotated[str, WithJsonSchema({"type": "string", "enum": [*ADVANTAGES]})] = (
         "standardized"
@@ -47,6 +55,13 @@ class Algorithm(Section):
 
     divisor: float | None = Field(default=None, gt=0)
     """The number by which aggregation `fixed` divides a loss."""
+
+    @field_validator("preset")
+    @classmethod
+    def _preset_is_in_its_table(cls, preset: str | None) -> str | None:
+        if preset is not None:
+            find_preset(preset)
+        return preset
 
     @model_validator(mode="after")
     def _advantage_and_loss_are_in_their_tables(self) -> Self:

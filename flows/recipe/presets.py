@@ -1,0 +1,274 @@
+"""The table of presets: algorithms by the field's names, each as explicit values of a recipe.
+
+A preset is a row of PRESETS. It says nothing of sizes and learning rates, which depend on the model
+and the task. A name that is no preset is in REFUSED, with what to use.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Values = Mapping[str, Any]
+
+PARTS = ("advantage", "loss")
+"""Keys of an algorithm whose settings are their own."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A row of the table.
+
+    `values` are keys of a recipe, by section. `lacks` says what the algorithm has beside them that
+    a recipe cannot say yet, and `differs` what Trinity-RFT 0.6.0 does under the same name.
+    """
+
+    values: Values
+    source: str
+    lacks: str = ""
+    differs: str = ""
+
+
+def _algorithm(advantage: str, loss: str, aggregation: str, **settings: Values) -> Values:
+    return {
+        "algorithm": {
+            "advantage": advantage,
+            "advantage_settings": settings.get("advantage_settings", {}),
+            "loss": loss,
+            "loss_settings": settings.get("loss_settings", {}),
+            "aggregation": aggregation,
+        }
+    }
+
+
+PPO_CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+NO_THRESHOLD = {"threshold": 0.0}
+KL = "a KL penalty"
+GRPO = _algorithm(
+    "standardized", "ppo", "rollout_mean", advantage_settings=NO_THRESHOLD, loss_settings=PPO_CLIP
+)
+DUAL_CLIP = "bounds the loss at a negative advantage too (the loss `dual_clip`, a pass more)"
+
+PRESETS: Mapping[str, Preset] = {
+    "grpo": Preset(
+        GRPO, "arXiv:2402.03300", KL, f"{DUAL_CLIP}; averages over tokens; adds KL k2, 0.001"
+    ),
+    "grpo_verl": Preset(
+        GRPO, "arXiv:2402.03300", KL, "is `grpo`, with advantages computed in the trainer"
+    ),
+    "dr_grpo": Preset(
+        _algorithm("centred", "ppo", "sum", loss_settings=PPO_CLIP),
+        "arXiv:2503.20783",
+        differs="has no such name",
+    ),
+    "dapo": Preset(
+        _algorithm(
+            "standardized",
+            "ppo",
+            "token_mean",
+            advantage_settings=NO_THRESHOLD,
+            loss_settings=PPO_CLIP | {"clip_high_threshold": 1.28},
+        ),
+        "arXiv:2503.14476",
+        "dynamic sampling, and a penalty for long answers",
+        "clips at 1.2 unless its file says otherwise",
+    ),
+    "rloo": Preset(
+        _algorithm("leave_one_out", "importance_sampling", "rollout_sum"),
+        "arXiv:2402.14740",
+        KL,
+        "has PPO's clip and an average over tokens",
+    ),
+    "reinforceplusplus": Preset(
+        _algorithm("reinforce_plus_plus", "ppo", "token_mean", loss_settings=PPO_CLIP),
+        "arXiv:2501.03262",
+        KL,
+        "takes KL k2 into the loss, not into the reward",
+    ),
+    "opmd": Preset(
+        _algorithm(
+            "opmd",
+            "opmd",
+            "token_mean",
+            advantage_settings={"baseline": "mean"},
+            loss_settings={"tau": 1.0},
+        ),
+        "arXiv:2505.17826",
+        KL,
+    ),
+    "asymre": Preset(
+        _algorithm(
+            "asymre", "cross_entropy", "token_mean", advantage_settings={"shift": -0.1}
+        ),
+        "arXiv:2506.20520",
+        differs="halves the loss, by the loss `opmd` with τ 1",
+    ),
+    "topr": Preset(
+        _algorithm("none", "topr", "token_mean", loss_settings={"ratio": "trajectory"}),
+        "arXiv:2503.14286",
+        differs="takes each token's ratio; adds KL k2, 0.001",
+    ),
+    "cispo": Preset(
+        _algorithm(
+            "standardized",
+            "cispo",
+            "token_mean",
+            advantage_settings=NO_THRESHOLD,
+            loss_settings={"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
+        ),
+        "arXiv:2506.13585",
+        differs="clips at 1.28; adds KL k2, 0.001. The paper names no number, 4 is Tinker's",
+    ),
+    "gspo": Preset(
+        _algorithm(
+            "standardized",
+            "gspo",
+            "rollout_mean",
+            advantage_settings=NO_THRESHOLD,
+            loss_settings={"clip_low_threshold": 1 - 3e-4, "clip_high_threshold": 1 + 4e-4},
+        ),
+        "arXiv:2507.18071",
+        differs="averages over tokens; adds KL k2, 0.001",
+    ),
+    "sapo": Preset(
+        _algorithm(
+            "standardized",
+            "sapo",
+            "rollout_mean",
+            advantage_settings=NO_THRESHOLD,
+            loss_settings={"tau_positive": 1.0, "tau_negative": 1.05},
+        ),
+        "arXiv:2511.20347",
+        differs="has no derivative through the gate; averages over tokens; adds KL k2, 0.001",
+    ),
+    "sppo": Preset(
+        _algorithm(
+            "opmd",
+            "sppo",
+            "token_mean",
+            advantage_settings={"baseline": "mean"},
+            loss_settings={"epsilon": 0.3},
+        ),
+        "Trinity-RFT 0.6.0",
+    ),
+    "rec": Preset(
+        _algorithm(
+            "centred",
+            "rec",
+            "token_mean",
+            loss_settings={"clip": "none", "weight": "none", "regularizer": "none"},
+        ),
+        "arXiv:2509.24203",
+        differs="adds KL k2, 0.001",
+    ),
+    "multi_step_grpo": Preset(
+        _algorithm(
+            "step_grpo",
+            "ppo",
+            "token_mean",
+            advantage_settings={"spread": "copy"},
+            loss_settings=PPO_CLIP,
+        ),
+        "Trinity-RFT 0.6.0",
+        KL,
+        DUAL_CLIP,
+    ),
+    "gigpo": Preset(
+        _algorithm(
+            "gigpo",
+            "ppo",
+            "token_mean",
+            advantage_settings={"omega": 1.0, "deviation": "none"},
+            loss_settings=PPO_CLIP,
+        ),
+        "arXiv:2505.10978",
+        KL,
+        DUAL_CLIP,
+    ),
+}
+
+LATER = "and is to come as a flow of its own"
+TEACHER = f"needs a teacher's log-probabilities beside rollouts, {LATER}"
+REFUSED = {
+    "ppo": "needs a value network, which a Tinker service does not have; give reinforceplusplus or "
+    "grpo, or the loss ppo alone as algorithm.loss",
+    "sft": f"trains on answers that are given, not on rollouts, {LATER}; give grpo for rollouts",
+    "cpt": f"trains on texts that are given, not on rollouts, {LATER}; give grpo for rollouts",
+    "dpo": f"trains on pairs of answers that are given, not on rollouts, {LATER}; give grpo for "
+    "rollouts that are rewarded",
+    "raft": f"trains on answers that a workflow has selected, {LATER}; give algorithm.advantage "
+    "none and algorithm.loss cross_entropy, which train on the rollouts of reward 1 alone if "
+    "rewards are 0 and 1",
+    "mix": f"trains on an expert's answers beside rollouts, {LATER}; give grpo for rollouts alone",
+    "mix_chord": f"trains on an expert's answers beside rollouts, {LATER}; give grpo for rollouts "
+    "alone",
+    "on_policy_distill": f"{TEACHER}; give grpo, which learns from rewards",
+    "jsd": f"{TEACHER}; give grpo, which learns from rewards",
+}
+"""Algorithm of the field → why it is no preset, and what to use instead."""
+
+
+def find_preset(name: str) -> Preset:
+    """Return the row of a preset; ValueError if there is none."""
+    if name in REFUSED:
+        raise ValueError(f"the preset {name} {REFUSED[name]}")
+    if name not in PRESETS:
+        raise ValueError(f"no preset '{name}' (there is: {', '.join(PRESETS)})")
+    return PRESETS[name]
+
+
+def expand_preset(given: Values) -> dict[str, Any]:
+    """Lay the values of the recipe's preset, if it names one, under those that are given.
+
+    The settings of an advantage or a loss that is not the preset's own are as they are given.
+    """
+    algorithm = given.get("algorithm")
+    name = algorithm.get("preset") if isinstance(algorithm, Mapping) else None
+    if not isinstance(algorithm, Mapping) or name not in PRESETS:
+        return dict(given)
+    laid = merge(PRESETS[name].values, given)
+    own = PRESETS[name].values["algorithm"]
+    for part in PARTS:
+        if laid["algorithm"][part] != own[part]:
+            laid["algorithm"][f"{part}_settings"] = algorithm.get(f"{part}_settings", {})
+    return laid
+
+
+def merge(values: Values, over: Values) -> dict[str, Any]:
+    """Return the values with those of `over` in their place, section by section."""
+    merged = dict(values)
+    for key, value in over.items():
+        nested = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = merge(merged[key], value) if nested else value
+    return merged
+
+
+def describe_preset(recipe: Values) -> str:
+    """Describe in a line what a recipe's preset has become; empty without a preset."""
+    name = recipe["algorithm"]["preset"]
+    if name is None:
+        return ""
+    row = PRESETS[name]
+    said = [f"{key} {_find(recipe, key)}" for key in flatten(row.values)]
+    changed = [key for key, value in flatten(row.values).items() if _find(recipe, key) != value]
+    instead = f" (given, not the preset's: {', '.join(changed)})" if changed else ""
+    lacks = f"; without {row.lacks}" if row.lacks else ""
+    return f"preset {name} ({row.source}): {', '.join(said)}{instead}{lacks}"
+
+
+def flatten(values: Values, prefix: str = "") -> dict[str, Any]:
+    """Map each key, as `section.key`, to its value."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        settings = key.endswith("_settings")
+        if isinstance(value, Mapping) and not settings:
+            flat |= flatten(value, f"{prefix}{key}.")
+        elif not settings or value:
+            flat[prefix + key] = value
+    return flat
+
+
+def _find(values: Values, key: str) -> Any:
+    found: Any = values
+    for part in key.split("."):
+        found = found[part]
+    return found
