@@ -2,22 +2,24 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import tinker
 
 from tasks.algorithm.advantages import CreditAssignment, estimate_advantages, find_advantage
+from tasks.algorithm.divergences import Penalty
 from tasks.algorithm.losses import find_loss
 from tasks.algorithm.settings import Settings, complete_settings
 from tasks.algorithm.update_method import UpdateMethod
+from tasks.references import reference_logprobs
 from tasks.returns import Calls, calls_of, earnings_by_role
 from tasks.storage.durability import durable
 from tasks.storage.tables import arrays, read, write
-from tasks.trajectories import LISTS, assemble
+from tasks.trajectories import LISTS, assemble, rewards_by_role
 
 SCHEMA = pa.schema(
     [
@@ -42,7 +44,9 @@ SCHEMA = pa.schema(
 DTYPES = {"target_tokens": np.int64}
 
 
-def build(trajectories: pa.Table, credit: CreditAssignment) -> pa.Table:
+def build(
+    trajectories: pa.Table, credit: CreditAssignment, references: pa.Table | None = None
+) -> pa.Table:
     """Build the training batch: one row in SCHEMA per trajectory with a non-zero advantage.
 
     A trajectory whose advantages are zero, unless the loss is regularized, or in which nothing is
@@ -51,8 +55,9 @@ def build(trajectories: pa.Table, credit: CreditAssignment) -> pa.Table:
     them.
 
     A role is compared with the same role of the group's other rollouts (`tasks.returns`), and if
-    its calls have rewards, each call with theirs; `advantage` is then the mean over the
-    trajectory's calls.
+    its calls have rewards, each call with theirs; `advantage` is the mean over the trajectory's
+    sampled tokens. The terms of single tokens, which are those of `credit.penalty`, by the
+    `references`, and of `credit.entropy_coefficient`, are in `advantages` alone.
 
     Tinker sums its losses over tokens and datums, so `credit.aggregation` divides each datum's
     loss, by its `scale`: a `sum` by 1; a `token_mean` by the step's trained tokens; a
@@ -60,37 +65,36 @@ def build(trajectories: pa.Table, credit: CreditAssignment) -> pa.Table:
     `rollout_sum`, the mean of sums over tokens, by the step's rollouts; `fixed` by the divisor.
     The divisors count rollouts of zero advantage too.
     """
-    advantages = _advantages(trajectories, credit)
-    compared = [name in advantages for name in _names(trajectories)]
-    trajectories = trajectories.filter(pa.array(compared, pa.bool_()))
-    tokens, logprobs, masks = (arrays(trajectories[name]) for name in LISTS)
-    calls = calls_of(trajectories)
-    scales = _scales(trajectories["rollout_id"].to_pylist(), masks, credit)
+    assigned = _assign(trajectories, credit, references)
+    scales, made = _scales(assigned, credit), assigned.trajectories
+    tokens, logprobs = arrays(made["tokens"]), arrays(made["logprobs"])
     rows = []
-    for place, row in enumerate(trajectories.drop_columns(list(LISTS)).to_pylist()):
-        rollout, mask = row["rollout_id"], masks[place]
-        name = row["role"], rollout
-        by_call = _select_calls(row, advantages[name], calls.get(name, {}))
-        if not mask.any() or not (any(by_call) or credit.regularized):
+    for place, row in enumerate(made.drop_columns(list(LISTS)).to_pylist()):
+        mask, advantages = assigned.masks[place], assigned.advantages[place]
+        if not mask.any() or not (advantages.any() or credit.regularized):
             continue
         if mask[0]:
-            raise ValueError(f"rollout {rollout} sampled its first token from an empty prompt")
-        by_token = np.repeat(by_call, len(mask) if len(by_call) == 1 else row["call_tokens"])
+            raise ValueError(
+                f"rollout {row['rollout_id']} sampled its first token from an empty prompt"
+            )
         # All but the inputs move one place to the left: the last sampled token is a target.
-        row["advantage"] = fmean(by_call)
+        row["advantage"] = fmean(assigned.compared[place][mask != 0])
         row["tokens"] = tokens[place][:-1]
         row["targets"] = tokens[place][1:]
         row["logprobs"] = logprobs[place][1:]
-        row["advantages"] = np.where(mask[1:], by_token[1:], 0.0)
-        row["scale"] = scales[rollout]
+        row["advantages"] = advantages[1:]
+        row["scale"] = scales[row["rollout_id"]]
         row["mask"] = mask[1:]
         rows.append({name: row[name] for name in SCHEMA.names})
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
-def write_datums(path: Path, trajectories: Path, credit: CreditAssignment) -> None:
+def write_datums(
+    path: Path, trajectories: Path, credit: CreditAssignment, references: Path | None = None
+) -> None:
     """Write the training batch of a file of trajectories; the batch may have no rows."""
-    write(build(read(trajectories), credit), path)
+    scored = None if references is None else read(references)
+    write(build(read(trajectories), credit, scored), path)
 
 
 build_datums = durable("build_datums", write_datums)
@@ -134,42 +138,109 @@ def to_datums(batch: pa.Table, loss: str, settings: Settings | None = None) -> l
     return datums
 
 
-def _names(trajectories: pa.Table) -> list[tuple[str, str]]:
-    """Return role and rollout of each trajectory."""
-    columns = (trajectories[name].to_pylist() for name in ("role", "rollout_id"))
-    return list(zip(*columns, strict=True))
+@dataclass(frozen=True)
+class Assigned:
+    """Trajectories that are compared with others, and what each of their tokens earned.
+
+    `compared` is what the comparison gave, 0 where a token was not sampled; `advantages` has the
+    terms of single tokens as well. Both are lists of arrays of shape [tokens].
+    """
+
+    trajectories: pa.Table
+    masks: list[np.ndarray]
+    compared: list[np.ndarray]
+    advantages: list[np.ndarray]
 
 
-def _advantages(
-    trajectories: pa.Table, credit: CreditAssignment
-) -> dict[tuple[str, str], list[float]]:
-    """Map role and rollout to the advantages of its calls, or one for all; omit small groups."""
-    by_call = find_advantage(credit.advantage).by_call
-    roles = earnings_by_role(trajectories, credit.discount, by_call=by_call)
-    advantages: dict[tuple[str, str], list[float]] = {}
-    for role, groups in roles.items():
+def _assign(
+    trajectories: pa.Table, credit: CreditAssignment, references: pa.Table | None
+) -> Assigned:
+    """Assign credit to the tokens of all trajectories but those of groups that are too small."""
+    penalties = _penalties(trajectories, credit.penalty, references)
+    in_reward = credit.penalty is not None and credit.penalty.placement == "reward"
+    calls = calls_of(trajectories, penalties if in_reward else None)
+    names = [*zip(*(trajectories[n].to_pylist() for n in ("role", "rollout_id")), strict=True)]
+    earned = _compare(calls, rewards_by_role(trajectories), credit, in_reward)
+    places = [place for place, name in enumerate(names) if name in earned]
+    numbers = trajectories["call_numbers"].to_pylist()
+    masks = arrays(trajectories["mask"])
+    compared = [
+        _place(masks[place], [earned[names[place]][number] for number in numbers[place]])
+        for place in places
+    ]
+    kept = trajectories.take(pa.array(places, pa.int64()))
+    masks = [masks[place] for place in places]
+    advantages = compared
+    if credit.penalty is not None and penalties is not None and not in_reward:
+        lost = credit.penalty.from_advantages([penalties[place] for place in places], masks)
+        advantages = [value - less for value, less in zip(advantages, lost, strict=True)]
+    if credit.entropy_coefficient:
+        advantages = [
+            value - credit.entropy_coefficient * np.where(mask != 0, log_q, 0.0)
+            for value, log_q, mask in zip(
+                advantages, arrays(kept["logprobs"]), masks, strict=True
+            )
+        ]
+    return Assigned(kept, masks, compared, advantages)
+
+
+def _penalties(
+    trajectories: pa.Table, penalty: Penalty | None, references: pa.Table | None
+) -> list[np.ndarray] | None:
+    """Compute the penalty of each trajectory's tokens, if the credit assignment has one."""
+    if penalty is None:
+        return None
+    if references is None:
+        raise ValueError("the penalty of an algorithm needs the references of the step")
+    of_reference = reference_logprobs(references, trajectories)
+    lists = (arrays(trajectories[name]) for name in ("logprobs", "mask"))
+    return [
+        penalty.of_tokens(log_q, log_ref, mask)
+        for log_ref, log_q, mask in zip(of_reference, *lists, strict=True)
+    ]
+
+
+def _compare(
+    calls: Mapping[tuple[str, str], Calls],
+    rewards: Mapping[str, Mapping[str, Mapping[str, float]]],
+    credit: CreditAssignment,
+    in_reward: bool,
+) -> dict[tuple[str, str], dict[int, np.ndarray]]:
+    """Map role and rollout to the advantages of each call's tokens; omit groups too small."""
+    row = find_advantage(credit.advantage)
+    by_token = row.by_token and in_reward
+    unit = "token" if by_token else "call" if row.by_call else "rollout"
+    earned: dict[tuple[str, str], dict[int, np.ndarray]] = {}
+    for role, groups in earnings_by_role(calls, rewards, credit.discount, unit).items():
         large = {name: of for name, of in groups.items() if len(of) >= credit.min_group_size}
-        of_role = estimate_advantages(large, credit.advantage, credit.advantage_settings)
-        advantages |= {(role, rollout): values for rollout, values in of_role.items()}
-    return advantages
+        advantages = estimate_advantages(large, credit.advantage, credit.advantage_settings)
+        for rollout, values in advantages.items():
+            of_calls = calls[role, rollout]
+            tokens = np.array(values) if by_token else _repeat(values, of_calls)
+            ends = np.cumsum([call.tokens for call in of_calls.values()])
+            parts = np.split(tokens, ends[:-1])
+            earned[role, rollout] = dict(zip(of_calls, parts, strict=True))
+    return earned
 
 
-def _select_calls(
-    trajectory: Mapping[str, Any], advantages: list[float], calls: Calls
-) -> list[float]:
-    """Select the advantages of the trajectory's calls from those of its role."""
-    if len(advantages) == 1:
-        return advantages
-    by_number = dict(zip(calls, advantages, strict=True))
-    return [by_number[number] for number in trajectory["call_numbers"]]
+def _repeat(advantages: Sequence[float], calls: Calls) -> np.ndarray:
+    """Repeat the advantage of each call, or the one of all calls, for each sampled token."""
+    counts = [call.tokens for call in calls.values()]
+    return np.repeat(advantages, counts if len(advantages) == len(counts) else sum(counts))
 
 
-def _scales(
-    rollouts: Sequence[str], masks: Sequence[np.ndarray], credit: CreditAssignment
-) -> dict[str, float]:
+def _place(mask: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Place the advantages of sampled tokens among the tokens of a trajectory."""
+    placed = np.zeros(len(mask))
+    placed[mask != 0] = np.concatenate(parts)
+    return placed
+
+
+def _scales(assigned: Assigned, credit: CreditAssignment) -> dict[str, float]:
     """Map each rollout to the factor of its loss."""
     tokens: dict[str, int] = defaultdict(int)
-    for rollout, mask in zip(rollouts, masks, strict=True):
+    rollouts = assigned.trajectories["rollout_id"].to_pylist()
+    for rollout, mask in zip(rollouts, assigned.masks, strict=True):
         tokens[rollout] += int(mask.sum())
     trained = {rollout: count for rollout, count in tokens.items() if count}
     divisors: dict[str, Callable[[int], float]] = {

@@ -1,11 +1,16 @@
 """Rewards of roles and calls → returns, and the advantages that datums carry; numbers by hand."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import build
-from tasks.returns import earnings_by_role, returns_to_go
+from tasks.algorithm.advantages import Earned
+from tasks.returns import Unit, calls_of, earnings_by_role, returns_to_go
+from tasks.trajectories import rewards_by_role
 from tests.trajectory_rows import table
 
 GROUP = "train-00000-0000"
@@ -32,9 +37,17 @@ def trajectory(
     }
 
 
+def earnings(
+    *rows: dict, discount: float = 1.0, unit: Unit = "rollout", penalties: list | None = None
+) -> list[Sequence[Earned]]:
+    made = table(*rows)
+    calls, rewards = calls_of(made, penalties), rewards_by_role(made)
+    return [*earnings_by_role(calls, rewards, discount, unit)["policy"][GROUP].values()]
+
+
 def returns(*rows: dict, discount: float = 1.0) -> list[list[float]]:
-    earned = earnings_by_role(table(*rows), discount)["policy"][GROUP]
-    return [[call.returned for call in calls] for calls in earned.values()]
+    earned = earnings(*rows, discount=discount)
+    return [[call.returned for call in calls] for calls in earned]
 
 
 def advantages(datums: pa.Table) -> list[list[float]]:
@@ -74,13 +87,26 @@ def test_the_rewards_of_a_role_s_calls_are_summed_over_its_trajectories() -> Non
 def test_calls_are_told_apart_by_what_they_observed_and_count_what_they_sampled() -> None:
     """The first call of each rollout observes token 0, the second token 3."""
     rows = trajectory(0, 1.0, [None, None]), trajectory(1, 0.0, [None])
-    earned = earnings_by_role(table(*rows), by_call=True)["policy"][GROUP]
-    (first, second), (other,) = earned.values()
+    (first, second), (other,) = earnings(*rows, unit="call")
     assert first.state == other.state != second.state
     assert [call.tokens for call in (first, second, other)] == [2, 2, 2]
     assert [(call.returned, call.reward) for call in (first, second)] == [(1.0, 1.0)] * 2
-    (shared,), _ = earnings_by_role(table(*rows))["policy"][GROUP].values()
+    (shared,), _ = earnings(*rows)
     assert shared.tokens == 4
+
+
+def test_penalties_lessen_the_reward_of_their_call_and_the_returns_before() -> None:
+    """Two calls sample two tokens each, which cost 0.1, 0.2, 0.3 and 0.4; the reward is 1."""
+    row = trajectory(0, 1.0, [None, None])
+    costs = [np.array([0.0, 0.1, 0.2, 0.0, 0.3, 0.4])]
+    ((shared,),) = earnings(row, penalties=costs)
+    assert shared.returned == shared.reward == pytest.approx(0.0)
+    (calls,) = earnings(row, unit="call", penalties=costs)
+    assert [call.returned for call in calls] == pytest.approx([0.0, 0.3])
+    (tokens,) = earnings(row, unit="token", penalties=costs)
+    assert [token.returned for token in tokens] == pytest.approx([0.0, 0.1, 0.3, 0.6])
+    (halved,) = earnings(row, unit="token", discount=0.5, penalties=costs)
+    assert [token.returned for token in halved] == pytest.approx([-0.15, -0.05, 0.3, 0.6])
 
 
 def test_rebn_compares_the_discounted_returns_of_all_calls() -> None:

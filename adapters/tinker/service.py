@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
+import numpy as np
 import tinker
 from renderers.base import Tokenizer
 
@@ -213,6 +214,21 @@ class PatientSampler:
             return await self._service.while_alive(work, limit=self._service.patience)
         finally:
             begun.pop(key, None)
+
+    def score(self, sequences: Sequence[Sequence[int]], last: Sequence[int]) -> list[np.ndarray]:
+        """Return the log-probabilities of the `last` so many tokens of each sequence.
+
+        All sequences are submitted at once, and the service computes them in parallel.
+        """
+        submitted = [
+            self.client.compute_logprobs(tinker.ModelInput.from_ints([*tokens]), count)
+            for tokens, count in zip(sequences, last, strict=True)
+        ]
+        scored = [self._service.result(future, "log-probabilities") for future in submitted]
+        return [
+            np.array(values[-count:], np.float32)
+            for values, count in zip(scored, last, strict=True)
+        ]
 
 
 @contextmanager

@@ -8,11 +8,65 @@ from tinker import AdamParams
 from flows.recipe.presets import PRESETS, find_preset
 from flows.recipe.section import Section
 from tasks.algorithm.advantages import ADVANTAGES, Aggregation, check_advantage, find_advantage
+from tasks.algorithm.divergences import Baseline, Penalty, Placement, check_estimator
 from tasks.algorithm.losses import LOSSES, check_loss
 from tasks.algorithm.schedules import Schedule, ScheduleName
 
 SettingValue = Annotated[float | str, Field(union_mode="left_to_right")]
 """A number, also one that the command line gives as text, or a name."""
+
+
+class Divergence(Section):
+    """Penalty for divergence from a reference policy."""
+
+    coefficient: float = Field(default=0.0, ge=0)
+    """Weight of the penalty; 0 has none, and then the reference computes nothing."""
+
+    reference: str = "base"
+    """Policy that is the reference: `base`, the untrained model; `RUN@STEP`, a checkpoint; or
+    another base model of the service, by a name with a slash, that has the same tokens."""
+
+    estimator: str = "k1"
+    """Estimator of the divergence at a token (docs/algorithms.md): k1, k2, k3, low_var_kl, abs."""
+
+    placement: Placement = "advantage"
+    """Place of the penalty: each token's `advantage`, or the `reward` of its call."""
+
+    discount: float = Field(default=0.0, ge=0, le=1)
+    """Discount γ of the penalties of later tokens in a token's advantage; 0 leaves them out."""
+
+    baseline: Baseline = "none"
+    """Baseline of penalties as advantages: `mean` subtracts that of the step's tokens."""
+
+    @model_validator(mode="after")
+    def _it_does_something(self) -> Self:
+        check_estimator(self.estimator)
+        if self.coefficient == 0 and (given := self._given(*Divergence.model_fields)):
+            raise ValueError(
+                f"algorithm.kl with coefficient 0 ignores {given}; give a coefficient, or leave "
+                "them out"
+            )
+        if self.placement == "reward" and (given := self._given("discount", "baseline")):
+            raise ValueError(
+                f"algorithm.kl.placement reward ignores {given}, since a return has the penalties "
+                "of later tokens, and comparisons have a baseline; leave them out, or give "
+                "placement advantage"
+            )
+        return self
+
+    def penalty(self) -> Penalty | None:
+        """Return the penalty of tokens, if there is one."""
+        if self.coefficient == 0:
+            return None
+        return Penalty(
+            self.coefficient, self.estimator, self.placement, self.discount, self.baseline
+        )
+
+    def _given(self, *names: str) -> str:
+        """List those of the settings that are not their defaults."""
+        return ", ".join(
+            name for name in names if getattr(self, name) != Divergence.model_fields[name].default
+        )
 
 
 class Algorithm(Section):
@@ -56,6 +110,12 @@ class Algorithm(Section):
     divisor: float | None = Field(default=None, gt=0)
     """The number by which aggregation `fixed` divides a loss."""
 
+    kl: Divergence = Divergence()
+
+    entropy_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of an entropy bonus: -log q of each sampled token, an estimate of the entropy, is
+    added to its advantage."""
+
     @field_validator("preset")
     @classmethod
     def _preset_is_in_its_table(cls, preset: str | None) -> str | None:
@@ -83,6 +143,7 @@ class Algorithm(Section):
         settings = {
             f"algorithm.aggregation {self.aggregation}": self.aggregation in ("sum", "fixed"),
             f"algorithm.advantage {self.advantage}": find_advantage(self.advantage).in_groups,
+            f"algorithm.kl.coefficient {self.kl.coefficient:g}": self.kl.coefficient == 0,
         }
         return [name for name, in_groups in settings.items() if not in_groups]
 

@@ -10,6 +10,8 @@ from typing import Any
 
 Values = Mapping[str, Any]
 
+TRINITY = "Trinity-RFT 0.6.0"
+
 PARTS = ("advantage", "loss")
 """Keys of an algorithm whose settings are their own."""
 
@@ -28,163 +30,127 @@ class Preset:
     differs: str = ""
 
 
-def _algorithm(advantage: str, loss: str, aggregation: str, **settings: Values) -> Values:
-    return {
-        "algorithm": {
-            "advantage": advantage,
-            "advantage_settings": settings.get("advantage_settings", {}),
-            "loss": loss,
-            "loss_settings": settings.get("loss_settings", {}),
-            "aggregation": aggregation,
-        }
+def _algorithm(
+    advantage: tuple[str, Values],
+    loss: tuple[str, Values],
+    aggregation: str,
+    kl: Values | None = None,
+) -> Values:
+    algorithm = {
+        "advantage": advantage[0],
+        "advantage_settings": advantage[1],
+        "loss": loss[0],
+        "loss_settings": loss[1],
+        "aggregation": aggregation,
     }
+    return {"algorithm": algorithm | ({"kl": kl} if kl else {})}
 
 
-PPO_CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
-NO_THRESHOLD = {"threshold": 0.0}
-KL = "a KL penalty"
-GRPO = _algorithm(
-    "standardized", "ppo", "rollout_mean", advantage_settings=NO_THRESHOLD, loss_settings=PPO_CLIP
-)
-DUAL_CLIP = "bounds the loss at a negative advantage too (the loss `dual_clip`, a pass more)"
+STANDARDIZED = ("standardized", {"threshold": 0.0})
+OPMD = ("opmd", {"baseline": "mean"})
+PPO = ("ppo", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2})
+KL = {"coefficient": 0.001, "estimator": "k1", "placement": "advantage"}
+"""Gradient of Trinity-RFT's KL, k2 in the loss with 0.001, as long as the ratio is 1."""
+KL_IN_REWARD = KL | {"placement": "reward"}
+DUAL_CLIP = "bounds the loss where A < 0 too, as the loss `dual_clip` does with a pass more"
+MORE_KL = "adds KL k2 with 0.001"
+
+GRPO = _algorithm(STANDARDIZED, PPO, "rollout_mean", KL)
 
 PRESETS: Mapping[str, Preset] = {
     "grpo": Preset(
-        GRPO, "arXiv:2402.03300", KL, f"{DUAL_CLIP}; averages over tokens; adds KL k2, 0.001"
+        GRPO,
+        "arXiv:2402.03300",
+        differs=f"{DUAL_CLIP}; averages over tokens. The paper has KL k3 with 0.04",
     ),
     "grpo_verl": Preset(
-        GRPO, "arXiv:2402.03300", KL, "is `grpo`, with advantages computed in the trainer"
+        GRPO, "arXiv:2402.03300", differs="is `grpo`, with advantages computed in the trainer"
     ),
     "dr_grpo": Preset(
-        _algorithm("centred", "ppo", "sum", loss_settings=PPO_CLIP),
-        "arXiv:2503.20783",
-        differs="has no such name",
+        _algorithm(("centred", {}), PPO, "sum"), "arXiv:2503.20783", differs="has no such name"
     ),
     "dapo": Preset(
         _algorithm(
-            "standardized",
-            "ppo",
+            STANDARDIZED,
+            ("ppo", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}),
             "token_mean",
-            advantage_settings=NO_THRESHOLD,
-            loss_settings=PPO_CLIP | {"clip_high_threshold": 1.28},
         ),
         "arXiv:2503.14476",
         "dynamic sampling, and a penalty for long answers",
         "clips at 1.2 unless its file says otherwise",
     ),
     "rloo": Preset(
-        _algorithm("leave_one_out", "importance_sampling", "rollout_sum"),
+        _algorithm(
+            ("leave_one_out", {}), ("importance_sampling", {}), "rollout_sum", KL_IN_REWARD
+        ),
         "arXiv:2402.14740",
-        KL,
-        "has PPO's clip and an average over tokens",
+        differs="has PPO's clip, an average over tokens, and KL in the loss",
     ),
     "reinforceplusplus": Preset(
-        _algorithm("reinforce_plus_plus", "ppo", "token_mean", loss_settings=PPO_CLIP),
+        _algorithm(("reinforce_plus_plus", {}), PPO, "token_mean", KL_IN_REWARD),
         "arXiv:2501.03262",
-        KL,
-        "takes KL k2 into the loss, not into the reward",
+        differs="has KL in the loss",
     ),
-    "opmd": Preset(
-        _algorithm(
-            "opmd",
-            "opmd",
-            "token_mean",
-            advantage_settings={"baseline": "mean"},
-            loss_settings={"tau": 1.0},
-        ),
-        "arXiv:2505.17826",
-        KL,
-    ),
+    "opmd": Preset(_algorithm(OPMD, ("opmd", {"tau": 1.0}), "token_mean", KL), "arXiv:2505.17826"),
     "asymre": Preset(
-        _algorithm(
-            "asymre", "cross_entropy", "token_mean", advantage_settings={"shift": -0.1}
-        ),
+        _algorithm(("asymre", {"shift": -0.1}), ("cross_entropy", {}), "token_mean"),
         "arXiv:2506.20520",
         differs="halves the loss, by the loss `opmd` with τ 1",
     ),
     "topr": Preset(
-        _algorithm("none", "topr", "token_mean", loss_settings={"ratio": "trajectory"}),
+        _algorithm(("none", {}), ("topr", {"ratio": "trajectory"}), "token_mean"),
         "arXiv:2503.14286",
-        differs="takes each token's ratio; adds KL k2, 0.001",
+        differs=f"takes each token's ratio; {MORE_KL}",
     ),
     "cispo": Preset(
         _algorithm(
-            "standardized",
-            "cispo",
+            STANDARDIZED,
+            ("cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
             "token_mean",
-            advantage_settings=NO_THRESHOLD,
-            loss_settings={"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
         ),
         "arXiv:2506.13585",
-        differs="clips at 1.28; adds KL k2, 0.001. The paper names no number, 4 is Tinker's",
+        differs=f"clips at 1.28; {MORE_KL}. The paper names no clip, and 4 is Tinker's",
     ),
     "gspo": Preset(
         _algorithm(
-            "standardized",
-            "gspo",
+            STANDARDIZED,
+            ("gspo", {"clip_low_threshold": 1 - 3e-4, "clip_high_threshold": 1 + 4e-4}),
             "rollout_mean",
-            advantage_settings=NO_THRESHOLD,
-            loss_settings={"clip_low_threshold": 1 - 3e-4, "clip_high_threshold": 1 + 4e-4},
         ),
         "arXiv:2507.18071",
-        differs="averages over tokens; adds KL k2, 0.001",
+        differs=f"averages over tokens; {MORE_KL}",
     ),
     "sapo": Preset(
         _algorithm(
-            "standardized",
-            "sapo",
-            "rollout_mean",
-            advantage_settings=NO_THRESHOLD,
-            loss_settings={"tau_positive": 1.0, "tau_negative": 1.05},
+            STANDARDIZED, ("sapo", {"tau_positive": 1.0, "tau_negative": 1.05}), "rollout_mean"
         ),
         "arXiv:2511.20347",
-        differs="has no derivative through the gate; averages over tokens; adds KL k2, 0.001",
+        differs=f"has no derivative through the gate; averages over tokens; {MORE_KL}",
     ),
-    "sppo": Preset(
-        _algorithm(
-            "opmd",
-            "sppo",
-            "token_mean",
-            advantage_settings={"baseline": "mean"},
-            loss_settings={"epsilon": 0.3},
-        ),
-        "Trinity-RFT 0.6.0",
-    ),
+    "sppo": Preset(_algorithm(OPMD, ("sppo", {"epsilon": 0.3}), "token_mean"), TRINITY),
     "rec": Preset(
         _algorithm(
-            "centred",
-            "rec",
+            ("centred", {}),
+            ("rec", {"clip": "none", "weight": "none", "regularizer": "none"}),
             "token_mean",
-            loss_settings={"clip": "none", "weight": "none", "regularizer": "none"},
         ),
         "arXiv:2509.24203",
-        differs="adds KL k2, 0.001",
+        differs=MORE_KL,
     ),
     "multi_step_grpo": Preset(
-        _algorithm(
-            "step_grpo",
-            "ppo",
-            "token_mean",
-            advantage_settings={"spread": "copy"},
-            loss_settings=PPO_CLIP,
-        ),
-        "Trinity-RFT 0.6.0",
-        KL,
-        DUAL_CLIP,
+        _algorithm(("step_grpo", {"spread": "copy"}), PPO, "token_mean", KL),
+        TRINITY,
+        differs=DUAL_CLIP,
     ),
     "gigpo": Preset(
-        _algorithm(
-            "gigpo",
-            "ppo",
-            "token_mean",
-            advantage_settings={"omega": 1.0, "deviation": "none"},
-            loss_settings=PPO_CLIP,
-        ),
+        _algorithm(("gigpo", {"omega": 1.0, "deviation": "none"}), PPO, "token_mean", KL),
         "arXiv:2505.10978",
-        KL,
-        DUAL_CLIP,
+        differs=DUAL_CLIP,
     ),
 }
+
+NO_PENALTY = ("0", "0.0")
+"""Coefficients, as text, with which the rest of a preset's penalty would do nothing."""
 
 LATER = "and is to come as a flow of its own"
 TEACHER = f"needs a teacher's log-probabilities beside rollouts, {LATER}"
@@ -219,17 +185,21 @@ def find_preset(name: str) -> Preset:
 def expand_preset(given: Values) -> dict[str, Any]:
     """Lay the values of the recipe's preset, if it names one, under those that are given.
 
-    The settings of an advantage or a loss that is not the preset's own are as they are given.
+    The settings of an advantage or a loss that is not the preset's own are as they are given, and
+    so is a KL penalty that is switched off.
     """
     algorithm = given.get("algorithm")
     name = algorithm.get("preset") if isinstance(algorithm, Mapping) else None
     if not isinstance(algorithm, Mapping) or name not in PRESETS:
         return dict(given)
-    laid = merge(PRESETS[name].values, given)
     own = PRESETS[name].values["algorithm"]
+    laid = merge(PRESETS[name].values, given)
     for part in PARTS:
         if laid["algorithm"][part] != own[part]:
             laid["algorithm"][f"{part}_settings"] = algorithm.get(f"{part}_settings", {})
+    kl = algorithm.get("kl")
+    if isinstance(kl, Mapping) and str(kl.get("coefficient")) in NO_PENALTY:
+        laid["algorithm"]["kl"] = kl
     return laid
 
 

@@ -209,6 +209,8 @@ class Recipe(Section):
             algorithm.advantage_settings,
             algorithm.divisor,
             is_regularized(algorithm.loss, algorithm.loss_settings),
+            algorithm.kl.penalty(),
+            algorithm.entropy_coefficient,
         )
 
     def update_method(self) -> UpdateMethod:

@@ -13,6 +13,7 @@ from math import exp, fsum, isfinite, log, sqrt
 from statistics import fmean, stdev
 from typing import Literal
 
+from tasks.algorithm.divergences import Penalty
 from tasks.algorithm.settings import Known, Number, Option, Settings, complete_settings
 
 Aggregation = Literal["sum", "token_mean", "rollout_mean", "rollout_sum", "fixed"]
@@ -46,8 +47,9 @@ Comparison = Callable[[Sequence[float], Settings], list[float]]
 class Advantage:
     """A row of the table.
 
-    `in_groups` is whether a group's advantages depend on no other group, and `by_call` whether
-    calls are told apart even if they share one reward.
+    `in_groups` is whether a group's advantages depend on no other group, `by_call` whether calls
+    are told apart even if they share one reward, and `by_token` whether a call's tokens are, if
+    rewards have a penalty for each: then each token stands as a call does.
     """
 
     formula: str
@@ -56,6 +58,7 @@ class Advantage:
     settings: Known = field(default_factory=dict[str, Number | Option])
     in_groups: bool = True
     by_call: bool = False
+    by_token: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,9 @@ class CreditAssignment:
     `discount` is γ of the returns of calls, `advantage` a name of ADVANTAGES, and `aggregation`
     the factor of each datum's loss (`tasks.datums.build`), with its `divisor` if it is `fixed`. A
     group with fewer than `min_group_size` rollouts to train on is left out, and so is what has no
-    advantage, unless the loss is `regularized`.
+    advantage, unless the loss is `regularized`. `penalty` is for divergence from a reference, and
+    `entropy_coefficient` times -log q, which estimates the entropy, is added to the advantage of
+    each sampled token: in expectation this is the entropy's gradient (Williams and Peng, 1991).
     """
 
     advantage: str
@@ -75,6 +80,8 @@ class CreditAssignment:
     advantage_settings: Settings = field(default_factory=dict[str, float | str])
     divisor: float | None = None
     regularized: bool = False
+    penalty: Penalty | None = None
+    entropy_coefficient: float = 0.0
 
 
 def is_uniform(rewards: Sequence[float]) -> bool:
@@ -275,6 +282,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
         "arXiv:2501.03262",
         reinforce_plus_plus,
         in_groups=False,
+        by_token=True,
     ),
     "rebn": Advantage(
         "(G - mean) / deviation, over the step's calls",

@@ -20,7 +20,7 @@ from tasks.storage.owners import Ownership, last_owner, take_over
 APART = ("evaluations", "dryruns")
 """Folders of runs that train nothing; the newest run of an agent is never one of them."""
 
-LEARNING = ("trajectories", "datums", "updates")
+LEARNING = ("trajectories", "references", "datums", "updates")
 """Folders that each policy of a run has for itself."""
 
 log = logging.getLogger(__name__)
@@ -102,6 +102,10 @@ class RunFolder:
     def trajectories(self, policy: str, step: int) -> Path:
         """Return the trajectories of a policy at a step."""
         return self._of(policy) / "trajectories" / f"{step:05d}.parquet"
+
+    def references(self, policy: str, step: int) -> Path:
+        """Return the reference's log-probabilities of a policy's trajectories at a step."""
+        return self._of(policy) / "references" / f"{step:05d}.parquet"
 
     def datums(self, policy: str, step: int) -> Path:
         """Return the training batch of a policy at a step."""
