@@ -10,11 +10,15 @@ from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 
 from adapters.errors import UserError
+from flows.importing.recipe_text import write_recipe
+from flows.importing.trinity import translate
+from flows.importing.trinity_file import read_trinity
 from flows.recipe.presets import PRESETS, merge
 from flows.recipe.recipe import Recipe
 
 PROJECT_FILE = Path("prefect.yaml")
 TRAIN = "flows/train.py:train"
+RECIPE_FILES = (".yaml", ".yml")
 TABLES = ("roles", "algorithm.loss_settings", "algorithm.advantage_settings")
 """Keys of a recipe whose entries have names of their own."""
 
@@ -24,7 +28,9 @@ class RecipeError(UserError):
 
 
 def named_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Return the recipe of a training deployment, with each `section.key=value` put over it."""
+    """Return the recipe of a training deployment, or of a YAML file, with each override over it."""
+    if name.endswith(RECIPE_FILES):
+        return changed_recipe(_recipe_of_file(Path(name)), overrides)
     deployments = _training_deployments()
     if name not in deployments:
         raise RecipeError(
@@ -49,10 +55,30 @@ def changed_recipe(values: dict[str, Any], overrides: Sequence[str] = ()) -> Rec
         raise RecipeError(_explain(error)) from error
 
 
+def import_trinity(name: str, text: str, overrides: Sequence[str] = ()) -> str:
+    """Make the text of a recipe of a Trinity-RFT file, with each `section.key=value` over it."""
+    chosen = dict(_leaves(parse_overrides(overrides)))
+    translation = translate(read_trinity(name, text), chosen)
+    translation.finish(name)
+    if "algorithm.preset" in chosen:
+        translation.forget("algorithm")
+    recipe = changed_recipe(translation.nested(), overrides)
+    return write_recipe(name, translation, recipe.model_dump(mode="json"), chosen)
+
+
 def recipe_options() -> str:
     """List every key of a recipe, with its type and explanation, as `--set` takes it."""
     source = CliSettingsSource(_settings(), cli_prog_name="--set", cli_exit_on_error=False)
     return source.root_parser.format_help()
+
+
+def _recipe_of_file(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise RecipeError(f"there is no recipe {path}; give a file, or a name of {PROJECT_FILE}")
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(values, dict):
+        raise RecipeError(f"{path} has no keys; give a file with the keys of a recipe")
+    return values
 
 
 def _training_deployments() -> dict[str, Any]:
@@ -98,6 +124,16 @@ def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         yield prefix + name
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from _keys(field.annotation, f"{prefix}{name}.")
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Iterate over the keys of a recipe that are given, each table as one."""
+    for name, value in values.items():
+        key = prefix + name
+        if isinstance(value, Mapping) and key not in TABLES:
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value
 
 
 def _suggestion(key: str, known: Sequence[str]) -> str:

@@ -177,9 +177,7 @@ def _assign(
     if credit.entropy_coefficient:
         advantages = [
             value - credit.entropy_coefficient * np.where(mask != 0, log_q, 0.0)
-            for value, log_q, mask in zip(
-                advantages, arrays(kept["logprobs"]), masks, strict=True
-            )
+            for value, log_q, mask in zip(advantages, arrays(kept["logprobs"]), masks, strict=True)
         ]
     return Assigned(kept, masks, compared, advantages)
 

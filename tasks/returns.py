@@ -138,8 +138,7 @@ def _returns(reward: float, calls: Calls, discount: float) -> list[float]:
     given = [call.reward for call in calls.values() if call.reward is not None]
     rewards = given or [0.0] * (len(calls) - 1) + [reward]
     left = [
-        value - fsum(call.penalties)
-        for value, call in zip(rewards, calls.values(), strict=True)
+        value - fsum(call.penalties) for value, call in zip(rewards, calls.values(), strict=True)
     ]
     return returns_to_go(left, discount)
 

@@ -80,9 +80,7 @@ PRESETS: Mapping[str, Preset] = {
         "clips at 1.2 unless its file says otherwise",
     ),
     "rloo": Preset(
-        _algorithm(
-            ("leave_one_out", {}), ("importance_sampling", {}), "rollout_sum", KL_IN_REWARD
-        ),
+        _algorithm(("leave_one_out", {}), ("importance_sampling", {}), "rollout_sum", KL_IN_REWARD),
         "arXiv:2402.14740",
         differs="has PPO's clip, an average over tokens, and KL in the loss",
     ),

@@ -87,7 +87,9 @@ class Penalty:
             np.where(mask != 0, values - mean, 0.0)
             for values, mask in zip(penalties, masks, strict=True)
         ]
-        return [discount_sums(values, self.discount) for values in apart] if self.discount else apart
+        return (
+            [discount_sums(values, self.discount) for values in apart] if self.discount else apart
+        )
 
 
 def discount_sums(values: np.ndarray, discount: float) -> np.ndarray:
