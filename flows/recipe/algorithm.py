@@ -127,6 +127,12 @@ class Algorithm(Section):
     def _advantage_and_loss_are_in_their_tables(self) -> Self:
         check_advantage(self.advantage, self.advantage_settings)
         check_loss(self.loss, self.loss_settings, self.aggregation)
+        if self.discount != 1 and not find_advantage(self.advantage).discounts:
+            raise ValueError(
+                f"algorithm.discount {self.discount:g} does nothing with advantage "
+                f"{self.advantage}, which compares the rewards of rollouts; leave it out, or give "
+                "another advantage"
+            )
         return self
 
     @model_validator(mode="after")

@@ -58,6 +58,15 @@ class Model(Section):
     train_unembedding: bool = True
     """Train a LoRA on the output layer."""
 
+    @model_validator(mode="after")
+    def _some_layers_are_trained(self) -> Self:
+        if not (self.train_attention or self.train_mlp or self.train_unembedding):
+            raise ValueError(
+                "train_attention, train_mlp and train_unembedding are all false, so that nothing "
+                "is trained; leave one of them true"
+            )
+        return self
+
     @field_validator("renderer")
     @classmethod
     def _renderer_holds_its_template(cls, renderer: str) -> str:
@@ -186,6 +195,12 @@ class Recipe(Section):
             raise ValueError(
                 f"optimizer.warmup_steps {self.optimizer.warmup_steps} never end in {self.steps} "
                 "steps; give fewer"
+            )
+        if self.optimizer.schedule != "constant" and self.steps - self.optimizer.warmup_steps < 2:
+            raise ValueError(
+                f"optimizer.schedule {self.optimizer.schedule} does nothing, since the "
+                f"{self.steps} steps end where it begins to fall; give more steps, fewer "
+                "warmup_steps, or schedule constant"
             )
         return self
 
