@@ -10,9 +10,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 
 from adapters.errors import UserError
-from flows.importing.recipe_text import write_recipe
-from flows.importing.trinity import translate
-from flows.importing.trinity_file import read_trinity
 from flows.recipe.presets import PRESETS, merge
 from flows.recipe.recipe import Recipe
 
@@ -57,6 +54,10 @@ def changed_recipe(values: dict[str, Any], overrides: Sequence[str] = ()) -> Rec
 
 def import_trinity(name: str, text: str, overrides: Sequence[str] = ()) -> str:
     """Make the text of a recipe of a Trinity-RFT file, with each `section.key=value` over it."""
+    from flows.importing.recipe_text import write_recipe  # imports Prefect, which is slow
+    from flows.importing.trinity import translate
+    from flows.importing.trinity_file import read_trinity
+
     chosen = dict(_leaves(parse_overrides(overrides)))
     translation = translate(read_trinity(name, text), chosen)
     translation.finish(name)
