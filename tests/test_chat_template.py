@@ -111,7 +111,7 @@ def test_messages_that_a_template_refuses_are_a_refused_call(
 def test_a_template_that_renders_nothing_is_refused(
     tokenizer: PreTrainedTokenizerFast, template: str
 ) -> None:
-    with pytest.raises(ChatTemplateError, match="cannot be rendered .*; mend it, or give"):
+    with pytest.raises(ChatTemplateError, match=r"cannot be rendered .*; mend it, or give"):
         chat_of(tokenizer, template)
 
 

@@ -209,9 +209,9 @@ def _translate_function(
         ours: read(complete[argument])
         for argument, (ours, read) in function.arguments.items()
         if complete.get(argument) is not None
-    } | function.constants
+    }
     row = find_advantage(function.row) if part == "advantage" else find_loss(function.row)
-    settings = used_settings(settings, row.settings)
+    settings = used_settings(settings | dict(function.constants), row.settings)
     out.give(f"algorithm.{part}", function.row, "; ".join(filter(None, [reason, function.remark])))
     if settings:
         out.give(f"algorithm.{part}_settings", settings, f"{key}_args, or their defaults")

@@ -188,7 +188,7 @@ def expand_preset(given: Values) -> dict[str, Any]:
     """
     algorithm = given.get("algorithm")
     name = algorithm.get("preset") if isinstance(algorithm, Mapping) else None
-    if not isinstance(algorithm, Mapping) or name not in PRESETS:
+    if not isinstance(algorithm, Mapping) or name is None or name not in PRESETS:
         return dict(given)
     own = PRESETS[name].values["algorithm"]
     laid = merge(PRESETS[name].values, given)
