@@ -3,6 +3,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 COOKBOOK := .venv-cookbook/bin/python
 COOKBOOK_READY := .venv-cookbook/.ready
+TRINITY := .venv-trinity/bin/python
+TRINITY_READY := .venv-trinity/.ready
 CLIENTS := .venv-clients/bin/python
 CLIENTS_READY := .venv-clients/.ready
 
@@ -12,7 +14,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic test stories check format constraints server worker deploy bench peers kills windows stops algorithms cookbook clients fuzz verifiers inspect clean
+.PHONY: help setup hello arithmetic test stories check format constraints server worker deploy bench peers formulas kills windows stops algorithms cookbook clients fuzz verifiers inspect clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -70,7 +72,18 @@ $(AGENTLIGHTNING):
 	$(PYTHON) -m venv .venv-agentlightning
 	$(AGENTLIGHTNING) -m pip install --quiet agentlightning==0.3.0
 
-peers: $(AGENTLIGHTNING) ## make the environments of the peers that `make bench` measures
+# Without its dependencies, which need a GPU: these are what its formulas import. torch as below.
+$(TRINITY_READY): Makefile
+	test -x $(TRINITY) || $(PYTHON) -m venv .venv-trinity
+	$(TRINITY) -m pip install --quiet torch==2.13.0 numpy==2.4.6 safetensors==0.8.0 omegaconf==2.4.0 ray==2.60.0
+	$(TRINITY) -m pip install --quiet --no-deps trinity-rft==0.6.0
+	touch $@
+
+peers: $(AGENTLIGHTNING) $(TRINITY_READY) $(COOKBOOK_READY) ## make the environments of the peers that `make bench` and `make formulas` run
+
+formulas: $(READY) $(TRINITY_READY) $(COOKBOOK_READY) ## compare our losses, advantages and KL divergences with the peers' own code
+	$(BIN)/python -m benchmarks.peers.formulas
+	$(BIN)/python -m pytest tests/test_peer_formulas.py
 
 KILLS ?= 100
 
@@ -134,4 +147,4 @@ verifiers: $(READY) $(VERIFIERS_READY) ## make the Python that plays environment
 	VERIFIERS_PYTHON=$(VERIFIERS) $(BIN)/python -m pytest tests/test_verifiers.py
 
 clean: ## remove the environments and every cache, not the runs
-	rm -rf .venv .venv-cookbook .venv-clients .venv-verifiers .venv-agentlightning .pytest_cache .ruff_cache
+	rm -rf .venv .venv-cookbook .venv-clients .venv-verifiers .venv-agentlightning .venv-trinity .venv-inspect .pytest_cache .ruff_cache

@@ -13,12 +13,12 @@ from statistics import fmean
 from matplotlib import pyplot as plt
 
 from benchmarks.interruptions import killable_runs
+from benchmarks.learning import read_held_out
 from benchmarks.measuring import describe_machine, format_table
 from flows.recipe.presets import PRESETS, Preset, flatten
 from tasks.algorithm.advantages import ADVANTAGES
 from tasks.algorithm.losses import LOSSES
 from tasks.algorithm.settings import Known
-from tasks.evaluations import read_evaluation
 from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunFolder
 
@@ -27,8 +27,6 @@ PLAIN = ("algorithm.advantage=centred", "algorithm.loss=cross_entropy")
 
 SEVERAL = ("optimizer.substeps=2", "optimizer.epochs=2")
 """Updates at which ratios differ from 1, so that losses differ."""
-
-SAMPLING = "sampled"
 
 
 @dataclass(frozen=True)
@@ -123,10 +121,7 @@ def train(
     run = RunFolder(folder / f"{recipe}-{name}-{seed}")
     killable_runs.train_to_end(run, (*settings, f"seed={seed}"), environment, recipe)
     steps = read_metrics(run.metrics)
-    before, after = (
-        read_evaluation(run.evaluation(f"{step:05d}"))[SAMPLING].finished.mean or 0.0
-        for step in (0, len(steps))
-    )
+    before, after = (read_held_out(run, step).mean or 0.0 for step in (0, len(steps)))
     return Learnt([step["reward/mean"] for step in steps], before, after)
 
 

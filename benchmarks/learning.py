@@ -12,13 +12,13 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from tasks.evaluations import read_evaluation
+from tasks.evaluations import Estimate, read_evaluation
 from tasks.metrics import read_metrics
 from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder, folder_of
 
 SAMPLING = "sampled"
-"""Way of sampling whose evaluations are drawn."""
+"""Way of sampling whose evaluations are drawn and compared."""
 SECONDS = ("seconds/sampling", "seconds/training")
 """Endings of metrics' names: each policy has its training."""
 
@@ -38,6 +38,11 @@ class LearningCurve:
     """Mean reward of held-out examples and its standard error, by the minutes before."""
 
 
+def read_held_out(run: RunFolder, step: int) -> Estimate:
+    """Read the rewards of held-out examples at checkpoint `step`, sampled as in training."""
+    return read_evaluation(run.evaluation(f"{step:05d}"))[SAMPLING].finished
+
+
 def read_curve(run: RunFolder) -> LearningCurve:
     """Read the curve of a run that has begun."""
     steps = read_metrics(run.metrics)
@@ -45,9 +50,8 @@ def read_curve(run: RunFolder) -> LearningCurve:
     minutes = [*accumulate(spent / 60 for spent in seconds)]
     scored = dict[float, tuple[float, float]]()
     for step, after in enumerate([0.0, *minutes]):
-        path = run.evaluation(f"{step:05d}")
-        if path.exists():
-            estimate = read_evaluation(path)[SAMPLING].finished
+        if run.evaluation(f"{step:05d}").exists():
+            estimate = read_held_out(run, step)
             scored[after] = estimate.mean or 0.0, estimate.standard_error or 0.0
     rewards = [step["reward/mean"] for step in steps]
     recipe = recipe_of(run)

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -66,10 +67,16 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 
 
 def format_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format a title and a Markdown table; every column but the first holds numbers."""
-    rule = ["---", *("---:" for _ in header[1:])]
+    """Format a title and a Markdown table, whose columns of numbers are aligned to the right."""
+    columns = ([row[place] for row in rows] for place in range(len(header)))
+    rule = ["---:" if all(map(_is_number, cells)) else "---" for cells in columns]
     lines = [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
     return "\n".join([f"### {title}", "", *lines, ""])
+
+
+def _is_number(cell: str) -> bool:
+    """Return whether a cell is empty, or holds numbers: `1,224-1,226`, `0.7 to 0.9`, `5 s`."""
+    return set(re.findall(r"[^\W\d_]+", cell)) <= {"to", "s", "nan"}
 
 
 def describe_machine() -> str:

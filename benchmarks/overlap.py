@@ -15,8 +15,8 @@ from matplotlib import pyplot as plt
 
 from adapters.calls import POLICY
 from benchmarks.interruptions import killable_runs
+from benchmarks.learning import read_held_out
 from benchmarks.measuring import describe_machine, format_table, paired_ratio
-from tasks.evaluations import read_evaluation
 from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunFolder, shard_name
 
@@ -62,13 +62,12 @@ def read_course(run: RunFolder) -> Course:
         for path in run.sealed(shard_name("train", 0))
     )
     ends = [run.update(POLICY, step).stat().st_mtime for step in range(len(metrics))]
-    scores = read_evaluation(run.evaluation(f"{len(metrics):05d}"))
     return Course(
         [end - first for end in ends],
         [*accumulate(row["tokens/sampled"] for row in metrics)],
         [row["reward/mean"] for row in metrics],
         [row.get("ess", 1.0) for row in metrics],
-        scores["sampled"].finished.mean or 0.0,
+        read_held_out(run, len(metrics)).mean or 0.0,
     )
 
 

@@ -3,7 +3,7 @@
 from prefect import flow
 
 from flows.recipe.recipe import Recipe
-from flows.runtime.by_policy import assemble, build
+from flows.runtime.by_policy import assemble, build, refer
 from flows.runtime.dryrun_recipe import DryRun
 from flows.runtime.open_run import name_of_run, open_run, train_split, training_sampling
 from flows.runtime.task_runner import task_runners, wait_for_batches
@@ -34,7 +34,8 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
             rollouts.attempts,
         )
         trajectories = assemble(opened, 0, wait_for_batches(batches.values()))
-        datums = build(opened, 0, trajectories, recipe.credit())
+        references = refer(opened, 0, trajectories)
+        datums = build(opened, 0, trajectories, references, recipe.credit())
     spans = [batch.result() for batch in batches.values()]
     score = score_spans(spans, shard)
     return DryRun(

@@ -7,7 +7,7 @@ correct for it, and metrics `kl_sample_train_…` measure it step by step.
 from prefect import flow
 
 from flows.recipe.recipe import Recipe
-from flows.runtime.by_policy import assemble, build, record_step, update
+from flows.runtime.by_policy import assemble, build, record_step, refer, update
 from flows.runtime.evaluation import score, submit_held_out
 from flows.runtime.forks import replay_run
 from flows.runtime.open_run import name_of_run, open_run
@@ -41,10 +41,11 @@ def replay(recipe: Recipe, parent: str, run: str | None = None) -> RunSummary:
         for step in opened.steps_left():
             spans = [folder.spans(batch) for batch in batches_of(folder, step)]
             trajectories = assemble(opened, step, spans)
-            datums = build(opened, step, trajectories, credit)
+            references = refer(opened, step, trajectories)
+            datums = build(opened, step, trajectories, references, credit)
             saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
             updates = update(opened, step, datums, method, with_state=saves_state)
-            files = StepFiles(spans, trajectories, datums, updates)
+            files = StepFiles(spans, trajectories, references, datums, updates)
             metrics = record_step(opened, step, files, credit.min_group_size, sampled=False)
             artifacts.show(step, metrics)
         last = submit_held_out(recipe, opened, runners.evaluation, recipe.steps)

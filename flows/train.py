@@ -2,9 +2,10 @@
 
 Each step compares the rollouts of one example with each other (group-relative advantages, as
 `algorithm.advantage` says), weighs every sampled token by the advantage of its call, and takes one
-optimizer step on `algorithm.loss`. There is no value network and no reference model. Step s is
-sampled by the weights after s updates or, with `rollouts.lag`, after exactly that many fewer; by
-`rollouts.order`, steps may be made of batches as they arrive instead.
+optimizer step on `algorithm.loss`. There is no value network, and no reference policy unless
+`algorithm.kl` has a coefficient. Step s is sampled by the weights after s updates or, with
+`rollouts.lag`, after exactly that many fewer; by `rollouts.order`, steps may be made of batches as
+they arrive instead.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from prefect import flow
 
 from flows.recipe.recipe import Recipe
-from flows.runtime.by_policy import accumulate, assemble, build, record_step, update
+from flows.runtime.by_policy import accumulate, assemble, build, record_step, refer, update
 from flows.runtime.evaluation import HeldOutEvaluations
 from flows.runtime.open_run import name_of_run, open_run, train_split, training_sampling
 from flows.runtime.overlap import iterate_steps
@@ -55,11 +56,14 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
                 accumulate(opened, step, batches, credit, method)
             spans = wait_for_batches(batches)
             trajectories = assemble(opened, step, spans)
-            datums = build(opened, step, trajectories, credit)
+            references = refer(opened, step, trajectories)
+            datums = build(opened, step, trajectories, references, credit)
             saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
             updates = update(opened, step, datums, method, with_state=saves_state)
             evaluations.score(step - rollouts.lag)
-            files = StepFiles([batch.result() for batch in spans], trajectories, datums, updates)
+            files = StepFiles(
+                [batch.result() for batch in spans], trajectories, references, datums, updates
+            )
             artifacts.show(step, record_step(opened, step, files, credit.min_group_size))
         evaluations.submit_due(recipe.steps)
         evaluations.score(recipe.steps)

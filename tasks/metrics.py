@@ -40,6 +40,7 @@ class StepFiles:
 
     spans: Sequence[Path]
     trajectories: Mapping[str, Path]
+    references: Mapping[str, Path]
     datums: Mapping[str, Path]
     updates: Mapping[str, Path]
 
@@ -54,8 +55,9 @@ def measure(
 
     `reward/…` is over the rollouts that have a reward; `groups/…` over those of them in which the
     policy was called, for each of its roles; `entropy` is the mean of -log q over their sampled
-    tokens, q being the policy that sampled them; `seconds/sampling` lasts from the first call's
-    start to the last rollout's end, and `seconds/rollout` is the mean length of an attempt.
+    tokens, q being the policy that sampled them, and `kl_reference_v1` and `_v2` estimate its
+    divergence from the reference, as `divergence` does; `seconds/sampling` lasts from the first
+    call's start to the last rollout's end, and `seconds/rollout` is the mean length of an attempt.
     """
     spans = [verified(path) for path in files.spans]
     counts = select(QUERY, spans=spans, trained=list(trained_roles)).to_pylist()[0]
@@ -71,6 +73,7 @@ def measure(
         **_groups(rewards_by_role(made), sizes, min_group_size),
         **_prefixes(made.filter(pa.array(trained, pa.bool_()))),
         "entropy": _mean(-_masked(made["logprobs"], made["mask"])),
+        **_reference_divergence(made, files.references.get(policy)),
         "datums": batch.num_rows,
         "datums/dropped": int(sum(trained)) - batch.num_rows,
         "tokens/trained": sum(int(mask.sum()) for mask in arrays(batch["mask"])),
@@ -115,6 +118,18 @@ def divergence(datums: Path, logprobs: Sequence[np.ndarray], step: int) -> Metri
         of_lag = _divergence((log_q - log_p)[lags == lag])
         measured |= {f"{name}/lag_{lag}": value for name, value in of_lag.items()}
     return measured
+
+
+def _reference_divergence(trajectories: pa.Table, references: Path | None) -> Metrics:
+    """Measure the divergence from the reference over the sampled tokens of a step."""
+    if references is None:
+        return {}
+    log_q = _masked(trajectories["logprobs"], trajectories["mask"]).astype(np.float64)
+    log_ref = _masked(read(references)["logprobs"], trajectories["mask"])
+    if not len(log_q):
+        return {}
+    measured = _divergence(log_q - log_ref)
+    return {f"kl_reference_{how}": measured[f"kl_sample_train_{how}"] for how in ("v1", "v2")}
 
 
 def _divergence(apart: np.ndarray) -> Metrics:

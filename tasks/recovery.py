@@ -112,7 +112,7 @@ class RecordedSteps:
     def batch(self, step: int) -> RecordedBatch:
         """Read the datums of a step; CheckpointError if they and their sources are gone.
 
-        Missing datums are made again from the step's rollouts, byte for byte.
+        Missing datums are made again from the step's rollouts and references, byte for byte.
         """
         self._restore(step)
         path, method = self.run.datums(self.policy.name, step), self.era(step).method
@@ -208,7 +208,10 @@ class RecordedSteps:
             if not spans:
                 return
             write_trajectories(trajectories, spans, self.policy.roles)
-        write_datums(datums, trajectories, self.era(step).credit)
+        credit = self.era(step).credit
+        references = self.run.references(self.policy.name, step) if credit.penalty else None
+        if references is None or is_written(references):
+            write_datums(datums, trajectories, credit, references)
 
 
 def _evidence_of_call(span: Span, method: UpdateMethod) -> Evidence:

@@ -306,6 +306,6 @@ def held_by(process: int) -> list[Path]:
 def measured(folder: Path) -> dict[str, float]:
     spans, trajectories = [RunFolder(folder).spans(BATCH)], folder / "trajectories.parquet"
     write_trajectories(trajectories, spans)
-    write_datums(folder / "datums.parquet", trajectories, CreditAssignment("centred"))
-    made = {POLICY: trajectories}, {POLICY: folder / "datums.parquet"}
-    return measure(StepFiles(spans, *made, updates={}))
+    datums = folder / "datums.parquet"
+    write_datums(datums, trajectories, CreditAssignment("centred"))
+    return measure(StepFiles(spans, {POLICY: trajectories}, {}, {POLICY: datums}, {}))

@@ -1,7 +1,7 @@
 """Steps that are made of batches as they arrive."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from math import inf
 from pathlib import Path
@@ -25,7 +25,7 @@ from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunError, RunFolder
 from tests.dying_engine import dying_in_batch, dying_in_update
 from tests.small_recipe import small_recipe
-from tests.whole_run import die, train_whole
+from tests.whole_run import die, fixture_of
 
 STEPS, LAG, BATCHES = 4, 2, 2
 ROLLOUTS = {"groups": 4, "group_size": 4, "max_tokens": 16, "batches": BATCHES}
@@ -35,6 +35,7 @@ RECIPE = small_recipe(
     checkpoints={"every": 2},
     evaluation={"examples": 4},
 )
+whole = fixture_of(RECIPE)
 
 
 def waiting(*batches: tuple[str, int | None, bool]) -> list[WaitingBatch]:
@@ -123,15 +124,6 @@ def test_a_ledger_keeps_the_first_decision_about_a_batch(tmp_path: Path) -> None
 
 def decisions(run: RunFolder) -> list[str]:
     return run.arrivals.read_text().splitlines()
-
-
-@pytest.fixture(scope="module")
-def whole(
-    tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
-) -> Iterator[RunFolder]:
-    """A run of four steps that nothing has interrupted."""
-    with train_whole(RECIPE, tmp_path_factory.mktemp("runs")) as run:
-        yield run
 
 
 def faults(run: RunFolder) -> list[str]:

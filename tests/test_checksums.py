@@ -116,6 +116,7 @@ def test_no_stage_reads_a_damaged_file_and_the_remedy_is_named(
             StepFiles(
                 [files["spans"]],
                 {POLICY: files["trajectories"]},
+                {},
                 {POLICY: files["datums"]},
                 updates={},
             )

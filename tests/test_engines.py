@@ -1,6 +1,7 @@
 """The engine as a child process that can start before its folder is known."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,28 @@ def test_an_engine_is_needed_if_no_server_has_the_model(
 
 def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
     with (
-        pytest.raises(ServiceError, match=r"did not start: .*local/none.*tiny-chat"),
+        pytest.raises(
+            ServiceError, match=r"did not start: its log .* ends with: .*local/none.*tiny-chat"
+        ),
         running_engine("local/none", tmp_path),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [("", "is empty"), ("loading\nout of memory\n\n", "ends with: out of memory")],
+)
+def test_the_death_of_an_engine_is_one_sentence_with_the_end_of_its_log(
+    tmp_path: Path, lines: str, said: str
+) -> None:
+    with running_engine(MODEL, tmp_path) as server:
+        assert server.process is not None
+        log = tmp_path / "engine.log"
+        log.write_text(lines)
+        os.kill(server.process, signal.SIGKILL)
+        error = server.died.exception(timeout=60)
+    assert str(error) == (
+        f"the engine (process {server.process}) ended with code -9, and its log {log} {said}; "
+        "start the same run again and it continues"
+    )

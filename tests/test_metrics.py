@@ -53,7 +53,7 @@ def files(folder: Path, *rollouts: list[dict]) -> StepFiles:
     trajectories, datums = folder / "trajectories.parquet", folder / "datums.parquet"
     write_trajectories(trajectories, [spans])
     write_datums(datums, trajectories, CreditAssignment("centred"))
-    return StepFiles([spans], {POLICY: trajectories}, {POLICY: datums}, {})
+    return StepFiles([spans], {POLICY: trajectories}, {}, {POLICY: datums}, {})
 
 
 def test_a_step_in_numbers(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from adapters.door.batches import PlaySettings
 from adapters.door.door import Door
 from adapters.tinker.faults import ServiceRefused
 from adapters.tinker.live_policy import LivePolicy, UpdateResult
-from benchmarks.interruptions.compare_runs import differing_parts, list_faults, read_contents
+from benchmarks.interruptions.compare_runs import differing_parts, read_contents
 from flows.runtime.overlap import steps_by_shard
 from flows.runtime.task_runner import CheckpointOf, Spans
 from flows.train import train
@@ -27,7 +27,7 @@ from tests.door_batches import ListRecorder, batch_at
 from tests.dying_engine import dying_in_batch, dying_in_update
 from tests.played_batch import service_without_engine
 from tests.small_recipe import small_recipe
-from tests.whole_run import die_and_go_on, train_whole
+from tests.whole_run import die_and_go_on, fixture_of
 
 STEPS, LAG = 4, 2
 RECIPE = small_recipe(
@@ -36,6 +36,7 @@ RECIPE = small_recipe(
     checkpoints={"every": 2},
     evaluation={"examples": 4, "every": 2},
 )
+whole = fixture_of(RECIPE)
 
 
 @pytest.mark.parametrize(
@@ -62,15 +63,6 @@ def test_a_step_is_submitted_as_soon_as_its_checkpoint_is_there(
         trained.append(step)
     assert trained == [3, 4, 5, 6]
     assert log[: len(begins)] == begins
-
-
-@pytest.fixture(scope="module")
-def whole(
-    tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
-) -> Iterator[RunFolder]:
-    """A run of four steps with lag 2 that nothing has interrupted."""
-    with train_whole(RECIPE, tmp_path_factory.mktemp("runs")) as run:
-        yield run
 
 
 def test_a_step_is_sampled_by_exactly_the_checkpoint_of_lag_updates_before(
@@ -111,8 +103,7 @@ def test_a_run_in_more_batches_overlaps_to_the_same_weights(
 def test_a_run_that_dies_while_steps_overlap_continues_as_if_it_had_not(
     killed: AbstractContextManager[None], whole: RunFolder, tmp_path: Path
 ) -> None:
-    broken = die_and_go_on(RECIPE, killed, tmp_path)
-    assert list_faults(broken, read_contents(whole)) == []
+    broken = die_and_go_on(RECIPE, killed, tmp_path, whole)
     updates = [json.loads(broken.update("policy", step).read_text()) for step in range(STEPS)]
     probed = [update[key] for update in updates if (key := "probe/max_difference") in update]
     assert len(probed) == 1

@@ -1,6 +1,6 @@
 """The remedies that errors about damaged files give, followed: the run ends as if nothing was."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
 
@@ -11,18 +11,11 @@ from flows.train import train
 from tasks.storage.checksums import Damaged
 from tasks.storage.run_folder import RunFolder
 from tests.small_recipe import small_recipe
-from tests.whole_run import train_whole
+from tests.whole_run import fixture_of
 
 STEPS = 3
 RECIPE = small_recipe(steps=STEPS, checkpoints={"every": 2})
-
-
-@pytest.fixture(scope="module")
-def whole(
-    tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
-) -> Iterator[RunFolder]:
-    with train_whole(RECIPE, tmp_path_factory.mktemp("runs")) as run:
-        yield run
+whole = fixture_of(RECIPE)
 
 
 def flip(path: Path, line: int = 0) -> None:

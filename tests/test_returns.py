@@ -6,9 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.algorithm.advantages import CreditAssignment
+from tasks.algorithm.advantages import CreditAssignment, Earned
 from tasks.datums import build
-from tasks.algorithm.advantages import Earned
 from tasks.returns import Unit, calls_of, earnings_by_role, returns_to_go
 from tasks.trajectories import rewards_by_role
 from tests.trajectory_rows import table

@@ -95,7 +95,7 @@ class Step:
         write_trajectories(trajectories, spans, ROLES)
         write_datums(datums, trajectories, credit)
         self.trajectories, self.datums = trajectories.read_bytes(), datums.read_bytes()
-        files = StepFiles(spans, {POLICY: trajectories}, {POLICY: datums}, {})
+        files = StepFiles(spans, {POLICY: trajectories}, {}, {POLICY: datums}, {})
         self.metrics: Metrics = measure(files, trained_roles=ROLES, min_group_size=2)
         self.games: list[Game] = read_games(spans)
         self.transcripts = transcripts(spans)

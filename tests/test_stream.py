@@ -12,11 +12,7 @@ from tinker import Datum
 from adapters.calls import POLICY
 from adapters.door.batches import OpenBatch
 from adapters.tinker.live_policy import LivePolicy, LoraSpec, ServiceLoss
-from benchmarks.interruptions.compare_runs import (
-    list_faults,
-    read_contents,
-    state_folder,
-)
+from benchmarks.interruptions.compare_runs import state_folder
 from flows.train import train
 from tasks.checkpoints import Ledger
 from tasks.recovery import Era, RecordedSteps, TrainedPolicy
@@ -97,8 +93,7 @@ def test_streaming_changes_the_weights_by_no_more_than_rounding(
 def test_a_streamed_run_that_dies_continues_as_if_it_had_not(
     killed: AbstractContextManager[None], whole: RunFolder, tmp_path: Path
 ) -> None:
-    broken = die_and_go_on(STREAMED, killed, tmp_path)
-    assert list_faults(broken, read_contents(whole)) == []
+    die_and_go_on(STREAMED, killed, tmp_path, whole)
 
 
 def recorded(run: RunFolder) -> RecordedSteps:

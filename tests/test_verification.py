@@ -1,6 +1,5 @@
 """Verification of a run: a flipped bit in any of its files, or of its engine's, is found."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from shutil import copytree
@@ -13,23 +12,16 @@ from flows.cli import app
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunFolder
 from tests.small_recipe import small_recipe
-from tests.whole_run import train_whole
+from tests.whole_run import fixture_of
 
 FLIPS = 500
 LOGS = (".log", ".partial")
-
-
-@pytest.fixture(scope="module")
-def trained(
-    tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
-) -> Iterator[RunFolder]:
-    with train_whole(small_recipe(), tmp_path_factory.mktemp("runs")) as run:
-        yield run
+whole = fixture_of(small_recipe())
 
 
 @pytest.fixture
-def run(trained: RunFolder, tmp_path: Path) -> RunFolder:
-    return RunFolder(copytree(trained.path, tmp_path / "run"))
+def run(whole: RunFolder, tmp_path: Path) -> RunFolder:
+    return RunFolder(copytree(whole.path, tmp_path / "run"))
 
 
 def engine_files(run: RunFolder) -> list[Path]:
@@ -37,11 +29,11 @@ def engine_files(run: RunFolder) -> list[Path]:
     return sorted(path for path in files if path.suffix not in LOGS)
 
 
-def test_a_run_that_nobody_changed_is_as_it_was_written(trained: RunFolder) -> None:
-    assert [*find_damage(trained)] == []
-    assert find_damage_of_engine(trained.engine) == []
+def test_a_run_that_nobody_changed_is_as_it_was_written(whole: RunFolder) -> None:
+    assert [*find_damage(whole)] == []
+    assert find_damage_of_engine(whole.engine) == []
     result = CliRunner().invoke(app, ["verify", "whole"])
-    assert (result.exit_code, result.stdout.split(" is as it")[0]) == (0, str(trained.path))
+    assert (result.exit_code, result.stdout.split(" is as it")[0]) == (0, str(whole.path))
 
 
 def test_every_flipped_bit_of_a_run_is_found(run: RunFolder) -> None:

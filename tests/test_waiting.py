@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import sys
+import threading
 from concurrent.futures import Future
-from threading import Timer
+from threading import Event, Timer
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,6 +92,27 @@ def test_a_dead_engine_raises_before_the_timeout(service: Service) -> None:
     asked: Any = SimpleNamespace(future=Future)
     with pytest.raises(EngineDied):
         service.result(asked, "an answer")
+
+
+@pytest.mark.parametrize("error", [OSError("the disk is gone"), ServiceRefused("no")])
+def test_an_error_of_a_call_is_raised_where_its_result_is_awaited(
+    service: Service, error: Exception
+) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        service.call("the tokenizer", fail)
+
+
+def test_nobody_waits_for_a_call_whose_thread_was_ended(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, service.patience = Event(), 3600
+    monkeypatch.setattr(threading, "excepthook", lambda _: ended.set())
+    with pytest.raises(ServiceFailed, match="asked the Tinker service for the tokenizer was ended"):
+        service.call("the tokenizer", sys.exit)
+    assert ended.wait(10)
 
 
 def test_an_engine_that_dies_before_the_session_is_open_ends_the_wait() -> None:

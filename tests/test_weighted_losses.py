@@ -19,6 +19,10 @@ Formula = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any], torch.Tensor
 BY_WEIGHTS = [name for name, loss in LOSSES.items() if loss.weighted]
 
 
+def dro(log_p: torch.Tensor, log_q: torch.Tensor, a: torch.Tensor, s: Any) -> torch.Tensor:
+    return -(log_p * a - 0.5 * s["beta"] * (log_p - log_q).square())
+
+
 def dual_clip(log_p: torch.Tensor, log_q: torch.Tensor, a: torch.Tensor, s: Any) -> torch.Tensor:
     ratio = (log_p - log_q).exp()
     clipped = ratio.clamp(s["clip_low_threshold"], s["clip_high_threshold"])
@@ -63,6 +67,7 @@ def rec(log_p: torch.Tensor, log_q: torch.Tensor, a: torch.Tensor, s: Any) -> to
 
 
 FORMULAS: dict[str, Formula] = {
+    "dro": dro,
     "dual_clip": dual_clip,
     "sapo": sapo,
     "topr": topr,

@@ -53,7 +53,7 @@ class EngineProcess:
             name, _, value = line.decode().removeprefix("export ").strip().partition("=")
             if name == "TINKER_BASE_URL":
                 return value
-        raise ServiceError(f"the engine did not start: {_last_log_line(state)}")
+        raise ServiceError(f"the engine did not start: {_describe_log(state)}")
 
     def close(self) -> None:
         """Close stdin, and kill the process if it does not end in time."""
@@ -127,15 +127,15 @@ def _watch(process: subprocess.Popen[bytes], state: Path, died: Future[None]) ->
     if died.set_running_or_notify_cancel():
         died.set_exception(
             EngineDied(
-                f"the engine (process {process.pid}) ended with code {code}: "
-                f"{_last_log_line(state)}. "
-                f"Its log is {state / LOG}; start the same run again and it continues"
+                f"the engine (process {process.pid}) ended with code {code}, and "
+                f"{_describe_log(state)}; start the same run again and it continues"
             )
         )
 
 
-def _last_log_line(state: Path) -> str:
+def _describe_log(state: Path) -> str:
+    """Describe the engine's log, in a clause: where it is, and its last line."""
     log = state / LOG
     said = log.read_text(errors="replace") if log.exists() else ""
     lines = [line for line in said.splitlines() if line.strip()]
-    return lines[-1] if lines else "its log is empty"
+    return f"its log {log} ends with: {lines[-1]}" if lines else f"its log {log} is empty"

@@ -18,7 +18,13 @@ from adapters.cancelling import cancel_and_wait
 from adapters.errors import ServiceError
 from adapters.running_clock import running_clock
 from adapters.tinker.engines import TinkerServer, needs_engine, running_engine
-from adapters.tinker.faults import SDK_ERRORS, ServiceRefused, TimedOut, translate_error
+from adapters.tinker.faults import (
+    SDK_ERRORS,
+    ServiceFailed,
+    ServiceRefused,
+    TimedOut,
+    translate_error,
+)
 from adapters.waiting import FIRST_WORD_SECONDS, Wait
 
 CLOSING_SECONDS = 5.0
@@ -75,8 +81,16 @@ class Service:
         def fulfil() -> None:
             try:
                 returned.set_result(function(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001  the future gets it
+            except Exception as error:  # noqa: BLE001  the future gets it
                 returned.set_exception(error)
+            finally:
+                if not returned.done():  # SystemExit or KeyboardInterrupt ends the thread
+                    returned.set_exception(
+                        ServiceFailed(
+                            f"the thread that asked the Tinker service for {what} was ended before "
+                            "the answer came; start the same run again to go on"
+                        )
+                    )
 
         Thread(target=fulfil, name="tinker", daemon=True).start()
         return self._first(returned, what)

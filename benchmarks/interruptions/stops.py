@@ -28,16 +28,11 @@ SETTINGS = kills.WORKLOADS["hello"]
 
 @dataclass(frozen=True)
 class Stop:
-    """A run that is stopped once."""
+    """A run, by its name, that is stopped once."""
 
+    run: str
     victim: str
     seconds: float
-    number: int = 0
-
-    @property
-    def run(self) -> str:
-        """Name of the run."""
-        return f"{self.victim.split()[-1]}-{self.seconds:g}-{self.number}"
 
 
 @dataclass(frozen=True)
@@ -109,12 +104,13 @@ def main() -> None:
     del environment["PREFECT_API_URL"]  # Prefect starts its embedded server
     reference = RunFolder(folder / "reference")
     killable_runs.train_to_end(reference, SETTINGS, environment)
-    chosen = product(arguments.victims, arguments.seconds, range(arguments.each))
+    chosen = [
+        Stop(f"{victim.split()[-1]}-{seconds:g}-{number}", victim, seconds)
+        for victim, seconds in product(arguments.victims, arguments.seconds)
+        for number in range(arguments.each)
+    ]
     with ThreadPoolExecutor(arguments.parallel) as threads:
-        stops = [
-            threads.submit(stop_once, folder, environment, reference, Stop(*stop))
-            for stop in chosen
-        ]
+        stops = [threads.submit(stop_once, folder, environment, reference, stop) for stop in chosen]
         stopped = [stop.result() for stop in stops]
     print(report(stopped))
     raise SystemExit(

@@ -81,7 +81,7 @@ def _ratio(logprobs: torch.Tensor, inputs: Inputs) -> torch.Tensor:
 
 
 def _clip(ratio: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
-    low, high = (inputs.get(name, torch.tensor(config[name]).to(ratio)) for name in CLIPS)
+    low, high = (inputs.get(name, ratio.new_tensor(config[name])) for name in CLIPS)
     return torch.minimum(torch.maximum(ratio, low), high)
 
 

@@ -8,7 +8,7 @@ from tinker import AdamParams
 from flows.recipe.presets import PRESETS, find_preset
 from flows.recipe.section import Section
 from tasks.algorithm.advantages import ADVANTAGES, Aggregation, check_advantage, find_advantage
-from tasks.algorithm.divergences import Baseline, Penalty, Placement, check_estimator
+from tasks.algorithm.divergences import Baseline, Penalty, Placement, find_estimator
 from tasks.algorithm.losses import LOSSES, check_loss
 from tasks.algorithm.schedules import Schedule, ScheduleName
 
@@ -40,7 +40,7 @@ class Divergence(Section):
 
     @model_validator(mode="after")
     def _it_does_something(self) -> Self:
-        check_estimator(self.estimator)
+        find_estimator(self.estimator)
         if self.coefficient == 0 and (given := self._given(*Divergence.model_fields)):
             raise ValueError(
                 f"algorithm.kl with coefficient 0 ignores {given}; give a coefficient, or leave "
@@ -61,6 +61,10 @@ class Divergence(Section):
         return Penalty(
             self.coefficient, self.estimator, self.placement, self.discount, self.baseline
         )
+
+    def names_checkpoint(self) -> bool:
+        """Return whether the reference is a checkpoint of a run."""
+        return self.reference != "base" and "/" not in self.reference
 
     def _given(self, *names: str) -> str:
         """List those of the settings that are not their defaults."""
@@ -126,7 +130,7 @@ class Algorithm(Section):
     @model_validator(mode="after")
     def _advantage_and_loss_are_in_their_tables(self) -> Self:
         check_advantage(self.advantage, self.advantage_settings)
-        check_loss(self.loss, self.loss_settings, self.aggregation)
+        check_loss(self.loss, self.loss_settings)
         if self.discount != 1 and not find_advantage(self.advantage).discounts:
             raise ValueError(
                 f"algorithm.discount {self.discount:g} does nothing with advantage "

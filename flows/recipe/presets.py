@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.algorithm.settings import find_row
+
 Values = Mapping[str, Any]
 
 TRINITY = "Trinity-RFT 0.6.0"
@@ -125,7 +127,7 @@ PRESETS: Mapping[str, Preset] = {
         "arXiv:2511.20347",
         differs=f"has no derivative through the gate; averages over tokens; {MORE_KL}",
     ),
-    "sppo": Preset(_algorithm(OPMD, ("sppo", {"epsilon": 0.3}), "token_mean"), TRINITY),
+    "sppo": Preset(_algorithm(OPMD, ("sppo", {"epsilon": 0.3}), "token_mean"), "arXiv:2108.05828"),
     "rec": Preset(
         _algorithm(
             ("centred", {}),
@@ -173,11 +175,7 @@ REFUSED = {
 
 def find_preset(name: str) -> Preset:
     """Return the row of a preset; ValueError if there is none."""
-    if name in REFUSED:
-        raise ValueError(f"the preset {name} {REFUSED[name]}")
-    if name not in PRESETS:
-        raise ValueError(f"no preset '{name}' (there is: {', '.join(PRESETS)})")
-    return PRESETS[name]
+    return find_row("preset", name, PRESETS, REFUSED)
 
 
 def expand_preset(given: Values) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.datums import build_datums, datums_of_batch
 from tasks.metrics import Metrics, StepFiles, drop_costs, measure, name_metrics, record_metrics
+from tasks.references import compute_references
 from tasks.trajectories import assemble_trajectories
 from tasks.updates import read_update, update_policy
 
@@ -28,6 +29,16 @@ def assemble(run: OpenRun, step: int, spans: Sequence[Spans | Path]) -> ByPolicy
     """Assemble the trajectories of a step's rollouts: the calls of each policy's roles."""
     at, files = run.folder.trajectories, cast("Sequence[Path]", spans)  # Prefect awaits futures
     return _each(run, lambda p: assemble_trajectories(at(p.name, step), files, p.roles))
+
+
+def refer(run: OpenRun, step: int, trajectories: ByPolicy) -> ByPolicy:
+    """Compute the log-probabilities of a step's tokens under the reference, if there is one."""
+    at, reference = run.folder.references, run.reference
+    if reference is None:
+        return {}
+    return _each(
+        run, lambda p: compute_references(at(p.name, step), trajectories[p.name], reference)
+    )
 
 
 def accumulate(
@@ -48,10 +59,21 @@ def accumulate(
                 policy.updater.accumulate(step, datums, method)
 
 
-def build(run: OpenRun, step: int, trajectories: ByPolicy, credit: CreditAssignment) -> ByPolicy:
-    """Build the datums of a step: each sampled token weighted by the advantage of its call."""
+def build(
+    run: OpenRun,
+    step: int,
+    trajectories: ByPolicy,
+    references: ByPolicy,
+    credit: CreditAssignment,
+) -> ByPolicy:
+    """Build the datums of a step: each sampled token weighted by its advantage."""
     at = run.folder.datums
-    return _each(run, lambda p: build_datums(at(p.name, step), trajectories[p.name], credit))
+    return _each(
+        run,
+        lambda p: build_datums(
+            at(p.name, step), trajectories[p.name], credit, references.get(p.name)
+        ),
+    )
 
 
 def update(

@@ -96,6 +96,15 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
     return folder_of(name)
 
 
+def share_checkpoint(parent: RunFolder, child: RunFolder, sampler: str) -> None:
+    """Give the engine of `child` the weights that `parent` has saved under a tinker:// path."""
+    saved = sampler.removeprefix("tinker://")
+    for path in _files_of_engine(parent.engine):
+        target = child.path / path.relative_to(parent.path)
+        if f"/{saved}" in path.as_posix() and not target.exists():
+            link_or_copy(path, target)
+
+
 def _files_of(parent: RunFolder, batches: Iterable[str]) -> list[Path]:
     """List the files of batches, each once."""
     return [*dict.fromkeys(path for batch in batches for path in parent.batch_files(batch))]

@@ -14,17 +14,24 @@ from adapters.door.backends import create_backends
 from adapters.door.batches import PlaySettings
 from adapters.door.door import Door
 from adapters.harness.agents import load_agent
-from adapters.tinker.service import connect
+from adapters.tinker.service import Service, connect
 from adapters.tracking import Tracker
 from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Rollouts
 from flows.runtime.policies import RunPolicies, open_policies
+from flows.runtime.references import (
+    SavedReference,
+    bind_reference,
+    find_reference,
+    open_reference,
+)
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics
+from tasks.references import Reference
 from tasks.rollouts import RolloutServer
 from tasks.shards import Source
 from tasks.storage.manifest import bind_run, lineage
-from tasks.storage.run_folder import RunFolder, name_run
+from tasks.storage.run_folder import RunFolder, folder_of, name_run
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,8 @@ class OpenRun:
     rollouts: RolloutServer
     tracker: Tracker
     steps: int
+    reference: Reference | None
+    """Policy from which the penalty measures the divergence, if the recipe has a penalty."""
 
     @property
     def ledger(self) -> Ledger:
@@ -58,11 +67,11 @@ def open_run(recipe: Recipe, name: str, *, on_policy: bool = True) -> Iterator[O
     load_agent(recipe.agent, [role for role in backends if role != POLICY])
     for source in (train_split(recipe), test_split(recipe)):
         source.examples()
+    saved = find_reference(recipe, folder_of(name))
     values, rollouts = recipe.model_dump(mode="json"), recipe.rollouts
-    patience = recipe.service.timeout_seconds
     with (
         bind_run(name, values, recipe.fingerprint()) as folder,
-        connect(recipe.model.base, folder.engine, patience) as service,
+        _connect(recipe, folder, saved) as service,
     ):
         *ancestors, (first, _) = lineage(folder)
         recipes = [(step, Recipe.model_validate(made)) for step, made in ancestors]
@@ -81,7 +90,19 @@ def open_run(recipe: Recipe, name: str, *, on_policy: bool = True) -> Iterator[O
                 rollouts.timeout_seconds,
             )
             server = RolloutServer(folder, door, service, settings, rollouts.replay)
-            yield OpenRun(folder, policies, server, tracker, recipe.steps)
+            reference = open_reference(recipe, folder, service, tokenizer)
+            yield OpenRun(folder, policies, server, tracker, recipe.steps, reference)
+
+
+@contextmanager
+def _connect(
+    recipe: Recipe, folder: RunFolder, reference: SavedReference | None
+) -> Iterator[Service]:
+    """Yield the service of a run; an engine of the run's own has the reference."""
+    if reference is not None:
+        bind_reference(folder, reference, recipe.model.base)
+    with connect(recipe.model.base, folder.engine, recipe.service.timeout_seconds) as service:
+        yield service
 
 
 def door_listener(rollouts: Rollouts) -> Listener:

@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from tasks.algorithm.divergences import Penalty
-from tasks.algorithm.settings import Known, Number, Option, Settings, complete_settings
+from tasks.algorithm.settings import Known, Number, Option, Settings, complete_settings, find_row
 
 Aggregation = Literal["sum", "token_mean", "rollout_mean", "rollout_sum", "fixed"]
 
@@ -326,11 +326,7 @@ REFUSED = {
 
 def find_advantage(name: str) -> Advantage:
     """Return the row of an advantage; ValueError if there is none."""
-    if name in REFUSED:
-        raise ValueError(f"the advantage {name} {REFUSED[name]}")
-    if name not in ADVANTAGES:
-        raise ValueError(f"no advantage '{name}' (there is: {', '.join(ADVANTAGES)})")
-    return ADVANTAGES[name]
+    return find_row("advantage", name, ADVANTAGES, REFUSED)
 
 
 def check_advantage(name: str, settings: Settings) -> None:

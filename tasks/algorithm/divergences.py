@@ -10,6 +10,8 @@ from typing import Literal
 
 import numpy as np
 
+from tasks.algorithm.settings import find_row
+
 Placement = Literal["advantage", "reward"]
 Baseline = Literal["none", "mean"]
 Estimate = Callable[[np.ndarray], np.ndarray]
@@ -46,12 +48,9 @@ REFUSED = {
 """KL estimator of the field → why it is not in the table, and what to use instead."""
 
 
-def check_estimator(name: str) -> None:
-    """Refuse (ValueError) a name that no estimator has."""
-    if name in REFUSED:
-        raise ValueError(f"the KL estimator {name} {REFUSED[name]}")
-    if name not in ESTIMATORS:
-        raise ValueError(f"no KL estimator '{name}' (there is: {', '.join(ESTIMATORS)})")
+def find_estimator(name: str) -> Estimator:
+    """Return the row of an estimator; ValueError if there is none."""
+    return find_row("KL estimator", name, ESTIMATORS, REFUSED)
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Penalty:
     def of_tokens(self, log_q: np.ndarray, log_ref: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Compute the penalties of a trajectory, 0 where a token was not sampled: [tokens]."""
         d = np.where(mask != 0, log_ref.astype(np.float64) - log_q, 0.0)
-        return self.coefficient * ESTIMATORS[self.estimator].estimate(d)
+        return self.coefficient * find_estimator(self.estimator).estimate(d)
 
     def from_advantages(
         self, penalties: Sequence[np.ndarray], masks: Sequence[np.ndarray]

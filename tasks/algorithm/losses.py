@@ -15,7 +15,7 @@ from tinker.types import LossFnType
 
 from adapters.tinker.live_policy import ServiceLoss
 from tasks.algorithm import weighted_losses
-from tasks.algorithm.settings import Known, Number, Option, Settings, complete_settings
+from tasks.algorithm.settings import Known, Number, Option, Settings, complete_settings, find_row
 
 Columns = Mapping[str, np.ndarray]
 """Columns of a datum: `targets`, `logprobs`, `advantages` and `mask` of shape [targets]; `scale`,
@@ -29,6 +29,10 @@ def _never(_: Settings) -> bool:
     return False
 
 
+def _pulls_back(settings: Settings) -> bool:
+    return float(settings["beta"]) > 0
+
+
 def _regularizes(settings: Settings) -> bool:
     return settings["regularizer"] != "none"
 
@@ -39,8 +43,8 @@ class Loss:
 
     `service_loss` is the loss of the Tinker API that the service computes, from `inputs`, and with
     the row's `settings` unless these are only of the inputs (`sends_settings`). A loss by weights
-    has a function, `weighted`. `scales` is whether scaled advantages scale the whole loss, and
-    `regularized` whether, with these settings, tokens of zero advantage have a loss too.
+    has a function, `weighted`. `regularized` is whether, with these settings, sampled tokens of
+    zero advantage have a loss too.
     """
 
     formula: str
@@ -50,7 +54,6 @@ class Loss:
     settings: Known = field(default_factory=dict[str, Number | Option])
     sends_settings: bool = True
     weighted: weighted_losses.WeightedLoss | None = None
-    scales: bool = True
     regularized: Callable[[Settings], bool] = _never
 
 
@@ -120,15 +123,15 @@ LOSSES: Mapping[str, Loss] = {
         POLICY_GRADIENT,
         _clips(0.0, 4.0),
     ),
-    # The quadratic term of dro has no advantage that could be scaled.
-    "dro": Loss(
-        "-(A log p - β/2 (log p - log q)²)",
-        "arXiv:2405.19107",
-        "dro",
-        POLICY_GRADIENT,
-        {"beta": Number(0.05, 0)},
-        scales=False,
-        regularized=lambda settings: float(settings["beta"]) > 0,
+    # Tinker's own dro has no mask: its quadratic term trains the tokens of prompts as well.
+    "dro": replace(
+        _by_weights(
+            "-(A log p - β/2 (log p - log q)²)",
+            "arXiv:2405.19107",
+            weighted_losses.dro,
+            {"beta": Number(0.05, 0)},
+        ),
+        regularized=_pulls_back,
     ),
     "gspo": Loss(
         "-min(s A, clip(s) A), s the geometric mean of the trajectory's ratios",
@@ -168,7 +171,7 @@ LOSSES: Mapping[str, Loss] = {
     ),
     "sppo": _by_weights(
         "-A log clip(ratio, 1 / (1 + ε), 1 + ε)",
-        "Trinity-RFT 0.6.0",
+        "arXiv:2108.05828",
         weighted_losses.sppo,
         {"epsilon": Number(0.3, 1e-6)},
     ),
@@ -204,22 +207,12 @@ REFUSED = {
 
 def find_loss(name: str) -> Loss:
     """Return the row of a loss; ValueError if there is none."""
-    if name in REFUSED:
-        raise ValueError(f"the loss {name} {REFUSED[name]}")
-    if name not in LOSSES:
-        raise ValueError(f"no loss '{name}' (there is: {', '.join(LOSSES)})")
-    return LOSSES[name]
+    return find_row("loss", name, LOSSES, REFUSED)
 
 
-def check_loss(name: str, settings: Settings, aggregation: str) -> None:
-    """Refuse (ValueError) an unknown loss, an ignored setting, and a scale that has no effect."""
-    loss = find_loss(name)
-    complete_settings(f"the loss {name}", settings, loss.settings)
-    if not loss.scales and aggregation != "sum":
-        raise ValueError(
-            f"aggregation '{aggregation}' scales advantages, but the quadratic term of {name} has "
-            "none: use aggregation 'sum' with it"
-        )
+def check_loss(name: str, settings: Settings) -> None:
+    """Refuse (ValueError) an unknown loss, and a setting that it would ignore."""
+    complete_settings(f"the loss {name}", settings, find_loss(name).settings)
 
 
 def is_regularized(name: str, settings: Settings) -> bool:

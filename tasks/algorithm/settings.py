@@ -1,10 +1,13 @@
-"""Settings of losses and of advantages: what each may be, and what it is if a recipe is silent."""
+"""Rows of the tables of losses and of advantages, by name, and the settings that a row reads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import TypeVar
 
 Settings = Mapping[str, float | str]
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,18 @@ class Option:
 
 
 Known = Mapping[str, Number | Option]
+
+
+def find_row(kind: str, name: str, table: Mapping[str, Row], refused: Mapping[str, str]) -> Row:
+    """Return the row of that name in the table of a kind, such as loss.
+
+    ValueError if there is none; `refused` says why not for names that the field knows.
+    """
+    if name in refused:
+        raise ValueError(f"the {kind} {name} {refused[name]}")
+    if name not in table:
+        raise ValueError(f"no {kind} '{name}' (there is: {', '.join(table)})")
+    return table[name]
 
 
 def complete_settings(owner: str, given: Settings, known: Known) -> dict[str, float | str]:

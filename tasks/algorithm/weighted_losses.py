@@ -17,6 +17,16 @@ Loss = tuple[np.ndarray, np.ndarray]
 WeightedLoss = Callable[[np.ndarray, Tokens, Settings], Loss]
 
 
+def dro(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> Loss:
+    """Compute -(A log p - β/2 (log p - log q)²).
+
+    Richemond et al., 2024, arXiv:2405.19107, by token as Tinker documents it.
+    """
+    (beta,) = _numbers(settings, "beta")
+    advantages, apart = tokens["advantages"], log_p - tokens["logprobs"]
+    return -advantages * log_p + beta / 2 * apart**2, -advantages + beta * apart
+
+
 def dual_clip(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> Loss:
     """Compute PPO's loss, which a negative advantage bounds from above by -dual_clip · A.
 
@@ -57,7 +67,10 @@ def topr(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> Loss:
 
 
 def sppo(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> Loss:
-    """Compute -A log clip(ratio, 1 / (1 + ε), 1 + ε), Trinity-RFT's simplified PPO."""
+    """Compute -A log clip(ratio, 1 / (1 + ε), 1 + ε), the softmax PPO.
+
+    Vaswani et al., 2021, arXiv:2108.05828.
+    """
     (epsilon,) = _numbers(settings, "epsilon")
     advantages, apart, most = tokens["advantages"], log_p - tokens["logprobs"], np.log1p(epsilon)
     moves = np.abs(apart) <= most

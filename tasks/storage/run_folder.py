@@ -63,6 +63,11 @@ class RunFolder:
         return self.path / "manifest.json"
 
     @property
+    def reference(self) -> Path:
+        """Address of the reference, if that is a checkpoint of another run."""
+        return self.path / "reference.json"
+
+    @property
     def owners(self) -> Path:
         """Log of the processes that have had the run open."""
         return self.path / "owners.jsonl"

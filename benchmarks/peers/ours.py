@@ -1,0 +1,101 @@
+"""Our side of the comparison: the rows of our tables, applied to its inputs."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from benchmarks.peers.inputs import DISCOUNT, Call, Tokens
+from engine.training.losses import find_loss as find_engine_loss
+from tasks.algorithm.advantages import Earned, estimate_advantages
+from tasks.algorithm.divergences import Penalty
+from tasks.algorithm.losses import find_loss, service_loss
+from tasks.algorithm.settings import Settings, complete_settings
+from tasks.returns import returns_to_go
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The losses of trajectories, each a sum over its tokens, and their gradients by token."""
+
+    losses: list[float]
+    gradients: list[list[float]]
+
+
+def compute_losses(name: str, settings: Settings, trajectories: Sequence[Tokens]) -> Computed:
+    """Compute a row of LOSSES, as the service would or by its function of weights."""
+    pairs = [_compute_loss(name, settings, tokens) for tokens in trajectories]
+    return Computed([loss for loss, _ in pairs], [gradient.tolist() for _, gradient in pairs])
+
+
+def compute_advantages(name: str, settings: Settings, calls: Sequence[Call]) -> list[float]:
+    """Compute a row of ADVANTAGES, an advantage a call; a reward of calls is discounted."""
+    groups: dict[str, dict[str, list[Call]]] = defaultdict(lambda: defaultdict(list))
+    for call in calls:
+        groups[f"{call['task']}"][f"{call['task']}-{call['run']}"].append(call)
+    earned = {
+        group: {rollout: _earnings(of) for rollout, of in rollouts.items()}
+        for group, rollouts in groups.items()
+    }
+    advantages = estimate_advantages(earned, name, settings)
+    return [advantages[f"{call['task']}-{call['run']}"][call["call"]] for call in calls]
+
+
+def estimate_divergences(name: str, trajectories: Sequence[Tokens]) -> list[list[float]]:
+    """Estimate by a row of ESTIMATORS the divergence at each token, 0 where none is sampled."""
+    return [values.tolist() for values in _penalties(Penalty(1.0, name), trajectories)]
+
+
+def lessen_advantages(penalty: Penalty, trajectories: Sequence[Tokens]) -> list[list[float]]:
+    """Lessen the advantages of tokens by their penalties."""
+    masks = [np.array(tokens["mask"]) for tokens in trajectories]
+    lessened = penalty.from_advantages(_penalties(penalty, trajectories), masks)
+    return [
+        (np.array(tokens["advantages"]) - values).tolist()
+        for tokens, values in zip(trajectories, lessened, strict=True)
+    ]
+
+
+def _penalties(penalty: Penalty, trajectories: Sequence[Tokens]) -> list[np.ndarray]:
+    return [
+        penalty.of_tokens(
+            np.array(tokens["sampling_logprobs"]),
+            np.array(tokens["reference_logprobs"]),
+            np.array(tokens["mask"]),
+        )
+        for tokens in trajectories
+    ]
+
+
+def _compute_loss(name: str, settings: Settings, tokens: Tokens) -> tuple[float, np.ndarray]:
+    row, asked = find_loss(name), service_loss(name, settings)
+    complete = complete_settings(f"the loss {name}", settings, row.settings)
+    columns = {
+        "targets": np.zeros(len(tokens["mask"])),
+        "logprobs": np.array(tokens["sampling_logprobs"]),
+        "advantages": np.array(tokens["advantages"]),
+        "mask": np.array(tokens["mask"]),
+        "scale": np.array(1.0),
+    }
+    inputs = {name: make(columns, complete) for name, make in row.inputs.items()}
+    log_p = np.array(tokens["logprobs"])
+    if row.weighted is not None:
+        loss, derivative = row.weighted(log_p, inputs, complete)
+        return float((loss * inputs["weights"]).sum()), derivative * inputs["weights"]
+    engine_loss, config = find_engine_loss(asked.name, asked.settings)
+    leaf = torch.tensor(log_p, requires_grad=True)
+    given = {name: torch.tensor(values) for name, values in inputs.items()}
+    value = engine_loss(leaf, given, config)
+    value.backward()
+    assert leaf.grad is not None
+    return value.item(), leaf.grad.numpy()
+
+
+def _earnings(calls: Sequence[Call]) -> list[Earned]:
+    rewards = [call["call_reward"] for call in calls]
+    return [
+        Earned(returned, sum(rewards), len(call["logprobs"]), call["state"])
+        for call, returned in zip(calls, returns_to_go(rewards, DISCOUNT), strict=True)
+    ]
