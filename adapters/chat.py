@@ -12,9 +12,10 @@ from renderers import (
     config_from_name,
     create_renderer,
 )
-from renderers.base import Tokenizer
+from renderers.base import ChatTemplateTokenizer, Renderer, Tokenizer
 
 from adapters.calls import Completion, Message, Tool, ToolCall
+from adapters.chat_template import TEMPLATE, TemplateRenderer, shorten_renderer
 
 UNLIMITED = 10**9
 """Any `model_max_length` from here on is no limit: tokenizers that know of none say 10^30."""
@@ -27,21 +28,18 @@ BYTES = {chr(byte): byte for byte in PRINTABLE} | {
 
 
 class Chat:
-    """A model's chat format: its Hugging Face tokenizer and the name of a renderer.
+    """A model's chat format: its Hugging Face tokenizer and a renderer.
 
+    The renderer is a name of the `renderers` package, or `jinja:` and the text of a chat template.
     `context` is the largest number of tokens of a prompt and its answer together.
     """
 
     def __init__(
         self, tokenizer: object, renderer: str = "qwen3", context: int | None = None
     ) -> None:
-        config = config_from_name(renderer)
-        # An answer stays in the history as it was sampled, its reasoning included: a template
-        # that strips reasoning would break the tokens of every turn but the last.
-        keeping = config and config.model_copy(update={"thinking_retention": "all"})
-        self._renderer = create_renderer(tokenizer, keeping)  # pyright: ignore[reportArgumentType]
+        self._renderer = _create(tokenizer, renderer)
         self._tokenizer = cast(Tokenizer, tokenizer)
-        self.renderer = renderer
+        self.renderer = shorten_renderer(renderer)
         self.tokenizer_sha = fingerprint(tokenizer)
         self.stop_tokens = list(self._renderer.get_stop_token_ids())
         self.context = context or _declared_context(tokenizer)
@@ -132,6 +130,17 @@ class Chat:
             tools=list(tools) or None,  # pyright: ignore[reportArgumentType]
         )
         return None if bridged is None else bridged.token_ids
+
+
+def _create(tokenizer: object, renderer: str) -> Renderer:
+    if renderer.startswith(TEMPLATE):
+        template = renderer.removeprefix(TEMPLATE)
+        return TemplateRenderer(cast(ChatTemplateTokenizer, tokenizer), template)
+    config = config_from_name(renderer)
+    # An answer stays in the history as it was sampled, its reasoning included: a template
+    # that strips reasoning would break the tokens of every turn but the last.
+    keeping = config and config.model_copy(update={"thinking_retention": "all"})
+    return create_renderer(tokenizer, keeping)  # pyright: ignore[reportArgumentType]
 
 
 def stop_string(completion: Completion, chat: Chat) -> str | None:

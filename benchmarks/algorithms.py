@@ -1,6 +1,6 @@
 """The tables of docs/algorithms.md, and what each algorithm learns, by seeds, beside the others.
 
-python -m benchmarks.algorithms                  print the tables of losses and of advantages
+python -m benchmarks.algorithms                  print the tables
 python -m benchmarks.algorithms --seeds 3        train each algorithm, and print what it learnt
 """
 
@@ -15,6 +15,7 @@ from matplotlib import pyplot as plt
 from benchmarks.interruptions import killable_runs
 from benchmarks.learning import read_held_out
 from benchmarks.measuring import describe_machine, format_table
+from flows.recipe.presets import PRESETS, Preset, flatten
 from tasks.algorithm.advantages import ADVANTAGES
 from tasks.algorithm.losses import LOSSES
 from tasks.algorithm.settings import Known
@@ -66,6 +67,32 @@ def describe_advantages() -> str:
     ]
     header = ("name", "advantage", "source", "settings", "compares within")
     return format_table("Advantages", header, rows)
+
+
+def describe_presets() -> str:
+    """Describe the table of presets."""
+    rows = [
+        (f"`{name}`", row.source, _describe_values(row), row.lacks, row.differs)
+        for name, row in PRESETS.items()
+    ]
+    header = ("name", "source", "values", "lacks", "Trinity-RFT 0.6.0")
+    return format_table("Presets", header, rows)
+
+
+def _describe_values(preset: Preset) -> str:
+    """Describe the values of a preset in a cell, without their sections' names."""
+    values = flatten(preset.values)
+    algorithm = {key.removeprefix("algorithm."): value for key, value in values.items()}
+    settings = {
+        part: ", ".join(f"`{key}` {value}" for key, value in of.items())
+        for part in ("advantage", "loss")
+        if (of := algorithm.pop(f"{part}_settings", None))
+    }
+    said = [
+        f"{key} `{value}`" + (f" ({settings[key]})" if key in settings else "")
+        for key, value in algorithm.items()
+    ]
+    return ", ".join(said)
 
 
 def describe_settings(known: Known) -> str:
@@ -142,7 +169,7 @@ def main() -> None:
     options.add_argument("--picture", type=Path, default=Path("docs/pictures/algorithms.png"))
     arguments = options.parse_args()
     if not arguments.seeds:
-        print(f"{describe_losses()}\n{describe_advantages()}")
+        print(f"{describe_losses()}\n{describe_advantages()}\n{describe_presets()}")
         return
     folder, steps = arguments.folder.absolute(), f"steps={arguments.steps}"
     print(describe_machine(), flush=True)

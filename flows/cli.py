@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,9 @@ from flows.command_line import train_with_bar
 from flows.runtime.existing_run import IfExists, settle
 from flows.runtime.prefect_startup import quiet_prefect
 
+if TYPE_CHECKING:
+    from flows.recipe.recipe import Recipe
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -23,11 +26,19 @@ app = typer.Typer(
     help="Trains the agents you already have, and never slips back.",
 )
 
+imports = typer.Typer(
+    no_args_is_help=True, help="Make a recipe of another program's configuration."
+)
+app.add_typer(imports, name="import")
+
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 Run = Annotated[str, typer.Argument(help="A run's name; `ratchet runs` lists them.")]
 Verbose = Annotated[bool, typer.Option(help="Show Prefect's own log.")]
-Name = Annotated[str, typer.Argument(help="A training deployment of prefect.yaml, such as hello.")]
+Name = Annotated[
+    str,
+    typer.Argument(help="A training deployment of prefect.yaml, such as hello, or a YAML file."),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", help="section.key=value over the recipe; `ratchet keys` lists the keys."),
@@ -56,8 +67,9 @@ def train(
     overrides = [*(set_ or []), *([f"steps={steps}"] if steps else [])]
     overrides += [f"rollouts.batches={batches}"] if batches else []
     recipe = named_recipe(name, overrides)
-    run = run or f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    run = run or f"{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     settle(run, if_exists)
+    _show_preset(recipe)
     print(train_with_bar(run, recipe, verbose))
 
 
@@ -89,6 +101,7 @@ def fork(
     parent, name = folder_of(run), as_ or f"{run}-at-{at}"
     recipe = changed_recipe(recipe_of(parent), set_ or [])
     fork_run(parent, name, at, recipe.model_dump(mode="json"), recipe.fingerprint())
+    _show_preset(recipe)
     print(train_with_bar(name, recipe, verbose))
 
 
@@ -109,6 +122,7 @@ def replay(
     parent, name = folder_of(run), as_ or f"{run}-replay-{datetime.now():%Y%m%d-%H%M%S}"
     recipe = changed_recipe(recipe_of(parent), set_ or [])
     replay_run(parent, name, recipe.model_dump(mode="json"), recipe.fingerprint())
+    _show_preset(recipe)
     print(train_with_bar(name, recipe, verbose))
 
 
@@ -163,7 +177,7 @@ def dryrun(
     from flows.dryrun import dryrun as flow
     from tasks.storage.run_folder import folder_of
 
-    folder = folder_of(run := f"dryruns/{name}-{datetime.now():%Y%m%d-%H%M%S}")
+    folder = folder_of(run := f"dryruns/{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}")
     try:
         result = flow(recipe=recipe, run=run)
     finally:
@@ -207,6 +221,25 @@ def sql(statement: Annotated[str, typer.Argument(help="One statement, in DuckDB'
         duckdb.connect().sql(statement).show(max_width=160)
     except duckdb.Error as error:
         raise UserError(str(error)) from error
+
+
+@imports.command()
+def trinity(
+    file: Annotated[typer.FileText, typer.Argument(help="A configuration of Trinity-RFT 0.6.0.")],
+    set_: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the recipe is written; printed without it.")
+    ] = None,
+) -> None:
+    """Make a recipe of Trinity-RFT's YAML, and say what has no counterpart."""
+    from flows.deployments import import_trinity
+    from tasks.storage.files import write_text
+
+    text = import_trinity(file.name, file.read(), set_ or [])
+    if out is None:
+        print(text, end="")
+        return
+    print(f"{write_text(out, text)} is a recipe: `ratchet train {out}` trains it")
 
 
 @app.command()
@@ -256,6 +289,14 @@ def pretrain(
 
     built = flow(folder=folder, seed=seed)
     print(f"{built} is ready: `ratchet engine --base-model {built.resolve()}` serves it")
+
+
+def _show_preset(recipe: "Recipe") -> None:
+    """Print what the recipe's preset has become, if it has one."""
+    from flows.recipe.presets import describe_preset
+
+    if said := describe_preset(recipe.model_dump()):
+        print(said, flush=True)
 
 
 @contextmanager

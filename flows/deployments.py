@@ -1,7 +1,7 @@
 """Recipes from prefect.yaml, the one place where their values are written."""
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 
 from adapters.errors import UserError
+from flows.recipe.presets import PRESETS, merge
 from flows.recipe.recipe import Recipe
 
 PROJECT_FILE = Path("prefect.yaml")
 TRAIN = "flows/train.py:train"
+RECIPE_FILES = (".yaml", ".yml")
 TABLES = ("roles", "algorithm.loss_settings", "algorithm.advantage_settings")
 """Keys of a recipe whose entries have names of their own."""
 
@@ -23,7 +25,9 @@ class RecipeError(UserError):
 
 
 def named_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Return the recipe of a training deployment, with each `section.key=value` put over it."""
+    """Return the recipe of a training deployment, or of a YAML file, with each override over it."""
+    if name.endswith(RECIPE_FILES):
+        return changed_recipe(_recipe_of_file(Path(name)), overrides)
     deployments = _training_deployments()
     if name not in deployments:
         raise RecipeError(
@@ -34,17 +38,48 @@ def named_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def changed_recipe(values: dict[str, Any], overrides: Sequence[str] = ()) -> Recipe:
-    """Validate a recipe, with each `section.key=value` put over its values."""
+    """Validate a recipe, with each `section.key=value` put over its values.
+
+    A preset among them replaces the algorithm that the values have.
+    """
+    given = parse_overrides(overrides)
+    preset = PRESETS.get(given.get("algorithm", {}).get("preset"))
+    if preset is not None:
+        values = _without(values, preset.values) | {"algorithm": {}}
     try:
-        return Recipe.model_validate(_merged(values, _parsed(overrides)))
+        return Recipe.model_validate(merge(values, given))
     except ValidationError as error:
         raise RecipeError(_explain(error)) from error
+
+
+def import_trinity(name: str, text: str, overrides: Sequence[str] = ()) -> str:
+    """Make the text of a recipe of a Trinity-RFT file, with each `section.key=value` over it."""
+    from flows.importing.recipe_text import write_recipe  # imports Prefect, which is slow
+    from flows.importing.trinity import translate
+    from flows.importing.trinity_file import read_trinity
+
+    chosen = dict(_leaves(parse_overrides(overrides)))
+    translation = translate(read_trinity(name, text), chosen)
+    translation.finish(name)
+    if "algorithm.preset" in chosen:
+        translation.forget("algorithm")
+    recipe = changed_recipe(translation.nested(), overrides)
+    return write_recipe(name, translation, recipe.model_dump(mode="json"), chosen)
 
 
 def recipe_options() -> str:
     """List every key of a recipe, with its type and explanation, as `--set` takes it."""
     source = CliSettingsSource(_settings(), cli_prog_name="--set", cli_exit_on_error=False)
     return source.root_parser.format_help()
+
+
+def _recipe_of_file(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise RecipeError(f"there is no recipe {path}; give a file, or a name of {PROJECT_FILE}")
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(values, dict):
+        raise RecipeError(f"{path} has no keys; give a file with the keys of a recipe")
+    return values
 
 
 def _training_deployments() -> dict[str, Any]:
@@ -61,7 +96,8 @@ def _settings() -> type[BaseSettings]:
     return type("RecipeSettings", (BaseSettings, Recipe), {"model_config": Recipe.model_config})
 
 
-def _parsed(overrides: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """Parse each `section.key=value`, into sections."""
     arguments = [f"--{_argument(override)}" for override in overrides]
     try:
         source = CliSettingsSource(_settings(), cli_parse_args=arguments, cli_exit_on_error=False)
@@ -91,18 +127,30 @@ def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from _keys(field.annotation, f"{prefix}{name}.")
 
 
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Iterate over the keys of a recipe that are given, each table as one."""
+    for name, value in values.items():
+        key = prefix + name
+        if isinstance(value, Mapping) and key not in TABLES:
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
 def _suggestion(key: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(key, known, n=1)
     listing = "`ratchet keys` lists them"
     return f"; did you mean {close[0]!r}? {listing}" if close else f"; {listing}"
 
 
-def _merged(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(values)
-    for key, override in overrides.items():
-        nested = isinstance(override, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merged(merged[key], override) if nested else override
-    return merged
+def _without(values: dict[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values less the keys that are in the same section of `sections`."""
+    return {
+        section: {key: value for key, value in of.items() if key not in sections[section]}
+        if section in sections and isinstance(of, dict)
+        else of
+        for section, of in values.items()
+    }
 
 
 def _explain(error: ValidationError) -> str:

@@ -24,8 +24,9 @@ MODULES = "its modules"
 """Part of a layer: the modules that lie in its own folder, unless they are parts by themselves."""
 ARROWS = {
     "flows": {
-        MODULES: {"runtime", "recipe"},
+        MODULES: {"runtime", "importing", "recipe"},
         "runtime": {"recipe"},
+        "importing": {"recipe"},
         "recipe": set(),
     },
     "tasks": {

@@ -5,6 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
 from tinker import AdamParams
 
+from flows.recipe.presets import PRESETS, find_preset
 from flows.recipe.section import Section
 from tasks.algorithm.advantages import ADVANTAGES, Aggregation, check_advantage, find_advantage
 from tasks.algorithm.divergences import Baseline, Penalty, Placement, find_estimator
@@ -76,6 +77,13 @@ class Divergence(Section):
 class Algorithm(Section):
     """Path from rewards to a loss."""
 
+    preset: Annotated[
+        str | None,
+        WithJsonSchema({"anyOf": [{"type": "string", "enum": [*PRESETS]}, {"type": "null"}]}),
+    ] = None
+    """Algorithm, by the field's name (docs/algorithms.md): its values are laid under those that the
+    recipe gives."""
+
     advantage: Annotated[str, WithJsonSchema({"type": "string", "enum": [*ADVANTAGES]})] = (
         "standardized"
     )
@@ -117,10 +125,23 @@ class Algorithm(Section):
     """Weight of an entropy bonus: -log q of each sampled token, an estimate of the entropy, is
     added to its advantage."""
 
+    @field_validator("preset")
+    @classmethod
+    def _preset_is_in_its_table(cls, preset: str | None) -> str | None:
+        if preset is not None:
+            find_preset(preset)
+        return preset
+
     @model_validator(mode="after")
     def _advantage_and_loss_are_in_their_tables(self) -> Self:
         check_advantage(self.advantage, self.advantage_settings)
         check_loss(self.loss, self.loss_settings)
+        if self.discount != 1 and not find_advantage(self.advantage).discounts:
+            raise ValueError(
+                f"algorithm.discount {self.discount:g} does nothing with advantage "
+                f"{self.advantage}, which compares the rewards of rollouts; leave it out, or give "
+                "another advantage"
+            )
         return self
 
     @field_validator("rewards")

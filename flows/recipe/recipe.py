@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from adapters.calls import POLICY
+from adapters.chat_template import resolve_renderer
 from adapters.door.roles import check_role, policy_of
 from flows.recipe.algorithm import Algorithm, Optimizer
+from flows.recipe.presets import expand_preset
 from flows.recipe.rollouts import Rollouts
 from flows.recipe.section import Section
 from tasks.algorithm.advantages import CreditAssignment
@@ -18,6 +21,7 @@ from tasks.examples.curricula import Order
 
 CHANGES_NO_RESULT: Any = {
     "service": True,
+    "algorithm": {"preset"},
     "checkpoints": {"probe_tolerance"},
     "rollouts": {"batches", "runner", "cluster", "door"},
 }
@@ -71,7 +75,8 @@ class Model(Section):
     """A model of the Tinker service, or, on the engine, a shipped id, a hub name or a directory."""
 
     renderer: str = "qwen3"
-    """Renderer of messages as tokens: a name of the `renderers` package."""
+    """Renderer of messages as tokens: a name of the `renderers` package, or `jinja:` and a chat
+    template, as its text or as a file whose text is then the recipe's."""
 
     lora_rank: int = Field(default=16, ge=1, le=256)
     """Rank of the LoRA weights."""
@@ -84,6 +89,20 @@ class Model(Section):
 
     train_unembedding: bool = True
     """Train a LoRA on the output layer."""
+
+    @model_validator(mode="after")
+    def _some_layers_are_trained(self) -> Self:
+        if not (self.train_attention or self.train_mlp or self.train_unembedding):
+            raise ValueError(
+                "train_attention, train_mlp and train_unembedding are all false, so that nothing "
+                "is trained; leave one of them true"
+            )
+        return self
+
+    @field_validator("renderer")
+    @classmethod
+    def _renderer_holds_its_template(cls, renderer: str) -> str:
+        return resolve_renderer(renderer)
 
 
 class Evaluation(Section):
@@ -170,6 +189,17 @@ class Recipe(Section):
     service: ServicePatience = ServicePatience()
     tracking: Tracking = Tracking()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _preset_is_expanded(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        given = {
+            key: value.model_dump(exclude_unset=True) if isinstance(value, Algorithm) else value
+            for key, value in values.items()
+        }
+        return expand_preset(given)
+
     @field_validator("roles")
     @classmethod
     def _roles_can_be_answered(cls, roles: dict[str, str]) -> dict[str, str]:
@@ -206,6 +236,12 @@ class Recipe(Section):
             raise ValueError(
                 f"optimizer.warmup_steps {self.optimizer.warmup_steps} never end in {self.steps} "
                 "steps; give fewer"
+            )
+        if self.optimizer.schedule != "constant" and self.steps - self.optimizer.warmup_steps < 2:
+            raise ValueError(
+                f"optimizer.schedule {self.optimizer.schedule} does nothing, since the "
+                f"{self.steps} steps end where it begins to fall; give more steps, fewer "
+                "warmup_steps, or schedule constant"
             )
         return self
 

@@ -49,7 +49,8 @@ class Advantage:
 
     `in_groups` is whether a group's advantages depend on no other group, `by_call` whether calls
     are told apart even if they share one reward, and `by_token` whether a call's tokens are, if
-    rewards have a penalty for each: then each token stands as a call does.
+    rewards have a penalty for each: then each token stands as a call does. `discounts` is whether
+    it reads the returns of calls, which a discount changes.
     """
 
     formula: str
@@ -59,6 +60,7 @@ class Advantage:
     in_groups: bool = True
     by_call: bool = False
     by_token: bool = False
+    discounts: bool = True
 
 
 @dataclass(frozen=True)
@@ -299,6 +301,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
         step_grpo,
         {"spread": Option("copy", ("copy", "divide"))},
         by_call=True,
+        discounts=False,
     ),
     "gigpo": Advantage(
         "A of the rollout + ω A of the call, among calls that observed the same",

@@ -80,6 +80,12 @@ def complete_settings(owner: str, given: Settings, known: Known) -> dict[str, fl
     return complete
 
 
+def used_settings(given: Settings, known: Known) -> dict[str, float | str]:
+    """Return those of the given settings that have an effect beside the others."""
+    complete = {name: given.get(name, setting.default) for name, setting in known.items()}
+    return {name: value for name, value in given.items() if _is_used(name, known, complete)}
+
+
 def _is_used(name: str, known: Known, settings: Settings) -> bool:
     """Return whether a setting has an effect beside the others."""
     setting = known.get(name)

@@ -1,0 +1,58 @@
+"""The text of an imported recipe: YAML, with the reason of each value beside it."""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import yaml
+
+from flows.importing.translation import Translation
+
+
+def write_recipe(
+    name: str, translation: Translation, recipe: Mapping[str, Any], chosen: Collection[str]
+) -> str:
+    """Write the recipe that a translation has become, with the user's own values, as YAML.
+
+    What has no counterpart is told below, a key a line.
+    """
+    reasons = {key: reason for key, (_, reason) in translation.values.items()}
+    reasons |= dict.fromkeys(chosen, "given by --set")
+    values = {key: (_find(recipe, key), reason) for key, reason in reasons.items()}
+    lines = [f"# A recipe made of {name}; `ratchet train` takes this file.", *_section(values, "")]
+    if translation.left_out:
+        lines += ["", "# Keys without a counterpart, and what each does in Trinity-RFT 0.6.0:"]
+    lines += [f"# {key}: {effect}." for key, effect in translation.left_out.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _find(recipe: Mapping[str, Any], key: str) -> Any:
+    found: Any = recipe
+    for part in key.split("."):
+        found = found[part]
+    return found
+
+
+def _section(values: Mapping[str, tuple[Any, str]], indent: str) -> list[str]:
+    """Write the keys of one section, and then its own sections."""
+    lines = [
+        f"{indent}{key}: {_write(value)}  # {reason}"
+        for key, (value, reason) in values.items()
+        if "." not in key
+    ]
+    for section in dict.fromkeys(key.partition(".")[0] for key in values if "." in key):
+        inside = {
+            key.partition(".")[2]: value
+            for key, value in values.items()
+            if key.startswith(f"{section}.")
+        }
+        lines += [f"{indent}{section}:", *_section(inside, f"{indent}  ")]
+    return lines
+
+
+def _write(value: Any) -> str:
+    """Write a value in one line."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    written = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), sort_keys=False)
+    return written.removesuffix("...\n").strip()

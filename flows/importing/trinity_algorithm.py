@@ -1,0 +1,292 @@
+"""The algorithm of a Trinity-RFT file: its functions and their arguments, as a recipe's."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flows.importing.translation import Translation
+from flows.importing.trinity_file import VERSION, TrinityFile
+from flows.recipe.presets import KL, REFUSED
+from tasks.algorithm.advantages import find_advantage
+from tasks.algorithm.losses import find_loss
+from tasks.algorithm.settings import used_settings
+
+Setting = tuple[str, Callable[[Any], Any]]
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of Trinity, by the row of our table that computes the same.
+
+    `arguments` map to settings, `required` have the only values that the row computes, `ignored`
+    change nothing here, and `defaults` are Trinity's, where they are not our row's. `constants` are
+    settings of our row, and `remark` says what is not the same.
+    """
+
+    row: str
+    arguments: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
+    required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
+    ignored: tuple[str, ...] = ("epsilon",)
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    constants: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    remark: str = ""
+
+
+def _below(value: Any) -> float:
+    return round(1 - float(value), 12)
+
+
+def _above(value: Any) -> float:
+    return round(1 + float(value), 12)
+
+
+def _named(**names: str) -> Callable[[Any], Any]:
+    return lambda value: names.get(str(value).replace("-", "_"), value)
+
+
+def _as_given(value: Any) -> Any:
+    return value
+
+
+CLIPS: Mapping[str, Setting] = {
+    "clip_range_low": ("clip_low_threshold", _below),
+    "clip_range_high": ("clip_high_threshold", _above),
+}
+OFF = (None, False)
+
+ALGORITHMS: Mapping[str, tuple[str, str, str]] = {
+    "grpo": ("grpo", "ppo", "k2"),
+    "grpo_verl": ("grpo", "ppo", "k2"),
+    "dapo": ("grpo", "ppo", "none"),
+    "reinforceplusplus": ("reinforceplusplus", "ppo", "k2"),
+    "rloo": ("rloo", "ppo", "k2"),
+    "opmd": ("opmd", "opmd", "k2"),
+    "asymre": ("asymre", "opmd", "none"),
+    "topr": ("reinforce", "topr", "k2"),
+    "cispo": ("grpo", "cispo", "k2"),
+    "gspo": ("grpo", "gspo", "k2"),
+    "sapo": ("grpo", "sapo", "k2"),
+    "sppo": ("opmd", "sppo", "none"),
+    "rec": ("rec", "rec", "k2"),
+    "multi_step_grpo": ("step_wise_grpo", "ppo", "k2"),
+    "gigpo": ("gigpo", "ppo", "k2"),
+}
+"""Algorithm of Trinity → its functions of the advantage, the loss and the KL in the loss."""
+
+GRPO = Function(
+    "standardized",
+    {"std_threshold": ("threshold", _as_given)},
+    {"duplicate_experiences": OFF, "rank_penalty": OFF, "std_cal_level": ("group",)},
+)
+OPMD = Function(
+    "opmd",
+    {
+        "opmd_baseline": ("baseline", _named(logavgexp="log_mean_exp")),
+        "tau": ("tau", float),
+    },
+)
+ASYMRE = Function("asymre", {"baseline_shift": ("shift", float)}, defaults={"baseline_shift": -0.1})
+ADVANTAGES: Mapping[str, Function] = {
+    "grpo": GRPO,
+    "grpo_verl": GRPO,
+    "step_wise_grpo": Function(
+        "step_grpo",
+        {"enable_step_norm": ("spread", lambda divides: "divide" if divides else "copy")},
+        {"std_cal_level": ("group",), "std_threshold": OFF},
+    ),
+    "gigpo": Function(
+        "gigpo",
+        {"omega": ("omega", float), "fnorm": ("deviation", _named(std="group"))},
+        {"gamma": (1.0,)},
+    ),
+    "reinforceplusplus": Function("reinforce_plus_plus", {}, {"gamma": (1.0,)}),
+    "reinforce": Function("none"),
+    "rloo": Function("leave_one_out"),
+    "opmd": OPMD,
+    "opmd_verl": OPMD,
+    "asymre": ASYMRE,
+    "asymre_verl": ASYMRE,
+    "rec": Function("centred", {}, {"std_normalize": OFF, "drop": OFF}),
+}
+LOSSES: Mapping[str, Function] = {
+    "ppo": Function(
+        "dual_clip",
+        CLIPS | {"clip_ratio_c": ("dual_clip", float)},
+        {"enable_sequence_masking": OFF, "fallback_to_policy_gradient": OFF},
+        ("delta_sequence_masking",),
+        {"clip_range_low": 0.2, "clip_range_high": 0.2, "clip_ratio_c": 3.0},
+        remark="a forward pass more than ppo, which has no bound where A < 0",
+    ),
+    "opmd": Function("opmd", {"tau": ("tau", float)}, defaults={"tau": 1.0}),
+    "gspo": Function("gspo", CLIPS, defaults={"clip_range_low": 3e-4, "clip_range_high": 4e-4}),
+    "topr": Function("topr", {}, {"advantage_threshold": (0,)}, constants={"ratio": "token"}),
+    "cispo": Function(
+        "cispo",
+        CLIPS,
+        {"enable_mask_clip": OFF},
+        ("mask_clip_range_low", "mask_clip_range_high"),
+        {"clip_range_low": 1.0, "clip_range_high": 0.28},
+    ),
+    "sapo": Function(
+        "sapo",
+        {"tau_pos": ("tau_positive", float), "tau_neg": ("tau_negative", float)},
+        defaults={"tau_pos": 1.0, "tau_neg": 1.05},
+        remark="with the gate's derivative, which Trinity leaves out",
+    ),
+    "sppo": Function(
+        "sppo", {"epsilon": ("epsilon", float)}, ignored=(), defaults={"epsilon": 0.3}
+    ),
+    "rec": Function(
+        "rec",
+        {
+            "clip_mode": ("clip", _named(one_side="one_side", two_side="two_side")),
+            "epsilon_low": ("clip_low_threshold", _below),
+            "epsilon_high": ("clip_high_threshold", _above),
+            "epsilon_low_prime": ("ring_low_threshold", _below),
+            "epsilon_high_prime": ("ring_high_threshold", _above),
+            "weight": ("weight", _named(importance_sampling="ratio")),
+            "temp": ("temperature", float),
+            "regularizer": ("regularizer", _named(forward_kl="forward_kl")),
+            "regularizer_coef": ("regularizer_coefficient", float),
+        },
+        ignored=(),
+    ),
+    "importance_sampling": Function("importance_sampling"),
+}
+AGGREGATIONS = {
+    "token-mean": "token_mean",
+    "seq-mean-token-mean": "rollout_mean",
+    "seq-mean-token-sum": "rollout_sum",
+}
+
+
+def translate_algorithm(file: TrinityFile, out: Translation) -> None:
+    """Translate the section `algorithm`, less the optimizer."""
+    name = str(file.get("algorithm.algorithm_type")).lower()
+    said = f"algorithm.algorithm_type {name}"
+    if name not in ALGORITHMS:
+        why = REFUSED.get(name, f"is none of the algorithms of {VERSION}")
+        out.refuse(f"{said} {why}", ["algorithm.preset", "algorithm.advantage"])
+        return
+    advantage, loss, kl = ALGORITHMS[name]
+    _translate_function(file, out, ("advantage", "advantage_fn", advantage), ADVANTAGES)
+    _translate_function(file, out, ("loss", "policy_loss_fn", loss), LOSSES)
+    _use_one_pass(out)
+    _translate_aggregation(file, out)
+    _translate_kl(file, out, kl)
+    _translate_entropy(file, out)
+
+
+def _translate_function(
+    file: TrinityFile,
+    out: Translation,
+    place: tuple[str, str, str],
+    table: Mapping[str, Function],
+) -> None:
+    """Translate one function; `place` is our key, Trinity's, and the algorithm's default."""
+    part, key, default = place
+    key = f"algorithm.{key}"
+    name = str(file.get(key) or default)
+    if name not in table:
+        out.refuse(f"{key} {name} has no counterpart", [f"algorithm.{part}"])
+        return
+    function, given = table[name], dict(file.get(f"{key}_args") or {})
+    given.pop("loss_agg_mode", None)  # Trinity overwrites it
+    if part == "loss" and (clip := given.pop("clip_range", None)) is not None:
+        given = {"clip_range_low": clip, "clip_range_high": clip} | given
+    reason = file.reason(key) if file.get(key) else f"the default of {name} in Trinity"
+    known = {*function.arguments, *function.required, *function.ignored}
+    if strange := sorted(given.keys() - known):
+        out.refuse(f"{key}_args has {', '.join(strange)}, which {name} does not read")
+    for argument, values in function.required.items():
+        if given.get(argument, values[0]) not in values:
+            out.refuse(
+                f"{key}_args.{argument} {given[argument]!r} has no counterpart",
+                [f"algorithm.{part}"],
+            )
+    complete = dict(function.defaults) | given
+    settings = {
+        ours: read(complete[argument])
+        for argument, (ours, read) in function.arguments.items()
+        if complete.get(argument) is not None
+    }
+    row = find_advantage(function.row) if part == "advantage" else find_loss(function.row)
+    settings = used_settings(settings | dict(function.constants), row.settings)
+    out.give(f"algorithm.{part}", function.row, "; ".join(filter(None, [reason, function.remark])))
+    if settings:
+        out.give(f"algorithm.{part}_settings", settings, f"{key}_args, or their defaults")
+
+
+def _use_one_pass(out: Translation) -> None:
+    """Take PPO's loss where the bound at a negative advantage cannot act, since the ratio is 1."""
+    loss, settings = (out.values.get(f"algorithm.{key}") for key in ("loss", "loss_settings"))
+    on_policy = out.values.get("rollouts.lag", (1, ""))[0] == 0
+    if loss is None or settings is None or loss[0] != "dual_clip" or not on_policy:
+        return
+    out.give("algorithm.loss", "ppo", "ratios are 1 without lag, so that no clip acts")
+    clips = {key: value for key, value in settings[0].items() if key != "dual_clip"}
+    out.give("algorithm.loss_settings", clips, settings[1])
+
+
+def _translate_aggregation(file: TrinityFile, out: Translation) -> None:
+    mode = str(file.get("algorithm.loss_agg_mode"))
+    reason = file.reason("algorithm.loss_agg_mode")
+    if mode not in AGGREGATIONS:
+        out.refuse(f"algorithm.loss_agg_mode {mode} has no counterpart", ["algorithm.aggregation"])
+        return
+    aggregation = AGGREGATIONS[mode]
+    if aggregation == "token_mean" and file.get("model.tinker.enable"):
+        aggregation = "rollout_mean"
+        reason += ", which Trinity's Tinker trainer computes of each rollout"
+    out.give("algorithm.aggregation", aggregation, reason)
+
+
+def _translate_kl(file: TrinityFile, out: Translation, default: str) -> None:
+    in_loss, coefficient = _penalty(file, out, "algorithm.kl_loss_fn", default)
+    in_reward, other = _penalty(file, out, "algorithm.kl_penalty_fn", "none")
+    settled = ["algorithm.kl.coefficient"]
+    if coefficient and other:
+        out.refuse("algorithm.kl_loss_fn and algorithm.kl_penalty_fn penalize KL twice", settled)
+    elif other:
+        values = {"coefficient": other, "estimator": in_reward, "placement": "reward"}
+        _give_kl(out, values, "algorithm.kl_penalty_fn and its arguments")
+    elif coefficient and in_loss != "k2":
+        out.refuse(
+            f"algorithm.kl_loss_fn {in_loss} has no counterpart, since its gradient is that of no "
+            "penalty of rewards or advantages; k2 has one, which is k1's",
+            settled,
+        )
+    elif coefficient:
+        reason = "algorithm.kl_loss_fn k2, whose gradient at ratio 1 is that of this penalty"
+        _give_kl(out, KL | {"coefficient": coefficient}, reason)
+    else:
+        reason = "algorithm.kl_loss_fn none" if in_loss == "none" else "algorithm.kl_loss_fn_args"
+        out.give("algorithm.kl.coefficient", 0.0, reason)
+
+
+def _penalty(file: TrinityFile, out: Translation, key: str, default: str) -> tuple[str, float]:
+    """Return the estimator and the coefficient of one of Trinity's KL functions."""
+    name = str(file.get(key) or default)
+    arguments = file.get(f"{key}_args") or {}
+    if name == "none":
+        return name, 0.0
+    coefficient = float(arguments.get("kl_coef", KL["coefficient"]))
+    if arguments.get("adaptive"):
+        out.refuse(f"{key}_args.adaptive has no counterpart", ["algorithm.kl.coefficient"])
+    return name, coefficient
+
+
+def _give_kl(out: Translation, values: Mapping[str, Any], reason: str) -> None:
+    for key, value in values.items():
+        out.give(f"algorithm.kl.{key}", value, reason)
+
+
+def _translate_entropy(file: TrinityFile, out: Translation) -> None:
+    arguments = file.get("algorithm.entropy_loss_fn_args") or {}
+    coefficient = float(arguments.get("entropy_coef", 0.0))
+    if file.get("algorithm.entropy_loss_fn") == "none":
+        coefficient = 0.0
+    reason = file.reason("algorithm.entropy_loss_fn_args")
+    if coefficient:
+        reason += "; Trinity's Tinker trainer estimates the entropy by -p log p of sampled tokens"
+    out.give("algorithm.entropy_coefficient", coefficient, reason)

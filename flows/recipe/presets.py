@@ -1,0 +1,240 @@
+"""The table of presets: algorithms by the field's names, each as explicit values of a recipe.
+
+A preset is a row of PRESETS. It says nothing of sizes and learning rates, which depend on the model
+and the task. A name that is no preset is in REFUSED, with what to use.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.algorithm.settings import find_row
+
+Values = Mapping[str, Any]
+
+TRINITY = "Trinity-RFT 0.6.0"
+
+PARTS = ("advantage", "loss")
+"""Keys of an algorithm whose settings are their own."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A row of the table.
+
+    `values` are keys of a recipe, by section. `lacks` says what the algorithm has beside them that
+    a recipe cannot say yet, and `differs` what Trinity-RFT 0.6.0 does under the same name.
+    """
+
+    values: Values
+    source: str
+    lacks: str = ""
+    differs: str = ""
+
+
+def _algorithm(
+    advantage: tuple[str, Values],
+    loss: tuple[str, Values],
+    aggregation: str,
+    kl: Values | None = None,
+) -> Values:
+    algorithm = {
+        "advantage": advantage[0],
+        "advantage_settings": advantage[1],
+        "loss": loss[0],
+        "loss_settings": loss[1],
+        "aggregation": aggregation,
+    }
+    return {"algorithm": algorithm | ({"kl": kl} if kl else {})}
+
+
+STANDARDIZED = ("standardized", {"threshold": 0.0})
+OPMD = ("opmd", {"baseline": "mean"})
+PPO = ("ppo", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2})
+KL = {"coefficient": 0.001, "estimator": "k1", "placement": "advantage"}
+"""Gradient of Trinity-RFT's KL, k2 in the loss with 0.001, as long as the ratio is 1."""
+KL_IN_REWARD = KL | {"placement": "reward"}
+DUAL_CLIP = "bounds the loss where A < 0 too, as the loss `dual_clip` does with a pass more"
+MORE_KL = "adds KL k2 with 0.001"
+
+GRPO = _algorithm(STANDARDIZED, PPO, "rollout_mean", KL)
+
+PRESETS: Mapping[str, Preset] = {
+    "grpo": Preset(
+        GRPO,
+        "arXiv:2402.03300",
+        differs=f"{DUAL_CLIP}; averages over tokens. The paper has KL k3 with 0.04",
+    ),
+    "grpo_verl": Preset(
+        GRPO, "arXiv:2402.03300", differs="is `grpo`, with advantages computed in the trainer"
+    ),
+    "dr_grpo": Preset(
+        _algorithm(("centred", {}), PPO, "sum"), "arXiv:2503.20783", differs="has no such name"
+    ),
+    "dapo": Preset(
+        _algorithm(
+            STANDARDIZED,
+            ("ppo", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}),
+            "token_mean",
+        ),
+        "arXiv:2503.14476",
+        "dynamic sampling, and a penalty for long answers",
+        "clips at 1.2 unless its file says otherwise",
+    ),
+    "rloo": Preset(
+        _algorithm(("leave_one_out", {}), ("importance_sampling", {}), "rollout_sum", KL_IN_REWARD),
+        "arXiv:2402.14740",
+        differs="has PPO's clip, an average over tokens, and KL in the loss",
+    ),
+    "reinforceplusplus": Preset(
+        _algorithm(("reinforce_plus_plus", {}), PPO, "token_mean", KL_IN_REWARD),
+        "arXiv:2501.03262",
+        differs="has KL in the loss",
+    ),
+    "opmd": Preset(_algorithm(OPMD, ("opmd", {"tau": 1.0}), "token_mean", KL), "arXiv:2505.17826"),
+    "asymre": Preset(
+        _algorithm(("asymre", {"shift": -0.1}), ("cross_entropy", {}), "token_mean"),
+        "arXiv:2506.20520",
+        differs="halves the loss, by the loss `opmd` with τ 1",
+    ),
+    "topr": Preset(
+        _algorithm(("none", {}), ("topr", {"ratio": "trajectory"}), "token_mean"),
+        "arXiv:2503.14286",
+        differs=f"takes each token's ratio; {MORE_KL}",
+    ),
+    "cispo": Preset(
+        _algorithm(
+            STANDARDIZED,
+            ("cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
+            "token_mean",
+        ),
+        "arXiv:2506.13585",
+        differs=f"clips at 1.28; {MORE_KL}. The paper names no clip, and 4 is Tinker's",
+    ),
+    "gspo": Preset(
+        _algorithm(
+            STANDARDIZED,
+            ("gspo", {"clip_low_threshold": 1 - 3e-4, "clip_high_threshold": 1 + 4e-4}),
+            "rollout_mean",
+        ),
+        "arXiv:2507.18071",
+        differs=f"averages over tokens; {MORE_KL}",
+    ),
+    "sapo": Preset(
+        _algorithm(
+            STANDARDIZED, ("sapo", {"tau_positive": 1.0, "tau_negative": 1.05}), "rollout_mean"
+        ),
+        "arXiv:2511.20347",
+        differs=f"has no derivative through the gate; averages over tokens; {MORE_KL}",
+    ),
+    "sppo": Preset(_algorithm(OPMD, ("sppo", {"epsilon": 0.3}), "token_mean"), "arXiv:2108.05828"),
+    "rec": Preset(
+        _algorithm(
+            ("centred", {}),
+            ("rec", {"clip": "none", "weight": "none", "regularizer": "none"}),
+            "token_mean",
+        ),
+        "arXiv:2509.24203",
+        differs=MORE_KL,
+    ),
+    "multi_step_grpo": Preset(
+        _algorithm(("step_grpo", {"spread": "copy"}), PPO, "token_mean", KL),
+        TRINITY,
+        differs=DUAL_CLIP,
+    ),
+    "gigpo": Preset(
+        _algorithm(("gigpo", {"omega": 1.0, "deviation": "none"}), PPO, "token_mean", KL),
+        "arXiv:2505.10978",
+        differs=DUAL_CLIP,
+    ),
+}
+
+NO_PENALTY = ("0", "0.0")
+"""Coefficients, as text, with which the rest of a preset's penalty would do nothing."""
+
+LATER = "and is to come as a flow of its own"
+TEACHER = f"needs a teacher's log-probabilities beside rollouts, {LATER}"
+REFUSED = {
+    "ppo": "needs a value network, which a Tinker service does not have; give reinforceplusplus or "
+    "grpo, or the loss ppo alone as algorithm.loss",
+    "sft": f"trains on answers that are given, not on rollouts, {LATER}; give grpo for rollouts",
+    "cpt": f"trains on texts that are given, not on rollouts, {LATER}; give grpo for rollouts",
+    "dpo": f"trains on pairs of answers that are given, not on rollouts, {LATER}; give grpo for "
+    "rollouts that are rewarded",
+    "raft": f"trains on answers that a workflow has selected, {LATER}; give algorithm.advantage "
+    "none and algorithm.loss cross_entropy, which train on the rollouts of reward 1 alone if "
+    "rewards are 0 and 1",
+    "mix": f"trains on an expert's answers beside rollouts, {LATER}; give grpo for rollouts alone",
+    "mix_chord": f"trains on an expert's answers beside rollouts, {LATER}; give grpo for rollouts "
+    "alone",
+    "on_policy_distill": f"{TEACHER}; give grpo, which learns from rewards",
+    "jsd": f"{TEACHER}; give grpo, which learns from rewards",
+}
+"""Algorithm of the field → why it is no preset, and what to use instead."""
+
+
+def find_preset(name: str) -> Preset:
+    """Return the row of a preset; ValueError if there is none."""
+    return find_row("preset", name, PRESETS, REFUSED)
+
+
+def expand_preset(given: Values) -> dict[str, Any]:
+    """Lay the values of the recipe's preset, if it names one, under those that are given.
+
+    The settings of an advantage or a loss that is not the preset's own are as they are given, and
+    so is a KL penalty that is switched off.
+    """
+    algorithm = given.get("algorithm")
+    name = algorithm.get("preset") if isinstance(algorithm, Mapping) else None
+    if not isinstance(algorithm, Mapping) or name is None or name not in PRESETS:
+        return dict(given)
+    own = PRESETS[name].values["algorithm"]
+    laid = merge(PRESETS[name].values, given)
+    for part in PARTS:
+        if laid["algorithm"][part] != own[part]:
+            laid["algorithm"][f"{part}_settings"] = algorithm.get(f"{part}_settings", {})
+    kl = algorithm.get("kl")
+    if isinstance(kl, Mapping) and str(kl.get("coefficient")) in NO_PENALTY:
+        laid["algorithm"]["kl"] = kl
+    return laid
+
+
+def merge(values: Values, over: Values) -> dict[str, Any]:
+    """Return the values with those of `over` in their place, section by section."""
+    merged = dict(values)
+    for key, value in over.items():
+        nested = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = merge(merged[key], value) if nested else value
+    return merged
+
+
+def describe_preset(recipe: Values) -> str:
+    """Describe in a line what a recipe's preset has become; empty without a preset."""
+    name = recipe["algorithm"]["preset"]
+    if name is None:
+        return ""
+    row = PRESETS[name]
+    said = [f"{key} {_find(recipe, key)}" for key in flatten(row.values)]
+    changed = [key for key, value in flatten(row.values).items() if _find(recipe, key) != value]
+    instead = f" (given, not the preset's: {', '.join(changed)})" if changed else ""
+    lacks = f"; without {row.lacks}" if row.lacks else ""
+    return f"preset {name} ({row.source}): {', '.join(said)}{instead}{lacks}"
+
+
+def flatten(values: Values, prefix: str = "") -> dict[str, Any]:
+    """Map each key, as `section.key`, to its value."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        settings = key.endswith("_settings")
+        if isinstance(value, Mapping) and not settings:
+            flat |= flatten(value, f"{prefix}{key}.")
+        elif not settings or value:
+            flat[prefix + key] = value
+    return flat
+
+
+def _find(values: Values, key: str) -> Any:
+    found: Any = values
+    for part in key.split("."):
+        found = found[part]
+    return found
