@@ -2,7 +2,7 @@
 
 An advantage is a row of ADVANTAGES. Most compare within a group: the n-th call of a rollout with
 the n-th calls of the group's other rollouts, since a baseline may depend on time, but not on what
-is sampled (Williams, 1992). Others compare over the whole step.
+is sampled (Williams, 1992). Others compare over the whole step, or with the steps before it.
 """
 
 from collections import defaultdict
@@ -39,7 +39,10 @@ Groups = Mapping[str, Mapping[str, Sequence[Earned]]]
 Advantages = dict[str, list[float]]
 """Rollout → the advantages of its calls."""
 
-Estimator = Callable[[Groups, Settings], Advantages]
+History = Sequence[float]
+"""Mean reward of a role in each earlier step in which it had one, in order."""
+
+Estimator = Callable[[Groups, Settings, History], Advantages]
 Comparison = Callable[[Sequence[float], Settings], list[float]]
 
 
@@ -49,7 +52,8 @@ class Advantage:
 
     `in_groups` is whether a group's advantages depend on no other group, `by_call` whether calls
     are told apart even if they share one reward, and `by_token` whether a call's tokens are, if
-    rewards have a penalty for each: then each token stands as a call does.
+    rewards have a penalty for each: then each token stands as a call does. `by_history` is whether
+    it reads the history of the role.
     """
 
     formula: str
@@ -59,6 +63,7 @@ class Advantage:
     in_groups: bool = True
     by_call: bool = False
     by_token: bool = False
+    by_history: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,7 @@ def maxrl(returns: Sequence[float], settings: Settings) -> list[float]:
 def compare_calls(compare: Comparison) -> Estimator:
     """Make an estimator that compares the n-th calls of each group."""
 
-    def estimate(groups: Groups, settings: Settings) -> Advantages:
+    def estimate(groups: Groups, settings: Settings, _: History) -> Advantages:
         advantages: Advantages = {name: [] for group in groups.values() for name in group}
         for group in groups.values():
             for call in range(max(map(len, group.values()), default=0)):
@@ -164,27 +169,27 @@ def compare_calls(compare: Comparison) -> Estimator:
     return estimate
 
 
-def standardize_over_step(groups: Groups, _: Settings) -> Advantages:
+def standardize_over_step(groups: Groups, *_: object) -> Advantages:
     """Divide each group's centred returns by the unbiased deviation of all the step's returns."""
     returns = [call.returned for call in _calls(groups)]
     if is_uniform(returns):
         return {name: [0.0] * len(of) for name, of in _rollouts(groups)}
     deviation = stdev(returns)
-    apart = compare_calls(centred)(groups, {})
+    apart = compare_calls(centred)(groups, {}, ())
     return {name: [value / deviation for value in of] for name, of in apart.items()}
 
 
-def rebn(groups: Groups, _: Settings) -> Advantages:
+def rebn(groups: Groups, *_: object) -> Advantages:
     """Standardize the returns of all the step's calls: (G - mean) / deviation."""
     return _whiten(groups, lambda _: 1)
 
 
-def reinforce_plus_plus(groups: Groups, _: Settings) -> Advantages:
+def reinforce_plus_plus(groups: Groups, *_: object) -> Advantages:
     """Standardize the returns of all the step's tokens, each with the return of its call."""
     return _whiten(groups, lambda call: call.tokens)
 
 
-def step_grpo(groups: Groups, settings: Settings) -> Advantages:
+def step_grpo(groups: Groups, settings: Settings, _: History) -> Advantages:
     """Standardize the rollouts' rewards, and give each call its rollout's advantage or a share."""
     shares = settings["spread"] == "divide"
     advantages: Advantages = {}
@@ -197,7 +202,7 @@ def step_grpo(groups: Groups, settings: Settings) -> Advantages:
     return advantages
 
 
-def gigpo(groups: Groups, settings: Settings) -> Advantages:
+def gigpo(groups: Groups, settings: Settings, _history: History) -> Advantages:
     """Add to the rollout's advantage ω times its calls', compared where they observed the same.
 
     Both are centred or, with `deviation` group, standardized.
@@ -219,6 +224,36 @@ def gigpo(groups: Groups, settings: Settings) -> Advantages:
             for (name, place, _), value in zip(met, apart, strict=True):
                 advantages[name][place] += weight * value
     return advantages
+
+
+def running_mean(groups: Groups, settings: Settings, history: History) -> Advantages:
+    """Subtract from a rollout's reward the running mean of its role's rewards in earlier steps.
+
+    With m_k the mean reward of step k, the baseline of step s is Σ d^(s-1-k) m_k / Σ d^(s-1-k) over
+    k < s: the exponential moving average of decay d, corrected for its bias to where it starts. By
+    decay 0 it is the last step's mean, by 1 the mean of all earlier steps. SPIRAL updates its
+    average by each rollout and starts from 0, which an average of steps would leave too slowly.
+
+    A role without history, as in step 0, has the mean of its own step: a baseline of 0 would
+    reinforce whatever that step sampled. The earlier rewards are without penalties.
+    """
+    rewards = {name: calls[0].reward for name, calls in _rollouts(groups)}
+    if history:
+        baseline = _moving_average(history, float(settings["decay"]))
+        apart = [reward - baseline for reward in rewards.values()]
+    else:
+        apart = centred([*rewards.values()], settings)
+    values = dict(zip(rewards, apart, strict=True))
+    return {name: [values[name]] * len(calls) for name, calls in _rollouts(groups)}
+
+
+def _moving_average(values: Sequence[float], decay: float) -> float:
+    """Average values by weights that fall by the decay from the last value to the first."""
+    mean = weight = 0.0
+    for value in values:
+        weight = decay * weight + 1
+        mean += (value - mean) / weight
+    return mean
 
 
 def _whiten(groups: Groups, weigh: Callable[[Earned], int]) -> Advantages:
@@ -305,6 +340,14 @@ ADVANTAGES: Mapping[str, Advantage] = {
         {"omega": Number(1.0, 0), "deviation": Option("none", ("none", "group"))},
         by_call=True,
     ),
+    "running_mean": Advantage(
+        "r - moving average of the role's mean rewards in earlier steps",
+        "arXiv:2506.24119",
+        running_mean,
+        {"decay": Number(0.95, 0, 1)},
+        in_groups=False,
+        by_history=True,
+    ),
 }
 
 
@@ -331,14 +374,16 @@ def check_advantage(name: str, settings: Settings) -> None:
     complete_settings(f"the advantage {name}", settings, find_advantage(name).settings)
 
 
-def estimate_advantages(groups: Groups, name: str, settings: Settings) -> Advantages:
+def estimate_advantages(
+    groups: Groups, name: str, settings: Settings, history: History = ()
+) -> Advantages:
     """Estimate the advantages of a step's calls; ValueError for a reward that is not finite."""
     for rollout, calls in _rollouts(groups):
         for call in calls:
             _check_finite(rollout, call.returned)
     row = find_advantage(name)
     complete = complete_settings(f"the advantage {name}", settings, row.settings)
-    return row.estimate(groups, complete) if groups else {}
+    return row.estimate(groups, complete, history) if groups else {}
 
 
 def _check_finite(rollout: str, reward: float) -> None:
