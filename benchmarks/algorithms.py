@@ -61,7 +61,7 @@ def describe_advantages() -> str:
             row.formula,
             row.source,
             describe_settings(row.settings),
-            "group" if row.in_groups else "step",
+            "the role's steps" if row.by_history else "group" if row.in_groups else "step",
         )
         for name, row in ADVANTAGES.items()
     ]

@@ -19,7 +19,7 @@ from tasks.references import reference_logprobs
 from tasks.returns import Calls, calls_of, earnings_by_role
 from tasks.storage.durability import durable
 from tasks.storage.tables import arrays, read, write
-from tasks.trajectories import LISTS, assemble, rewards_by_role
+from tasks.trajectories import LISTS, MeanRewards, assemble, rewards_by_role
 
 SCHEMA = pa.schema(
     [
@@ -45,7 +45,10 @@ DTYPES = {"target_tokens": np.int64}
 
 
 def build(
-    trajectories: pa.Table, credit: CreditAssignment, references: pa.Table | None = None
+    trajectories: pa.Table,
+    credit: CreditAssignment,
+    references: pa.Table | None = None,
+    history: Sequence[MeanRewards] = (),
 ) -> pa.Table:
     """Build the training batch: one row in SCHEMA per trajectory with a non-zero advantage.
 
@@ -56,7 +59,8 @@ def build(
 
     A role is compared with the same role of the group's other rollouts (`tasks.returns`), and if
     its calls have rewards, each call with theirs; `advantage` is the mean over the trajectory's
-    sampled tokens. The terms of single tokens, which are those of `credit.penalty`, by the
+    sampled tokens. `history` is of all earlier steps, for an advantage that reads it. The terms of
+    single tokens, which are those of `credit.penalty`, by the
     `references`, and of `credit.entropy_coefficient`, are in `advantages` alone.
 
     Tinker sums its losses over tokens and datums, so `credit.aggregation` divides each datum's
@@ -65,7 +69,7 @@ def build(
     `rollout_sum`, the mean of sums over tokens, by the step's rollouts; `fixed` by the divisor.
     The divisors count rollouts of zero advantage too.
     """
-    assigned = _assign(trajectories, credit, references)
+    assigned = _assign(trajectories, credit, references, history)
     scales, made = _scales(assigned, credit), assigned.trajectories
     tokens, logprobs = arrays(made["tokens"]), arrays(made["logprobs"])
     rows = []
@@ -90,11 +94,15 @@ def build(
 
 
 def write_datums(
-    path: Path, trajectories: Path, credit: CreditAssignment, references: Path | None = None
+    path: Path,
+    trajectories: Path,
+    credit: CreditAssignment,
+    references: Path | None = None,
+    history: Sequence[MeanRewards] = (),
 ) -> None:
     """Write the training batch of a file of trajectories; the batch may have no rows."""
     scored = None if references is None else read(references)
-    write(build(read(trajectories), credit, scored), path)
+    write(build(read(trajectories), credit, scored, history), path)
 
 
 build_datums = durable("build_datums", write_datums)
@@ -153,14 +161,18 @@ class Assigned:
 
 
 def _assign(
-    trajectories: pa.Table, credit: CreditAssignment, references: pa.Table | None
+    trajectories: pa.Table,
+    credit: CreditAssignment,
+    references: pa.Table | None,
+    history: Sequence[MeanRewards],
 ) -> Assigned:
     """Assign credit to the tokens of all trajectories but those of groups that are too small."""
     penalties = _penalties(trajectories, credit.penalty, references)
     in_reward = credit.penalty is not None and credit.penalty.placement == "reward"
     calls = calls_of(trajectories, penalties if in_reward else None)
     names = [*zip(*(trajectories[n].to_pylist() for n in ("role", "rollout_id")), strict=True)]
-    earned = _compare(calls, rewards_by_role(trajectories, credit.rewards_query), credit, in_reward)
+    rewards = rewards_by_role(trajectories, credit.rewards_query)
+    earned = _compare(calls, rewards, credit, in_reward, history)
     places = [place for place, name in enumerate(names) if name in earned]
     numbers = trajectories["call_numbers"].to_pylist()
     masks = arrays(trajectories["mask"])
@@ -203,6 +215,7 @@ def _compare(
     rewards: Mapping[str, Mapping[str, Mapping[str, float]]],
     credit: CreditAssignment,
     in_reward: bool,
+    history: Sequence[MeanRewards],
 ) -> dict[tuple[str, str], dict[int, np.ndarray]]:
     """Map role and rollout to the advantages of each call's tokens; omit groups too small."""
     row = find_advantage(credit.advantage)
@@ -211,7 +224,8 @@ def _compare(
     earned: dict[tuple[str, str], dict[int, np.ndarray]] = {}
     for role, groups in earnings_by_role(calls, rewards, credit.discount, unit).items():
         large = {name: of for name, of in groups.items() if len(of) >= credit.min_group_size}
-        advantages = estimate_advantages(large, credit.advantage, credit.advantage_settings)
+        past = [means[role] for means in history if role in means]
+        advantages = estimate_advantages(large, credit.advantage, credit.advantage_settings, past)
         for rollout, values in advantages.items():
             of_calls = calls[role, rollout]
             tokens = np.array(values) if by_token else _repeat(values, of_calls)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from adapters.calls import POLICY
-from tasks.algorithm.advantages import is_uniform
+from tasks.algorithm.comparisons import is_uniform
 from tasks.checkpoints import sampled_step
 from tasks.spans import ERROR, REWARD
 from tasks.storage.checksums import verified

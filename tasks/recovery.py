@@ -18,7 +18,7 @@ from adapters.errors import UserError
 from adapters.tinker.faults import ServiceRefused
 from adapters.tinker.live_policy import LivePolicy, LoraSpec, UpdateResult
 from adapters.tinker.service import Service
-from tasks.algorithm.advantages import CreditAssignment
+from tasks.algorithm.advantages import CreditAssignment, find_advantage
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import CheckpointError, Ledger, policy_version
 from tasks.datums import SCHEMA, read_datums, to_datums, write_datums
@@ -27,16 +27,19 @@ from tasks.spans import LLM, Span
 from tasks.storage.arrivals import batches_of
 from tasks.storage.checksums import verified
 from tasks.storage.files import is_written
-from tasks.storage.json_files import read_json
+from tasks.storage.json_files import read_json, write_json
 from tasks.storage.run_folder import RunFolder, shard_name
 from tasks.storage.tables import arrays, read
-from tasks.trajectories import write_trajectories
+from tasks.trajectories import MeanRewards, mean_rewards, write_trajectories
 
 log = logging.getLogger(__name__)
 
 
 FIRST_LOGPROBS = "probe/first_logprobs"
 """Key, in an update's file, of the first datum's log-probabilities before the update."""
+
+MEANS = "means"
+"""Key, in a step's file of rewards, of the mean of each role."""
 
 
 class ProbeError(UserError):
@@ -198,20 +201,44 @@ class RecordedSteps:
             self.era(step).method.optimizer_steps(count) for step, count in enumerate(counts)
         )
 
-    def _restore(self, step: int) -> None:
-        datums = self.run.datums(self.policy.name, step)
-        trajectories = self.run.trajectories(self.policy.name, step)
-        if is_written(datums):
-            return
-        if not is_written(trajectories):
+    def history(self, step: int) -> list[MeanRewards]:
+        """Return the mean rewards of the steps before a step, if its advantage reads them."""
+        if not find_advantage(self.era(step).credit.advantage).by_history:
+            return []
+        return [self._mean_rewards(earlier) for earlier in range(step)]
+
+    def _mean_rewards(self, step: int) -> MeanRewards:
+        """Read the mean rewards of a step; a missing file is made of the trajectories."""
+        path = self.run.rewards(self.policy.name, step)
+        if not is_written(path):
+            trajectories = self._trajectories(step)
+            if trajectories is None:
+                raise CheckpointError(
+                    f"{path} is gone, but later steps are compared with step {step}; put the file "
+                    "back, or fork the run at an earlier step"
+                )
+            shaping = self.era(step).credit.rewards_query
+            write_json(path, {MEANS: mean_rewards(read(trajectories), shaping)})
+        return read_json(path)[MEANS]
+
+    def _trajectories(self, step: int) -> Path | None:
+        """Return the trajectories of a step, made again if missing; None if its spans are gone."""
+        path = self.run.trajectories(self.policy.name, step)
+        if not is_written(path):
             spans = self._spans(step)
             if not spans:
-                return
-            write_trajectories(trajectories, spans, self.policy.roles)
+                return None
+            write_trajectories(path, spans, self.policy.roles)
+        return path
+
+    def _restore(self, step: int) -> None:
+        datums = self.run.datums(self.policy.name, step)
+        if is_written(datums) or (trajectories := self._trajectories(step)) is None:
+            return
         credit = self.era(step).credit
         references = self.run.references(self.policy.name, step) if credit.penalty else None
         if references is None or is_written(references):
-            write_datums(datums, trajectories, credit, references)
+            write_datums(datums, trajectories, credit, references, self.history(step))
 
 
 def _evidence_of_call(span: Span, method: UpdateMethod) -> Evidence:

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from tasks.algorithm.advantages import Earned, Groups
+from tasks.algorithm.comparisons import Earned, Groups
 from tasks.storage.tables import arrays
 
 Unit = Literal["rollout", "call", "token"]

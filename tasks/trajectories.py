@@ -1,7 +1,8 @@
 """spans → trajectories: sequences of calls whose tokens only grew, with their reward."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import pyarrow as pa
 
@@ -13,6 +14,9 @@ from tasks.storage.tables import arrays, query_beside, select, write
 
 QUERY = query_beside(__file__)
 TRAINED_ROLES = (POLICY,)
+MeanRewards = Mapping[str, float]
+"""Role → its mean reward in a step."""
+
 LISTS = ("tokens", "logprobs", "mask")
 
 
@@ -107,6 +111,14 @@ def rewards_by_group(
 ) -> dict[str, dict[str, float]]:
     """Map group → rollout → reward of one role."""
     return rewards_by_role(trajectories, shaping).get(role, {})
+
+
+def mean_rewards(trajectories: pa.Table, shaping: str | None = None) -> MeanRewards:
+    """Map each role that is trained to the mean reward of its rollouts."""
+    return {
+        role: fmean(reward for of_group in groups.values() for reward in of_group.values())
+        for role, groups in sorted(rewards_by_role(trajectories, shaping).items())
+    }
 
 
 def _check_aligned(table: pa.Table) -> None:

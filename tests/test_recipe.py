@@ -92,6 +92,13 @@ def test_a_treatment_of_partial_groups_that_does_nothing_is_refused(
             },
             "with optimizer.substeps 2 and optimizer.epochs 1 would change the result",
         ),
+        (
+            {
+                "rollouts": {"stream": True, "batches": 2},
+                "algorithm": {"advantage": "running_mean"},
+            },
+            "with algorithm.advantage running_mean would change the result",
+        ),
         ({"algorithm": {"divisor": 8.0}}, "aggregation sum with divisor 8.0: one without the oth"),
         ({"algorithm": {"aggregation": "fixed"}}, "aggregation fixed with divisor None"),
         (

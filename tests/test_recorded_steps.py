@@ -13,15 +13,22 @@ from flows.runtime.forks import fork_run
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
+from tasks.datums import write_datums
 from tasks.metrics import read_metrics, record_metrics
 from tasks.recovery import Era, RecordedSteps, TrainedPolicy
 from tasks.storage.manifest import lineage, write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.tables import read, write
 from tests.recorded_run import CENTRED, record_run
 from tests.small_recipe import small_recipe
+from tests.test_datums import trajectory
+from tests.trajectory_rows import table
 
 LORA = LoraSpec("base", 4, 0, train_attn=True, train_mlp=True, train_unembed=True)
 METHOD = UpdateMethod("importance_sampling", {}, AdamParams(learning_rate=0.1))
+RUNNING = CreditAssignment("running_mean")
+RUNNING_ERA = Era(0, RUNNING, METHOD)
+POLICY_OF_TWO = TrainedPolicy(POLICY, (POLICY, "fox"), LORA)
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +76,60 @@ def test_datums_whose_sources_are_gone_are_refused(tmp_path: Path) -> None:
     assert steps.optimizer_steps(1) is None
     with pytest.raises(CheckpointError, match=r"datums/00000\.parquet is gone, but step 0 must be"):
         steps.batch(0)
+
+
+def record_steps(folder: Path) -> RunFolder:
+    """Record three steps: the roles' mean rewards are 0.5, then 1 and 2.5, then 0 and 5."""
+    run, steps = RunFolder(folder), RecordedSteps(RunFolder(folder), POLICY_OF_TWO, (RUNNING_ERA,))
+    rewards = [{"policy": (0.0, 1.0)}, {"policy": (1.0,), "fox": (0.0, 5.0)}]
+    rewards += [{"policy": (0.0,), "fox": (5.0,)}]
+    for step, of_step in enumerate(rewards):
+        rows = [
+            trajectory(rollout, reward, [0, 1]) | {"role": role}
+            for role, values in of_step.items()
+            for rollout, reward in enumerate(values)
+        ]
+        path = write(table(*rows), run.trajectories(POLICY, step))
+        write_datums(run.datums(POLICY, step), path, RUNNING, None, steps.history(step))
+    return run
+
+
+def test_each_role_is_compared_with_its_own_earlier_steps(tmp_path: Path) -> None:
+    run = record_steps(tmp_path)
+    made = [
+        {(row["role"], row["reward"]): row["advantage"] for row in read(path).to_pylist()}
+        for path in (run.datums(POLICY, step) for step in range(3))
+    ]
+    assert made[0] == {("policy", 0.0): -0.5, ("policy", 1.0): 0.5}
+    # The fox is new in the second step, and is compared with its mean there.
+    assert made[1] == {("policy", 1.0): 0.5, ("fox", 0.0): -2.5, ("fox", 5.0): 2.5}
+    baseline = (0.95 * 0.5 + 1.0) / 1.95
+    assert made[2] == {("policy", 0.0): pytest.approx(-baseline), ("fox", 5.0): 2.5}
+
+
+@pytest.mark.parametrize("gone", [[], ["rewards/00000.json", "rewards/00001.json"]])
+def test_datums_that_depend_on_earlier_steps_are_made_again_byte_for_byte(
+    tmp_path: Path, gone: list[str]
+) -> None:
+    run = record_steps(tmp_path)
+    names = [*gone, "datums/00001.parquet", "datums/00002.parquet"]
+    before = {name: (run.path / name).read_bytes() for name in names}
+    for name in names:
+        (run.path / name).unlink()
+    steps = RecordedSteps(run, POLICY_OF_TWO, (RUNNING_ERA,))
+    assert steps.optimizer_steps(3) == 3
+    assert {name: (run.path / name).read_bytes() for name in names} == before
+
+
+def test_an_advantage_without_a_history_reads_and_writes_none(run: RunFolder) -> None:
+    assert recorded(run).history(1) == []
+    assert not run.rewards(POLICY, 0).exists()
+
+
+def test_a_history_whose_sources_are_gone_is_refused(tmp_path: Path) -> None:
+    steps = RecordedSteps(RunFolder(tmp_path), POLICY_OF_TWO, (RUNNING_ERA,))
+    with pytest.raises(CheckpointError, match=r"rewards/00000\.json is gone, but later steps are"):
+        steps.history(1)
 
 
 def recipe_of_rate(rate: float) -> Recipe:

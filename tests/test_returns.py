@@ -6,7 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.algorithm.advantages import CreditAssignment, Earned
+from tasks.algorithm.advantages import CreditAssignment
+from tasks.algorithm.comparisons import Earned
 from tasks.datums import build
 from tasks.returns import Unit, calls_of, earnings_by_role, returns_to_go
 from tasks.trajectories import rewards_by_role

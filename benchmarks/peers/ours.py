@@ -9,7 +9,8 @@ import torch
 
 from benchmarks.peers.inputs import DISCOUNT, Call, Tokens
 from engine.training.losses import find_loss as find_engine_loss
-from tasks.algorithm.advantages import Earned, estimate_advantages
+from tasks.algorithm.advantages import estimate_advantages
+from tasks.algorithm.comparisons import Earned
 from tasks.algorithm.divergences import Penalty
 from tasks.algorithm.losses import find_loss, service_loss
 from tasks.algorithm.settings import Settings, complete_settings

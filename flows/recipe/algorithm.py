@@ -174,8 +174,9 @@ class Algorithm(Section):
 class Optimizer(Section):
     """AdamW, as Tinker runs it, and its steps."""
 
-    learning_rate: float = Field(gt=0)
-    """Step size; LoRA wants about ten times that of full training."""
+    learning_rate: float | None = Field(default=None, gt=0)
+    """Step size. A recipe without one takes the Tinker cookbook's rule of thumb for LoRA, by the
+    base model's family and hidden size; for a model that the rule does not know, give one."""
 
     schedule: ScheduleName = "constant"
     """Curve by which the learning rate falls over the run's steps."""

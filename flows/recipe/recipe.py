@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from adapters.calls import POLICY
 from adapters.chat_template import resolve_renderer
@@ -15,6 +15,7 @@ from flows.recipe.presets import expand_preset
 from flows.recipe.rollouts import Rollouts
 from flows.recipe.section import Section
 from tasks.algorithm.advantages import CreditAssignment
+from tasks.algorithm.learning_rates import default_learning_rate
 from tasks.algorithm.losses import is_regularized
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.examples.curricula import Order
@@ -183,7 +184,7 @@ class Recipe(Section):
     model: Model = Model()
     rollouts: Rollouts = Rollouts()
     algorithm: Algorithm = Algorithm()
-    optimizer: Optimizer
+    optimizer: Optimizer = Field(default=Optimizer(), validate_default=True)
     evaluation: Evaluation = Evaluation()
     checkpoints: Checkpoints = Checkpoints()
     service: ServicePatience = ServicePatience()
@@ -206,6 +207,14 @@ class Recipe(Section):
         for role, who in roles.items():
             check_role(role, who)
         return roles
+
+    @field_validator("optimizer")
+    @classmethod
+    def _learning_rate_is_explicit(cls, optimizer: Optimizer, valid: ValidationInfo) -> Optimizer:
+        if optimizer.learning_rate is not None or "model" not in valid.data:
+            return optimizer
+        rate = default_learning_rate(valid.data["model"].base)
+        return optimizer.model_copy(update={"learning_rate": rate})
 
     @model_validator(mode="after")
     def _batches_can_be_submitted_as_they_end(self) -> Self:

@@ -71,7 +71,11 @@ def build(
     return _each(
         run,
         lambda p: build_datums(
-            at(p.name, step), trajectories[p.name], credit, references.get(p.name)
+            at(p.name, step),
+            trajectories[p.name],
+            credit,
+            references.get(p.name),
+            p.updater.recorded.history(step),
         ),
     )
 

@@ -24,6 +24,7 @@ READERS: Mapping[str, Callable[[Path], object]] = {
     "spans": verified,
     "trajectories": verified,
     "references": verified,
+    "rewards": read_json,
     "datums": verified,
     "updates": read_json,
     "evaluations": read_json,

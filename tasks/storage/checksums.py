@@ -16,6 +16,7 @@ MADE_FROM = {
     "spans": "journal",
     "trajectories": "spans",
     "references": "trajectories",
+    "rewards": "trajectories",
     "datums": "trajectories",
 }
 """Folder of a run → the folder whose files its own are made from."""

@@ -20,7 +20,7 @@ from tasks.storage.owners import Ownership, last_owner, take_over
 APART = ("evaluations", "dryruns")
 """Folders of runs that train nothing; the newest run of an agent is never one of them."""
 
-LEARNING = ("trajectories", "references", "datums", "updates")
+LEARNING = ("trajectories", "references", "rewards", "datums", "updates")
 """Folders that each policy of a run has for itself."""
 
 log = logging.getLogger(__name__)
@@ -111,6 +111,10 @@ class RunFolder:
     def references(self, policy: str, step: int) -> Path:
         """Return the reference's log-probabilities of a policy's trajectories at a step."""
         return self._of(policy) / "references" / f"{step:05d}.parquet"
+
+    def rewards(self, policy: str, step: int) -> Path:
+        """Return the mean reward of each of a policy's roles at a step."""
+        return self._of(policy) / "rewards" / f"{step:05d}.json"
 
     def datums(self, policy: str, step: int) -> Path:
         """Return the training batch of a policy at a step."""

@@ -1,0 +1,233 @@
+"""Comparisons of what rollouts have earned: rows of `tasks.algorithm.advantages`. All are pure.
+
+Most compare within a group: the n-th call of a rollout with the n-th calls of the group's other
+rollouts, since a baseline may depend on time, but not on what is sampled (Williams, 1992). Others
+compare over the whole step, or with earlier steps.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import exp, fsum, log, sqrt
+from statistics import fmean, stdev
+
+from tasks.algorithm.settings import Settings
+
+
+@dataclass(frozen=True)
+class Earned:
+    """Earnings of a call: the return from it on, and what else an advantage may compare by.
+
+    Where the calls of a rollout share one reward, one of these may stand for all of them.
+    `reward` is the rollout's, `tokens` how many were sampled, and `state` what the call observed.
+    """
+
+    returned: float
+    reward: float
+    tokens: int = 1
+    state: str = ""
+
+
+Groups = Mapping[str, Mapping[str, Sequence[Earned]]]
+"""Group → rollout → its calls in order, or one for all of them."""
+
+Advantages = dict[str, list[float]]
+"""Rollout → the advantages of its calls."""
+
+History = Sequence[float]
+"""Mean reward of a role in each earlier step in which it had one, in order."""
+
+Estimator = Callable[[Groups, Settings, History], Advantages]
+Comparison = Callable[[Sequence[float], Settings], list[float]]
+
+
+def is_uniform(rewards: Sequence[float]) -> bool:
+    """Return whether all rewards are equal, so that a group's comparison teaches nothing."""
+    return min(rewards) == max(rewards)
+
+
+def centred(returns: Sequence[float], _: Settings) -> list[float]:
+    """Subtract the mean."""
+    if is_uniform(returns):  # exactly zero, which r - mean need not be: fmean([.1, .1, .1]) > .1
+        return [0.0] * len(returns)
+    mean = fmean(returns)
+    return [value - mean for value in returns]
+
+
+def standardized(returns: Sequence[float], settings: Settings) -> list[float]:
+    """Divide the centred returns by their unbiased deviation (n - 1), without an epsilon.
+
+    TRL, verl and Trinity take this deviation too, so that their learning rates carry over. If it
+    is at most `threshold`, every advantage is 0.
+    """
+    apart = centred(returns, settings)
+    if is_uniform(returns) or (deviation := stdev(returns)) <= float(settings["threshold"]):
+        return [0.0] * len(returns)
+    return [value / deviation for value in apart]
+
+
+def leave_one_out(returns: Sequence[float], settings: Settings) -> list[float]:
+    """Subtract the mean of the others: n / (n - 1) times `centred`."""
+    count = len(returns)
+    apart = centred(returns, settings)
+    return [value * count / (count - 1) if value else 0.0 for value in apart]
+
+
+def uncompared(returns: Sequence[float], _: Settings) -> list[float]:
+    """Return the returns as they are."""
+    return list(returns)
+
+
+def opmd(returns: Sequence[float], settings: Settings) -> list[float]:
+    """Subtract the mean, or the log-mean-exp at temperature τ: τ log(mean(exp(r / τ)))."""
+    if settings["baseline"] == "mean" or is_uniform(returns):
+        return centred(returns, settings)
+    tau, most = float(settings["tau"]), max(returns)
+    baseline = most + tau * log(fmean(exp((value - most) / tau) for value in returns))
+    return [value - baseline for value in returns]
+
+
+def asymre(returns: Sequence[float], settings: Settings) -> list[float]:
+    """Subtract the mean and a shift, which weighs successes more than failures if negative."""
+    shift = float(settings["shift"])
+    return [value - shift for value in centred(returns, settings)]
+
+
+def maxrl(returns: Sequence[float], settings: Settings) -> list[float]:
+    """Divide the centred returns by the mean, the group's rate of success if rewards are 0 and 1.
+
+    A group without a positive mean teaches nothing.
+    """
+    mean = fmean(returns)
+    if mean <= 0:
+        return [0.0] * len(returns)
+    return [value / mean for value in centred(returns, settings)]
+
+
+def compare_calls(compare: Comparison) -> Estimator:
+    """Make an estimator that compares the n-th calls of each group."""
+
+    def estimate(groups: Groups, settings: Settings, _: History) -> Advantages:
+        advantages: Advantages = {name: [] for group in groups.values() for name in group}
+        for group in groups.values():
+            for call in range(max(map(len, group.values()), default=0)):
+                returns = {name: of[call].returned for name, of in group.items() if call < len(of)}
+                for name, value in zip(
+                    returns, compare([*returns.values()], settings), strict=True
+                ):
+                    advantages[name].append(value)
+        return advantages
+
+    return estimate
+
+
+def standardize_over_step(groups: Groups, *_: object) -> Advantages:
+    """Divide each group's centred returns by the unbiased deviation of all the step's returns."""
+    returns = [call.returned for call in _calls(groups)]
+    if is_uniform(returns):
+        return {name: [0.0] * len(of) for name, of in rollouts_of(groups)}
+    deviation = stdev(returns)
+    apart = compare_calls(centred)(groups, {}, ())
+    return {name: [value / deviation for value in of] for name, of in apart.items()}
+
+
+def rebn(groups: Groups, *_: object) -> Advantages:
+    """Standardize the returns of all the step's calls: (G - mean) / deviation."""
+    return _whiten(groups, lambda _: 1)
+
+
+def reinforce_plus_plus(groups: Groups, *_: object) -> Advantages:
+    """Standardize the returns of all the step's tokens, each with the return of its call."""
+    return _whiten(groups, lambda call: call.tokens)
+
+
+def step_grpo(groups: Groups, settings: Settings, _: History) -> Advantages:
+    """Standardize the rollouts' rewards, and give each call its rollout's advantage or a share."""
+    shares = settings["spread"] == "divide"
+    advantages: Advantages = {}
+    for group in groups.values():
+        rewards = [calls[0].reward for calls in group.values()]
+        for (name, calls), value in zip(
+            group.items(), standardized(rewards, {"threshold": 0.0}), strict=True
+        ):
+            advantages[name] = [value / (len(calls) if shares else 1)] * len(calls)
+    return advantages
+
+
+def gigpo(groups: Groups, settings: Settings, _history: History) -> Advantages:
+    """Add to the rollout's advantage ω times its calls', compared where they observed the same.
+
+    Both are centred or, with `deviation` group, standardized.
+    """
+    weight = float(settings["omega"])
+    compare = {"none": centred, "group": standardized}[str(settings["deviation"])]
+    advantages: Advantages = {}
+    for group in groups.values():
+        rewards = [calls[0].reward for calls in group.values()]
+        whole = dict(zip(group, compare(rewards, {"threshold": 0.0}), strict=True))
+        for name, calls in group.items():
+            advantages[name] = [whole[name]] * len(calls)
+        states: dict[str, list[tuple[str, int, float]]] = defaultdict(list)
+        for name, calls in group.items():
+            for place, call in enumerate(calls):
+                states[call.state].append((name, place, call.returned))
+        for met in states.values():
+            apart = compare([returned for *_, returned in met], {"threshold": 0.0})
+            for (name, place, _), value in zip(met, apart, strict=True):
+                advantages[name][place] += weight * value
+    return advantages
+
+
+def running_mean(groups: Groups, settings: Settings, history: History) -> Advantages:
+    """Subtract from a rollout's reward the running mean of its role's rewards in earlier steps.
+
+    With m_k the mean reward of step k, the baseline of step s is Σ d^(s-1-k) m_k / Σ d^(s-1-k) over
+    k < s: the exponential moving average of decay d, corrected for its bias to where it starts. By
+    decay 0 it is the last step's mean, by 1 the mean of all earlier steps. SPIRAL updates its
+    average by each rollout and starts from 0, which an average of steps would leave too slowly.
+
+    A role without history, as in step 0, has the mean of its own step: a baseline of 0 would
+    reinforce whatever that step sampled. The earlier rewards are without penalties.
+    """
+    rewards = {name: calls[0].reward for name, calls in rollouts_of(groups)}
+    if history:
+        baseline = _moving_average(history, float(settings["decay"]))
+        apart = [reward - baseline for reward in rewards.values()]
+    else:
+        apart = centred([*rewards.values()], settings)
+    values = dict(zip(rewards, apart, strict=True))
+    return {name: [values[name]] * len(calls) for name, calls in rollouts_of(groups)}
+
+
+def _moving_average(values: Sequence[float], decay: float) -> float:
+    """Average values by weights that fall by the decay from the last value to the first."""
+    mean = weight = 0.0
+    for value in values:
+        weight = decay * weight + 1
+        mean += (value - mean) / weight
+    return mean
+
+
+def _whiten(groups: Groups, weigh: Callable[[Earned], int]) -> Advantages:
+    """Standardize the returns of a step, each counted as often as its weight, unbiased."""
+    calls = [(call.returned, weigh(call)) for call in _calls(groups)]
+    count = sum(weight for _, weight in calls)
+    if is_uniform([returned for returned, _ in calls]):
+        return {name: [0.0] * len(of) for name, of in rollouts_of(groups)}
+    mean = fsum(returned * weight for returned, weight in calls) / count
+    squares = fsum((returned - mean) ** 2 * weight for returned, weight in calls)
+    deviation = sqrt(squares / (count - 1))
+    return {
+        name: [(call.returned - mean) / deviation for call in of]
+        for name, of in rollouts_of(groups)
+    }
+
+
+def rollouts_of(groups: Groups) -> Iterator[tuple[str, Sequence[Earned]]]:
+    """Yield each rollout with what its calls earned."""
+    return chain.from_iterable(group.items() for group in groups.values())
+
+
+def _calls(groups: Groups) -> list[Earned]:
+    return [call for _, calls in rollouts_of(groups) for call in calls]
