@@ -17,6 +17,7 @@ from benchmarks.learning import read_held_out
 from benchmarks.measuring import describe_machine, format_table
 from flows.recipe.presets import PRESETS, Preset, flatten
 from tasks.algorithm.advantages import ADVANTAGES
+from tasks.algorithm.divergences import ESTIMATORS
 from tasks.algorithm.losses import LOSSES
 from tasks.algorithm.settings import Known
 from tasks.metrics import read_metrics
@@ -67,6 +68,12 @@ def describe_advantages() -> str:
     ]
     header = ("name", "advantage", "source", "settings", "compares within")
     return format_table("Advantages", header, rows)
+
+
+def describe_estimators() -> str:
+    """Describe the table of KL estimators."""
+    rows = [(f"`{name}`", row.formula, row.source) for name, row in ESTIMATORS.items()]
+    return format_table("KL estimators", ("name", "divergence at a token", "source"), rows)
 
 
 def describe_presets() -> str:
@@ -169,7 +176,8 @@ def main() -> None:
     options.add_argument("--picture", type=Path, default=Path("docs/pictures/algorithms.png"))
     arguments = options.parse_args()
     if not arguments.seeds:
-        print(f"{describe_losses()}\n{describe_advantages()}\n{describe_presets()}")
+        tables = (describe_losses, describe_advantages, describe_estimators, describe_presets)
+        print("\n".join(describe() for describe in tables))
         return
     folder, steps = arguments.folder.absolute(), f"steps={arguments.steps}"
     print(describe_machine(), flush=True)

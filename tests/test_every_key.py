@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from flows.recipe.presets import PRESETS, merge
+from flows.recipe.presets import PRESETS, flatten, merge
 from flows.recipe.recipe import CHANGES_NO_RESULT, Recipe
 from flows.runtime.open_run import greedy_sampling, train_split, training_sampling
 from tasks.algorithm.advantages import ADVANTAGES
@@ -29,6 +29,10 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "roles": ({"teller": "policy:other"},),
     "dataset.path": ("other.csv",),
     "dataset.columns": (["other"],),
+    "dataset.test_split": ("validation",),
+    "dataset.order": ("sequential", "easy_to_hard", "pass_rate"),
+    "dataset.difficulty": ("length",),
+    "dataset.target": (0.7,),
     "model.base": ("other/model",),
     "model.renderer": ("llama-3", "jinja:{{ messages }}"),
     "model.lora_rank": (4,),
@@ -37,6 +41,8 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "model.train_unembedding": (False,),
     "rollouts.groups": (3,),
     "rollouts.group_size": (6,),
+    "rollouts.rounds": (2,),
+    "rollouts.token_budget": (500,),
     "rollouts.concurrency": (5,),
     "rollouts.batches": (3,),
     "rollouts.lag": (3,),
@@ -60,6 +66,9 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "algorithm.discount": (0.5,),
     "algorithm.aggregation": ("token_mean", "rollout_mean", "rollout_sum", "fixed"),
     "algorithm.divisor": (7.0,),
+    "algorithm.rewards": (
+        "select rollout_id, role, reward from rewards where rollout_id not like '%-03'",
+    ),
     "algorithm.kl.coefficient": (0.5,),
     "algorithm.kl.reference": ("run@3",),
     "algorithm.kl.estimator": ("k3",),
@@ -96,6 +105,9 @@ ATTENTION_ONLY = {"model": {"train_mlp": False, "train_unembedding": False}}
 CONTEXTS: Mapping[str, Mapping[str, Any]] = {
     "plain": {},
     "lag": {"rollouts": {"lag": 1, "batches": 2}},
+    "rounds": {"rollouts": {"rounds": 3}},
+    "easy to hard": {"dataset": {"order": "easy_to_hard", "difficulty": "length"}},
+    "pass rate": {"dataset": {"order": "pass_rate"}},
     "arrival": {"rollouts": {"lag": 1, "batches": 2, "order": "arrival"}},
     "stream": {"rollouts": {"stream": True, "batches": 2}},
     "drop_group": {"rollouts": {"partial_groups": "drop_group"}},
@@ -194,7 +206,8 @@ def references() -> Any:
 def trained(recipe: Recipe) -> list[Any]:
     """Compute what the algorithm makes of the trajectories: the service's inputs and gradients."""
     credit, method = recipe.credit(), recipe.update_method()
-    batch = build(trajectories(), credit, references() if credit.penalty else None)
+    scored = references() if credit.penalty else None
+    batch = build(trajectories(), credit, scored, [{"policy": 0.1}, {"policy": 0.9}])
     loss = method.request(0).loss
     found: list[Any] = [loss.name, dict(loss.settings), recipe.rollouts.lag]
     for datum in to_datums(batch, method.loss, method.loss_settings):
@@ -247,7 +260,9 @@ def test_another_value_of_a_key_changes_what_a_run_consumes_or_is_refused_by_its
                 continue
             changed = recipe_or_refusal(CONTEXTS[context], nested(key, other))
             if isinstance(changed, str):
-                assert names(key, changed), f"{key}={other} is refused by: {changed}"
+                keys = [*flatten(PRESETS[other].values)] if key == "algorithm.preset" else [key]
+                named = any(names(one, changed) for one in keys)
+                assert named, f"{key}={other} is refused by: {changed}"
                 continue
             assert consumed(changed, key) != consumed(base, key), f"{key}={other} does nothing"
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from benchmarks.algorithms import describe_presets
 from flows.deployments import changed_recipe, named_recipe
 from flows.recipe.algorithm import Algorithm
-from flows.recipe.presets import PRESETS, REFUSED, describe_preset, flatten
+from flows.recipe.presets import PRESETS, REFUSED, describe_preset, flatten, merge
 from flows.recipe.recipe import Recipe
 from tests.small_recipe import small_recipe
 
@@ -64,7 +64,8 @@ def test_a_recipe_with_a_preset_is_the_recipe_of_its_values(name: str) -> None:
     recipe = small_recipe(algorithm={"preset": name})
     again = Recipe.model_validate(recipe.model_dump(mode="json"))
     assert (again, again.fingerprint()) == (recipe, recipe.fingerprint())
-    spelt_out = small_recipe(**PRESETS[name].values)
+    plain = small_recipe().model_dump(exclude_unset=True)
+    spelt_out = Recipe.model_validate(merge(plain, PRESETS[name].values))
     assert spelt_out.fingerprint() == recipe.fingerprint()
 
 
@@ -118,8 +119,8 @@ def test_a_preset_is_described_in_a_line_with_what_is_given_instead_and_what_it_
     recipe = small_recipe(algorithm={"preset": "dapo", "aggregation": "sum"})
     said = describe_preset(recipe.model_dump())
     assert said.startswith("preset dapo (arXiv:2503.14476): algorithm.advantage standardized, ")
-    assert "algorithm.aggregation sum (given, not the preset's: algorithm.aggregation)" in said
-    assert said.endswith("; without dynamic sampling, and a penalty for long answers")
+    assert "algorithm.aggregation sum, rollouts.rounds 10 (given, not the preset's: " in said
+    assert "(given, not the preset's: algorithm.aggregation); without its penalty for long" in said
     assert describe_preset(small_recipe().model_dump()) == ""
 
 

@@ -238,7 +238,7 @@ def test_the_fingerprint_of_a_recipe_is_the_same_in_all_versions_of_a_format() -
             "optimizer": {"learning_rate": 0.005},
         }
     )
-    known = "866365021a7186afddf1c45f4651bbdd936b77a4bcfcb4c80edeb44fdf5299eb"
+    known = "5943f226a16f602a4770f1656a0d76761a40e65933b42fb65c688869b3ec2f5c"
     assert recipe.fingerprint() == known
     other = recipe.dataset.model_copy(update={"test_split": "validation"})
     assert recipe.model_copy(update={"dataset": other}).fingerprint() != known

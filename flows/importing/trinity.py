@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from math import floor
-from pathlib import Path
 from typing import Any
 
+from adapters.errors import UserError
+from adapters.hub import locate_dataset
 from flows.importing.translation import Translation
 from flows.importing.trinity_algorithm import translate_algorithm
 from flows.importing.trinity_file import TrinityFile, known_keys
-from tasks.shards import DatasetError, read_examples
+from tasks.examples.reading import read_examples
 
 AGENTS = dict.fromkeys(
     ("math_workflow", "async_math_workflow", "math_boxed_workflow", "async_math_boxed_workflow"),
@@ -204,8 +205,8 @@ def _translate_steps(file: TrinityFile, out: Translation, chosen: Mapping[str, A
         groups = int(chosen.get("rollouts.groups", file.number("buffer.batch_size")))
         epochs = file.number("buffer.total_epochs")
         try:
-            examples = len(read_examples(Path(path), "train"))
-        except DatasetError as error:
+            examples = len(read_examples(locate_dataset(path), "train"))
+        except UserError as error:
             if not limits:
                 said = f"the steps of buffer.total_epochs {epochs:g} depend on the data ({error})"
                 out.refuse(said, ["steps"])

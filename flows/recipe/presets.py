@@ -76,10 +76,11 @@ PRESETS: Mapping[str, Preset] = {
             STANDARDIZED,
             ("ppo", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}),
             "token_mean",
-        ),
+        )
+        | {"rollouts": {"rounds": 10}},
         "arXiv:2503.14476",
-        "dynamic sampling, and a penalty for long answers",
-        "clips at 1.2 unless its file says otherwise",
+        "its penalty for long answers, which depends on the task: give it as `algorithm.rewards`",
+        "clips at 1.2 unless its file says otherwise, and plays one round",
     ),
     "rloo": Preset(
         _algorithm(("leave_one_out", {}), ("importance_sampling", {}), "rollout_sum", KL_IN_REWARD),

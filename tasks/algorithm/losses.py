@@ -199,6 +199,8 @@ LOSSES: Mapping[str, Loss] = {
 
 
 REFUSED = {
+    "tis": "weighs log p by the truncated importance ratio min(ratio, C), which is cispo with "
+    "clip_low_threshold 0 and clip_high_threshold C; give cispo",
     "stable_reinforce": "has no published formula, and reads sequences of a sampling session that "
     "lives for a day, so a run could not be replayed after a crash; give gspo or cispo",
 }
