@@ -19,12 +19,8 @@ from tests.test_presets import TRINITY
 
 ROOT = Path(__file__).parent.parent
 CONFIG = (ROOT / "tests" / "trinity.yaml").read_text(encoding="utf-8")
-OURS = [
-    "agent=arithmetic",
-    f"dataset.path={ROOT / 'datasets' / 'arithmetic.jsonl'}",
-    "model.base=local/tiny-chat",
-]
-"""The agent, the data and the model in place of those that the file names."""
+OURS = [f"dataset.path={ROOT / 'datasets' / 'gsm8k'}", "model.base=local/tiny-chat"]
+"""The data and the model in place of those that the file names."""
 
 
 def imported(*overrides: str, **changes: Any) -> Recipe:
@@ -43,7 +39,8 @@ def algorithm(**values: Any) -> dict[str, Any]:
 
 def test_the_published_configuration_becomes_a_recipe_with_its_defaults_made_explicit() -> None:
     recipe = imported()
-    assert (recipe.steps, recipe.seed) == (1000 // 96, 42)
+    assert (recipe.steps, recipe.seed) == (1, 42), "80 examples are fewer than one step's 96"
+    assert (recipe.agent, recipe.dataset.order) == ("gsm8k", "sequential")
     rollouts, optimizer = recipe.rollouts, recipe.optimizer
     assert (rollouts.groups, rollouts.group_size, rollouts.lag) == (96, 8, 1)
     assert (rollouts.max_tokens, rollouts.temperature) == (2048, 1.0)
@@ -194,10 +191,28 @@ def test_the_weights_of_a_lora_of_verl_are_imported_too() -> None:
 
 def test_cosine_and_warm_up_are_those_of_the_optimizer() -> None:
     optimizer = {"lr_scheduler_type": "cosine", "lr_warmup_steps_ratio": 0.2}
-    made = imported(algorithm={"optimizer": optimizer}).optimizer
+    made = imported("steps=10", algorithm={"optimizer": optimizer}).optimizer
     assert (made.schedule, made.warmup_steps, made.final_fraction) == ("cosine", 2, 0.01)
 
 
 def test_a_recipe_file_that_is_not_there_is_answered_clearly() -> None:
     with pytest.raises(RecipeError, match=r"there is no recipe gone\.yaml; give a file, or a name"):
         named_recipe("gone.yaml")
+
+
+@pytest.mark.parametrize(
+    ("selector", "order", "difficulty"),
+    [
+        ({"selector_type": "shuffle"}, "shuffled", None),
+        ({"selector_type": "offline_easy2hard", "feature_keys": ["n"]}, "easy_to_hard", "n"),
+    ],
+)
+def test_the_order_of_the_tasks_is_imported(
+    selector: dict[str, Any], order: str, difficulty: str | None
+) -> None:
+    taskset = {"explorer_input": {"taskset": {"data_selector": selector}}}
+    dataset = imported(buffer=taskset).dataset
+    assert (dataset.order, dataset.difficulty) == (order, difficulty)
+    selector["selector_type"] = "difficulty_based"
+    with pytest.raises(ImportRefusal, match=r"difficulty_based is no order.*--set dataset.order"):
+        text_of(buffer=taskset)

@@ -34,6 +34,7 @@ def translate(file: TrinityFile, chosen: Mapping[str, Any]) -> Translation:
     out = Translation(frozenset(chosen))
     _refuse_what_is_on(file, out)
     _translate_task(file, out)
+    _translate_order(file, out)
     _translate_model(file, out)
     _translate_rollouts(file, out)
     _translate_lag(file, out)
@@ -59,6 +60,10 @@ def _refuse_what_is_on(file: TrinityFile, out: Translation) -> None:
         out.refuse(f"mode {mode} {MODES[mode]}")
 
 
+ORDERS = {"sequential": "sequential", "shuffle": "shuffled", "random": "shuffled"}
+"""Selector of tasks → order of the dataset, shuffled anew for each pass."""
+
+
 def _translate_task(file: TrinityFile, out: Translation) -> None:
     workflow = f"{TASKSET}.default_workflow_type"
     if file.get(workflow) is None:
@@ -78,6 +83,23 @@ def _translate_task(file: TrinityFile, out: Translation) -> None:
     if (split := file.get(f"{TASKSET}.split")) != "train":
         out.refuse(
             f"{TASKSET}.split {split}: the rows of split train are trained", ["dataset.path"]
+        )
+
+
+def _translate_order(file: TrinityFile, out: Translation) -> None:
+    selector, columns = (
+        f"{TASKSET}.data_selector.{key}" for key in ("selector_type", "feature_keys")
+    )
+    name, difficulties = file.get(selector), file.get(columns)
+    if name in ORDERS:
+        out.give("dataset.order", ORDERS[name], file.reason(selector))
+    elif name == "offline_easy2hard" and difficulties:
+        out.give("dataset.order", "easy_to_hard", selector)
+        out.give("dataset.difficulty", difficulties[0], f"the first of {columns}")
+    else:
+        out.refuse(
+            f"{selector} {name} is no order of a recipe; pass_rate is one by measured rewards",
+            ["dataset.order"],
         )
 
 
