@@ -29,6 +29,14 @@ def prefect_server() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def same_runs_root() -> Iterator[None]:
+    """Check that a module's tests leave the folder of all runs as it was."""
+    before = os.environ.get("RATCHET_RUNS")
+    yield
+    assert os.environ.get("RATCHET_RUNS") == before
+
+
 @pytest.fixture(scope="session")
 def no_tinker() -> Iterator[None]:
     """Name no Tinker service, whatever the developer's environment names."""

@@ -56,7 +56,6 @@ def whole(
         patch.setattr(RolloutServer, "play", wait_for_the_pass)
         with train_whole(STREAMED, tmp_path_factory.mktemp("runs")) as run:
             patch.undo()
-            patch.setenv("RATCHET_RUNS", str(run.path.parent))
             yield run
 
 
