@@ -27,7 +27,7 @@ from flows.runtime.task_runner import (
 )
 from tasks.metrics import StepFiles
 from tasks.reports.artifacts import Artifacts
-from tasks.shards import draw_shard
+from tasks.shards import ShardSize, draw_shard
 from tasks.storage.run_folder import shard_name
 
 
@@ -40,6 +40,7 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
         run: Its name, a folder under runs/; a run that exists continues where it stopped.
     """
     rollouts, credit, method = recipe.rollouts, recipe.credit(), recipe.update_method()
+    size = ShardSize(rollouts.groups, rollouts.batches, rollouts.rounds)
     played = PlayedGroups(training_sampling(recipe), rollouts.group_size, rollouts.attempts)
     with (
         open_run(recipe, run or name_of_run()) as opened,
@@ -50,11 +51,8 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
         evaluations = HeldOutEvaluations(recipe, opened, runners.evaluation)
 
         def sample(step: int, checkpoint: CheckpointOf, number: int) -> Mapping[str, Spans]:
-            path, source = (
-                folder.shard(shard_name("train", step)),
-                train_split_at(recipe, folder, step),
-            )
-            shard = draw_shard(path, source, recipe.seed, step, rollouts.shard_size())
+            path, seed = folder.shard(shard_name("train", step)), recipe.seed
+            shard = draw_shard(path, train_split_at(recipe, folder, step), seed, step, size)
             return runners.training.submit_shard(opened, shard, checkpoint, played, number)
 
         for step, batches in iterate_steps(opened, rollouts, sample):

@@ -162,7 +162,7 @@ def engine_of(service: Service) -> int:
         (
             {"agent": "helo"},
             AgentError,
-            "no agent 'helo'; there are: arithmetic, guess_the_number, hello",
+            "no agent 'helo'; there are: arithmetic, gsm8k, guess_the_number, hello",
         ),
         ({"dataset": {"path": "none.csv"}}, DatasetError, "none.csv does not exist"),
         (

@@ -72,12 +72,14 @@ PRESETS: Mapping[str, Preset] = {
         _algorithm(("centred", {}), PPO, "sum"), "arXiv:2503.20783", differs="has no such name"
     ),
     "dapo": Preset(
-        _algorithm(
-            STANDARDIZED,
-            ("ppo", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}),
-            "token_mean",
-        )
-        | {"rollouts": {"rounds": 10}},
+        {
+            **_algorithm(
+                STANDARDIZED,
+                ("ppo", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}),
+                "token_mean",
+            ),
+            "rollouts": {"rounds": 10},
+        },
         "arXiv:2503.14476",
         "its penalty for long answers, which depends on the task: give it as `algorithm.rewards`",
         "clips at 1.2 unless its file says otherwise, and plays one round",

@@ -6,7 +6,6 @@ from pydantic import Field, model_validator
 
 from adapters.addresses import check_runner
 from flows.recipe.section import Section
-from tasks.shards import ShardSize
 
 
 class Rollouts(Section):
@@ -161,10 +160,6 @@ class Rollouts(Section):
     def concurrency_of_batch(self) -> int:
         """Return how many rollouts of one batch run at the same time."""
         return max(1, self.concurrency // self.batches)
-
-    def shard_size(self) -> ShardSize:
-        """Return the size of a step's shard."""
-        return ShardSize(self.groups, self.batches, self.rounds)
 
     def min_group_size(self) -> int:
         """Return the size below which a group is not trained on."""

@@ -7,22 +7,16 @@ The query reads the table `rewards`, which has a row for each role of a rollout 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 
 import duckdb
-import pyarrow as pa
 
-SCHEMA = pa.schema(
-    [
-        ("rollout_id", pa.string()),
-        ("group_id", pa.string()),
-        ("role", pa.string()),
-        ("reward", pa.float64()),
-        ("tokens", pa.int64()),
-        ("calls", pa.int64()),
-        ("truncated", pa.bool_()),
-    ]
-)
+TABLE = """
+    create table rewards (
+        rollout_id varchar, group_id varchar, role varchar, reward double, tokens bigint,
+        calls bigint, truncated boolean
+    )
+"""
 RESULT = ("rollout_id", "role", "reward")
 
 
@@ -41,7 +35,7 @@ class RoleReward:
 
 def check_query(query: str) -> None:
     """Refuse (ValueError) a query that cannot be run."""
-    _run(query, SCHEMA.empty_table())
+    _run(query, [])
 
 
 def shape_rewards(
@@ -51,8 +45,7 @@ def shape_rewards(
 
     ValueError if the query gives other rows than it was given, or not the same again.
     """
-    table = pa.Table.from_pylist([asdict(reward) for reward in rewards], schema=SCHEMA)
-    shaped, again = _run(query, table), _run(query, table)
+    shaped, again = _run(query, rewards), _run(query, rewards)
     by_name = {(role, rollout): reward for rollout, role, reward in shaped}
     if unknown := by_name.keys() - {(given.role, given.rollout_id) for given in rewards}:
         role, rollout = min(unknown)
@@ -67,10 +60,14 @@ def shape_rewards(
     return by_name
 
 
-def _run(query: str, rewards: pa.Table) -> list[tuple[str, str, float | None]]:
+def _run(query: str, rewards: Sequence[RoleReward]) -> list[tuple[str, str, float | None]]:
     """Run the query where it can read nothing else."""
     with duckdb.connect(config={"threads": "1"}) as connection:
-        connection.from_arrow(rewards).create("rewards")
+        connection.execute(TABLE)
+        if rewards:
+            columns = [list(column) for column in zip(*map(astuple, rewards), strict=True)]
+            rows = ", ".join("unnest(?)" for _ in columns)
+            connection.execute(f"insert into rewards select {rows}", columns)
         connection.execute("set enable_external_access = false")
         connection.execute("set lock_configuration = true")
         try:
