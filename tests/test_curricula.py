@@ -3,8 +3,9 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -221,10 +222,15 @@ def test_a_second_run_in_more_batches_and_a_fork_draw_the_same(
 
 @pytest.mark.story
 @pytest.mark.parametrize(
-    "killed", [dying_in_batch("train-00003.0"), dying_in_update(2)], ids=["batch", "update"]
+    "kill",
+    [partial(dying_in_batch, "train-00003.0"), partial(dying_in_update, 2)],
+    ids=["batch", "update"],
 )
 def test_a_run_that_dies_draws_what_it_would_have_drawn(
-    killed: AbstractContextManager[None], recipe: Recipe, whole: RunFolder, tmp_path: Path
+    kill: Callable[[], AbstractContextManager[None]],
+    recipe: Recipe,
+    whole: RunFolder,
+    tmp_path: Path,
 ) -> None:
-    broken = die_and_go_on(recipe, killed, tmp_path, whole)
+    broken = die_and_go_on(recipe, kill(), tmp_path, whole)
     assert drawn(broken) == drawn(whole)

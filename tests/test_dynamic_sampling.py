@@ -75,6 +75,10 @@ def test_a_step_plays_rounds_until_enough_groups_teach(whole: RunFolder) -> None
     assert [row["groups"] for row in metrics] == [4 * count for count in rounds]
 
 
+def test_a_run_without_a_penalty_has_no_references(whole: RunFolder) -> None:
+    assert not whole.references(POLICY, 0).parent.exists()
+
+
 @pytest.mark.story
 @pytest.mark.parametrize(
     "killed", [dying_in_batch("train-00001.2"), dying_in_update(2)], ids=["round", "update"]

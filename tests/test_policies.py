@@ -157,6 +157,7 @@ def forked(run: RunFolder, name: str, step: int, recipe: Recipe) -> RunFolder:
     return fork_run(run, name, step, recipe.model_dump(mode="json"), recipe.fingerprint())
 
 
+@pytest.mark.story
 def test_a_fork_and_a_replay_by_the_same_settings_are_their_parent(
     root: Path, run: RunFolder
 ) -> None:
@@ -173,6 +174,7 @@ def test_a_fork_and_a_replay_by_the_same_settings_are_their_parent(
     assert [row["policies/listener/tokens/sampled"] for row in rows] == [0, 0]
 
 
+@pytest.mark.story
 def test_policies_whose_states_are_gone_are_rebuilt_each_from_its_own_seed_and_datums(
     run: RunFolder,
 ) -> None:

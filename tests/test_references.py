@@ -57,13 +57,6 @@ def test_a_tokens_advantage_is_less_by_its_penalty(whole: RunFolder) -> None:
         assert np.array(row["advantages"])[sampled] == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_run_without_a_penalty_has_no_references(
-    tmp_path: Path, prefect_server: None, no_tinker: None
-) -> None:
-    with train_whole(small_recipe(steps=1), tmp_path) as run:
-        assert not run.references(POLICY, 0).parent.exists()
-
-
 @pytest.mark.story
 def test_a_checkpoint_of_another_run_stays_the_reference_when_that_run_is_gone(
     whole: RunFolder, tmp_path: Path

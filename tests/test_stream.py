@@ -71,6 +71,7 @@ def test_the_passes_of_a_step_are_its_batches(whole: RunFolder) -> None:
     assert [len(datums_of_pass) for datums_of_pass in datums] == counts
 
 
+@pytest.mark.story
 def test_streaming_changes_the_weights_by_no_more_than_rounding(
     whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

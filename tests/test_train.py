@@ -125,6 +125,7 @@ def test_an_engine_that_dies_ends_the_run_which_then_continues(
     assert without_clocks(runs / "broken") == without_clocks(trained[0])
 
 
+@pytest.mark.story
 def test_an_engine_that_dies_in_an_update_leaves_it_in_doubt_and_it_is_rebuilt(
     trained: tuple[Path, Path], runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
