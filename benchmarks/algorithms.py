@@ -6,6 +6,7 @@ python -m benchmarks.algorithms --seeds 3        train each algorithm, and print
 
 import argparse
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -170,7 +171,8 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seeds", type=int, default=0, help="runs of each algorithm")
     options.add_argument("--recipe", default="arithmetic", help="training deployment")
-    options.add_argument("--steps", type=int, default=20, help="steps of each run")
+    options.add_argument("--steps", type=int, default=12, help="steps of each run")
+    options.add_argument("--at-once", type=int, default=2, help="runs that train side by side")
     options.add_argument("--only", nargs="+", help="names of algorithms; all without it")
     options.add_argument("--folder", type=Path, default=Path("runs/algorithms"))
     options.add_argument("--picture", type=Path, default=Path("docs/pictures/algorithms.png"))
@@ -183,13 +185,22 @@ def main() -> None:
     print(describe_machine(), flush=True)
     chosen = {n: s for n, s in algorithms().items() if n in (arguments.only or algorithms())}
     learnt: dict[str, list[Learnt]] = {}
-    with killable_runs.prefect_server(folder / "prefect") as api:
+    with (
+        killable_runs.prefect_server(folder / "prefect") as api,
+        ThreadPoolExecutor(arguments.at_once) as runners,
+    ):
         environment = killable_runs.environment(folder / "prefect", api)
-        for name, settings in chosen.items():
-            learnt[name] = [
-                train(folder, arguments.recipe, (steps, *settings), seed, environment)
+        training = {
+            name: [
+                runners.submit(
+                    train, folder, arguments.recipe, (steps, *settings), seed, environment
+                )
                 for seed in range(arguments.seeds)
             ]
+            for name, settings in chosen.items()
+        }
+        for name, runs in training.items():
+            learnt[name] = [run.result() for run in runs]
             print(name, [f"{run.after:.2f}" for run in learnt[name]], flush=True)
     print(report(learnt))
     draw(learnt, arguments.picture)

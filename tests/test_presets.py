@@ -93,7 +93,7 @@ def test_the_settings_of_another_loss_are_not_the_preset_s() -> None:
     assert algorithm.advantage_settings == {"threshold": 0.0}
 
 
-@pytest.mark.parametrize("off", [0, 0.0, "0"])
+@pytest.mark.parametrize("off", [0, 0.0, "0", "0.00"])
 def test_a_preset_s_penalty_can_be_switched_off(off: object) -> None:
     recipe = small_recipe(algorithm={"preset": "rloo", "kl": {"coefficient": off}})
     assert recipe.algorithm.kl.penalty() is None

@@ -152,9 +152,6 @@ PRESETS: Mapping[str, Preset] = {
     ),
 }
 
-NO_PENALTY = ("0", "0.0")
-"""Coefficients, as text, with which the rest of a preset's penalty would do nothing."""
-
 LATER = "and is to come as a flow of its own"
 TEACHER = f"needs a teacher's log-probabilities beside rollouts, {LATER}"
 REFUSED = {
@@ -197,9 +194,17 @@ def expand_preset(given: Values) -> dict[str, Any]:
         if laid["algorithm"][part] != own[part]:
             laid["algorithm"][f"{part}_settings"] = algorithm.get(f"{part}_settings", {})
     kl = algorithm.get("kl")
-    if isinstance(kl, Mapping) and str(kl.get("coefficient")) in NO_PENALTY:
-        laid["algorithm"]["kl"] = kl
+    if isinstance(kl, Mapping) and _is_zero(kl.get("coefficient")):
+        laid["algorithm"]["kl"] = kl  # the rest of the preset's penalty would do nothing
     return laid
+
+
+def _is_zero(coefficient: object) -> bool:
+    """Return whether a coefficient, as a recipe or a command line gives it, is 0."""
+    try:
+        return float(str(coefficient)) == 0
+    except ValueError:
+        return False
 
 
 def merge(values: Values, over: Values) -> dict[str, Any]:

@@ -27,8 +27,6 @@ CHANGES_NO_RESULT: Any = {
     "rollouts": {"batches", "runner", "cluster", "door"},
 }
 
-HELD_OUT = "test"
-
 
 class Dataset(Section):
     """Examples that the agent is asked."""
@@ -38,7 +36,7 @@ class Dataset(Section):
     that are named train and test; or such a folder of the hub, as hub:openai/gsm8k/main@REVISION
     (datasets/README.md)."""
 
-    test_split: str = HELD_OUT
+    test_split: str = "test"
     """The split that is held out for evaluation, where its name is another, such as validation."""
 
     columns: tuple[str, ...] = ()
@@ -300,7 +298,5 @@ class Recipe(Section):
         values = self.model_dump(mode="json", exclude=CHANGES_NO_RESULT)
         if self.rollouts.order == "arrival" or self.rollouts.stream:
             values["rollouts"]["batches"] = self.rollouts.batches
-        if self.dataset.test_split == HELD_OUT:  # older recipes of the format do not have the key
-            del values["dataset"]["test_split"]
         canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
