@@ -27,8 +27,8 @@ from tasks.storage.run_folder import RunFolder
 PLAIN = ("algorithm.advantage=centred", "algorithm.loss=cross_entropy")
 """Centred REINFORCE, beside which the others stand."""
 
-SEVERAL = ("optimizer.substeps=2", "optimizer.epochs=2")
-"""Updates at which ratios differ from 1, so that losses differ."""
+SEVERAL = ("optimizer.substeps=4", "optimizer.learning_rate=0.002")
+"""Four updates a step, so that ratios differ from 1, and losses with them."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
             shard = draw_shard(path, train_split_at(recipe, folder, step), seed, step, size)
             return runners.training.submit_shard(opened, shard, checkpoint, played, number)
 
-        for step, batches in iterate_steps(opened, rollouts, sample):
+        for step, batches in iterate_steps(opened, rollouts, sample, credit.trained_calls):
             evaluations.submit_due(step)
             if method.by_batch:
                 accumulate(opened, step, batches, credit, method)

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 
@@ -68,6 +69,8 @@ def build(
     `rollout_mean`, of means over tokens, by the rollout's trained tokens × the step's rollouts; a
     `rollout_sum`, the mean of sums over tokens, by the step's rollouts; `fixed` by the divisor.
     The divisors count rollouts of zero advantage too.
+
+    With `credit.trained_calls`, at most so many calls are trained; the masks of others are 0.
     """
     assigned = _assign(trajectories, credit, references, history)
     scales, made = _scales(assigned, credit), assigned.trajectories
@@ -191,7 +194,28 @@ def _assign(
             value - credit.entropy_coefficient * np.where(mask != 0, log_q, 0.0)
             for value, log_q, mask in zip(advantages, arrays(kept["logprobs"]), masks, strict=True)
         ]
+    if credit.trained_calls is not None:
+        masks = _draw_calls(kept, masks, credit.trained_calls, credit.seed)
+        advantages = [value * mask for value, mask in zip(advantages, masks, strict=True)]
     return Assigned(kept, masks, compared, advantages)
+
+
+def _draw_calls(
+    trajectories: pa.Table, masks: Sequence[np.ndarray], count: int, seed: int
+) -> list[np.ndarray]:
+    """Return the masks with `count` calls of all: those whose names have the smallest hashes."""
+    names = ("rollout_id", "call_numbers", "call_tokens")
+    rows = [*zip(*(trajectories[name].to_pylist() for name in names), strict=True)]
+    calls = [(rollout, number) for rollout, numbers, _ in rows for number in numbers]
+
+    def chance(call: tuple[str, int]) -> bytes:
+        return sha256(f"{seed} {call[0]} {call[1]}".encode()).digest()
+
+    drawn = {*sorted(calls, key=chance)[:count]}
+    return [
+        mask * np.repeat([(rollout, number) in drawn for number in numbers], lengths)
+        for (rollout, numbers, lengths), mask in zip(rows, masks, strict=True)
+    ]
 
 
 def _penalties(

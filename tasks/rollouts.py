@@ -62,9 +62,10 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class Yield:
-    """Yield of rollouts: the groups whose rewards are not all equal, and the tokens sampled."""
+    """Yield of rollouts: groups whose rewards are not all equal, calls, and sampled tokens."""
 
     teaching_groups: int
+    calls: int
     tokens: int
 
 

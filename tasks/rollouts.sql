@@ -1,5 +1,6 @@
 -- One row: in how many groups the rewards of some role, or of its n-th call, are not all equal, and
--- how many tokens the policies have sampled, in every attempt.
+-- how many calls the rollouts that ended have, and how many tokens the policies have sampled, in every
+-- attempt.
 with
 
 spans as (
@@ -33,6 +34,12 @@ teaching as (
 
 select
     (select count(*) from teaching)::integer as teaching_groups,
+    (
+        select count(*)::integer
+        from spans
+        join ended using (rollout_id, attempt)
+        where kind = 'llm' and len(response_token_ids) > 0
+    ) as calls,
     (
         select coalesce(sum(len(response_token_ids)), 0)::bigint
         from spans

@@ -47,7 +47,7 @@ def test_groups_with_unequal_rewards_teach_and_sampled_tokens_are_counted(tmp_pa
         *(call("c-00", 1), span("c-00", "error"), reward("c-01", 1.0)),
     ]
     path = write(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "spans.parquet")
-    assert measure_yield([path]) == Yield(teaching_groups=2, tokens=13)
+    assert measure_yield([path]) == Yield(teaching_groups=2, calls=4, tokens=13)
 
 
 def rounds_of(run: RunFolder, step: int) -> int:

@@ -48,7 +48,7 @@ def play(name: str, seeds: list[int], answer: Callable[[str], str]) -> "tuple[li
 
 def halve(told: str) -> str:
     """Return the next guess of a binary search over 1 to 8, given the answer to the last one."""
-    if "You are playing" in told:
+    if "At turn" not in told:
         return "\\boxed{4}"
     [guess, hint] = re.findall(r"you guessed (\d+), and the target number is (\w+)", told)[-1]
     step = {4: 2, 2: 1, 6: 1}.get(int(guess), 1)
@@ -63,6 +63,17 @@ def test_a_game_is_one_conversation_and_each_call_earns_its_step_s_reward() -> N
     assert said[1] == "\\boxed{4}"
     assert said[2].startswith("At turn 1, you guessed 4, and the target number is ")
     assert reward.calls == {"policy": (*[0.0] * (len(door.calls) - 1), 1.0)}
+    assert reward.value == 1.0
+
+
+def test_a_wrapper_shows_the_game_so_far_in_one_message_of_a_template() -> None:
+    [reward], door = play(f"{GUESS}?max_number=8&wrappers=concat&template=game", [1], halve)
+    [told, _] = door.said()
+    opening = "You are playing language games. Make valid actions to win.\nObservation: "
+    assert told.startswith(opening)
+    assert "guess the number between 1 and 8" in told
+    assert "At turn 1, you guessed 4" in told
+    assert told.endswith("step by step, and put your final answer within \\boxed{}.")
     assert reward.value == 1.0
 
 
@@ -112,6 +123,11 @@ def test_an_example_without_a_valid_seed_is_refused(example: dict[str, Any]) -> 
     ("name", "said"),
     [
         ("gem:game:GuessTheNumber", "has no environment 'game:GuessTheNumber'; it has: game:Guess"),
+        (f"{GUESS}?wrappers=concat_chat", "the wrapper 'concat_chat' is not one that a chat can"),
+        (
+            f"{GUESS}?template=qwen3",
+            "the template 'qwen3' is not known; give one of: game, general",
+        ),
         (f"{GUESS}?max_turn=5", "no argument 'max_turn'; it has: min_number, max_number, max_turn"),
     ],
 )

@@ -238,7 +238,7 @@ def test_the_fingerprint_of_a_recipe_is_the_same_in_all_versions_of_a_format() -
             "optimizer": {"learning_rate": 0.005},
         }
     )
-    known = "ca7571be9e55546d2c8014ee5590118b6efefc4dc1c3dabdfa1ff9fe1c5a1a5b"
+    known = "b0faa7a6b366bccfaed548cafe7355164a542aabf7d0592110fd7b1e8e32c599"
     assert recipe.fingerprint() == known
 
 

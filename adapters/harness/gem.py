@@ -7,7 +7,8 @@ import random
 import ssl
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
+from functools import partial, reduce
 from types import ModuleType
 from typing import Protocol
 
@@ -23,14 +24,30 @@ SEED = "seed"
 SEEDS = 2**32
 """The first number that is too large as a seed of numpy's generator, which GEM seeds."""
 
+WRAPPERS = "wrappers"
+TEMPLATE = "template"
+"""Arguments of a name that are of the agent, not of the environment's class."""
+
+TEMPLATES = {
+    "game": "You are playing language games. Make valid actions to win.\nObservation: {}",
+    "general": "Question: {}",
+}
+"""Texts around an observation, as GEM's examples have them for Qwen3."""
+
+ANSWERING = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+
 
 def gem(name: str) -> Callable[..., Coroutine[None, None, dict[str, list[float]]]]:
     """Return the agent that plays the GEM environment `name`: its id, and `?` before arguments.
 
     In game:GuessTheNumber-v0-easy?max_turns=5 the arguments are those of its class, each as JSON or
-    as text. A rollout plays a new environment, made and reset with the example's `seed`, so that
-    all rollouts of an example play the same game. Each call earns the reward of its step. A step
-    runs in the event loop and delays other rollouts.
+    as text. Two are of the agent: `template` puts one of TEMPLATES around each observation, and
+    `wrappers` are GEM's, such as concat, which shows the game so far in each observation: then
+    each call has one message.
+
+    A rollout plays a new environment, made and reset with the example's `seed`, so that all
+    rollouts of an example play the same game. Each call earns the reward of its step. A step runs
+    in the event loop and delays other rollouts.
     """
     begin = game_of(name)
     tls = ssl.create_default_context()
@@ -54,7 +71,7 @@ def gem(name: str) -> Callable[..., Coroutine[None, None, dict[str, list[float]]
 
 def game_of(name: str) -> Callable[[int], "Game"]:
     """Return what makes a new game from a seed; NoEnvironment if GEM has none of this name."""
-    return partial(Game, _load_maker(name))
+    return partial(Game, _load_setting(name))
 
 
 class GemEnvironment(Protocol):
@@ -65,6 +82,18 @@ class GemEnvironment(Protocol):
     def step(self, action: str) -> tuple[str, float, bool, bool, Mapping[str, str | None]]: ...
 
 
+@dataclass(frozen=True)
+class Setting:
+    """Setting of a game: what makes its environment from a seed, and how observations are shown.
+
+    `wrapped` is whether an observation holds the whole game so far.
+    """
+
+    make: Callable[[int], GemEnvironment]
+    wrapped: bool = False
+    template: str | None = None
+
+
 class Game:
     """One game: its messages and rewards so far, its environment and its random generators.
 
@@ -72,13 +101,14 @@ class Game:
     generators of its own, a game would draw from those that another one seeded.
     """
 
-    def __init__(self, make: Callable[[int], GemEnvironment], seed: int) -> None:
+    def __init__(self, setting: Setting, seed: int) -> None:
+        self._setting = setting
         self.messages: list[dict[str, str]] = []
         self.rewards: list[float] = []
         self.over = False
         self._generators = random.Random(seed).getstate(), np.random.RandomState(seed).get_state()
         with self._own_generators():
-            self._environment = make(seed)
+            self._environment = setting.make(seed)
             shown, info = self._environment.reset(seed=seed)
         self._observe(shown, info)
 
@@ -92,8 +122,14 @@ class Game:
 
     def _observe(self, shown: str, info: Mapping[str, str | None]) -> None:
         """Add an observation; some environments have the next question apart from it."""
-        parts = (info.get("prefix"), shown, info.get("suffix"))
-        text = "\n".join(part.strip("\n") for part in parts if part)
+        if self._setting.wrapped:
+            self.messages.clear()
+            text = shown
+        else:
+            parts = (info.get("prefix"), shown, info.get("suffix"))
+            text = "\n".join(part.strip("\n") for part in parts if part)
+        if self._setting.template is not None:
+            text = TEMPLATES[self._setting.template].format(text) + ANSWERING
         self.messages.append({"role": "user", "content": text})
 
     @contextmanager
@@ -119,8 +155,13 @@ def _read_seed(example: Example) -> int:
     )
 
 
-def _load_maker(name: str) -> Callable[[int], GemEnvironment]:
+def _load_setting(name: str) -> Setting:
     identity, arguments = split_name(name)
+    wrappers, template = arguments.pop(WRAPPERS, None), arguments.pop(TEMPLATE, None)
+    if template is not None and template not in TEMPLATES:
+        raise NoEnvironment(
+            f"the template {template!r} is not known; give one of: {', '.join(TEMPLATES)}"
+        )
     registration = _import_registration(name)
     spec = registration.ENV_REGISTRY.get(identity)
     if spec is None:
@@ -133,12 +174,30 @@ def _load_maker(name: str) -> Callable[[int], GemEnvironment]:
     parameters = inspect.signature(_load_class(spec.entry_point)).parameters
     _check_arguments(identity, arguments, [*parameters, *spec.kwargs])
     # Environments over a data set need their seed when they are made; most others ignore it.
-    seeded = SEED in parameters
+    seeded, wrap = SEED in parameters, _load_wrappers(wrappers)
 
     def make(seed: int) -> GemEnvironment:
-        return registration.make(identity, **({SEED: seed} if seeded else {}) | arguments)
+        environment = registration.make(identity, **({SEED: seed} if seeded else {}) | arguments)
+        return reduce(lambda wrapped, wrap: wrap(wrapped), wrap, environment)
 
-    return make
+    return Setting(make, "concat" in str(wrappers), template)
+
+
+def _load_wrappers(names: object) -> list[Callable[[GemEnvironment], GemEnvironment]]:
+    """Return GEM's wrappers by their names, apart by commas, in GEM's order.
+
+    NoEnvironment for one that writes a chat template, which the renderer of a recipe does.
+    """
+    if names is None:
+        return []
+    known = importlib.import_module("gem.wrappers.wrapper_factory").WRAPPER_FACTORY
+    for name in str(names).split(","):
+        if name not in known or "chat" in name:
+            plain = ", ".join(one for one in known if "chat" not in one)
+            raise NoEnvironment(
+                f"the wrapper {name!r} is not one that a chat can have; give of: {plain}"
+            )
+    return [known[name] for name in known if name in str(names).split(",")]
 
 
 def _import_registration(name: str) -> ModuleType:

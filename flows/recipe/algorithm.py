@@ -119,6 +119,10 @@ class Algorithm(Section):
     """Query that shapes or filters the rewards of a step before they are compared: a select over
     the table `rewards` (docs/algorithms.md)."""
 
+    trained_calls: int | None = Field(default=None, ge=1)
+    """The most calls of a step that are trained, drawn by chance after all were compared; further
+    rounds are played while there are fewer."""
+
     kl: Divergence = Divergence()
 
     entropy_coefficient: float = Field(default=0.0, ge=0)
@@ -166,6 +170,7 @@ class Algorithm(Section):
             f"algorithm.aggregation {self.aggregation}": self.aggregation in ("sum", "fixed"),
             f"algorithm.advantage {self.advantage}": find_advantage(self.advantage).in_groups,
             "algorithm.rewards": self.rewards is None,
+            f"algorithm.trained_calls {self.trained_calls}": self.trained_calls is None,
             f"algorithm.kl.coefficient {self.kl.coefficient:g}": self.kl.coefficient == 0,
         }
         return [name for name, in_groups in settings.items() if not in_groups]

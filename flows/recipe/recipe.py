@@ -14,7 +14,7 @@ from flows.recipe.algorithm import Algorithm, Optimizer
 from flows.recipe.presets import expand_preset
 from flows.recipe.rollouts import Rollouts
 from flows.recipe.section import Section
-from tasks.algorithm.advantages import CreditAssignment
+from tasks.algorithm.advantages import ADVANTAGES, CreditAssignment, find_advantage
 from tasks.algorithm.learning_rates import default_learning_rate
 from tasks.algorithm.losses import is_regularized
 from tasks.algorithm.update_method import UpdateMethod
@@ -229,6 +229,36 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _a_rollout_alone_has_an_advantage(self) -> Self:
+        rollouts, algorithm = self.rollouts, self.algorithm
+        if rollouts.group_size > 1:
+            return self
+        if not find_advantage(algorithm.advantage).alone:
+            raise ValueError(
+                f"rollouts.group_size 1 with algorithm.advantage {algorithm.advantage}, which "
+                "compares the rollouts of a group with each other, teaches nothing; give 2 or "
+                f"more, or one of: {', '.join(n for n, row in ADVANTAGES.items() if row.alone)}"
+            )
+        if rollouts.rounds > 1 and algorithm.trained_calls is None:
+            raise ValueError(
+                f"rollouts.rounds {rollouts.rounds} with group_size 1: a round follows while too "
+                "few groups have unequal rewards, which a rollout alone never has; give "
+                "algorithm.trained_calls, or 1 round"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fewer_calls_are_trained_than_made(self) -> Self:
+        rollouts, trained = self.rollouts, self.algorithm.trained_calls
+        most = rollouts.rounds * rollouts.groups * rollouts.group_size * rollouts.max_calls
+        if trained is not None and trained >= most:
+            raise ValueError(
+                f"algorithm.trained_calls {trained} does nothing, since a step has at most {most} "
+                "calls; give fewer, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _shards_depend_on_what_is_recorded(self) -> Self:
         if self.dataset.order == "pass_rate" and self.rollouts.order == "arrival":
             raise ValueError(
@@ -275,6 +305,8 @@ class Recipe(Section):
             algorithm.kl.penalty(),
             algorithm.entropy_coefficient,
             algorithm.rewards,
+            algorithm.trained_calls,
+            self.seed,
         )
 
     def update_method(self) -> UpdateMethod:

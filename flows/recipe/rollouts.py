@@ -21,8 +21,9 @@ class Rollouts(Section):
     token_budget: int | None = Field(default=None, ge=1)
     """Sampled tokens of a step after which no further round begins."""
 
-    group_size: int = Field(default=8, ge=2)
-    """Rollouts of each example, whose rewards are compared with each other."""
+    group_size: int = Field(default=8, ge=1)
+    """Rollouts of each example, whose rewards are compared with each other; 1 is for an advantage
+    that compares over the whole step."""
 
     concurrency: int = Field(default=128, ge=1)
     """Rollouts of one step that run at the same time."""
@@ -98,7 +99,12 @@ class Rollouts(Section):
                 f"minimum_group {self.minimum_group} would be ignored by drop_group, which trains "
                 "whole groups only; leave it out, or use_rest"
             )
-        if self.minimum_group > self.group_size:
+        if self.partial_groups == "drop_group" and self.group_size == 1:
+            raise ValueError(
+                "partial_groups drop_group does nothing with group_size 1, of which no part is "
+                "left; leave it out"
+            )
+        if self.minimum_group > max(self.group_size, 2):
             raise ValueError(
                 f"minimum_group {self.minimum_group} is more than group_size {self.group_size}, "
                 "so no group would be trained"
@@ -163,4 +169,5 @@ class Rollouts(Section):
 
     def min_group_size(self) -> int:
         """Return the size below which a group is not trained on."""
-        return self.group_size if self.partial_groups == "drop_group" else self.minimum_group
+        whole = self.partial_groups == "drop_group"
+        return self.group_size if whole else min(self.minimum_group, self.group_size)

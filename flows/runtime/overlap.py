@@ -28,14 +28,16 @@ Steps = Iterator[tuple[int, Sequence[Spans]]]
 log = logging.getLogger(__name__)
 
 
-def iterate_steps(run: OpenRun, rollouts: Rollouts, submit: Submit) -> Steps:
+def iterate_steps(
+    run: OpenRun, rollouts: Rollouts, submit: Submit, trained_calls: int | None = None
+) -> Steps:
     """Yield the steps that are left, in the order that the recipe gives."""
     for reason in rollouts.not_reproducible():
         log.warning("%s", reason)
     if rollouts.order == "arrival":
         return steps_by_arrival(run, rollouts, submit)
     steps = steps_by_shard(run.steps_left(), rollouts.lag, submit)
-    return steps if rollouts.rounds == 1 else sample_on(steps, rollouts, submit)
+    return steps if rollouts.rounds == 1 else sample_on(steps, rollouts, submit, trained_calls)
 
 
 def steps_by_shard(steps: range, lag: int, submit: Submit) -> Steps:
@@ -48,20 +50,21 @@ def steps_by_shard(steps: range, lag: int, submit: Submit) -> Steps:
         yield step, [*submitted.popleft().values()]
 
 
-def sample_on(steps: Steps, rollouts: Rollouts, submit: Submit) -> Steps:
+def sample_on(steps: Steps, rollouts: Rollouts, submit: Submit, trained_calls: int | None) -> Steps:
     """Yield each step with further rounds of its shard, until enough of its groups teach.
 
     A group teaches if its rewards are not all equal (dynamic sampling: Yu et al., 2025,
-    arXiv:2503.14476). A round is played if `groups` do not teach yet, and if the step has sampled
-    fewer tokens than its budget. The rounds depend on what is recorded alone, so a run that
-    continues plays the same ones.
+    arXiv:2503.14476). A round is played while fewer than `groups` teach or, if there is a number of
+    calls to train, while the step has fewer calls; and none after its budget of tokens is spent.
+    The rounds depend on what is recorded alone, so a run that continues plays the same ones.
     """
     for step, first in steps:
         batches, checkpoint = [*first], max(step - rollouts.lag, 0)
         for number in range(1, rollouts.rounds):
             yielded = measure_yield([batch.result() for batch in wait_for_batches(batches)])
             spent = rollouts.token_budget is not None and yielded.tokens >= rollouts.token_budget
-            if spent or yielded.teaching_groups >= rollouts.groups:
+            teaches = yielded.teaching_groups >= rollouts.groups
+            if spent or (teaches if trained_calls is None else yielded.calls >= trained_calls):
                 break
             batches += submit(step, lambda _, at=checkpoint: at, number).values()
         yield step, batches

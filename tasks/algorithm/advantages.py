@@ -39,8 +39,8 @@ class Advantage:
     `in_groups` is whether a group's advantages depend on no other group, `by_call` whether calls
     are told apart even if they share one reward, and `by_token` whether a call's tokens are, if
     rewards have a penalty for each: then each token stands as a call does. `discounts` is whether
-    it reads the returns of calls, which a discount changes, and `by_history` whether it reads the
-    history of the role.
+    it reads the returns of calls, which a discount changes, `by_history` whether it reads the
+    history of the role, and `alone` whether a rollout without others in its group has an advantage.
     """
 
     formula: str
@@ -52,6 +52,7 @@ class Advantage:
     by_token: bool = False
     discounts: bool = True
     by_history: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class CreditAssignment:
     advantage, unless the loss is `regularized`. `penalty` is for divergence from a reference, and
     `entropy_coefficient` times -log q, which estimates the entropy, is added to the advantage of
     each sampled token: in expectation this is the entropy's gradient (Williams and Peng, 1991).
-    `rewards_query` shapes and filters the rewards first (`tasks.algorithm.shaping`).
+    `rewards_query` shapes and filters the rewards first (`tasks.algorithm.shaping`). After the
+    comparison, at most `trained_calls` of a step's calls are drawn, by the `seed`, to be trained.
     """
 
     advantage: str
@@ -77,6 +79,8 @@ class CreditAssignment:
     penalty: Penalty | None = None
     entropy_coefficient: float = 0.0
     rewards_query: str | None = None
+    trained_calls: int | None = None
+    seed: int = 0
 
 
 ADVANTAGES: Mapping[str, Advantage] = {
@@ -96,7 +100,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
     "leave_one_out": Advantage(
         "r - mean of the others", "arXiv:2402.14740", compare_calls(leave_one_out)
     ),
-    "none": Advantage("r", "Williams, 1992", compare_calls(uncompared)),
+    "none": Advantage("r", "Williams, 1992", compare_calls(uncompared), alone=True),
     "opmd": Advantage(
         "r - mean, or r - τ log(mean(exp(r / τ)))",
         "arXiv:2505.17826",
@@ -119,6 +123,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
         reinforce_plus_plus,
         in_groups=False,
         by_token=True,
+        alone=True,
     ),
     "rebn": Advantage(
         "(G - mean) / deviation, over the step's calls",
@@ -126,6 +131,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
         rebn,
         in_groups=False,
         by_call=True,
+        alone=True,
     ),
     "step_grpo": Advantage(
         "(r - mean) / deviation of the rollouts, to each call whole or divided",
@@ -150,6 +156,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
         in_groups=False,
         discounts=False,
         by_history=True,
+        alone=True,
     ),
 }
 
