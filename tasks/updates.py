@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
+from statistics import fmean
 from threading import RLock
 
 import numpy as np
@@ -32,11 +33,13 @@ log = logging.getLogger(__name__)
 class Update:
     """Measurements of an update.
 
-    `logprobs` are each datum's log-probabilities in its first pass; `probe_metrics` those of the
-    rebuild before it (`RebuiltPolicy`), empty if the client was live.
+    `logprobs` are each datum's log-probabilities in its first pass; `shares` those of the learning
+    rate that its optimizer steps took, if it was scaled; `probe_metrics` those of the rebuild
+    before it (`RebuiltPolicy`), empty if the client was live.
     """
 
     logprobs: list[np.ndarray]
+    shares: list[float]
     probe_metrics: dict[str, float]
 
 
@@ -153,7 +156,8 @@ class PolicyUpdater:
             self._step = step + 1
         if self._inflight is not None:
             self._publish(live)
-        return Update(result.logprobs[: batch.count], rebuilt.probe_metrics if rebuilt else {})
+        probed = rebuilt.probe_metrics if rebuilt else {}
+        return Update(result.logprobs[: batch.count], result.shares, probed)
 
     def _publish(self, live: LivePolicy) -> None:
         """Change the weights of in-flight samplers; whether or not it fails, the update is made."""
@@ -218,6 +222,8 @@ def write_update(
     update = updater.update(step, method, with_state=with_state)
     seconds = {"seconds/training": time.monotonic() - started}
     measured: dict[str, object] = {**divergence(datums, update.logprobs, step)}
+    if update.shares:
+        measured["learning_rate_share"] = fmean(update.shares)
     if update.logprobs:
         measured[FIRST_LOGPROBS] = update.logprobs[0].tolist()
     write_json(path, {**measured, **update.probe_metrics, **seconds})

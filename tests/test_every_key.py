@@ -81,6 +81,7 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "optimizer.schedule": ("linear", "cosine"),
     "optimizer.warmup_steps": (2, STEPS - 1),
     "optimizer.final_fraction": (0.1,),
+    "optimizer.scale_by_ess": (True,),
     "optimizer.substeps": (2,),
     "optimizer.epochs": (2,),
     "optimizer.beta1": (0.8,),
@@ -233,7 +234,7 @@ def consumed(recipe: Recipe, key: str) -> Any:
     if section == "optimizer":
         method = recipe.update_method()
         requests = [method.request(step).optimizer.model_dump() for step in steps]
-        return requests, method.minibatches(list(range(16)))  # pyright: ignore[reportArgumentType]
+        return requests, method.request(0).share, method.minibatches(list(range(16)))  # pyright: ignore[reportArgumentType]
     if section in ("evaluation", "checkpoints"):
         due = [find(values, section), getattr(recipe, section).due]
         return [*due[:1], [due[1](step, recipe.steps) for step in steps]]

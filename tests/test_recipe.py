@@ -238,7 +238,7 @@ def test_the_fingerprint_of_a_recipe_is_the_same_in_all_versions_of_a_format() -
             "optimizer": {"learning_rate": 0.005},
         }
     )
-    known = "b0faa7a6b366bccfaed548cafe7355164a542aabf7d0592110fd7b1e8e32c599"
+    known = "33c9f553a53b2196f3fcf4ff25a885a5bdb3263b1880109668d3cd4e44b037b3"
     assert recipe.fingerprint() == known
 
 

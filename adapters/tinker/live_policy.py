@@ -21,6 +21,10 @@ Saving = tuple[APIFuture[SaveWeightsForSamplerResponse], APIFuture[SaveWeightsRe
 Derivative = Callable[[np.ndarray, Mapping[str, np.ndarray]], np.ndarray]
 """Log-probabilities of a datum's targets and its inputs → the loss's derivative by each of them."""
 
+Share = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], float]
+"""Log-probabilities of datums' targets, and those that the sampler gave → a share of the learning
+rate."""
+
 STEPS_TAKEN = "step:max"
 """Metric in which an engine reports how many steps its optimizer has taken."""
 
@@ -51,20 +55,29 @@ class ServiceLoss:
 
 @dataclass(frozen=True)
 class UpdateRequest:
-    """Contents of an update beside its datums; `by_pass` takes an optimizer step after each."""
+    """Contents of an update beside its datums; `by_pass` takes an optimizer step after each.
+
+    With a `share`, an optimizer step waits for its passes, and takes that share of the learning
+    rate.
+    """
 
     loss: ServiceLoss
     optimizer: AdamParams
     by_pass: bool = False
+    share: Share | None = None
 
 
 @dataclass(frozen=True)
 class SubmittedUpdate:
-    """Forward-backward passes and optimizer steps that were submitted."""
+    """Forward-backward passes and optimizer steps that were submitted.
+
+    `shares` are those of the learning rate that the optimizer steps take, if it was scaled.
+    """
 
     step: int
     outputs: list[APIFuture[ForwardBackwardOutput]]
     optimizer: list[APIFuture[OptimStepResponse]]
+    shares: list[float]
 
 
 @dataclass(frozen=True)
@@ -73,11 +86,12 @@ class UpdateResult:
 
     `logprobs` are each datum's log-probabilities in its first pass. `optimizer_step` is how many
     steps the optimizer has taken, the first of this update included; None if the service does not
-    report it, or if there were no datums and so no step.
+    report it, or if there were no datums and so no step. `shares` are as in `SubmittedUpdate`.
     """
 
     logprobs: list[np.ndarray]
     optimizer_step: int | None
+    shares: list[float]
 
 
 class LivePolicy:
@@ -113,28 +127,47 @@ class LivePolicy:
         if not passes:
             return None
         assert len(self._outputs) <= len(passes), "more passes were submitted than the step has"
-        optimizer: list[APIFuture[OptimStepResponse]] = []
+        submitted = SubmittedUpdate(step, self._outputs, [], [])
         for datums in passes[len(self._outputs) :]:
             self.accumulate(datums, request.loss)
             if request.by_pass:
-                optimizer.append(self._client.optim_step(request.optimizer))
+                self._take_optimizer_step(submitted, [datums], request)
         if not request.by_pass:
-            optimizer.append(self._client.optim_step(request.optimizer))
-        outputs, self._outputs = self._outputs, []
-        return SubmittedUpdate(step, outputs, optimizer)
+            self._take_optimizer_step(submitted, passes, request)
+        self._outputs = []
+        return submitted
+
+    def _take_optimizer_step(
+        self, update: SubmittedUpdate, passes: Sequence[Sequence[Datum]], request: UpdateRequest
+    ) -> None:
+        """Submit an optimizer step after the update's last passes, which are these."""
+        adam = request.optimizer
+        if request.share is not None:
+            outputs = update.outputs[-len(passes) :]
+            logprobs = self._logprobs_of(outputs, update.step)
+            sampled = [datum.loss_fn_inputs["logprobs"].to_numpy() for of in passes for datum in of]
+            update.shares.append(request.share(logprobs, sampled))
+            rate = adam.learning_rate * update.shares[-1]
+            adam = adam.model_copy(update={"learning_rate": rate})
+        update.optimizer.append(self._client.optim_step(adam))
 
     def result(self, submitted: SubmittedUpdate | None) -> UpdateResult:
         """Wait for an update."""
         if submitted is None:
-            return UpdateResult([], None)
+            return UpdateResult([], None, [])
         step, wait = submitted.step, self._service.result
-        passes = [wait(output, f"forward_backward of step {step}") for output in submitted.outputs]
+        logprobs = self._logprobs_of(submitted.outputs, step)
         stepped = [wait(taken, f"optim_step of step {step}") for taken in submitted.optimizer]
         taken = (stepped[0].metrics or {}).get(STEPS_TAKEN)
-        logprobs = [
-            datum["logprobs"].to_numpy() for made in passes for datum in made.loss_fn_outputs
-        ]
-        return UpdateResult(logprobs, None if taken is None else int(taken))
+        return UpdateResult(logprobs, None if taken is None else int(taken), submitted.shares)
+
+    def _logprobs_of(
+        self, outputs: Sequence[APIFuture[ForwardBackwardOutput]], step: int
+    ) -> list[np.ndarray]:
+        """Wait for forward-backward passes; return each datum's log-probabilities."""
+        wait = self._service.result
+        passes = [wait(output, f"forward_backward of step {step}") for output in outputs]
+        return [datum["logprobs"].to_numpy() for made in passes for datum in made.loss_fn_outputs]
 
     def probe(self, step: int, datum: Datum, loss: ServiceLoss) -> np.ndarray:
         """Return the datum's log-probabilities; nothing changes."""

@@ -16,7 +16,7 @@ from flows.recipe.rollouts import Rollouts
 from flows.recipe.section import Section
 from tasks.algorithm.advantages import ADVANTAGES, CreditAssignment, find_advantage
 from tasks.algorithm.learning_rates import default_learning_rate
-from tasks.algorithm.losses import is_regularized
+from tasks.algorithm.losses import find_loss, is_regularized
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.examples.curricula import Order
 
@@ -259,6 +259,25 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _importance_weights_differ(self) -> Self:
+        optimizer, loss = self.optimizer, self.algorithm.loss
+        if not optimizer.scale_by_ess:
+            return self
+        if "logprobs" not in find_loss(loss).inputs:
+            raise ValueError(
+                f"optimizer.scale_by_ess with algorithm.loss {loss}, which reads no "
+                "log-probabilities of the sampler, has no importance weights; give "
+                "importance_sampling, or leave scale_by_ess out"
+            )
+        if self.rollouts.lag == 0 and optimizer.substeps * optimizer.epochs == 1:
+            raise ValueError(
+                "optimizer.scale_by_ess does nothing with rollouts.lag 0, optimizer.substeps 1 and "
+                "optimizer.epochs 1, since all importance weights are 1; give one of them more, or "
+                "leave scale_by_ess out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _shards_depend_on_what_is_recorded(self) -> Self:
         if self.dataset.order == "pass_rate" and self.rollouts.order == "arrival":
             raise ValueError(
@@ -320,6 +339,7 @@ class Recipe(Section):
             optimizer.substeps,
             optimizer.epochs,
             self.rollouts.stream,
+            optimizer.scale_by_ess,
         )
 
     def fingerprint(self) -> str:

@@ -8,7 +8,7 @@ from tinker import AdamParams, Datum
 
 from adapters.tinker.live_policy import UpdateRequest
 from tasks.algorithm.losses import service_loss
-from tasks.algorithm.schedules import Schedule
+from tasks.algorithm.schedules import Schedule, share_by_sample
 from tasks.algorithm.settings import Settings
 
 
@@ -18,7 +18,8 @@ class UpdateMethod:
 
     The datums are split evenly, in their order, into `substeps` minibatches with an optimizer step
     each, `epochs` times over. `by_batch` makes a forward-backward pass of each rollout batch
-    instead, and one optimizer step.
+    instead, and one optimizer step. `scale_by_ess` scales the learning rate of each optimizer step
+    by its effective sample size (`tasks.algorithm.schedules`).
     """
 
     loss: str
@@ -28,6 +29,7 @@ class UpdateMethod:
     substeps: int = 1
     epochs: int = 1
     by_batch: bool = False
+    scale_by_ess: bool = False
 
     def request(self, step: int) -> UpdateRequest:
         """Return what the update of a step asks of the service."""
@@ -36,7 +38,8 @@ class UpdateMethod:
             rate = optimizer.learning_rate * schedule.share(step)
             optimizer = optimizer.model_copy(update={"learning_rate": rate})
         loss = service_loss(self.loss, self.loss_settings)
-        return UpdateRequest(loss, optimizer, by_pass=self.substeps * self.epochs > 1)
+        share = share_by_sample if self.scale_by_ess else None
+        return UpdateRequest(loss, optimizer, self.substeps * self.epochs > 1, share)
 
     def minibatches(self, datums: Sequence[Datum]) -> list[list[Datum]]:
         """Split the datums of a step into the minibatches of its optimizer steps."""
