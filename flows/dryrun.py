@@ -5,8 +5,8 @@ from prefect import flow
 from flows.recipe.recipe import Recipe
 from flows.runtime.by_policy import assemble, build, refer
 from flows.runtime.dryrun_recipe import DryRun
-from flows.runtime.open_run import name_of_run, open_run, train_split, training_sampling
-from flows.runtime.task_runner import PlayedGroups, task_runners, wait_for_batches
+from flows.runtime.open_run import name_of_run, open_run, train_split
+from flows.runtime.task_runner import task_runners, training_groups, wait_for_batches
 from tasks.evaluations import score_spans
 from tasks.reports.dryruns import describe
 from tasks.shards import ShardSize, draw_shard
@@ -26,7 +26,7 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
         path = opened.folder.shard(shard_name("train", 0))
         size = ShardSize(rollouts.groups)
         shard = draw_shard(path, train_split(recipe), recipe.seed, 0, size)
-        played = PlayedGroups(training_sampling(recipe), rollouts.group_size, rollouts.attempts)
+        played = training_groups(recipe)
         batches = runners.evaluation.submit_shard(opened, shard, lambda _: 0, played)
         trajectories = assemble(opened, 0, wait_for_batches(batches.values()))
         references = refer(opened, 0, trajectories)

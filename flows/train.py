@@ -15,14 +15,14 @@ from prefect import flow
 from flows.recipe.recipe import Recipe
 from flows.runtime.by_policy import accumulate, assemble, build, record_step, refer, update
 from flows.runtime.evaluation import HeldOutEvaluations
-from flows.runtime.open_run import name_of_run, open_run, train_split_at, training_sampling
+from flows.runtime.open_run import name_of_run, open_run, train_split_at
 from flows.runtime.overlap import iterate_steps
 from flows.runtime.run_summary import RunSummary, summarize_run
 from flows.runtime.task_runner import (
     CheckpointOf,
-    PlayedGroups,
     Spans,
     task_runners,
+    training_groups,
     wait_for_batches,
 )
 from tasks.metrics import StepFiles
@@ -41,10 +41,10 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
     """
     rollouts, credit, method = recipe.rollouts, recipe.credit(), recipe.update_method()
     size = ShardSize(rollouts.groups, rollouts.batches, rollouts.rounds)
-    played = PlayedGroups(training_sampling(recipe), rollouts.group_size, rollouts.attempts)
+    played = training_groups(recipe)
     with (
         open_run(recipe, run or name_of_run()) as opened,
-        task_runners(rollouts, opened) as runners,
+        task_runners(rollouts, opened, played) as runners,
         Artifacts(opened.folder, recipe.steps) as artifacts,
     ):
         folder = opened.folder

@@ -12,6 +12,7 @@ import pyarrow as pa
 import tinker
 
 from tasks.algorithm.advantages import CreditAssignment, estimate_advantages, find_advantage
+from tasks.algorithm.comparisons import Baselines
 from tasks.algorithm.divergences import Penalty
 from tasks.algorithm.losses import find_loss
 from tasks.algorithm.settings import Settings, complete_settings
@@ -20,7 +21,7 @@ from tasks.references import reference_logprobs
 from tasks.returns import Calls, calls_of, earnings_by_role
 from tasks.storage.durability import durable
 from tasks.storage.tables import arrays, read, write
-from tasks.trajectories import LISTS, MeanRewards, assemble, rewards_by_role
+from tasks.trajectories import LISTS, MeanRewards, assemble, greedy_rewards, rewards_by_role
 
 SCHEMA = pa.schema(
     [
@@ -175,7 +176,12 @@ def _assign(
     calls = calls_of(trajectories, penalties if in_reward else None)
     names = [*zip(*(trajectories[n].to_pylist() for n in ("role", "rollout_id")), strict=True)]
     rewards = rewards_by_role(trajectories, credit.rewards_query)
-    earned = _compare(calls, rewards, credit, in_reward, history)
+    greedy = greedy_rewards(trajectories)
+    baselines = {
+        role: Baselines([means[role] for means in history if role in means], greedy.get(role, {}))
+        for role in rewards
+    }
+    earned = _compare(calls, rewards, credit, in_reward, baselines)
     places = [place for place, name in enumerate(names) if name in earned]
     numbers = trajectories["call_numbers"].to_pylist()
     masks = arrays(trajectories["mask"])
@@ -239,7 +245,7 @@ def _compare(
     rewards: Mapping[str, Mapping[str, Mapping[str, float]]],
     credit: CreditAssignment,
     in_reward: bool,
-    history: Sequence[MeanRewards],
+    baselines: Mapping[str, Baselines],
 ) -> dict[tuple[str, str], dict[int, np.ndarray]]:
     """Map role and rollout to the advantages of each call's tokens; omit groups too small."""
     row = find_advantage(credit.advantage)
@@ -248,8 +254,9 @@ def _compare(
     earned: dict[tuple[str, str], dict[int, np.ndarray]] = {}
     for role, groups in earnings_by_role(calls, rewards, credit.discount, unit).items():
         large = {name: of for name, of in groups.items() if len(of) >= credit.min_group_size}
-        past = [means[role] for means in history if role in means]
-        advantages = estimate_advantages(large, credit.advantage, credit.advantage_settings, past)
+        advantages = estimate_advantages(
+            large, credit.advantage, credit.advantage_settings, baselines[role]
+        )
         for rollout, values in advantages.items():
             of_calls = calls[role, rollout]
             tokens = np.array(values) if by_token else _repeat(values, of_calls)

@@ -25,6 +25,7 @@ rollouts as (
         sum((attributes ->> '$.calls_refused')::bigint) as refused
 
     from spans
+    where not starts_with(rollout_id, 'baseline-')
     group by rollout_id
 
 ),

@@ -29,7 +29,8 @@ def assemble(spans: Sequence[Path], trained_roles: Sequence[str] = TRAINED_ROLES
     tokens a call added) and `call_rewards` (null if its role has none) are aligned too.
 
     `reward` is the reward of the trajectory's role if the agent rewards roles, null if it rewards
-    other roles only, and the rollout's reward otherwise. `truncated` is whether an answer ended at
+    other roles only, and the rollout's reward otherwise; `baseline` is that of the group's greedy
+    rollout, null if there is none. `truncated` is whether an answer ended at
     its limit of tokens. Calls that no policy answered have no tokens.
 
     `begins` says why a trajectory does not continue an earlier call: it is `new` (a conversation
@@ -104,6 +105,15 @@ def _role_rewards(
         if row["call_rewards"]:
             by_call.add(name)
     return given, by_call
+
+
+def greedy_rewards(trajectories: pa.Table) -> dict[str, dict[str, float]]:
+    """Map role → group → reward of the group's greedy rollout, where there is one."""
+    roles: dict[str, dict[str, float]] = {}
+    for row in trajectories.select(["role", "group_id", "baseline"]).to_pylist():
+        if row["baseline"] is not None:
+            roles.setdefault(row["role"], {})[row["group_id"]] = row["baseline"]
+    return roles
 
 
 def rewards_by_group(

@@ -1,5 +1,6 @@
 -- One row per trajectory: the calls of one role whose tokens only grew, in the attempt that earned
--- the rollout's reward. Every call of that attempt is in exactly one trajectory.
+-- the rollout's reward. Every call of that attempt is in exactly one trajectory. Greedy rollouts of a
+-- group, of the split `baseline`, are not here: their reward is the group's `baseline`.
 with recursive
 
 spans as (
@@ -161,6 +162,12 @@ trajectories as (
 
 select
     * exclude (turns),
+    (
+        select any_value(greedy.reward)
+        from trajectories as greedy
+        where greedy.role = trajectories.role
+            and greedy.group_id = 'baseline-' || substr(trajectories.group_id, 7)
+    ) as baseline,
     flatten([turn.observed || turn.response for turn in turns]) as tokens,
     flatten([
         list_resize([]::float[], len(turn.observed), 0) || turn.logprobs for turn in turns
@@ -174,4 +181,5 @@ select
     ]) as mask
 
 from trajectories
+where not starts_with(group_id, 'baseline-')
 order by rollout_id, role, first_call

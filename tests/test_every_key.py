@@ -183,6 +183,7 @@ def trajectories() -> Any:
                     "first_call": 0,
                     "policy_version": "00000",
                     "reward": float(rollout == 1) - 0.5 * group,
+                    "baseline": 0.3 * group,
                     "tokens": [10, 20, 10, *range(30, 27 + length)],
                     "logprobs": (log_q * mask).tolist(),
                     "mask": mask,

@@ -166,9 +166,10 @@ class Algorithm(Section):
 
     def across_groups(self) -> list[str]:
         """List what depends on a whole step, so that no batch's loss is known before its end."""
+        row = find_advantage(self.advantage)
         settings = {
             f"algorithm.aggregation {self.aggregation}": self.aggregation in ("sum", "fixed"),
-            f"algorithm.advantage {self.advantage}": find_advantage(self.advantage).in_groups,
+            f"algorithm.advantage {self.advantage}": row.in_groups and not row.by_greedy,
             "algorithm.rewards": self.rewards is None,
             f"algorithm.trained_calls {self.trained_calls}": self.trained_calls is None,
             f"algorithm.kl.coefficient {self.kl.coefficient:g}": self.kl.coefficient == 0,

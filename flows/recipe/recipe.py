@@ -278,6 +278,24 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _greedy_rollouts_are_of_the_step(self) -> Self:
+        algorithm, order = self.algorithm, self.rollouts.order
+        if not find_advantage(algorithm.advantage).by_greedy:
+            return self
+        if order == "arrival":
+            raise ValueError(
+                f"algorithm.advantage {algorithm.advantage} with rollouts.order arrival: a step "
+                "may be made of batches whose greedy rollouts have not ended; give order shard"
+            )
+        if algorithm.rewards is not None:
+            raise ValueError(
+                f"algorithm.rewards with algorithm.advantage {algorithm.advantage} would shape the "
+                "rewards of rollouts, but not of the greedy ones that they are compared with; "
+                "leave it out, or give advantage leave_one_out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _shards_depend_on_what_is_recorded(self) -> Self:
         if self.dataset.order == "pass_rate" and self.rollouts.order == "arrival":
             raise ValueError(

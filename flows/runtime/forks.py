@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from adapters.door.roles import policy_of
 from flows.recipe.recipe import Recipe
+from tasks.algorithm.advantages import find_advantage
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics, record_metrics
 from tasks.storage.arrivals import ArrivalLedger, batches_of
@@ -21,7 +22,7 @@ from tasks.storage.manifest import (
     recipe_of,
     write_manifest,
 )
-from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from tasks.storage.run_folder import BASELINE, RunError, RunFolder, folder_of, shard_name
 
 OF_ONE_ENGINE = ("lock", "engine.log")
 
@@ -83,6 +84,12 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
         )
     why = "nothing is sampled, so it would be ignored; fork the run instead"
     _refuse(parent, recipe, SAMPLED, why, free=NOT_SAMPLED)
+    compared = recipe["algorithm"]["advantage"]
+    if find_advantage(compared).by_greedy and not parent.journalled(shard_name(BASELINE, 0)):
+        raise RunError(
+            f"{parent.path} has no greedy rollouts, with which algorithm.advantage {compared} "
+            "compares: give another advantage, such as leave_one_out"
+        )
     with _new_run(parent, name, recipe, fingerprint, {"how": REPLAY, "step": 0}) as replay:
         for step in range(recipe["steps"]):
             rollouts = _files_of(parent, batches_of(parent, step))

@@ -12,10 +12,13 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from adapters.calls import Policy, Sampling
 from adapters.door.batches import SampledBy
 from adapters.harness.batches import play_batch
+from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Rollouts
-from flows.runtime.open_run import OpenRun
+from flows.runtime.open_run import OpenRun, greedy_sampling, training_sampling
+from tasks.algorithm.advantages import find_advantage
 from tasks.rollouts import BatchPlan, Play, collect_rollouts
 from tasks.shards import read_shard
+from tasks.storage.run_folder import BASELINE
 
 EVALUATED_SHARDS = 2
 """Shards of an evaluation: one is sampled, one is played greedily."""
@@ -29,11 +32,26 @@ CheckpointOf = Callable[[str], int]
 
 @dataclass(frozen=True)
 class PlayedGroups:
-    """Plan of a shard's groups: their size, the attempts at a rollout, and the sampling."""
+    """Plan of a shard's groups: their size, the attempts at a rollout, and the sampling.
+
+    With a sampling of the `baseline`, each example is played by it once more.
+    """
 
     sampling: Sampling
     size: int
     attempts: int = 1
+    baseline: Sampling | None = None
+
+
+def training_groups(recipe: Recipe) -> PlayedGroups:
+    """Return the plan of a training step's groups."""
+    compared = find_advantage(recipe.algorithm.advantage)
+    return PlayedGroups(
+        training_sampling(recipe),
+        recipe.rollouts.group_size,
+        recipe.rollouts.attempts,
+        greedy_sampling(recipe) if compared.by_greedy else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -57,10 +75,18 @@ class RolloutRunner:
     ) -> dict[str, Spans]:
         """Submit the batches of round `number` of a shard; return them by name."""
         batches = sorted({row["batch"] for row in read_shard(shard) if row["round"] == number})
-        plans = [BatchPlan(shard.stem, batch, groups.size, groups.attempts) for batch in batches]
+        plans = [
+            (BatchPlan(shard.stem, batch, groups.size, groups.attempts), groups.sampling)
+            for batch in batches
+        ]
+        if groups.baseline is not None:
+            name = f"{BASELINE}-{shard.stem.partition('-')[2]}"
+            plans += [
+                (BatchPlan(name, batch, 1, groups.attempts), groups.baseline) for batch in batches
+            ]
 
-        def sampled_by(batch: str) -> SampledBy:
-            return SampledBy(self.policies(checkpoint(batch)), groups.sampling)
+        def sampled_by(batch: str, sampling: Sampling) -> SampledBy:
+            return SampledBy(self.policies(checkpoint(batch)), sampling)
 
         return {
             plan.name: self.tasks.submit(
@@ -70,11 +96,11 @@ class RolloutRunner:
                     "shard": shard,
                     "plan": plan,
                     "server": run.rollouts,
-                    "sampled_by": partial(sampled_by, plan.name),
+                    "sampled_by": partial(sampled_by, plan.name, sampling),
                     "play": self.play,
                 },
             )
-            for plan in plans
+            for plan, sampling in plans
         }
 
 
@@ -97,8 +123,10 @@ class RolloutRunners:
 
 
 @contextmanager
-def task_runners(rollouts: Rollouts, run: OpenRun) -> Iterator[RolloutRunners]:
-    """Run batches as tasks in threads of the flow's process.
+def task_runners(
+    rollouts: Rollouts, run: OpenRun, played: PlayedGroups | None = None
+) -> Iterator[RolloutRunners]:
+    """Run batches as tasks in threads of the flow's process, as many as are `played` at a time.
 
     A thread plays its batch, or waits for the cluster that plays it. An error of the flow cancels
     the batches that are under way.
@@ -107,6 +135,8 @@ def task_runners(rollouts: Rollouts, run: OpenRun) -> Iterator[RolloutRunners]:
     policies = run.policies.at_or_newer if inflight else run.policies.at
     batches = rollouts.batches
     playing, evaluating = batches * rollouts.steps_under_way(), batches * EVALUATED_SHARDS
+    if played is not None and played.baseline is not None:
+        playing *= 2
     with (
         _player(rollouts, playing + evaluating) as play,
         ThreadPoolTaskRunner[Path](max_workers=playing) as tasks,

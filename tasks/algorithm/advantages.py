@@ -7,9 +7,9 @@ from typing import Literal
 
 from tasks.algorithm.comparisons import (
     Advantages,
+    Baselines,
     Estimator,
     Groups,
-    History,
     asymre,
     centred,
     compare_calls,
@@ -19,6 +19,7 @@ from tasks.algorithm.comparisons import (
     opmd,
     rebn,
     reinforce_plus_plus,
+    remax,
     rollouts_of,
     running_mean,
     standardize_over_step,
@@ -40,7 +41,8 @@ class Advantage:
     are told apart even if they share one reward, and `by_token` whether a call's tokens are, if
     rewards have a penalty for each: then each token stands as a call does. `discounts` is whether
     it reads the returns of calls, which a discount changes, `by_history` whether it reads the
-    history of the role, and `alone` whether a rollout without others in its group has an advantage.
+    history of the role, `by_greedy` whether each example is played greedily as well, and `alone`
+    whether a rollout without others in its group has an advantage.
     """
 
     formula: str
@@ -52,6 +54,7 @@ class Advantage:
     by_token: bool = False
     discounts: bool = True
     by_history: bool = False
+    by_greedy: bool = False
     alone: bool = False
 
 
@@ -109,6 +112,14 @@ ADVANTAGES: Mapping[str, Advantage] = {
             "baseline": Option("mean", ("mean", "log_mean_exp")),
             "tau": Number(1.0, 1e-3, used_by=("baseline", ("log_mean_exp",))),
         },
+    ),
+    "remax": Advantage(
+        "r - reward of the example's greedy rollout",
+        "arXiv:2310.10505",
+        remax,
+        discounts=False,
+        by_greedy=True,
+        alone=True,
     ),
     "asymre": Advantage(
         "r - (mean + shift)",
@@ -185,7 +196,7 @@ def check_advantage(name: str, settings: Settings) -> None:
 
 
 def estimate_advantages(
-    groups: Groups, name: str, settings: Settings, history: History = ()
+    groups: Groups, name: str, settings: Settings, baselines: Baselines | None = None
 ) -> Advantages:
     """Estimate the advantages of a step's calls; ValueError for a reward that is not finite."""
     for rollout, calls in rollouts_of(groups):
@@ -193,7 +204,7 @@ def estimate_advantages(
             _check_finite(rollout, call.returned)
     row = find_advantage(name)
     complete = complete_settings(f"the advantage {name}", settings, row.settings)
-    return row.estimate(groups, complete, history) if groups else {}
+    return row.estimate(groups, complete, baselines or Baselines()) if groups else {}
 
 
 def _check_finite(rollout: str, reward: float) -> None:

@@ -7,7 +7,7 @@ compare over the whole step, or with earlier steps.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from math import exp, fsum, log, sqrt
 from statistics import fmean, stdev
@@ -35,10 +35,20 @@ Groups = Mapping[str, Mapping[str, Sequence[Earned]]]
 Advantages = dict[str, list[float]]
 """Rollout → the advantages of its calls."""
 
-History = Sequence[float]
-"""Mean reward of a role in each earlier step in which it had one, in order."""
 
-Estimator = Callable[[Groups, Settings, History], Advantages]
+@dataclass(frozen=True)
+class Baselines:
+    """Rewards of a role beside those of the step's rollouts.
+
+    `earlier` is its mean reward in each earlier step in which it had one, in order, and `greedy`
+    the reward of each group's greedy rollout, where that has one.
+    """
+
+    earlier: Sequence[float] = ()
+    greedy: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+Estimator = Callable[[Groups, Settings, Baselines], Advantages]
 Comparison = Callable[[Sequence[float], Settings], list[float]]
 
 
@@ -108,7 +118,7 @@ def maxrl(returns: Sequence[float], settings: Settings) -> list[float]:
 def compare_calls(compare: Comparison) -> Estimator:
     """Make an estimator that compares the n-th calls of each group."""
 
-    def estimate(groups: Groups, settings: Settings, _: History) -> Advantages:
+    def estimate(groups: Groups, settings: Settings, _: Baselines) -> Advantages:
         advantages: Advantages = {name: [] for group in groups.values() for name in group}
         for group in groups.values():
             for call in range(max(map(len, group.values()), default=0)):
@@ -128,7 +138,7 @@ def standardize_over_step(groups: Groups, *_: object) -> Advantages:
     if is_uniform(returns):
         return {name: [0.0] * len(of) for name, of in rollouts_of(groups)}
     deviation = stdev(returns)
-    apart = compare_calls(centred)(groups, {}, ())
+    apart = compare_calls(centred)(groups, {}, Baselines())
     return {name: [value / deviation for value in of] for name, of in apart.items()}
 
 
@@ -142,7 +152,7 @@ def reinforce_plus_plus(groups: Groups, *_: object) -> Advantages:
     return _whiten(groups, lambda call: call.tokens)
 
 
-def step_grpo(groups: Groups, settings: Settings, _: History) -> Advantages:
+def step_grpo(groups: Groups, settings: Settings, _: Baselines) -> Advantages:
     """Standardize the rollouts' rewards, and give each call its rollout's advantage or a share."""
     shares = settings["spread"] == "divide"
     advantages: Advantages = {}
@@ -155,7 +165,7 @@ def step_grpo(groups: Groups, settings: Settings, _: History) -> Advantages:
     return advantages
 
 
-def gigpo(groups: Groups, settings: Settings, _history: History) -> Advantages:
+def gigpo(groups: Groups, settings: Settings, _baselines: Baselines) -> Advantages:
     """Add to the rollout's advantage ω times its calls', compared where they observed the same.
 
     Both are centred or, with `deviation` group, standardized.
@@ -179,7 +189,19 @@ def gigpo(groups: Groups, settings: Settings, _history: History) -> Advantages:
     return advantages
 
 
-def running_mean(groups: Groups, settings: Settings, history: History) -> Advantages:
+def remax(groups: Groups, _: Settings, baselines: Baselines) -> Advantages:
+    """Subtract from a rollout's reward that of its example's greedy rollout.
+
+    Where that one has failed, the group teaches nothing.
+    """
+    return {
+        name: [calls[0].reward - baselines.greedy.get(group, calls[0].reward)] * len(calls)
+        for group, rollouts in groups.items()
+        for name, calls in rollouts.items()
+    }
+
+
+def running_mean(groups: Groups, settings: Settings, baselines: Baselines) -> Advantages:
     """Subtract from a rollout's reward the running mean of its role's rewards in earlier steps.
 
     With m_k the mean reward of step k, the baseline of step s is Σ d^(s-1-k) m_k / Σ d^(s-1-k) over
@@ -191,8 +213,8 @@ def running_mean(groups: Groups, settings: Settings, history: History) -> Advant
     reinforce whatever that step sampled. The earlier rewards are without penalties.
     """
     rewards = {name: calls[0].reward for name, calls in rollouts_of(groups)}
-    if history:
-        baseline = _moving_average(history, float(settings["decay"]))
+    if baselines.earlier:
+        baseline = _moving_average(baselines.earlier, float(settings["decay"]))
         apart = [reward - baseline for reward in rewards.values()]
     else:
         apart = centred([*rewards.values()], settings)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tasks.storage.json_files import append_row, read_log
 from tasks.storage.owners import Ownership
-from tasks.storage.run_folder import RunFolder, shard_name
+from tasks.storage.run_folder import BASELINE, RunFolder, shard_name
 
 
 class ArrivalLedger:
@@ -63,6 +63,12 @@ class ArrivalLedger:
 
 
 def batches_of(run: RunFolder, step: int) -> list[str]:
-    """List the batches that a step is made of: by the ledger, or else those of its own shard."""
+    """List the batches that a step is made of: by the ledger, or else those of its own shard.
+
+    Greedy baselines are among them.
+    """
     made = ArrivalLedger(run.arrivals).steps()
-    return made[step] if step in made else run.journalled(shard_name("train", step))
+    if step in made:
+        return made[step]
+    shards = shard_name("train", step), shard_name(BASELINE, step)
+    return [batch for shard in shards for batch in run.journalled(shard)]

@@ -30,6 +30,10 @@ class RunError(UserError):
     """Refusal to open or change a run as it was asked."""
 
 
+BASELINE = "baseline"
+"""Split of the greedy rollouts with which those of a training step are compared."""
+
+
 def shard_name(split: str, step: int) -> str:
     """Name the shard of a split at a step: `train-00003`."""
     return f"{split}-{step:05d}"
@@ -176,8 +180,9 @@ class RunFolder:
 
     def held_out(self, step: int) -> list[str]:
         """List the sealed batches of held-out examples that checkpoint `step` has played."""
+        trained = ("train-", f"{BASELINE}-")
         found = (path.stem for path in (self.path / "spans").glob(f"[!.]*-{step:05d}.*.parquet"))
-        return _in_order(batch for batch in found if not batch.startswith("train-"))
+        return _in_order(batch for batch in found if not batch.startswith(trained))
 
     def learning_files(self, step: int) -> list[Path]:
         """List what the policies made of the rollouts of a step: trajectories to updates."""
