@@ -41,7 +41,9 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
     """
     rollouts, credit, method = recipe.rollouts, recipe.credit(), recipe.update_method()
     size = ShardSize(rollouts.groups, rollouts.batches, rollouts.rounds)
-    played = PlayedGroups(training_sampling(recipe), rollouts.group_size, rollouts.attempts)
+    played = PlayedGroups(
+        training_sampling(recipe), rollouts.group_size, rollouts.attempts, rollouts.quorum
+    )
     with (
         open_run(recipe, run or name_of_run()) as opened,
         task_runners(rollouts, opened) as runners,

@@ -61,6 +61,11 @@ def test_partial_groups_are_trained_from_a_size_on(
         ({"partial_groups": "wait"}, "wait with attempts 1"),
         ({"partial_groups": "drop_group", "minimum_group": 3}, "would be ignored by drop_group"),
         ({"group_size": 4, "minimum_group": 5}, "is more than group_size 4"),
+        ({"quorum": 0.5, "partial_groups": "drop_group"}, "0.5 with partial_groups drop_group"),
+        ({"quorum": 0.5, "partial_groups": "wait", "attempts": 2}, "with partial_groups wait"),
+        ({"quorum": 0.9, "groups": 2, "group_size": 4}, "in a batch of 8 .* is rounded up to all"),
+        ({"quorum": 0.9, "batches": 16}, "nothing in a batch of 8 rollouts"),
+        ({"quorum": 0}, "greater than 0"),
     ],
 )
 def test_a_treatment_of_partial_groups_that_does_nothing_is_refused(
@@ -238,7 +243,7 @@ def test_the_fingerprint_of_a_recipe_is_the_same_in_all_versions_of_a_format() -
             "optimizer": {"learning_rate": 0.005},
         }
     )
-    known = "ca7571be9e55546d2c8014ee5590118b6efefc4dc1c3dabdfa1ff9fe1c5a1a5b"
+    known = "ebea79195e0985a1ec849b9da3341c0e69b03afbd42ccd358b5449a413ebd05b"
     assert recipe.fingerprint() == known
 
 

@@ -29,11 +29,12 @@ CheckpointOf = Callable[[str], int]
 
 @dataclass(frozen=True)
 class PlayedGroups:
-    """Plan of a shard's groups: their size, the attempts at a rollout, and the sampling."""
+    """Plan of a shard's groups: the sampling, their size, the attempts at a rollout, the quorum."""
 
     sampling: Sampling
     size: int
     attempts: int = 1
+    quorum: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,10 @@ class RolloutRunner:
     ) -> dict[str, Spans]:
         """Submit the batches of round `number` of a shard; return them by name."""
         batches = sorted({row["batch"] for row in read_shard(shard) if row["round"] == number})
-        plans = [BatchPlan(shard.stem, batch, groups.size, groups.attempts) for batch in batches]
+        plans = [
+            BatchPlan(shard.stem, batch, groups.size, groups.attempts, groups.quorum)
+            for batch in batches
+        ]
 
         def sampled_by(batch: str) -> SampledBy:
             return SampledBy(self.policies(checkpoint(batch)), groups.sampling)
