@@ -1,5 +1,7 @@
 """Play a handful of examples through everything but the update."""
 
+from dataclasses import replace
+
 from prefect import flow
 
 from flows.recipe.recipe import Recipe
@@ -26,7 +28,7 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
         path = opened.folder.shard(shard_name("train", 0))
         size = ShardSize(rollouts.groups)
         shard = draw_shard(path, train_split(recipe), recipe.seed, 0, size)
-        played = training_groups(recipe)
+        played = replace(training_groups(recipe), quorum=1.0)
         batches = runners.evaluation.submit_shard(opened, shard, lambda _: 0, played)
         trajectories = assemble(opened, 0, wait_for_batches(batches.values()))
         references = refer(opened, 0, trajectories)

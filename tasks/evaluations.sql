@@ -22,6 +22,7 @@ rollouts as (
 
     from read_parquet($spans)
     group by rollout_id
+    having not bool_or(kind = 'left_out')
 
 ),
 

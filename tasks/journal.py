@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from adapters.children import keep_from_children
 from adapters.errors import UserError
-from tasks.spans import SCHEMA, TIMES, Span, check, identity, table, without_answered
+from tasks.spans import SCHEMA, TIMES, Span, check, identity, rows_of, table
 from tasks.storage.files import is_full, is_written
 from tasks.storage.tables import read, write
 
@@ -177,23 +177,23 @@ def read_journal(path: Path) -> list[Span]:
 
 
 def seal(journal: Path, parquet: Path) -> Path:
-    """Write the journal's spans to `parquet`, sorted, unless that exists. The journal stays.
+    """Write the rows of a journal's spans to `parquet`, sorted, unless that exists.
 
-    Begun calls that were answered are left out.
+    The journal stays, and what is sealed depends on nothing else.
     """
     if not is_written(parquet):
         spans = read_journal(journal)
         repeated = [key for key, count in Counter(map(identity, spans)).items() if count > 1]
         if repeated:
             raise JournalError(f"{journal} has the span {repeated[0]} twice; a span is made once")
-        write(table(without_answered(spans)), parquet)
+        write(table(rows_of(spans)), parquet)
     return parquet
 
 
 def read_spans(path: Path) -> pa.Table:
     """Read the spans of a journal or of its Parquet file: the same table from either."""
     if path.suffix == ".jsonl":
-        return table(without_answered(read_journal(path)))
+        return table(rows_of(read_journal(path)))
     return read(path, schema=SCHEMA)
 
 

@@ -30,7 +30,7 @@ COST = "cost/"
 PAID = ("calls", "calls/other_roles", "tokens/prompt", "tokens/sampled", "seconds/sampling")
 """Metrics of what sampling costs, beside those of COST."""
 
-OF_ROLLOUTS = ("rollouts/", "reward/", COST, "calls/", "replay/", "seconds/sampling")
+OF_ROLLOUTS = ("rollouts/", "stragglers/", "reward/", COST, "calls/", "replay/", "seconds/sampling")
 """Prefixes of the metrics of a step's rollouts, whichever policies they train."""
 
 
@@ -58,6 +58,8 @@ def measure(
     tokens, q being the policy that sampled them, and `kl_reference_v1` and `_v2` estimate its
     divergence from the reference, as `divergence` does; `seconds/sampling` lasts from the first
     call's start to the last rollout's end, and `seconds/rollout` is the mean length of an attempt.
+    `stragglers/…` is over the rollouts that were left out and, as `kept_…`, over those with a
+    reward: the mean calls and sampled tokens of the trained roles, up to where each was cut off.
     """
     spans = [verified(path) for path in files.spans]
     counts = select(QUERY, spans=spans, trained=list(trained_roles)).to_pylist()[0]
@@ -173,7 +175,8 @@ def _seconds(paths: Sequence[Path]) -> dict[str, float | None]:
     tables = [read(path, columns=["kind", "started", "ended"]) for path in paths]
     spans = [span for table in tables for span in table.to_pylist()]
     ended = [span["ended"] for span in spans if span["ended"] is not None]  # a lost call has none
-    whole = max(ended) - min(span["started"] for span in spans)
+    started = [span["started"] for span in spans if span["started"] is not None]
+    whole = max(ended) - min(started)
     attempts = [s["ended"] - s["started"] for s in spans if s["kind"] in (REWARD, ERROR)]
     seconds = [attempt.total_seconds() for attempt in attempts]
     return {

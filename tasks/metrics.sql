@@ -18,6 +18,7 @@ rollouts as (
     select
         rollout_id,
         arg_max(reward, attempt) filter (where reward_name = 'reward') as reward,
+        bool_or(kind = 'left_out') as left_out,
         max(attempt) > 0 as retried,
         any_value(group_id) as group_id,
         count(*) filter (where kind = 'llm') = 0 as silent,
@@ -34,13 +35,52 @@ outcomes as (
 
     select
         count(reward) as "rollouts/ok",
-        count(*) - count(reward) as "rollouts/failed",
+        count(*) filter (where reward is null and not left_out) as "rollouts/failed",
         count(*) filter (where retried) as "rollouts/retried",
         count(*) filter (where silent and reward is not null) as "rollouts/without_calls",
         coalesce(sum(refused), 0)::bigint as "calls/refused",
         list(reward order by rollout_id) filter (where reward is not null) as rewards
 
     from rollouts
+
+),
+
+lengths as (
+
+    -- How far a rollout came: its longest attempt, with what that was given again.
+    select
+        rollout_id,
+        max(calls) as calls,
+        max(tokens) as tokens
+
+    from (
+        select
+            rollout_id,
+            count(*) filter (where kind = 'llm' and trained) as calls,
+            sum(if(kind = 'llm' and trained, len(response_token_ids), 0)) as tokens
+        from spans
+        group by rollout_id, attempt
+    )
+    group by rollout_id
+
+),
+
+stragglers as (
+
+    -- Those that were left out beside those with a reward; nulls if none was left out.
+    select
+        nullif(count(*) filter (where left_out), 0) as "stragglers/count",
+        avg(calls) filter (where left_out) as "stragglers/calls",
+        avg(tokens) filter (where left_out) as "stragglers/tokens",
+        if(
+            bool_or(left_out), avg(calls) filter (where reward is not null), null
+        ) as "stragglers/kept_calls",
+        if(
+            bool_or(left_out), avg(tokens) filter (where reward is not null), null
+        ) as "stragglers/kept_tokens"
+
+    from rollouts
+    join lengths using (rollout_id)
 
 ),
 
@@ -141,6 +181,7 @@ others as (
 
 select
     outcomes.*,
+    stragglers.*,
     group_sizes,
     roles,
     "calls",
@@ -156,6 +197,7 @@ select
     others.*
 
 from outcomes
+cross join stragglers
 cross join groups
 cross join roles
 cross join calls

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from adapters.calls import Begun, Completion
 from adapters.door.batches import (
@@ -18,10 +19,21 @@ from adapters.door.batches import (
 )
 from adapters.door.door import Door
 from adapters.tinker.service import Service
+from tasks.algorithm.quorum import quorum_size
 from tasks.journal import Journal, read_journal, seal
 from tasks.recorded_calls import recorded_calls
 from tasks.shards import ShardRow, read_shard
-from tasks.spans import ERROR, REWARD, EndedAttempt, begun_span, call_span, end_spans
+from tasks.spans import (
+    CLOSED,
+    ERROR,
+    REWARD,
+    EndedAttempt,
+    Span,
+    begun_span,
+    call_span,
+    closed_span,
+    end_spans,
+)
 from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
 from tasks.storage.run_folder import RunFolder, batch_name
@@ -37,13 +49,15 @@ Play = Callable[[str, str, str], Awaitable[None]]
 class BatchPlan:
     """Plan of a batch: its part of a shard, each example `group_size` times.
 
-    A rollout that fails is played again until it has been played `attempts` times.
+    A rollout that fails is played again until it has been played `attempts` times. When the share
+    `quorum` of the rollouts has ended, the others are left out.
     """
 
     shard: str
     number: int
     group_size: int
     attempts: int = 1
+    quorum: float = 1.0
 
     @property
     def name(self) -> str:
@@ -143,17 +157,20 @@ class JournalRecorder:
         self._attempts = plan.attempts
         self._journal = journal
         self._examples = dict(plan.examples(shard))
+        self._most_stragglers = len(self._examples) - quorum_size(plan.quorum, len(self._examples))
         self._left: dict[str, PlannedRollout] = {}
+        self._closed = False
         self.plan()
 
     @property
     def finished(self) -> bool:
-        """True when every rollout has ended."""
+        """True when every rollout has ended or is left out."""
         return not self._left
 
     def plan(self) -> tuple[int, Sequence[PlannedRollout]]:
         """Read the journal: the next attempt's number, and the rollouts that have not ended.
 
+        A batch of which enough has ended is closed, if a crash came before that was recorded.
         Raises TakenOver if the run has another owner by now.
         """
         self._server.run.check_owner()
@@ -166,7 +183,14 @@ class JournalRecorder:
             for name, row in self._examples.items()
             if name not in rewarded and failures[name] < self._attempts
         }
-        return 1 + max((span["attempt"] for span in spans), default=-1), [*self._left.values()]
+        attempt = max((span["attempt"] for span in spans), default=-1)
+        self._closed = any(span["kind"] == CLOSED for span in spans)
+        if self._has_quorum():
+            last = [span["rollout_id"] for span in spans if span["kind"] in (REWARD, ERROR)][-1]
+            self._journal.append_now(self._close(last, attempt, datetime.now(UTC)))
+        if self._closed:
+            self._left = {}
+        return attempt + 1, [*self._left.values()]
 
     def begun(self, begun: Begun) -> None:
         """Record that a call is about to be sampled."""
@@ -176,26 +200,55 @@ class JournalRecorder:
         """Record a call durably."""
         await self._journal.append(call_span(completion, self._server.run.name))
 
-    async def ended(self, end: RolloutEnd) -> None:
-        """Record an end durably; EngineDied if the engine's death may be its cause.
+    async def ended(self, end: RolloutEnd) -> bool:
+        """Record an end durably, and return whether it closes the batch.
 
-        Raises TakenOver if the run has another owner by now.
+        An end that makes enough is recorded together with the decision that the rest is left out;
+        no later end counts. EngineDied if the engine's death may be the cause of the end; raises
+        TakenOver if the run has another owner by now.
         """
         self._server.run.check_owner()
         self._server.service.check()
-        now, row = datetime.now(UTC), self._examples[end.rollout_id]
+        if self._closed:
+            return False
+        now = datetime.now(UTC)
+        spans = self._end_spans(end, now)
+        failures = self._left[end.rollout_id].failures + (spans[-1]["kind"] == ERROR)
+        if spans[-1]["kind"] == REWARD or failures >= self._attempts:
+            del self._left[end.rollout_id]
+        closes = self._has_quorum()
+        if closes:
+            spans.append(self._close(end.rollout_id, end.attempt, now))
+        *first, last = spans
+        for span in first:
+            self._journal.append_soon(span)
+        await self._journal.append(last)
+        if closes:
+            self._left = {}
+        return closes
+
+    def _end_spans(self, end: RolloutEnd, now: datetime) -> list[Span]:
         started = now - timedelta(seconds=end.seconds)
         attempt = EndedAttempt(end.rollout_id, end.attempt, started, now, self._server.run.name)
-        *credits, last = end_spans(attempt, end.outcome, end.calls)
-        last["attributes"] = {"example_id": row["example_id"], "example": row["example"]}
+        spans = end_spans(attempt, end.outcome, end.calls)
+        spans[-1]["attributes"] = self._attributes(end.rollout_id)
         if end.refused:
-            last["attributes"]["calls_refused"] = end.refused
-        for credit in credits:
-            self._journal.append_soon(credit)
-        await self._journal.append(last)
-        failures = self._left[end.rollout_id].failures + (last["kind"] == ERROR)
-        if last["kind"] == REWARD or failures >= self._attempts:
-            del self._left[end.rollout_id]
+            spans[-1]["attributes"]["calls_refused"] = end.refused
+        return spans
+
+    def _has_quorum(self) -> bool:
+        """Return whether the batch is to be closed now: enough has ended, and some have not."""
+        return not self._closed and 0 < len(self._left) <= self._most_stragglers
+
+    def _close(self, rollout_id: str, attempt: int, now: datetime) -> Span:
+        """Close the batch by the end of a rollout; return the record that makes it so."""
+        self._closed = True
+        end = EndedAttempt(rollout_id, attempt, now, now, self._server.run.name)
+        return closed_span(end, {name: self._attributes(name) for name in self._left})
+
+    def _attributes(self, rollout_id: str) -> dict[str, Any]:
+        row = self._examples[rollout_id]
+        return {"example_id": row["example_id"], "example": row["example"]}
 
 
 def write_spans(

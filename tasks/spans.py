@@ -1,4 +1,4 @@
-"""The schema of spans: the records of model calls, rewards and errors of a run.
+"""The schema of spans: the records of model calls, rewards, errors and stragglers of a run.
 
 The `gen_ai_` columns are OpenTelemetry's attributes of that name.
 """
@@ -22,7 +22,8 @@ Span = dict[str, Any]
 """Row of SCHEMA; missing columns are null. JSON columns hold plain values, times `datetime`s."""
 
 LLM, REWARD, CREDIT, ERROR, BEGUN = "llm", "reward", "credit", "error", "begun"
-KINDS = (LLM, REWARD, CREDIT, ERROR, BEGUN)
+CLOSED, LEFT_OUT = "closed", "left_out"
+KINDS = (LLM, REWARD, CREDIT, ERROR, BEGUN, CLOSED, LEFT_OUT)
 OURS, OTHER = "ratchet", "other"
 
 _time = pa.timestamp("us", "UTC")
@@ -147,11 +148,17 @@ def begun_span(begun: Begun, run_id: str | None = None) -> Span:
     }
 
 
-def without_answered(spans: Iterable[Span]) -> list[Span]:
-    """Drop the begun calls that were answered; the begun calls that are left were lost."""
-    kept = list(spans)
-    answered = {_place(span) for span in kept if span["kind"] == LLM}
-    return [span for span in kept if span["kind"] != BEGUN or _place(span) not in answered]
+def rows_of(spans: Sequence[Span]) -> list[Span]:
+    """Return the rows that a journal's spans make, which are those of the sealed batch.
+
+    Begun calls that were answered are dropped; those that are left were lost. The record that
+    closes a batch becomes an end of each straggler.
+    """
+    answered = {_place(span) for span in spans if span["kind"] == LLM}
+    rows = [span for span in spans if span["kind"] != BEGUN or _place(span) not in answered]
+    kept = [span for span in rows if span["kind"] != CLOSED]
+    closed = [span for span in rows if span["kind"] == CLOSED]
+    return kept + [end for span in closed for end in _left_out_spans(span)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +200,15 @@ def error_span(end: EndedAttempt, failure: Failure) -> Span:
         "error_type": failure.kind,
         "error_message": failure.message,
     }
+
+
+def closed_span(end: EndedAttempt, stragglers: Mapping[str, Mapping[str, Any]]) -> Span:
+    """Record that enough rollouts of a batch have ended, by the end that made them enough.
+
+    `stragglers` maps each rollout that is left out to the attributes of its end. The record is one
+    line of the journal, so that a crash keeps all of the decision or none of it.
+    """
+    return {**_end_span(end, CLOSED, CLOSED), "attributes": {LEFT_OUT: stragglers}}
 
 
 def end_spans(
@@ -300,6 +316,14 @@ def _end_span(end: EndedAttempt, kind: str, name: str) -> Span:
         "ended": end.ended,
         "status": "ok",
     }
+
+
+def _left_out_spans(closed: Span) -> Iterable[Span]:
+    """Yield the ends of the stragglers, without their starts: a player tells those at the end."""
+    attempt, now, run_id = closed["attempt"], closed["ended"], closed["run_id"]
+    for rollout_id, attributes in closed["attributes"][LEFT_OUT].items():
+        span = _end_span(EndedAttempt(rollout_id, attempt, now, now, run_id), LEFT_OUT, LEFT_OUT)
+        yield span | {"started": None, "status": LEFT_OUT, "attributes": attributes}
 
 
 def _call_id(rollout_id: str, attempt: int, role: str, call: int) -> str:

@@ -61,6 +61,11 @@ def test_partial_groups_are_trained_from_a_size_on(
         ({"partial_groups": "wait"}, "wait with attempts 1"),
         ({"partial_groups": "drop_group", "minimum_group": 3}, "would be ignored by drop_group"),
         ({"group_size": 4, "minimum_group": 5}, "is more than group_size 4"),
+        ({"quorum": 0.5, "partial_groups": "drop_group"}, "0.5 with partial_groups drop_group"),
+        ({"quorum": 0.5, "partial_groups": "wait", "attempts": 2}, "with partial_groups wait"),
+        ({"quorum": 0.9, "groups": 2, "group_size": 4}, "in a batch of 8 .* is rounded up to all"),
+        ({"quorum": 0.9, "batches": 16}, "nothing in a batch of 8 rollouts"),
+        ({"quorum": 0}, "greater than 0"),
     ],
 )
 def test_a_treatment_of_partial_groups_that_does_nothing_is_refused(
@@ -238,7 +243,7 @@ def test_the_fingerprint_of_a_recipe_is_the_same_in_all_versions_of_a_format() -
             "optimizer": {"learning_rate": 0.005},
         }
     )
-    known = "33c9f553a53b2196f3fcf4ff25a885a5bdb3263b1880109668d3cd4e44b037b3"
+    known = "087eef05d76e7bb1639da457e116ec9670c37f228d01f77171e6eb3ba55fd624"
     assert recipe.fingerprint() == known
 
 

@@ -2,7 +2,8 @@
 
 A player asks the door what is to be played (`begin`) and tells it of every end (`end`). Each
 `begin` is a new attempt at the batch and ends the authority of the attempt before it, so whoever
-begins last speaks, and nothing that has ended is played again.
+begins last speaks, and nothing that has ended is played again. An end may close the batch: what
+has not ended is then cut off, and left out.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from typing import Protocol
 from adapters.calls import Completion, Example, Place, Policy, Refused, Sampling
 from adapters.chat import Chat
 from adapters.door.call_sequence import CallRecorder, CallSequence
+from adapters.harness.batches import CLOSED
 from adapters.harness.rewards import Reward
 from adapters.running_clock import RunningClock, running_clock
 
@@ -28,17 +30,27 @@ class AttemptState(StrEnum):
     """The end was told; the last calls are being recorded, and new ones are refused."""
     REWARDED = "rewarded"
     FAILED = "failed"
+    LEFT_OUT = "left_out"
+    """The batch was closed before the attempt ended."""
     SUPERSEDED = "superseded"
     """A later attempt at the batch has begun."""
 
 
 CHANGES: Mapping[AttemptState, frozenset[AttemptState]] = {
-    AttemptState.PLAYING: frozenset({AttemptState.ENDING, AttemptState.SUPERSEDED}),
+    AttemptState.PLAYING: frozenset(
+        {AttemptState.ENDING, AttemptState.LEFT_OUT, AttemptState.SUPERSEDED}
+    ),
     AttemptState.ENDING: frozenset(
-        {AttemptState.REWARDED, AttemptState.FAILED, AttemptState.SUPERSEDED}
+        {
+            AttemptState.REWARDED,
+            AttemptState.FAILED,
+            AttemptState.LEFT_OUT,
+            AttemptState.SUPERSEDED,
+        }
     ),
     AttemptState.REWARDED: frozenset(),
     AttemptState.FAILED: frozenset(),
+    AttemptState.LEFT_OUT: frozenset(),
     AttemptState.SUPERSEDED: frozenset(),
 }
 """The legal changes of an attempt's state."""
@@ -83,8 +95,8 @@ class BatchRecorder(CallRecorder, Protocol):
         """Return the next attempt's number, and the rollouts that have not ended. It may block."""
         ...
 
-    async def ended(self, end: RolloutEnd) -> None:
-        """Record an end durably."""
+    async def ended(self, end: RolloutEnd) -> bool:
+        """Record an end durably; return whether it closes the batch, which leaves out the rest."""
         ...
 
 
@@ -147,13 +159,23 @@ class Attempt:
     def change(self, state: AttemptState) -> None:
         """Change the state as CHANGES allows; Refused (410) if it does not."""
         if state not in CHANGES[self.state]:
-            text = f"{self.rollout.id}, attempt {self.number}, is {self.state}."
-            raise Refused(410, text, code="over")
+            raise self.refusal()
         self.state = state
+
+    def refusal(self) -> Refused:
+        """Return the refusal of what comes after the attempt's end."""
+        text = f"{self.rollout.id}, attempt {self.number}, is {self.state}."
+        left_out = self.state is AttemptState.LEFT_OUT
+        return Refused(410, text, code=CLOSED if left_out else "over")
 
     async def finish_calls(self) -> None:
         """Refuse further calls, and wait until those being answered are recorded."""
         await asyncio.gather(*(calls.finish() for calls in self.roles.values()))
+
+    async def leave_out(self) -> None:
+        """Cut the attempt off: its calls are refused, and those being answered are cancelled."""
+        self.change(AttemptState.LEFT_OUT)
+        await asyncio.gather(*(calls.cancel() for calls in self.roles.values()))
 
 
 class OpenBatch:
@@ -176,7 +198,7 @@ class OpenBatch:
         self._attempts: dict[str, Attempt] = {}
         self._superseded: set[Attempt] = set()
         self._beginning = asyncio.Lock()
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[bool]] = set()
 
     async def begin(self) -> tuple[int, Sequence[PlannedRollout]]:
         """Begin the next attempt; return its number and the rollouts that have not ended.
@@ -214,23 +236,26 @@ class OpenBatch:
 
     async def end(
         self, rollout_id: str, number: int, outcome: Reward | Failure, seconds: float
-    ) -> None:
-        """Record the end of an attempt, which took `seconds`, once its last calls are recorded."""
+    ) -> bool:
+        """Record the end of an attempt, which took `seconds`, once its last calls are recorded.
+
+        Return whether the batch is closed by it: the attempts that have not ended are left out.
+        """
         attempt = self.attempt(rollout_id, number)
         attempt.change(AttemptState.ENDING)
         task = asyncio.create_task(self._end(attempt, outcome, seconds))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
 
-    async def _end(self, attempt: Attempt, outcome: Reward | Failure, seconds: float) -> None:
+    async def _end(self, attempt: Attempt, outcome: Reward | Failure, seconds: float) -> bool:
         await attempt.finish_calls()
         if self._attempts.get(attempt.rollout.id) is not attempt:
             attempt.change(AttemptState.SUPERSEDED)
         failed = isinstance(outcome, Failure)
         attempt.change(AttemptState.FAILED if failed else AttemptState.REWARDED)
         calls = {role: [] for role in self.settings.roles}
-        await self._recorder.ended(
+        closes = await self._recorder.ended(
             RolloutEnd(
                 attempt.rollout.id,
                 attempt.number,
@@ -240,6 +265,11 @@ class OpenBatch:
                 sum(calls.refused for calls in attempt.roles.values()),
             )
         )
+        if closes:
+            under_way = (AttemptState.PLAYING, AttemptState.ENDING)
+            stragglers = [one for one in self._attempts.values() if one.state in under_way]
+            await asyncio.gather(*(straggler.leave_out() for straggler in stragglers))
+        return closes
 
     def attempt(self, rollout_id: str, number: int) -> Attempt:
         """Return the attempt that is being played; Refused (404, 410) if there is none."""
@@ -248,8 +278,10 @@ class OpenBatch:
             text = f"{rollout_id}, attempt {number}, is not being played."
             over = number <= self._attempt
             raise Refused(410 if over else 404, text, code="over" if over else "not_begun")
-        if number < attempt.number or attempt.state is not AttemptState.PLAYING:
+        if number < attempt.number:
             raise Refused(410, f"{rollout_id}, attempt {number}, is over.", code="over")
+        if attempt.state is not AttemptState.PLAYING:
+            raise attempt.refusal()
         return attempt
 
     def calls(self, attempt: Attempt, role: str, chat: Chat, max_calls: int | None) -> CallSequence:

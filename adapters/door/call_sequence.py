@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import Protocol
 
 from adapters.calls import Begun, Completion, Place, Refused, Request
+from adapters.cancelling import cancel_and_wait
 from adapters.chat import Chat
 from adapters.door.prefixes import Prefixes
 from adapters.door.recorded import Answer, Memory, Recorded
@@ -103,6 +104,11 @@ class CallSequence:
         if self._running:
             await asyncio.wait(self._running)
 
+    async def cancel(self) -> None:
+        """Refuse further calls, and cancel those that are being answered, which are lost."""
+        self._closed = True
+        await cancel_and_wait(*self._running)
+
     async def _answer_once(self, request: Request, meta: RequestMeta, answer: Answer) -> Completion:
         """Answer a request, or give the answer it already has if it was sent before.
 
@@ -112,7 +118,12 @@ class CallSequence:
         if pending is None or not await _is_resent(pending, meta):
             pending = self._begin(request, meta, answer, pending)
         pending.meta = meta
-        return await asyncio.shield(pending.answering)
+        try:
+            return await asyncio.shield(pending.answering)
+        except asyncio.CancelledError:
+            if not pending.answering.cancelled():
+                raise
+            raise Refused(410, "The rollout attempt is over.", code="over") from None
 
     def _begin(
         self, request: Request, meta: RequestMeta, answer: Answer, before: PendingRequest | None

@@ -30,7 +30,7 @@ from adapters.door.chat_api import Caller, ChatApi, read_number, token_of
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.recorded import Answer
 from adapters.errors import UserError
-from adapters.harness.batches import BATCH, ROLE, ROLLOUT
+from adapters.harness.batches import BATCH, CLOSED, ROLE, ROLLOUT
 from adapters.harness.rewards import Reward, RewardError, read_reward
 
 LONGEST = 1e9
@@ -153,11 +153,11 @@ class Door(ChatApi):
         batch, attempt = self._find_attempt(request)
         outcome, seconds = _read_end(parse_json(await read_body(request)))
         try:
-            await batch.end(attempt.rollout.id, attempt.number, outcome, seconds)
+            closes = await batch.end(attempt.rollout.id, attempt.number, outcome, seconds)
         except UNRECORDED as error:
             text = f"The end of {attempt.rollout.id} could not be recorded ({error})."
             raise Refused(500, text, code="not_recorded") from error
-        return JSONResponse({})
+        return JSONResponse({CLOSED: closes})
 
 
 def _read_end(body: object) -> tuple[Reward | Failure, float]:

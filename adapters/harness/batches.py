@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Coroutine, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from traceback import TracebackException
@@ -31,6 +31,9 @@ BATCH = "/batch/{batch}"
 ROLLOUT = BATCH + "/rollout/{rollout_id}/attempt/{attempt}"
 ROLE = ROLLOUT + "/role/{role}/v1"
 """Paths of the door."""
+
+CLOSED = "closed"
+"""Word of the door that a batch is closed, and that what has not ended is left out."""
 
 LONGEST_MESSAGE = 10_000
 """Characters that are kept of an error's message: few enough for the last line of a program."""
@@ -74,10 +77,15 @@ class BatchRefused(UserError):
     """Refusal of the door to hand out a batch, or to record one of its ends."""
 
 
+class BatchClosed(Exception):
+    """Answer of the door that the batch is closed, which ends the rollouts that are left."""
+
+
 async def play_batch(door: str, batch: str, token: str) -> None:
     """Play what is left of a batch, and return when every rollout of this attempt has ended.
 
-    Raises BatchRefused if the door refuses the batch or one of its ends.
+    When the door has closed the batch, the agents that have not ended are cancelled. Raises
+    BatchRefused if the door refuses the batch or one of its ends.
     """
     asyncio.get_running_loop().set_task_factory(contained_task)
     bearer = {"authorization": f"Bearer {token}"}
@@ -93,7 +101,8 @@ async def play_batch(door: str, batch: str, token: str) -> None:
         player = _Player(attempt, agent, http, begun["concurrency"])
         playing = [asyncio.create_task(player.play(rollout)) for rollout in begun["rollouts"]]
         try:
-            await asyncio.gather(*playing)
+            with suppress(BatchClosed):
+                await asyncio.gather(*playing)
         finally:
             await cancel_and_wait(*playing)
 
@@ -153,7 +162,8 @@ class _Player:
         url, content = self._url("/end", rollout_id), write_outcome(end)
         async with self._ends:
             response = await self._http.post(url, content=content)
-        _read(response)
+        if _read(response)[CLOSED]:
+            raise BatchClosed
 
     async def _play(self, rollout_id: str, example: Example) -> Outcome:
         playing = self._agent.play(example, self._batch.endpoints(rollout_id))
@@ -203,7 +213,8 @@ def write_outcome(end: Mapping[str, object]) -> bytes:
 
 def _read(response: httpx.Response) -> dict[str, Any]:
     if response.is_error:
-        raise BatchRefused(response.json()["error"]["message"])
+        error = response.json()["error"]
+        raise BatchClosed if error["code"] == CLOSED else BatchRefused(error["message"])
     return response.json()
 
 

@@ -366,7 +366,7 @@ class Recipe(Section):
         Keys that change no result are left out, so that they may change when a run continues.
         """
         values = self.model_dump(mode="json", exclude=CHANGES_NO_RESULT)
-        if self.rollouts.order == "arrival" or self.rollouts.stream:
+        if self.rollouts.depend_on_batches():
             values["rollouts"]["batches"] = self.rollouts.batches
         canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()

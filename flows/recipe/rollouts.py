@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from adapters.addresses import check_runner
 from flows.recipe.section import Section
+from tasks.algorithm.quorum import quorum_size
 
 
 class Rollouts(Section):
@@ -86,6 +87,10 @@ class Rollouts(Section):
     minimum_group: int = Field(default=2, ge=2)
     """Size below which a group is not trained; `drop_group` trains whole groups only."""
 
+    quorum: float = Field(default=1.0, gt=0, le=1)
+    """Share of each batch's rollouts that must have ended; the others, the stragglers, are then cut
+    off and left out. No other run repeats which, and long rollouts are left out more often."""
+
     @model_validator(mode="after")
     def _groups_are_treated_as_asked(self) -> Self:
         waits = self.partial_groups == "wait"
@@ -108,6 +113,23 @@ class Rollouts(Section):
             raise ValueError(
                 f"minimum_group {self.minimum_group} is more than group_size {self.group_size}, "
                 "so no group would be trained"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _stragglers_are_left_out(self) -> Self:
+        if self.quorum == 1:
+            return self
+        if self.partial_groups != "use_rest":
+            raise ValueError(
+                f"quorum {self.quorum:g} with partial_groups {self.partial_groups}: a group that "
+                "lacks a straggler would be dropped or waited for; give use_rest, or quorum 1"
+            )
+        smallest = self.groups // min(self.batches, self.groups) * self.group_size
+        if quorum_size(self.quorum, smallest) == smallest:
+            raise ValueError(
+                f"quorum {self.quorum:g} does nothing in a batch of {smallest} rollouts, since it "
+                "is rounded up to all of them; give a smaller one, fewer batches, or quorum 1"
             )
         return self
 
@@ -156,8 +178,13 @@ class Rollouts(Section):
         reasons = {
             "steps are made of batches as they arrive": self.order == "arrival",
             "updates change the weights of running rollouts": self.weights == "inflight",
+            "steps are trained on the rollouts that end first": self.quorum < 1,
         }
         return [f"{reason}: no other run repeats it" for reason, holds in reasons.items() if holds]
+
+    def depend_on_batches(self) -> bool:
+        """Return whether the number of batches changes what is trained."""
+        return self.order == "arrival" or self.stream or self.quorum < 1
 
     def steps_under_way(self) -> int:
         """Return of how many steps the batches are played at the same time."""

@@ -96,7 +96,7 @@ def update(
 def record_step(
     run: OpenRun, step: int, files: StepFiles, min_group_size: int, *, sampled: bool = True
 ) -> Metrics:
-    """Measure a step and record its metrics, which ends the step; log rollouts that have failed.
+    """Measure a step and record its metrics, which ends the step; log what was not trained on.
 
     A step whose rollouts another run sampled costs nothing here: `sampled` is False.
     """
@@ -105,24 +105,33 @@ def record_step(
         measured = measure(files, policy.name, policy.roles, min_group_size)
         measured |= read_update(files.updates[policy.name])
         metrics |= name_metrics(policy.name, measured if sampled else drop_costs(measured))
-    _tell_failures(run, step, metrics)
+    _tell_untrained(run, step, metrics)
     run.folder.check_owner()
     record_metrics(run.folder.metrics, step, metrics)
     run.tracker.log(metrics, step)
     return metrics
 
 
-def _tell_failures(run: OpenRun, step: int, metrics: Metrics) -> None:
+def _tell_untrained(run: OpenRun, step: int, metrics: Metrics) -> None:
     failed, rewarded = int(metrics["rollouts/failed"]), int(metrics["rollouts/ok"])
+    left_out = int(metrics.get("stragglers/count", 0))
+    trained = f"step {step} was trained on {rewarded} of its {rewarded + failed + left_out}"
     if failed:
         log.warning(
-            "step %d was trained on %d of its %d rollouts: %d failed. To see why: ratchet sql "
+            "%s rollouts: %d failed. To see why: ratchet sql "
             "\"select rollout_id, error_message from '%s/*.parquet' where kind = 'error'\"",
-            step,
-            rewarded,
-            rewarded + failed,
+            trained,
             failed,
             run.folder.path / "spans",
+        )
+    if left_out:
+        log.warning(
+            "%s rollouts: %d were left out as stragglers, cut off after %.0f tokens on average; "
+            "those with a reward have %.0f",
+            trained,
+            left_out,
+            metrics["stragglers/tokens"],
+            metrics.get("stragglers/kept_tokens", 0),
         )
 
 

@@ -17,9 +17,10 @@ class RunSummary(BaseModel):
     """Held-out reward of the first and the last checkpoint, and the steps between.
 
     `seconds` are those of sampling and training, without start-up and evaluation; None with a lag,
-    where they overlap. `failed` counts the rollouts that no step was trained on. `drift` is, in a
-    replay, how far each step's weights were from those that sampled its rollouts. Another run of
-    the recipe has the same weights if it is `reproducible`.
+    where they overlap. No step was trained on the rollouts that `failed`, nor on those that were
+    `left_out` as stragglers. `drift` is, in a replay, how far each step's weights were from those
+    that sampled its rollouts. Another run of the recipe has the same weights if it is
+    `reproducible`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -30,6 +31,7 @@ class RunSummary(BaseModel):
     after: float | None
     seconds: float | None
     failed: int = 0
+    left_out: int = 0
     drift: tuple[float, ...] = ()
     reproducible: bool = True
 
@@ -48,6 +50,7 @@ def summarize_run(run: RunFolder) -> RunSummary:
         after=_reward(run, len(metrics)),
         seconds=None if recipe.rollouts.lag else sum(spent),
         failed=sum(int(row["rollouts/failed"]) for row in metrics),
+        left_out=sum(int(row.get("stragglers/count", 0)) for row in metrics),
         drift=tuple(drift) if replayed else (),
         reproducible=replayed or not recipe.rollouts.not_reproducible(),
     )

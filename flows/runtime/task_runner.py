@@ -32,7 +32,7 @@ CheckpointOf = Callable[[str], int]
 
 @dataclass(frozen=True)
 class PlayedGroups:
-    """Plan of a shard's groups: their size, the attempts at a rollout, and the sampling.
+    """Plan of a shard's groups: the sampling, their size, the attempts at a rollout, the quorum.
 
     With a sampling of the `baseline`, each example is played by it once more.
     """
@@ -40,16 +40,18 @@ class PlayedGroups:
     sampling: Sampling
     size: int
     attempts: int = 1
+    quorum: float = 1.0
     baseline: Sampling | None = None
 
 
 def training_groups(recipe: Recipe) -> PlayedGroups:
     """Return the plan of a training step's groups."""
-    compared = find_advantage(recipe.algorithm.advantage)
+    rollouts, compared = recipe.rollouts, find_advantage(recipe.algorithm.advantage)
     return PlayedGroups(
         training_sampling(recipe),
-        recipe.rollouts.group_size,
-        recipe.rollouts.attempts,
+        rollouts.group_size,
+        rollouts.attempts,
+        rollouts.quorum,
         greedy_sampling(recipe) if compared.by_greedy else None,
     )
 
@@ -76,7 +78,10 @@ class RolloutRunner:
         """Submit the batches of round `number` of a shard; return them by name."""
         batches = sorted({row["batch"] for row in read_shard(shard) if row["round"] == number})
         plans = [
-            (BatchPlan(shard.stem, batch, groups.size, groups.attempts), groups.sampling)
+            (
+                BatchPlan(shard.stem, batch, groups.size, groups.attempts, groups.quorum),
+                groups.sampling,
+            )
             for batch in batches
         ]
         if groups.baseline is not None:

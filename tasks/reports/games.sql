@@ -1,5 +1,5 @@
--- One row per rollout of a batch, by the attempt that counts: how it ended, and what was asked and
--- answered in it, in the order in which it was asked.
+-- One row per rollout of a batch that was not left out, by the attempt that counts: how it ended,
+-- and what was asked and answered in it, in the order in which it was asked.
 with
 
 spans as (

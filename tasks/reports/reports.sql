@@ -1,4 +1,4 @@
--- One row per rollout of a batch: how it ended, and the conversations it held.
+-- One row per rollout of a batch that was not left out: how it ended, and the conversations it held.
 with
 
 spans as (
@@ -58,6 +58,7 @@ outcomes as (
 
     from spans
     group by rollout_id, attempt
+    having not bool_or(kind = 'left_out')
 
 )
 
