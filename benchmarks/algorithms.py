@@ -27,6 +27,9 @@ from tasks.storage.run_folder import RunFolder
 PLAIN = ("algorithm.advantage=centred", "algorithm.loss=cross_entropy")
 """Centred REINFORCE, beside which the others stand."""
 
+UNMASKED = ("algorithm.advantage=centred", "algorithm.loss=unmasked_dro")
+"""Tinker's own dro, on-policy."""
+
 SEVERAL = ("optimizer.substeps=4", "optimizer.learning_rate=0.002")
 """Four updates a step, so that ratios differ from 1, and losses with them."""
 
@@ -118,7 +121,7 @@ def algorithms() -> dict[str, tuple[str, ...]]:
         f"advantage {name}": (f"algorithm.advantage={name}", "algorithm.loss=cross_entropy")
         for name in ADVANTAGES
     }
-    return {"centred REINFORCE": PLAIN, **losses, **advantages}
+    return {"centred REINFORCE": PLAIN, **losses, **advantages, "dro without a mask": UNMASKED}
 
 
 def train(
@@ -127,7 +130,8 @@ def train(
     """Train a run, unless it is there, and read its course."""
     name = "-".join(setting.partition("=")[2] for setting in settings)
     run = RunFolder(folder / f"{recipe}-{name}-{seed}")
-    killable_runs.train_to_end(run, (*settings, f"seed={seed}"), environment, recipe)
+    program = "benchmarks.unmasked_dro"
+    killable_runs.train_to_end(run, (*settings, f"seed={seed}"), environment, recipe, program)
     steps = read_metrics(run.metrics)
     before, after = (read_held_out(run, step).mean or 0.0 for step in (0, len(steps)))
     return Learnt([step["reward/mean"] for step in steps], before, after)

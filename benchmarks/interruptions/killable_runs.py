@@ -112,11 +112,15 @@ class Training:
 
 
 def train(
-    run: RunFolder, settings: Sequence[str], environment: Environment, recipe: str = "hello"
+    run: RunFolder,
+    settings: Sequence[str],
+    environment: Environment,
+    recipe: str = "hello",
+    program: str = "flows.cli",
 ) -> Training:
-    """Start `ratchet train` on a run; a run that exists is continued."""
+    """Start the program's `train` on a run; a run that exists is continued."""
     overrides = [part for setting in settings for part in ("--set", setting)]
-    command = f"-m flows.cli train {recipe} --run {run.name} --if-exists resume".split()
+    command = f"-m {program} train {recipe} --run {run.name} --if-exists resume".split()
     started, size = time.time(), size_of(run)
     run.path.parent.mkdir(parents=True, exist_ok=True)
     with log_of(run).open("ab") as log:
@@ -132,10 +136,14 @@ def train(
 
 
 def train_to_end(
-    run: RunFolder, settings: Sequence[str], environment: Environment, recipe: str = "hello"
+    run: RunFolder,
+    settings: Sequence[str],
+    environment: Environment,
+    recipe: str = "hello",
+    program: str = "flows.cli",
 ) -> None:
     """Train a run, which nothing interrupts; SystemExit if it fails."""
-    if train(run, settings, environment, recipe).exit_code():
+    if train(run, settings, environment, recipe, program).exit_code():
         raise SystemExit(f"{run.path} failed; see {log_of(run)}")
 
 

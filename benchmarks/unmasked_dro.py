@@ -1,0 +1,23 @@
+"""`ratchet` with one loss more: Tinker's own dro, whose quadratic term trains prompts as well.
+
+python -m benchmarks.unmasked_dro train arithmetic --set algorithm.loss=unmasked_dro
+"""
+
+from typing import cast
+
+from flows.cli import main
+from tasks.algorithm.losses import LOSSES, POLICY_GRADIENT, Loss
+from tasks.algorithm.settings import Number
+
+UNMASKED = Loss(
+    "-(A log p - β/2 (log p - log q)²), over all targets",
+    "https://tinker-docs.thinkingmachines.ai/tinker/losses",
+    "dro",
+    POLICY_GRADIENT,
+    {"beta": Number(0.05, 0)},
+)
+
+
+if __name__ == "__main__":
+    cast("dict[str, Loss]", LOSSES)["unmasked_dro"] = UNMASKED
+    main()
