@@ -258,7 +258,7 @@ def verify(run: Run) -> None:
 
     folder = folder_of(run)
     damage = [*find_damage(folder)]
-    command = [sys.executable, "-m", "engine", "--verify", "--state", str(folder.engine)]
+    command = [sys.executable, "-P", "-m", "engine", "--verify", "--state", str(folder.engine)]
     engine = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     damage += [f"{path} is not as the engine wrote it" for path in engine.stdout.splitlines()]
     if engine.returncode not in (0, 1):
@@ -273,7 +273,7 @@ def verify(run: Run) -> None:
 @app.command(context_settings=PASSED_ON, add_help_option=False)
 def engine(context: typer.Context) -> None:
     """Serve the Tinker API on this machine, for any Tinker program."""
-    os.execv(sys.executable, [sys.executable, "-m", "engine", *context.args])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "engine", *context.args])
 
 
 @app.command()
@@ -311,7 +311,6 @@ def plain_errors() -> Iterator[None]:
 
 def main() -> None:
     """Run the console script `ratchet`."""
-    sys.path.insert(0, str(Path.cwd()))  # agents of the project that we are run in
     with plain_errors():
         app()
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from adapters.errors import UserError
-from adapters.hub import locate_dataset
+from adapters.project.hub import locate_dataset
 from adapters.tinker.engines import engine_begun
 from flows.runtime.prefect_startup import quiet_prefect, start_server
 

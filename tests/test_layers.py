@@ -39,9 +39,10 @@ ARROWS = {
     "adapters": {
         MODULES: set(),
         "dialects": {MODULES},
-        "harness": {MODULES},
+        "project": {MODULES},
+        "harness": {MODULES, "project"},
         "tinker": {MODULES},
-        "door": {MODULES, "dialects", "harness"},
+        "door": {MODULES, "dialects", "harness", "project"},
     },
     "engine": {
         "__main__": {"api", "model", "state", "errors"},
