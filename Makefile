@@ -137,7 +137,7 @@ inspect: $(READY) $(INSPECT_READY) ## score a served model with Inspect AI, unmo
 VERIFIERS := .venv-verifiers/bin/python
 VERIFIERS_READY := .venv-verifiers/.ready
 
-# Apart, because it needs the OpenAI Agents SDK, which is a package called `agents`, as ours is.
+# Apart, because its data sets library wants an older huggingface-hub and an older fsspec.
 $(VERIFIERS_READY): Makefile
 	test -x $(VERIFIERS) || $(PYTHON) -m venv .venv-verifiers
 	$(VERIFIERS) -m pip install --quiet verifiers==0.1.14
