@@ -52,14 +52,13 @@ constraints: ## pin every dependency anew (needs uv)
 		--upgrade --no-annotate --no-header --output-file constraints.txt
 
 server: $(READY) ## start a Prefect server with its UI on http://127.0.0.1:4200
-	$(BIN)/prefect server start --host 127.0.0.1 --port 4200
+	$(BIN)/ratchet server
 
 deploy: $(READY) ## create the work pool and the deployments of prefect.yaml on the server
-	PREFECT_API_URL=$${PREFECT_API_URL:-http://127.0.0.1:4200/api} $(BIN)/prefect work-pool create ratchet --type process --overwrite
-	PREFECT_API_URL=$${PREFECT_API_URL:-http://127.0.0.1:4200/api} $(BIN)/prefect --no-prompt deploy --all
+	$(BIN)/ratchet deploy
 
 worker: $(READY) ## start a worker that runs what the server schedules
-	PREFECT_API_URL=$${PREFECT_API_URL:-http://127.0.0.1:4200/api} $(BIN)/prefect worker start --pool ratchet
+	$(BIN)/ratchet worker
 
 bench: $(READY) ## measure the engine and a training run beside their peers
 	$(BIN)/python -m benchmarks.engine_speed

@@ -205,6 +205,42 @@ def serve(
 
 
 @app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where; the working folder.")] = Path(),
+) -> None:
+    """Write a project of your own: an agent, its data set, its recipe and its test."""
+    from flows.new_project import AGENT, write_project
+
+    for path in write_project(folder):
+        print(path)
+    print(f"`ratchet dryrun {AGENT}` in {folder.resolve()} plays the agent")
+
+
+@app.command()
+def server(port: Annotated[int, typer.Option(help="On loopback.")] = 4200) -> None:
+    """Start a Prefect server with its UI, until Ctrl-C."""
+    from flows.prefect_server import run_server
+
+    run_server(port)
+
+
+@app.command()
+def deploy() -> None:
+    """Put the deployments of prefect.yaml, and their work pool, on the Prefect server."""
+    from flows.prefect_server import deploy_all
+
+    deploy_all()
+
+
+@app.command()
+def worker() -> None:
+    """Run what the Prefect server schedules, until Ctrl-C."""
+    from flows.prefect_server import run_worker
+
+    run_worker()
+
+
+@app.command()
 def runs() -> None:
     """List the runs of this folder."""
     from tasks.reports.reports import runs_table

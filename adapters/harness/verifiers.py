@@ -1,6 +1,6 @@
 """Agents that play an environment of the verifiers package, in a Python of its own.
 
-verifiers 0.1.14 needs a version of Hugging Face's datasets that wants huggingface-hub below 2 and an
+verifiers 0.1.14 needs Hugging Face's datasets below 4.7, which want huggingface-hub below 2 and an
 older fsspec than ours: one environment cannot have both.
 """
 
