@@ -73,6 +73,7 @@ FILE_ACCESS = {
 }  # fmt: skip
 OUTSIDE_A_RUN = {
     "flows/deployments.py",  # reads prefect.yaml
+    "flows/new_project.py",  # writes a project of the user's
     "flows/runtime/forks.py",  # copies an engine's own files
     "tasks/journal.py",  # is part of the seam: it syncs each span
     "tasks/examples/reading.py",  # reads data sets
