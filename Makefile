@@ -14,7 +14,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic test stories check format constraints server worker deploy bench peers formulas kills windows stops algorithms cookbook clients fuzz verifiers inspect clean
+.PHONY: help setup hello arithmetic test stories check format constraints server worker deploy bench peers formulas kills windows stops algorithms cookbook clients fuzz verifiers inspect wheel clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -145,5 +145,16 @@ $(VERIFIERS_READY): Makefile
 verifiers: $(READY) $(VERIFIERS_READY) ## make the Python that plays environments of verifiers, and play one
 	VERIFIERS_PYTHON=$(VERIFIERS) $(BIN)/python -m pytest tests/test_verifiers.py
 
+WHEEL := .venv-wheel/bin/python
+WHEEL_READY := .venv-wheel/.ready
+
+$(WHEEL_READY): Makefile
+	test -x $(WHEEL) || $(PYTHON) -m venv .venv-wheel
+	$(WHEEL) -m pip install --quiet hatchling==1.33.0
+	touch $@
+
+wheel: $(READY) $(WHEEL_READY) ## build the wheel, install it in a new environment, and use it in an empty folder
+	WHEEL_PYTHON=$(WHEEL) $(BIN)/python -m pytest --timeout 1800 -m story tests/test_wheel.py
+
 clean: ## remove the environments and every cache, not the runs
-	rm -rf .venv .venv-cookbook .venv-clients .venv-verifiers .venv-agentlightning .venv-trinity .venv-inspect .pytest_cache .ruff_cache
+	rm -rf .venv .venv-cookbook .venv-clients .venv-verifiers .venv-agentlightning .venv-trinity .venv-inspect .venv-wheel .pytest_cache .ruff_cache
