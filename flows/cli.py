@@ -37,7 +37,9 @@ Run = Annotated[str, typer.Argument(help="A run's name; `ratchet runs` lists the
 Verbose = Annotated[bool, typer.Option(help="Show Prefect's own log.")]
 Name = Annotated[
     str,
-    typer.Argument(help="A training deployment of prefect.yaml, such as hello, or a YAML file."),
+    typer.Argument(
+        help="A training deployment of prefect.yaml, an example, such as hello, or a YAML file."
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,

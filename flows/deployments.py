@@ -15,8 +15,7 @@ from flows.recipe.presets import PRESETS, merge
 from flows.recipe.recipe import Recipe
 
 PROJECT_FILE = Path("prefect.yaml")
-TRAIN = ("flows.train.train", "flows/train.py:train")
-"""The flow's entrypoint: as a module, or as a file of the repository."""
+TRAIN = "flows.train.train"
 RECIPE_FILES = (".yaml", ".yml")
 TABLES = ("roles", "algorithm.loss_settings", "algorithm.advantage_settings")
 """Keys of a recipe whose entries have names of their own."""
@@ -94,7 +93,7 @@ def _training_deployments(file: Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     declared = yaml.safe_load(file.read_text(encoding="utf-8"))["deployments"]
-    return {entry["name"]: entry for entry in declared if entry["entrypoint"] in TRAIN}
+    return {entry["name"]: entry for entry in declared if entry["entrypoint"] == TRAIN}
 
 
 def _settings() -> type[BaseSettings]:

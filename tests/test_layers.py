@@ -5,7 +5,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
 from graphlib import CycleError, TopologicalSorter
-from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -243,8 +242,3 @@ def is_of_run_folder(call: ast.Call) -> bool:
 
 def test_datasets_hold_data_and_no_code() -> None:
     assert list((ROOT / "datasets").rglob("*.py")) == []
-
-
-def test_no_flow_is_named_like_a_dependency() -> None:
-    installed = packages_distributions().keys() - LAYERS.keys()
-    assert {path.stem for path in (ROOT / "flows").glob("*.py")}.isdisjoint(installed)
