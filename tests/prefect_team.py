@@ -12,9 +12,9 @@ import httpx
 from tests.prefect_api import prefect_api
 from tests.processes import free_port
 
-STARTING_SECONDS = 120
-DEPLOYING_SECONDS = 300
-RUNNING_SECONDS = 240
+STARTING_SECONDS = 300
+DEPLOYING_SECONDS = 600
+RUNNING_SECONDS = 600
 
 
 @contextmanager
