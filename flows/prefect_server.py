@@ -22,21 +22,19 @@ def run_server(port: int) -> None:
 
 
 def deploy_all() -> None:
-    """Create the work pool, and put the deployments of the working folder on the server.
+    """Create the work pool, and become the command that deploys the working folder's deployments.
 
-    SystemExit with Prefect's status if one of its commands fails, which says why.
+    SystemExit with Prefect's status if the pool cannot be created; Prefect says why.
     """
     if not PROJECT_FILE.exists():
         raise RecipeError(
             f"there is no {PROJECT_FILE} in {Path.cwd()} to deploy; `ratchet init` writes one"
         )
-    for words in (
-        ["work-pool", "create", POOL, "--type", "process", "--overwrite"],
-        ["--no-prompt", "deploy", "--all"],
-    ):
-        deployed = subprocess.run([*PREFECT, *words], env=_client_environment(), check=False)
-        if deployed.returncode:
-            raise SystemExit(deployed.returncode)
+    variables = _client_environment()
+    create = [*PREFECT, "work-pool", "create", POOL, "--type", "process", "--overwrite"]
+    if status := subprocess.run(create, env=variables, check=False).returncode:
+        raise SystemExit(status)
+    _become(variables, "--no-prompt", "deploy", "--all")
 
 
 def run_worker() -> None:
