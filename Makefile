@@ -14,7 +14,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic test stories check format constraints server worker deploy bench peers formulas kills windows stops algorithms cookbook clients fuzz verifiers inspect clean
+.PHONY: help setup hello arithmetic test stories check format constraints server worker deploy bench peers formulas kills windows stops algorithms cookbook clients fuzz verifiers inspect wheel clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -52,14 +52,13 @@ constraints: ## pin every dependency anew (needs uv)
 		--upgrade --no-annotate --no-header --output-file constraints.txt
 
 server: $(READY) ## start a Prefect server with its UI on http://127.0.0.1:4200
-	$(BIN)/prefect server start --host 127.0.0.1 --port 4200
+	$(BIN)/ratchet server
 
 deploy: $(READY) ## create the work pool and the deployments of prefect.yaml on the server
-	PREFECT_API_URL=$${PREFECT_API_URL:-http://127.0.0.1:4200/api} $(BIN)/prefect work-pool create ratchet --type process --overwrite
-	PREFECT_API_URL=$${PREFECT_API_URL:-http://127.0.0.1:4200/api} $(BIN)/prefect --no-prompt deploy --all
+	$(BIN)/ratchet deploy
 
 worker: $(READY) ## start a worker that runs what the server schedules
-	PREFECT_API_URL=$${PREFECT_API_URL:-http://127.0.0.1:4200/api} $(BIN)/prefect worker start --pool ratchet
+	$(BIN)/ratchet worker
 
 bench: $(READY) ## measure the engine and a training run beside their peers
 	$(BIN)/python -m benchmarks.engine_speed
@@ -137,7 +136,7 @@ inspect: $(READY) $(INSPECT_READY) ## score a served model with Inspect AI, unmo
 VERIFIERS := .venv-verifiers/bin/python
 VERIFIERS_READY := .venv-verifiers/.ready
 
-# Apart, because it needs the OpenAI Agents SDK, which is a package called `agents`, as ours is.
+# Apart, because its data sets library wants an older huggingface-hub and an older fsspec.
 $(VERIFIERS_READY): Makefile
 	test -x $(VERIFIERS) || $(PYTHON) -m venv .venv-verifiers
 	$(VERIFIERS) -m pip install --quiet verifiers==0.1.14
@@ -146,5 +145,16 @@ $(VERIFIERS_READY): Makefile
 verifiers: $(READY) $(VERIFIERS_READY) ## make the Python that plays environments of verifiers, and play one
 	VERIFIERS_PYTHON=$(VERIFIERS) $(BIN)/python -m pytest tests/test_verifiers.py
 
+WHEEL := .venv-wheel/bin/python
+WHEEL_READY := .venv-wheel/.ready
+
+$(WHEEL_READY): Makefile
+	test -x $(WHEEL) || $(PYTHON) -m venv .venv-wheel
+	$(WHEEL) -m pip install --quiet hatchling==1.33.0
+	touch $@
+
+wheel: $(READY) $(WHEEL_READY) ## build the wheel, install it in a new environment, and use it in an empty folder
+	WHEEL_PYTHON=$(WHEEL) $(BIN)/python -m pytest --timeout 1800 -m story tests/test_wheel.py
+
 clean: ## remove the environments and every cache, not the runs
-	rm -rf .venv .venv-cookbook .venv-clients .venv-verifiers .venv-agentlightning .venv-trinity .venv-inspect .pytest_cache .ruff_cache
+	rm -rf .venv .venv-cookbook .venv-clients .venv-verifiers .venv-agentlightning .venv-trinity .venv-inspect .venv-wheel .pytest_cache .ruff_cache

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import tinker
 
-from agents import hello
+from adapters.project.modules import load_agent_file
+
+hello = load_agent_file("hello")
 
 Plan = dict[str, Any]
 Group = dict[str, Any]

@@ -8,7 +8,9 @@ from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from agents.guess_the_number import TLS, guess_in, opening, reply
+from adapters.project.modules import load_agent_file
+
+game = load_agent_file("guess_the_number")
 
 TURNS = 4
 
@@ -16,18 +18,18 @@ TURNS = 4
 async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
     """Guess a number in TURNS turns; the reward is 1 less the last guess's error by `high`."""
     high, secret = int(example["high"]), int(example["secret"])
-    messages: list[Any] = [{"role": "user", "content": opening(high, int(example["guesses"]))}]
+    messages: list[Any] = [{"role": "user", "content": game.opening(high, int(example["guesses"]))}]
     guess = None
-    http = DefaultAsyncHttpxClient(verify=TLS)
+    http = DefaultAsyncHttpxClient(verify=game.TLS)
     async with AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http) as client:
         for _ in range(TURNS):
             completion = await client.chat.completions.create(model=model, messages=messages)
             answer = completion.choices[0].message.content or ""
-            guess = guess_in(answer)
+            guess = game.guess_in(answer)
             if guess == secret:
                 break
             messages += [
                 {"role": "assistant", "content": answer},
-                {"role": "user", "content": reply(guess, secret)},
+                {"role": "user", "content": game.reply(guess, secret)},
             ]
     return 0.0 if guess is None else max(0.0, 1.0 - abs(guess - secret) / high)

@@ -27,7 +27,7 @@ from transformers import AutoTokenizer
 
 from adapters.calls import POLICY, Place
 from adapters.chat import Chat
-from agents.hello import question
+from adapters.project.modules import load_agent_file
 from benchmarks.measuring import describe_machine, format_table, paired_ratio
 from benchmarks.timelines import Timeline, read_bare_timeline, read_run_timeline, rollout_times
 from engine.model.base_models import find
@@ -39,6 +39,7 @@ from tasks.storage.run_folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 RUN = "measured"
+hello = load_agent_file("hello")
 SETTINGS = ("evaluation.examples=1", "evaluation.greedy=false")
 """The least evaluation that is possible, since the bare loop has none."""
 
@@ -114,7 +115,7 @@ def _plan_group(chat: Chat, identity: str, name: str, recipe: Recipe) -> dict[st
     )
     return {
         "identity": identity,
-        "prompt": chat.render([{"role": "user", "content": question(identity)}], []),
+        "prompt": chat.render([{"role": "user", "content": hello.question(identity)}], []),
         "seeds": [place.seed(recipe.seed) for place in places],
     }
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import httpx
 
-from agents import guess_the_number
+from adapters.project.modules import load_agent_file
+
+guess_the_number = load_agent_file("guess_the_number")
 
 MEDIAN_SECONDS, SIGMA = 1.0, 1.0
 
@@ -20,5 +22,5 @@ async def pause(_: httpx.Request) -> None:
 slow_client: Any = partial(
     guess_the_number.DefaultAsyncHttpxClient, event_hooks={"request": [pause]}
 )
-guess_the_number.DefaultAsyncHttpxClient = slow_client
+vars(guess_the_number)["DefaultAsyncHttpxClient"] = slow_client
 play = guess_the_number.play

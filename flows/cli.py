@@ -37,7 +37,9 @@ Run = Annotated[str, typer.Argument(help="A run's name; `ratchet runs` lists the
 Verbose = Annotated[bool, typer.Option(help="Show Prefect's own log.")]
 Name = Annotated[
     str,
-    typer.Argument(help="A training deployment of prefect.yaml, such as hello, or a YAML file."),
+    typer.Argument(
+        help="A training deployment of prefect.yaml, an example, such as hello, or a YAML file."
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -205,6 +207,42 @@ def serve(
 
 
 @app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where; the working folder.")] = Path(),
+) -> None:
+    """Write a project of your own: an agent, its data set, its recipe and its test."""
+    from flows.new_project import AGENT, write_project
+
+    for path in write_project(folder):
+        print(path)
+    print(f"`ratchet dryrun {AGENT}` in {folder.resolve()} plays the agent")
+
+
+@app.command()
+def server(port: Annotated[int, typer.Option(help="On loopback.")] = 4200) -> None:
+    """Start a Prefect server with its UI, until Ctrl-C."""
+    from flows.prefect_server import run_server
+
+    run_server(port)
+
+
+@app.command()
+def deploy() -> None:
+    """Put the deployments of prefect.yaml, and their work pool, on the Prefect server."""
+    from flows.prefect_server import deploy_all
+
+    deploy_all()
+
+
+@app.command()
+def worker() -> None:
+    """Run what the Prefect server schedules, until Ctrl-C."""
+    from flows.prefect_server import run_worker
+
+    run_worker()
+
+
+@app.command()
 def runs() -> None:
     """List the runs of this folder."""
     from tasks.reports.reports import runs_table
@@ -258,7 +296,7 @@ def verify(run: Run) -> None:
 
     folder = folder_of(run)
     damage = [*find_damage(folder)]
-    command = [sys.executable, "-m", "engine", "--verify", "--state", str(folder.engine)]
+    command = [sys.executable, "-P", "-m", "engine", "--verify", "--state", str(folder.engine)]
     engine = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     damage += [f"{path} is not as the engine wrote it" for path in engine.stdout.splitlines()]
     if engine.returncode not in (0, 1):
@@ -273,7 +311,7 @@ def verify(run: Run) -> None:
 @app.command(context_settings=PASSED_ON, add_help_option=False)
 def engine(context: typer.Context) -> None:
     """Serve the Tinker API on this machine, for any Tinker program."""
-    os.execv(sys.executable, [sys.executable, "-m", "engine", *context.args])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "engine", *context.args])
 
 
 @app.command()
@@ -311,7 +349,6 @@ def plain_errors() -> Iterator[None]:
 
 def main() -> None:
     """Run the console script `ratchet`."""
-    sys.path.insert(0, str(Path.cwd()))  # agents of the project that we are run in
     with plain_errors():
         app()
 

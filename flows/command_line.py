@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from adapters.errors import UserError
-from adapters.hub import locate_dataset
+from adapters.project.hub import locate_dataset
 from adapters.tinker.engines import engine_begun
 from flows.runtime.prefect_startup import quiet_prefect, start_server
 
@@ -81,6 +81,6 @@ def _closing_line(summary: "RunSummary", run: "RunFolder", seconds: float) -> st
     return (
         f"held-out reward {before} → {after} in {summary.steps} steps: {spent}{seconds:.0f} s in "
         f"all. The run is {run.path}; see it in "
-        f'Prefect\'s UI with `make server`, and by SQL with `ratchet sql "{statement}"`.'
+        f'Prefect\'s UI with `ratchet server`, and by SQL with `ratchet sql "{statement}"`.'
         f"{failed}{repeated}"
     )

@@ -10,11 +10,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 
 from adapters.errors import UserError
+from adapters.project.files import EXAMPLES
 from flows.recipe.presets import PRESETS, merge
 from flows.recipe.recipe import Recipe
 
 PROJECT_FILE = Path("prefect.yaml")
-TRAIN = "flows/train.py:train"
+TRAIN = "flows.train.train"
 RECIPE_FILES = (".yaml", ".yml")
 TABLES = ("roles", "algorithm.loss_settings", "algorithm.advantage_settings")
 """Keys of a recipe whose entries have names of their own."""
@@ -25,10 +26,15 @@ class RecipeError(UserError):
 
 
 def named_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Return the recipe of a training deployment, or of a YAML file, with each override over it."""
+    """Return the recipe of a training deployment, or of a YAML file, with each override over it.
+
+    The deployment is the working folder's, or else one of the examples that Ratchet carries.
+    """
     if name.endswith(RECIPE_FILES):
         return changed_recipe(_recipe_of_file(Path(name)), overrides)
-    deployments = _training_deployments()
+    deployments = _training_deployments(PROJECT_FILE)
+    if name not in deployments:
+        deployments = _training_deployments(EXAMPLES / PROJECT_FILE) | deployments
     if name not in deployments:
         raise RecipeError(
             f"{PROJECT_FILE} has no training deployment {name!r}; there are: "
@@ -82,12 +88,11 @@ def _recipe_of_file(path: Path) -> dict[str, Any]:
     return values
 
 
-def _training_deployments() -> dict[str, Any]:
-    if not PROJECT_FILE.exists():
-        raise RecipeError(
-            f"there is no {PROJECT_FILE} in {Path.cwd()}; run this in the project's folder"
-        )
-    declared = yaml.safe_load(PROJECT_FILE.read_text(encoding="utf-8"))["deployments"]
+def _training_deployments(file: Path) -> dict[str, Any]:
+    """Read the training deployments of a prefect.yaml; there are none if there is no file."""
+    if not file.exists():
+        return {}
+    declared = yaml.safe_load(file.read_text(encoding="utf-8"))["deployments"]
     return {entry["name"]: entry for entry in declared if entry["entrypoint"] == TRAIN}
 
 

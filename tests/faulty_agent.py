@@ -9,7 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from agents import hello
+from adapters.project.modules import load_agent_file
+
+hello = load_agent_file("hello")
+
 
 WHERE = "train-00001-0001-01"
 

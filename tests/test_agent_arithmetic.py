@@ -1,7 +1,9 @@
 import pytest
 
-from agents import arithmetic
+from adapters.project.modules import load_agent_file
 from pretraining.corpora import arithmetic as corpus
+
+arithmetic = load_agent_file("arithmetic")
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from adapters.harness.agents import load_agent
+from adapters.project.modules import load_agent_file
 from tests.scripted_door import scripted_door
 
 pytest.importorskip("math_verify", reason="math-verify is not installed: make setup")
 
-from agents import gsm8k
+gsm8k = load_agent_file("gsm8k")
 
 LONGEST_SECONDS = 5.0
 """Time for one answer on a busy machine; most take milliseconds."""

@@ -6,9 +6,11 @@ from itertools import pairwise
 import pytest
 
 from adapters.calls import POLICY
-from agents import guess_the_number
+from adapters.project.modules import load_agent_file
 from pretraining.corpora import guess_the_number as corpus
 from tests.scripted_door import ScriptedDoor, scripted_door
+
+guess_the_number = load_agent_file("guess_the_number")
 
 GAME = {"high": 20, "guesses": 5, "secret": 17}
 

@@ -7,8 +7,10 @@ from threading import Thread
 
 import pytest
 
-from agents import hello
+from adapters.project.modules import load_agent_file
 from pretraining.corpora import hello as corpus
+
+hello = load_agent_file("hello")
 
 
 @pytest.mark.parametrize(

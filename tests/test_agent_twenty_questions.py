@@ -12,15 +12,17 @@ import pytest
 
 from adapters.calls import POLICY
 from adapters.harness.agents import load_agent
-from agents import twenty_questions
+from adapters.project.modules import load_agent_file
 from flows.deployments import named_recipe
 from pretraining.corpora import twenty_questions as corpus
 from pretraining.corpora import twenty_questions_search as with_search
 from pretraining.corpora.conversation import user
 from tests.scripted_door import ScriptedDoor, scripted_door
 
-ANSWERS = "function:agents.twenty_questions_answers:answer"
-SEARCH = "function:agents.twenty_questions_answers:search"
+twenty_questions = load_agent_file("twenty_questions")
+
+ANSWERS = "function:twenty_questions_answers:answer"
+SEARCH = "function:twenty_questions_answers:search"
 HERON = {"answer": "heron", "category": "bird"}
 EXPERT = corpus.TwentyQuestionsCorpus()
 

@@ -5,9 +5,11 @@ from dataclasses import asdict
 import pytest
 
 from adapters.calls import POLICY
-from agents import whispers
+from adapters.project.modules import load_agent_file
 from pretraining.corpora import hello as corpus
 from tests.scripted_door import ScriptedDoor, scripted_door
+
+whispers = load_agent_file("whispers")
 
 ROLES = {"teller": POLICY, "listener": POLICY}
 EXAMPLE = {"identity": "a quiet otter"}

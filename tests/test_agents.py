@@ -77,8 +77,8 @@ def test_the_error_for_an_unknown_agent_lists_the_known_ones() -> None:
 
 
 def test_a_module_without_the_function_is_refused() -> None:
-    with pytest.raises(AgentError, match=r"agents\.hello has no function 'run'"):
-        load_agent("agents.hello:run")
+    with pytest.raises(AgentError, match=r"agents/hello\.py has no function 'run'"):
+        load_agent("hello:run")
 
 
 def test_a_missing_import_of_an_agent_is_not_reported_as_a_missing_agent(

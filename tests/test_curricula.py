@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.door.batches import Failure
-from agents import hello
+from adapters.project.modules import load_agent_file
 from benchmarks.interruptions.compare_runs import differing_parts, read_contents
 from flows.recipe.recipe import Recipe
 from flows.runtime.forks import fork_run
@@ -30,6 +30,8 @@ from tests.dying_engine import dying_in_batch, dying_in_update
 from tests.small_recipe import small_recipe
 from tests.test_journal import NOON, written
 from tests.whole_run import die_and_go_on, train_whole
+
+hello = load_agent_file("hello")
 
 PASSES: tuple[Order, ...] = ("shuffled", "sequential", "easy_to_hard")
 

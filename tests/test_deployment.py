@@ -2,13 +2,10 @@
 
 import json
 import os
-import socket
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +13,12 @@ import httpx
 import pytest
 
 from tasks.journal import read_journal
-from tests.prefect_api import prefect_api
+from tests.prefect_team import RUNNING_SECONDS, open_team, read_log, run_deployment, wait_for_end
 from tests.small_recipe import small_recipe, with_fault
 
 pytestmark = pytest.mark.story
 
 ROOT = Path(__file__).parent.parent
-PREFECT = str(Path(sys.executable).with_name("prefect"))
-STARTING_SECONDS = 120
-RUNNING_SECONDS = 240
 
 AFTER_THE_FAULT = {
     "spans/train-00001.0",
@@ -39,60 +33,22 @@ AFTER_THE_FAULT = {
 }
 
 
-@contextmanager
-def running(command: list[str], variables: dict[str, str], log: Path) -> Iterator[None]:
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT
-        )
-        try:
-            yield
-        finally:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):  # Prefect waits for what a busy machine owes
-                process.wait(60)
-            process.kill()
-            process.wait()
-
-
 @pytest.fixture(scope="module")
 def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, Path]]:
     """A server, the project's deployments on it, and a worker; the API, and the folder of runs."""
     folder = tmp_path_factory.mktemp("team")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    api = f"http://127.0.0.1:{port}/api"
-    variables = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")},
-        "PREFECT_HOME": str(folder / "home"),
-        "PREFECT_API_URL": api,
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "DO_NOT_TRACK": "1",
-        "RATCHET_RUNS": str(folder / "runs"),
-        "PWD": str(ROOT),
-    }
-    with ExitStack() as stack:
-        server = [PREFECT, "server", "start", "--host", "127.0.0.1", "--port", port]
-        stack.enter_context(running(server, variables, folder / "server.log"))
-        client = stack.enter_context(prefect_api(api))
-        _wait_for_health(client)
-        for command in (
-            ["work-pool", "create", "ratchet", "--type", "process", "--overwrite"],
-            ["--no-prompt", "deploy", "--all"],
-        ):
-            subprocess.run([PREFECT, *command], cwd=ROOT, env=variables, check=True, timeout=120)
-        worker = [PREFECT, "worker", "start", "--pool", "ratchet"]
-        stack.enter_context(running(worker, variables, folder / "worker.log"))
-        yield client, folder / "runs"
+    variables = {**os.environ, "RATCHET_RUNS": str(folder / "runs")}
+    ratchet = [sys.executable, "-m", "flows.cli"]
+    with open_team(ratchet, ROOT, folder, variables) as api:
+        yield api, folder / "runs"
 
 
 def test_a_deployment_trains_and_shows_itself(team: tuple[httpx.Client, Path]) -> None:
     api, runs = team
     recipe = small_recipe().model_dump(mode="json")
     deployment = api.get("/deployments/name/train/hello").json()
-    flow_run = _run(api, deployment["id"], {"recipe": recipe, "run": "deployed"})
-    assert flow_run["state"]["type"] == "COMPLETED", _log(api, flow_run["id"])
+    flow_run = run_deployment(api, deployment["id"], {"recipe": recipe, "run": "deployed"})
+    assert flow_run["state"]["type"] == "COMPLETED", read_log(api, flow_run["id"])
     assert flow_run["name"] == "deployed"
     assert len((runs / "deployed" / "metrics.jsonl").read_text().splitlines()) == 2
 
@@ -126,14 +82,16 @@ def test_retry_of_a_failed_run_redoes_only_what_is_missing(
     """The second step's first try ends when its engine is killed."""
     api, runs = team
     recipe = small_recipe(**with_fault(tmp_path, "engine"))
-    failed = _run(api, _hello(api), {"recipe": recipe.model_dump(mode="json"), "run": "retried"})
-    assert failed["state"]["type"] == "FAILED", _log(api, failed["id"])
+    failed = run_deployment(
+        api, _hello(api), {"recipe": recipe.model_dump(mode="json"), "run": "retried"}
+    )
+    assert failed["state"]["type"] == "FAILED", read_log(api, failed["id"])
     assert "process" in failed["state"]["message"]
     before = _worked(api, failed)
     assert before["spans/train-00001.0"] == 1
 
     done = _retried(api, failed)
-    assert (done["state"]["type"], done["run_count"]) == ("COMPLETED", 2), _log(api, done["id"])
+    assert (done["state"]["type"], done["run_count"]) == ("COMPLETED", 2), read_log(api, done["id"])
     again = {name: count - before[name] for name, count in _worked(api, done).items()}
     assert {name for name, count in again.items() if count} == AFTER_THE_FAULT
     assert set(again.values()) <= {0, 1}
@@ -146,13 +104,13 @@ def test_a_run_whose_process_was_killed_goes_on_in_its_own_folder(
 ) -> None:
     api, runs = team
     recipe = small_recipe(**with_fault(tmp_path, "kill"))
-    crashed = _run(api, _hello(api), {"recipe": recipe.model_dump(mode="json")})
-    assert crashed["state"]["type"] == "CRASHED", _log(api, crashed["id"])
+    crashed = run_deployment(api, _hello(api), {"recipe": recipe.model_dump(mode="json")})
+    assert crashed["state"]["type"] == "CRASHED", read_log(api, crashed["id"])
     before = _worked(api, crashed)
 
     _wait_for_the_worker(api, crashed)
     done = _retried(api, crashed)
-    assert (done["state"]["type"], done["run_count"]) == ("COMPLETED", 2), _log(api, done["id"])
+    assert (done["state"]["type"], done["run_count"]) == ("COMPLETED", 2), read_log(api, done["id"])
     again = {name: count - before[name] for name, count in _worked(api, done).items()}
     assert {name for name, count in again.items() if count} == AFTER_THE_FAULT
     (folder,) = runs.glob(f"*-{crashed['id'][:8]}")
@@ -200,41 +158,5 @@ def _attempts(run: Path) -> dict[str, set[int]]:
     return {batch[0]["shard"]: {span["attempt"] for span in batch} for batch in spans}
 
 
-def _wait_for_health(client: httpx.Client) -> None:
-    deadline = time.monotonic() + STARTING_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            if client.get("/health").status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.5)
-    raise TimeoutError("the Prefect server did not start")
-
-
-def _run(api: httpx.Client, deployment: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Create a flow run, and wait for its end."""
-    created = api.post(
-        f"/deployments/{deployment}/create_flow_run",
-        json={"parameters": parameters, "state": {"type": "SCHEDULED"}},
-    )
-    assert created.status_code == 201, created.text
-    return wait_for_end(api, created.json()["id"])
-
-
-def wait_for_end(api: httpx.Client, flow_run: str) -> dict[str, Any]:
-    deadline = time.monotonic() + RUNNING_SECONDS
-    while time.monotonic() < deadline:
-        found = api.get(f"/flow_runs/{flow_run}").json()
-        if found["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
-            return found
-        time.sleep(0.5)
-    raise TimeoutError(_log(api, flow_run))
-
-
 def _of(flow_run: dict[str, Any]) -> dict[str, Any]:
     return {"flow_runs": {"id": {"any_": [flow_run["id"]]}}}
-
-
-def _log(api: httpx.Client, flow_run: str) -> str:
-    wanted = {"logs": {"flow_run_id": {"any_": [flow_run]}}}
-    return "\n".join(line["message"] for line in api.post("/logs/filter", json=wanted).json())

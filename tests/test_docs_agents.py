@@ -1,7 +1,6 @@
 """docs/agents.md, run: each of its snippets plays, and each of its recipes is one."""
 
 import asyncio
-import importlib
 import json
 import re
 import runpy
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-import agents
 from adapters.harness.agents import Endpoint, load_agent
 from adapters.harness.rewards import Reward
 from flows.recipe.recipe import Recipe
@@ -51,12 +49,10 @@ def play(name: str, example: dict[str, Any], *roles: str) -> Reward:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project's folder, with an empty `agents/` beside ours."""
+    """The working folder of a project, with an empty `agents/` and an empty `datasets/`."""
     for folder in ("agents", "datasets"):
         (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(agents, "__path__", [*agents.__path__, str(tmp_path / "agents")])
-    importlib.invalidate_caches()
     return tmp_path
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from adapters.hub import HubError, locate_dataset
+from adapters.project.hub import HubError, locate_dataset
 from flows.runtime.open_run import test_split as held_out
 from flows.runtime.open_run import train_split
 from tasks.examples.reading import read_examples

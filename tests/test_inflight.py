@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from adapters.calls import POLICY
 from adapters.errors import EngineDied
+from adapters.project.modules import load_agent_file
 from adapters.tinker.faults import ServiceFailed
 from adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResult
-from agents import hello
 from benchmarks.interruptions.compare_runs import count_repetitions
 from flows.train import train
 from tasks.algorithm.update_method import UpdateMethod
@@ -24,6 +24,8 @@ from tasks.storage.run_folder import RunFolder
 from tasks.updates import PolicyUpdater, Update
 from tests.dying_engine import dying_in_batch, dying_in_update
 from tests.small_recipe import small_recipe
+
+hello = load_agent_file("hello")
 
 STEPS = 3
 UPDATED = Event()

@@ -5,7 +5,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
 from graphlib import CycleError, TopologicalSorter
-from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,10 @@ ARROWS = {
     "adapters": {
         MODULES: set(),
         "dialects": {MODULES},
-        "harness": {MODULES},
+        "project": {MODULES},
+        "harness": {MODULES, "project"},
         "tinker": {MODULES},
-        "door": {MODULES, "dialects", "harness"},
+        "door": {MODULES, "dialects", "harness", "project"},
     },
     "engine": {
         "__main__": {"api", "model", "state", "errors"},
@@ -72,6 +72,7 @@ FILE_ACCESS = {
 }  # fmt: skip
 OUTSIDE_A_RUN = {
     "flows/deployments.py",  # reads prefect.yaml
+    "flows/new_project.py",  # writes a project of the user's
     "flows/runtime/forks.py",  # copies an engine's own files
     "tasks/journal.py",  # is part of the seam: it syncs each span
     "tasks/examples/reading.py",  # reads data sets
@@ -241,8 +242,3 @@ def is_of_run_folder(call: ast.Call) -> bool:
 
 def test_datasets_hold_data_and_no_code() -> None:
     assert list((ROOT / "datasets").rglob("*.py")) == []
-
-
-def test_no_flow_is_named_like_a_dependency() -> None:
-    installed = packages_distributions().keys() - LAYERS.keys()
-    assert {path.stem for path in (ROOT / "flows").glob("*.py")}.isdisjoint(installed)

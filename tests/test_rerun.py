@@ -26,7 +26,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose one agent ends the process in the second step of its first run."""
     folder = tmp_path_factory.mktemp("project")
     recipe = small_recipe(**RECIPE, **with_fault(folder, "exit")).model_dump(mode="json")
-    train = {"name": "faulty", "entrypoint": "flows/train.py:train"}
+    train = {"name": "faulty", "entrypoint": "flows.train.train"}
     deployments = [{**train, "parameters": {"recipe": recipe}}]
     (folder / "prefect.yaml").write_text(json.dumps({"deployments": deployments}))
     return folder

@@ -4,9 +4,11 @@ import json
 
 import pytest
 
-from agents import twenty_questions_answers as offline
+from adapters.project.modules import load_agent_file
 from pretraining.corpora import twenty_questions as corpus
 from pretraining.corpora.conversation import user
+
+offline = load_agent_file("twenty_questions_answers")
 
 
 def told(question: str, secret: str) -> tuple[str, bool]:

@@ -11,10 +11,12 @@ import signal
 import sys
 from typing import Any
 
-from agents import whispers
+from adapters.project.modules import load_agent_file
 from flows.recipe.recipe import Recipe
 from tasks.checkpoints import Ledger
 from tests.small_recipe import small_recipe
+
+whispers = load_agent_file("whispers")
 
 CHANGES: dict[str, Any] = {
     "agent": "tests.two_policies:play",

@@ -7,8 +7,9 @@ from functools import partial
 
 from adapters.calls import Example, Message, Refused, Request
 from adapters.errors import UserError
-from adapters.harness.agents import contained, import_if_exists
+from adapters.harness.agents import contained
 from adapters.litellm import LONGEST_SECONDS, Reply
+from adapters.project.modules import load_module
 
 Respond = Callable[[Request, Example], Awaitable[Reply]]
 """Answers a call without a policy, in a rollout of this example."""
@@ -19,7 +20,7 @@ class ScriptError(UserError):
 
 
 def load_function(role: str, name: str) -> Respond:
-    """Load the function `package.module:name` that answers `role`.
+    """Load the function that answers `role`: `package.module:name`, or `file:name` of `agents/`.
 
     The function gets the messages and the example as plain values, and returns a text or a whole
     message with its tool calls. One that is not async runs in a thread of its own.
@@ -63,12 +64,12 @@ def _is_call(call: object) -> bool:
 
 def _find_function(role: str, name: str) -> Callable[..., object]:
     module_name, _, attribute = name.partition(":")
-    module = import_if_exists(module_name)
+    module = load_module(module_name)
     function = getattr(module, attribute, None)
     if not callable(function):
         lacks = f"has no function {attribute!r}" if module else "cannot be imported"
         raise ScriptError(
             f"the role {role} is answered by {name}, and {module_name} {lacks}; "
-            "name a function that is there, in a module on the path"
+            "name a function of a file of agents/, or of a module that can be imported"
         )
     return function

@@ -8,20 +8,16 @@ import os
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from threading import Thread
-from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from adapters.calls import POLICY, Example
-from adapters.errors import UserError
 from adapters.harness.current_rollout import rollout_context
 from adapters.harness.imports import build_client_models
 from adapters.harness.rewards import Reward, read_reward
+from adapters.project.modules import PLAY, AgentError, load_agent_file, load_module, no_agent
 from adapters.silence import keep_silent
 
-AGENTS = "agents"
-PLAY = "play"
 ROLES = "roles"
 
 KINDS = {
@@ -34,10 +30,6 @@ makes the agent. The module is imported when it is needed: GEM's takes a second.
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class AgentError(UserError):
-    """An error for a name that no agent has."""
 
 
 class AgentExit(RuntimeError):
@@ -58,7 +50,7 @@ Play = Callable[[Example, Mapping[str, Endpoint]], Coroutine[None, None, Reward]
 
 
 def load_agent(name: str, roles: Collection[str] = ()) -> Play:
-    """Load the agent `name`: a module of `agents/`, `package.module:function`, or one of `KINDS`.
+    """Load the agent `name`: a file of `agents/`, `package.module:function`, or one of `KINDS`.
 
     Its function takes the example, and base_url, api_key and model of the role `policy` by keyword.
     One with a keyword parameter `roles` gets those of every role, by role. A function that is not
@@ -151,36 +143,15 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     return await asyncio.wrap_future(returned)
 
 
-def import_if_exists(name: str) -> ModuleType | None:
-    """Import a module; None if it does not exist, an error if one that it imports does not."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if not (error.name and f"{name}.".startswith(f"{error.name}.")):
-            raise
-        return None
-
-
 def _find_function(name: str) -> Callable[..., object]:
     path, _, attribute = name.partition(":")
     if path in KINDS and path != name:
         return getattr(importlib.import_module(KINDS[path]), path)(attribute)
-    module_name = path if attribute else f"{AGENTS}.{path}"
-    attribute = attribute or PLAY
-    module = import_if_exists(module_name)
+    module = load_module(path) if attribute else load_agent_file(path)
     if module is None:
-        raise AgentError(f"no agent {name!r}; there are: {', '.join(_known_agents())}")
+        raise no_agent(name)
+    attribute = attribute or PLAY
     function = getattr(module, attribute, None)
     if not callable(function):
-        raise AgentError(f"{module_name} has no function {attribute!r}; an agent needs one")
+        raise AgentError(f"{module.__file__} has no function {attribute!r}; an agent needs one")
     return function
-
-
-def _known_agents() -> list[str]:
-    folders = importlib.import_module(AGENTS).__path__
-    return sorted(
-        path.stem
-        for folder in folders
-        for path in Path(folder).glob("*.py")
-        if f"def {PLAY}(" in path.read_text(encoding="utf-8")
-    )

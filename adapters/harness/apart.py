@@ -34,7 +34,7 @@ async def playing_apart(
         "example": example,
         "endpoints": {role: asdict(endpoint) for role, endpoint in endpoints.items()},
     }
-    words = [sys.executable, "-m", PROGRAM]
+    words = [sys.executable, "-P", "-m", PROGRAM]
     secrets = [endpoint.api_key for endpoint in endpoints.values()]
     async with running_program(words, os.environ, json.dumps(given)) as program:
         await program.spoken.wait()  # loading the agent is no part of its own time

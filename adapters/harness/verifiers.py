@@ -1,7 +1,7 @@
 """Agents that play an environment of the verifiers package, in a Python of its own.
 
-verifiers needs the OpenAI Agents SDK, a package called `agents` like one of ours: in one process
-one package would hide the other.
+verifiers 0.1.14 needs Hugging Face's datasets below 4.7, which want huggingface-hub below 2 and an
+older fsspec than ours: one environment cannot have both.
 """
 
 import json

@@ -106,7 +106,7 @@ def running_engine(base_model: str, state: Path) -> Iterator[TinkerServer]:
 
 def _start(base_model: str) -> EngineProcess:
     key = f"tml-{secrets.token_hex(24)}"
-    command = [sys.executable, "-m", "engine", "--base-model", base_model, "--port", "0"]
+    command = [sys.executable, "-P", "-m", "engine", "--base-model", base_model, "--port", "0"]
     command += ["--state", "-", "--exit-with-stdin"]
     if base_model.startswith(LOCAL):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # such a model is only in the cache

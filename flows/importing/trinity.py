@@ -5,7 +5,7 @@ from math import floor
 from typing import Any
 
 from adapters.errors import UserError
-from adapters.hub import locate_dataset
+from adapters.project.hub import locate_dataset
 from flows.importing.translation import Translation
 from flows.importing.trinity_algorithm import translate_algorithm
 from flows.importing.trinity_file import TrinityFile, known_keys

@@ -163,7 +163,7 @@ class Recipe(Section):
     """Everything a run depends on."""
 
     agent: str
-    """Agent: a module of `agents/`, `package.module:function`, `command:` and its words, or
+    """Agent: a file of `agents/`, `package.module:function`, `command:` and its words, or
     `gem:` or `verifiers:` and the id of an environment (docs/agents.md)."""
 
     steps: int = Field(ge=1)

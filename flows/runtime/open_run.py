@@ -14,7 +14,7 @@ from adapters.door.backends import create_backends
 from adapters.door.batches import PlaySettings
 from adapters.door.door import Door
 from adapters.harness.agents import load_agent
-from adapters.hub import locate_dataset
+from adapters.project.hub import locate_dataset
 from adapters.tinker.service import Service, connect
 from adapters.tracking import Tracker
 from flows.recipe.recipe import Recipe

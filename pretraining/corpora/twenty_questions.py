@@ -3,12 +3,12 @@
 import csv
 import re
 from functools import cache
-from pathlib import Path
 from random import Random
 
+from adapters.project.files import EXAMPLES
 from pretraining.corpora.conversation import Conversation, Exam, assistant, user, with_article
 
-TABLE = Path(__file__).parents[2] / "datasets" / "twenty_questions.csv"
+TABLE = EXAMPLES / "datasets" / "twenty_questions.csv"
 TURNS = 20
 NOISE = 0.6
 WANDER = 0.6

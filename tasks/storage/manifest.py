@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adapters.door.roles import policy_of
-from adapters.hub import locate_dataset
+from adapters.project.hub import locate_dataset
 from tasks.storage.checksums import Damaged
 from tasks.storage.files import read_bytes
 from tasks.storage.json_files import KEY as SEAL

@@ -13,10 +13,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from adapters.errors import UserError
+from adapters.project.files import locate
 
 HUB = "hub:"
 NAME = re.compile(r"(?P<id>[^/@]+/[^/@]+)(/(?P<folder>[^@]+?))?/?(@(?P<revision>\S+))?")
-PROGRAM = "adapters.hub_program"
+PROGRAM = "adapters.project.hub_program"
 
 
 class HubError(UserError):
@@ -26,9 +27,11 @@ class HubError(UserError):
 def locate_dataset(name: str) -> Path:
     """Return the path of a dataset, which is fetched if its name is of the hub and not cached.
 
+    A path is one of the working folder, or else one of the examples that Ratchet carries.
+
     HubError if the name is none, or the dataset is neither cached nor reachable.
     """
-    return _fetch(name) if name.startswith(HUB) else Path(name)
+    return _fetch(name) if name.startswith(HUB) else locate(Path(name))
 
 
 @lru_cache(maxsize=8)
@@ -44,7 +47,7 @@ def _fetch(name: str) -> Path:
             "hub:OWNER/NAME/FOLDER, with @REVISION behind it if need be"
         )
     wanted = named.groupdict()
-    command = [sys.executable, "-m", PROGRAM, json.dumps(wanted)]
+    command = [sys.executable, "-P", "-m", PROGRAM, json.dumps(wanted)]
     fetched = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     lines = fetched.stdout.splitlines() or ['{"error": "the program that fetches it failed"}']
     found = json.loads(lines[-1])

@@ -1,0 +1,1 @@
+"""The user's project: its agents and its datasets, by name."""

@@ -1,0 +1,119 @@
+"""Modules of the project: files of `agents/`, and whatever else the working folder has.
+
+An agent is a file of `agents/`, which is a folder and no package: `import agents` is the OpenAI
+Agents SDK where that is installed. The working folder is not on `sys.path`, where its `datasets/`
+would be a package to any library that looks for one of that name.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from zlib import crc32
+
+from adapters.errors import UserError
+from adapters.project.files import EXAMPLES, locate
+
+AGENTS = Path("agents")
+PLAY = "play"
+"""The function of an agent's file."""
+
+
+class AgentError(UserError):
+    """An error for a name that no agent has."""
+
+
+def load_agent_file(name: str) -> ModuleType:
+    """Load agents/NAME.py of the project; AgentError if there is none."""
+    module = _load_file(locate(_file_of(name)))
+    if module is None:
+        raise no_agent(name)
+    return module
+
+
+def load_module(name: str) -> ModuleType | None:
+    """Load agents/NAME.py, or else import the module `name`; None if neither exists.
+
+    An example of Ratchet's comes last, since its name may be that of the user's own module.
+    """
+    own, carried = _file_of(name), EXAMPLES / _file_of(name)
+    return _load_file(own) or _import_if_exists(name) or _load_file(carried)
+
+
+def no_agent(name: str) -> AgentError:
+    """Make the error for a name that no agent has."""
+    files = [path for root in (Path(), EXAMPLES) for path in (root / AGENTS).glob("*.py")]
+    playing = f"def {PLAY}("
+    known = {file.stem for file in files if playing in file.read_text(encoding="utf-8")}
+    return AgentError(f"no agent {name!r}; there are: {', '.join(sorted(known))}")
+
+
+def _file_of(name: str) -> Path:
+    return AGENTS / f"{name}.py"
+
+
+def _load_file(path: Path) -> ModuleType | None:
+    """Load a file under a name of its own, with the modules beside it importable."""
+    if not path.is_file():
+        return None
+    path = path.resolve()
+    name = f"agent_{path.stem}_{crc32(bytes(path)):08x}"
+    finder = _project_finder()
+    finder.files[name] = path
+    finder.search(path.parent)
+    return importlib.import_module(name)
+
+
+def _import_if_exists(name: str) -> ModuleType | None:
+    """Import a module; None if it does not exist, an error if one that it imports does not."""
+    _project_finder().named.add(name.partition(".")[0])
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if not (error.name and f"{name}.".startswith(f"{error.name}.")):
+            raise
+        return None
+
+
+class _ProjectFinder(MetaPathFinder):
+    """A finder, after all others, of agents' files, modules beside them and the working folder's.
+
+    A folder without `__init__.py` is a package only if its name is in `named`: if a recipe names a
+    function of it.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, Path] = {}
+        self.named: set[str] = set()
+        self._folders = [""]  # of which an empty one is the working folder
+
+    def search(self, folder: Path) -> None:
+        """Find modules in a folder too: before those of the working folder, if it is the user's."""
+        if str(folder) not in self._folders:
+            place = len(self._folders) if folder == EXAMPLES / AGENTS else 0
+            self._folders.insert(place, str(folder))
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname in self.files:
+            return spec_from_file_location(fullname, self.files[fullname])
+        if path is not None:
+            return None
+        spec = PathFinder.find_spec(fullname, self._folders)
+        is_package = spec is not None and (spec.loader is not None or fullname in self.named)
+        return spec if is_package else None
+
+
+_FINDER = _ProjectFinder()
+
+
+def _project_finder() -> _ProjectFinder:
+    """Return the finder of this process, which takes part in every import from now on."""
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.append(_FINDER)
+    return _FINDER

@@ -1,0 +1,53 @@
+"""A Prefect server of one's own, its deployments and its worker, each by a command of Prefect's."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from prefect.settings import PREFECT_API_URL
+
+from adapters.addresses import LOOPBACK
+from flows.deployments import PROJECT_FILE, RecipeError
+
+POOL = "ratchet"
+"""The work pool of the deployments."""
+
+PREFECT = (sys.executable, "-P", "-m", "prefect")
+
+
+def run_server(port: int) -> None:
+    """Become a Prefect server on loopback, with its UI."""
+    _become({**os.environ}, "server", "start", "--host", LOOPBACK, "--port", str(port))
+
+
+def deploy_all() -> None:
+    """Create the work pool, and become the command that deploys the working folder's deployments.
+
+    SystemExit with Prefect's status if the pool cannot be created; Prefect says why.
+    """
+    if not PROJECT_FILE.exists():
+        raise RecipeError(
+            f"there is no {PROJECT_FILE} in {Path.cwd()} to deploy; `ratchet init` writes one"
+        )
+    variables = _client_environment()
+    create = [*PREFECT, "work-pool", "create", POOL, "--type", "process", "--overwrite"]
+    if status := subprocess.run(create, env=variables, check=False).returncode:
+        raise SystemExit(status)
+    _become(variables, "--no-prompt", "deploy", "--all")
+
+
+def run_worker() -> None:
+    """Become a worker of the work pool."""
+    _become(_client_environment(), "worker", "start", "--pool", POOL)
+
+
+def _become(variables: dict[str, str], *words: str) -> None:
+    """Replace this process by a command of Prefect's."""
+    os.execve(PREFECT[0], [*PREFECT, *words], variables)
+
+
+def _client_environment() -> dict[str, str]:
+    """Return the variables of a server's clients: it is `run_server`'s unless another is set."""
+    api = PREFECT_API_URL.value() or f"http://{LOOPBACK}:4200/api"
+    return {**os.environ, "PREFECT_API_URL": api, "PWD": str(Path.cwd())}
