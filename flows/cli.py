@@ -15,6 +15,7 @@ from adapters.errors import UserError
 from flows.command_line import train_with_bar
 from flows.runtime.existing_run import IfExists, settle
 from flows.runtime.prefect_startup import quiet_prefect
+from tasks.reports.queries import RowFormat
 
 if TYPE_CHECKING:
     from flows.recipe.recipe import Recipe
@@ -213,14 +214,33 @@ def runs() -> None:
 
 
 @app.command()
-def sql(statement: Annotated[str, typer.Argument(help="One statement, in DuckDB's SQL.")]) -> None:
-    """Ask the files of a run: spans, trajectories, datums and metrics."""
-    import duckdb
+def sql(
+    statement: Annotated[
+        str, typer.Argument(help="One statement, in DuckDB's SQL, over the views of docs/sql.md.")
+    ],
+    run: Annotated[
+        list[str] | None, typer.Option(help="Whose files; all runs without it, or several times.")
+    ] = None,
+    format: Annotated[RowFormat, typer.Option(help="How the rows are written.")] = RowFormat.TABLE,
+    out: Annotated[Path | None, typer.Option(help="Where; the terminal without it.")] = None,
+) -> None:
+    """Ask the files of runs: spans, calls, rollouts, groups, trajectories, datums, steps."""
+    from tasks.reports.queries import answer
+    from tasks.storage.files import write_bytes
+    from tasks.storage.manifest import read_manifest, readable_runs
+    from tasks.storage.run_folder import folder_of
 
-    try:
-        duckdb.connect().sql(statement).show(max_width=160)
-    except duckdb.Error as error:
-        raise UserError(str(error)) from error
+    runs = [folder_of(name) for name in run] if run else readable_runs()
+    for named in runs if run else ():
+        read_manifest(named)  # refuses a run that is not there
+    if out is None and format is RowFormat.PARQUET and sys.stdout.isatty():
+        raise UserError("Parquet is no text for a terminal: name a file with --out")
+    rows = answer(statement, runs, format)
+    if out is not None:
+        write_bytes(out, rows)
+        return
+    sys.stdout.buffer.write(rows)
+    sys.stdout.flush()
 
 
 @imports.command()

@@ -117,12 +117,12 @@ def _tell_failures(run: OpenRun, step: int, metrics: Metrics) -> None:
     if failed:
         log.warning(
             "step %d was trained on %d of its %d rollouts: %d failed. To see why: ratchet sql "
-            "\"select rollout_id, error_message from '%s/*.parquet' where kind = 'error'\"",
+            "--run %s 'from rollouts where error_type is not null'",
             step,
             rewarded,
             rewarded + failed,
             failed,
-            run.folder.path / "spans",
+            run.folder.name,
         )
 
 

@@ -190,6 +190,14 @@ class RunFolder:
         """List the scores of checkpoint `step`, by whatever settings."""
         return sorted((self.path / "evaluations").glob(f"{step:05d}*.json"))
 
+    def evaluations(self) -> list[Path]:
+        """List the scores of every evaluation, in the order of checkpoints."""
+        return sorted((self.path / "evaluations").glob("*.json"))
+
+    def learned(self, policy: str, stage: str) -> list[Path]:
+        """List the Parquet files of a stage of LEARNING of a policy, by step."""
+        return sorted((self._of(policy) / stage).glob("*.parquet"))
+
     def files(self) -> list[Path]:
         """List the files of the run itself: not its lock, the engine's or the tracker's."""
         return sorted(
