@@ -79,7 +79,7 @@ def _closing_line(summary: "RunSummary", run: "RunFolder", seconds: float) -> st
     repeated = "" if summary.reproducible else " No other run repeats it."
     return (
         f"held-out reward {before} → {after} in {summary.steps} steps: {spent}{seconds:.0f} s in "
-        f"all. The run is {run.path}; see it in "
-        f'Prefect\'s UI with `make server`, and by SQL with `ratchet sql "from steps" --run {run.name}`.'
+        f"all. The run is {run.path}; see it in Prefect's UI with `make server`, and by SQL with "
+        f'`ratchet sql "from steps" --run {run.name}`.'
         f"{failed}{repeated}"
     )
