@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,7 +15,6 @@ from adapters.errors import UserError
 from flows.command_line import train_with_bar
 from flows.runtime.existing_run import IfExists, settle
 from flows.runtime.prefect_startup import quiet_prefect
-from tasks.reports.queries import RowFormat
 
 if TYPE_CHECKING:
     from flows.recipe.recipe import Recipe
@@ -214,6 +213,22 @@ def runs() -> None:
 
 
 @app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(help="Names of runs; several are compared.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The page's file; report.html beside what it is about.")
+    ] = None,
+) -> None:
+    """Write a page of HTML about a run, or about several: curves, time, costs and rollouts."""
+    from tasks.reports.page import write_report
+    from tasks.storage.run_folder import folder_of, runs_root
+
+    folders = [folder_of(name) for name in runs]
+    beside = folders[0].report if len(folders) == 1 else runs_root() / "report.html"
+    print(write_report(folders, out or beside))
+
+
+@app.command()
 def sql(
     statement: Annotated[
         str, typer.Argument(help="One statement, in DuckDB's SQL, over the views of docs/sql.md.")
@@ -221,7 +236,9 @@ def sql(
     run: Annotated[
         list[str] | None, typer.Option(help="Whose files; all runs without it, or several times.")
     ] = None,
-    format: Annotated[RowFormat, typer.Option(help="How the rows are written.")] = RowFormat.TABLE,
+    format: Annotated[
+        Literal["table", "csv", "json", "parquet"], typer.Option(help="How the rows are written.")
+    ] = "table",
     out: Annotated[Path | None, typer.Option(help="Where; the terminal without it.")] = None,
 ) -> None:
     """Ask the files of runs: spans, calls, rollouts, groups, trajectories, datums, steps."""
@@ -233,7 +250,7 @@ def sql(
     runs = [folder_of(name) for name in run] if run else readable_runs()
     for named in runs if run else ():
         read_manifest(named)  # refuses a run that is not there
-    if out is None and format is RowFormat.PARQUET and sys.stdout.isatty():
+    if out is None and format == "parquet" and sys.stdout.isatty():
         raise UserError("Parquet is no text for a terminal: name a file with --out")
     rows = answer(statement, runs, format)
     if out is not None:

@@ -18,7 +18,7 @@ from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import write_datums
 from tasks.evaluations import ScoredRollout, score
 from tasks.metrics import record_metrics
-from tasks.reports.queries import RowFormat, answer
+from tasks.reports.queries import answer
 from tasks.reports.views import VIEWS
 from tasks.storage.json_files import write_json
 from tasks.storage.manifest import write_manifest
@@ -78,7 +78,7 @@ def call(question: str, answer: str, **columns: object) -> dict:
 def ask(statement: str, *names: str) -> list[tuple]:
     """Return the rows of a statement over runs, by way of JSON."""
     runs = [folder_of(name) for name in names or ("hello", "new")]
-    return [tuple(row.values()) for row in json.loads(answer(statement, runs, RowFormat.JSON))]
+    return [tuple(row.values()) for row in json.loads(answer(statement, runs, "json"))]
 
 
 ANSWERS = [

@@ -5,7 +5,6 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from enum import StrEnum
 from typing import Any
 
 import duckdb
@@ -21,17 +20,8 @@ MOST_ROWS = 100
 """Rows that a table shows; the other formats have all."""
 
 
-class RowFormat(StrEnum):
-    """Formats in which rows are written."""
-
-    TABLE = "table"
-    CSV = "csv"
-    JSON = "json"
-    PARQUET = "parquet"
-
-
-def answer(statement: str, runs: Sequence[RunFolder], format: RowFormat) -> bytes:
-    """Return the rows of one statement over the views of runs.
+def answer(statement: str, runs: Sequence[RunFolder], format: str) -> bytes:
+    """Return the rows of one statement over the views of runs, in a format of WRITERS.
 
     UserError says what is wrong with a statement, or what it may not do.
     """
@@ -93,9 +83,10 @@ def _cell(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-WRITERS: Mapping[RowFormat, Callable[[duckdb.DuckDBPyRelation], bytes]] = {
-    RowFormat.TABLE: _table,
-    RowFormat.CSV: _csv,
-    RowFormat.JSON: _json,
-    RowFormat.PARQUET: _parquet,
+WRITERS: Mapping[str, Callable[[duckdb.DuckDBPyRelation], bytes]] = {
+    "table": _table,
+    "csv": _csv,
+    "json": _json,
+    "parquet": _parquet,
 }
+"""Format → the function that writes rows in it."""

@@ -83,6 +83,11 @@ class RunFolder:
         return self.path / "arrivals.jsonl"
 
     @property
+    def report(self) -> Path:
+        """Page for people, made of the other files; nothing reads it."""
+        return self.path / "report.html"
+
+    @property
     def engine(self) -> Path:
         """State of the run's own engine."""
         return self.path / "engine"
