@@ -19,7 +19,6 @@ READERS: Mapping[str, Callable[[Path], object]] = {
     "arrivals.jsonl": read_log,
     "checkpoints.jsonl": read_log,
     "reference.json": read_json,
-    "report.html": read_bytes,
     "shards": read_rows,
     "journal": read_journal,
     "spans": verified,
@@ -31,7 +30,7 @@ READERS: Mapping[str, Callable[[Path], object]] = {
     "evaluations": read_json,
     "games": read_bytes,
 }
-"""Reader of a file, by its own name or by that of its folder; games and reports are for people."""
+"""Reader of a file, by its own name or by that of its folder. Games are for others to read."""
 
 
 def find_damage(run: RunFolder) -> Iterator[str]:

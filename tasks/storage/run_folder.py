@@ -204,12 +204,12 @@ class RunFolder:
         return sorted((self._of(policy) / stage).glob("*.parquet"))
 
     def files(self) -> list[Path]:
-        """List the files of the run itself: not its lock, the engine's or the tracker's."""
+        """List the files of the run itself: not its lock, its report, the engine's or W&B's."""
         return sorted(
             path
             for path in self.path.rglob("*")
             if path.is_file()
-            and path != self.path / "lock"
+            and path not in (self.path / "lock", self.report)
             and not path.name.startswith(".")
             and not {self.engine, self.tracking} & {*path.parents}
         )
