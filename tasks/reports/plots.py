@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from math import ceil, floor, log10
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -42,7 +43,7 @@ MARKERS = {"sampled": "full", "greedy": "none"}
 PARTS = ("sampling", "training", "rest")
 """Parts of a run's time, each in a colour."""
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "ratchet",
     "text.parse_math": False,

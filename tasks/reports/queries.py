@@ -73,8 +73,9 @@ def _parquet(rows: duckdb.DuckDBPyRelation) -> bytes:
 
 def _records(rows: duckdb.DuckDBPyRelation) -> list[dict[str, Any]]:
     """Return the rows as values of JSON; a number that is not finite, which JSON lacks, is null."""
-    texts = rows.query("answered", "select to_json(answered)::varchar from answered").fetchall()
-    return [json.loads(text, parse_constant=lambda _: None) for (text,) in texts]
+    texts = rows.query("answered", "select to_json(answered)::varchar from answered")
+    assert texts is not None
+    return [json.loads(text, parse_constant=lambda _: None) for (text,) in texts.fetchall()]
 
 
 def _cell(value: object) -> str:
