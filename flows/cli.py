@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -251,14 +251,51 @@ def runs() -> None:
 
 
 @app.command()
-def sql(statement: Annotated[str, typer.Argument(help="One statement, in DuckDB's SQL.")]) -> None:
-    """Ask the files of a run: spans, trajectories, datums and metrics."""
-    import duckdb
+def report(
+    runs: Annotated[list[str], typer.Argument(help="Names of runs; several are compared.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The page's file; report.html beside what it is about.")
+    ] = None,
+) -> None:
+    """Write a page of HTML about a run, or about several: curves, time, costs and rollouts."""
+    from tasks.reports.page import write_report
+    from tasks.storage.run_folder import folder_of, runs_root
 
-    try:
-        duckdb.connect().sql(statement).show(max_width=160)
-    except duckdb.Error as error:
-        raise UserError(str(error)) from error
+    folders = [folder_of(name) for name in runs]
+    beside = folders[0].report if len(folders) == 1 else runs_root() / "report.html"
+    print(write_report(folders, out or beside))
+
+
+@app.command()
+def sql(
+    statement: Annotated[
+        str, typer.Argument(help="One statement, in DuckDB's SQL, over the views of docs/sql.md.")
+    ],
+    run: Annotated[
+        list[str] | None, typer.Option(help="Whose files; all runs without it, or several times.")
+    ] = None,
+    format: Annotated[
+        Literal["table", "csv", "json", "parquet"], typer.Option(help="How the rows are written.")
+    ] = "table",
+    out: Annotated[Path | None, typer.Option(help="Where; the terminal without it.")] = None,
+) -> None:
+    """Ask the files of runs: spans, calls, rollouts, groups, trajectories, datums, steps."""
+    from tasks.reports.queries import answer
+    from tasks.storage.files import write_bytes
+    from tasks.storage.manifest import read_manifest, readable_runs
+    from tasks.storage.run_folder import folder_of
+
+    runs = [folder_of(name) for name in run] if run else readable_runs()
+    for named in runs if run else ():
+        read_manifest(named)  # refuses a run that is not there
+    if out is None and format == "parquet" and sys.stdout.isatty():
+        raise UserError("Parquet is no text for a terminal: name a file with --out")
+    rows = answer(statement, runs, format)
+    if out is not None:
+        write_bytes(out, rows)
+        return
+    sys.stdout.buffer.write(rows)
+    sys.stdout.flush()
 
 
 @imports.command()

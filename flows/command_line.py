@@ -75,12 +75,12 @@ def _closing_line(summary: "RunSummary", run: "RunFolder", seconds: float) -> st
         for reward in (summary.before, summary.after)
     )
     spent = "" if summary.seconds is None else f"{summary.seconds:.0f} s of sampling and training, "
-    statement = f"from '{run.metrics}'"
     failed = f" {summary.failed} rollouts failed, and trained nothing." if summary.failed else ""
+    page = f"its report is {run.report}; " if run.report.exists() else ""
     repeated = "" if summary.reproducible else " No other run repeats it."
     return (
         f"held-out reward {before} → {after} in {summary.steps} steps: {spent}{seconds:.0f} s in "
-        f"all. The run is {run.path}; see it in "
-        f'Prefect\'s UI with `ratchet server`, and by SQL with `ratchet sql "{statement}"`.'
+        f"all. The run is {run.path}; {page}see it in Prefect's UI with `ratchet server`, and by "
+        f'SQL with `ratchet sql "from steps" --run {run.name}`.'
         f"{failed}{repeated}"
     )

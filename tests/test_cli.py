@@ -15,7 +15,7 @@ from tasks.storage.run_folder import RunError
 ROOT = Path(__file__).parent.parent
 COMMANDS = (
     *("train", "resume", "fork", "replay", "evaluate", "dryrun", "serve"),
-    *("runs", "sql", "keys", "engine", "init", "server", "deploy", "worker"),
+    *("runs", "report", "sql", "keys", "engine", "init", "server", "deploy", "worker"),
 )
 
 

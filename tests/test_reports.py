@@ -3,13 +3,10 @@
 import re
 from pathlib import Path
 
-import duckdb
 import pytest
 
 from adapters.calls import POLICY
-from tasks.algorithm.advantages import CreditAssignment
 from tasks.checkpoints import Ledger
-from tasks.datums import write_datums
 from tasks.evaluations import ScoredRollout, Spent, score
 from tasks.metrics import record_metrics
 from tasks.reports.reports import list_runs, metrics_table, runs_table, scores_table, transcripts
@@ -17,10 +14,6 @@ from tasks.spans import Span, table
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import write
-from tasks.trajectories import write_trajectories
-
-DOCUMENT = Path(__file__).parent.parent / "docs" / "sql.md"
-STATEMENTS = re.findall(r"```sql\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.S)
 
 
 def said(question: str, answer: str, **columns: object) -> dict:
@@ -160,39 +153,6 @@ def test_the_terminal_gets_a_table_in_columns() -> None:
         "run      agent  steps  of  reward  state",
         "hello-1  hello  1      4   0       stopped",
     ]
-
-
-@pytest.fixture
-def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps of a run, of two batches each: rewards 1, 0 and a failure; then 1 and 1."""
-    run = RunFolder(tmp_path / "runs" / "hello")
-    steps = [
-        [
-            rollout(0, said("Be 7.", "I am 7"), ended(1.0)),
-            rollout(1, said("Be 7.", "I am not sure"), ended(0.0)),
-            rollout(2, said("Be 7.", "I"), ended(None)),
-        ],
-        [rollout(k, said("Be 8.", "I am 8"), ended(1.0), step=1) for k in range(2)],
-    ]
-    for step, rollouts in enumerate(steps):
-        spans = [
-            sealed(run.spans(f"train-{step:05d}.{batch}"), *rollouts[batch::2]) for batch in (0, 1)
-        ]
-        trajectories = run.trajectories(POLICY, step)
-        write_trajectories(trajectories, spans)
-        write_datums(run.datums(POLICY, step), trajectories, CreditAssignment("centred"))
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.mark.usefixtures("run_folder")
-def test_the_documented_statements_answer_over_a_run_s_folder() -> None:
-    with duckdb.connect() as connection:
-        rewards, worst, tokens = (connection.sql(query).fetchall() for query in STATEMENTS)
-    assert rewards == [(0, 0.5, 2), (1, 1.0, 2)]
-    assert worst[0] == ("train-00000-0000-01", 0.0, "Be 7.", "I am not sure")
-    assert [row[1] for row in worst] == [0.0, 1.0, 1.0, 1.0]
-    # 3 + 4 + 1 + 3 + 3 sampled; the uniform group and the failure are not trained.
-    assert tokens == [(14, 7, 0.5)]
 
 
 def test_scores_are_a_line_for_each_category_with_their_intervals() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from adapters.errors import UserError
 from tasks.journal import Journal, seal
-from tasks.reports.views import spans_view
+from tasks.reports.views import open_views
 from tasks.spans import EndedAttempt, Span, reward_span
 from tasks.storage.run_folder import RunFolder
 from tests.test_journal import NOON, call
@@ -49,7 +49,7 @@ def test_a_sealed_batch_and_one_that_is_not_give_the_same_rows(run: RunFolder) -
         "prompt_token_ids, messages ->> '$[0].content' from spans where step = $step "
         "order by all"
     )
-    with spans_view(run) as connection:
+    with open_views([run], ["spans"]) as connection:
         rows = [
             connection.execute(query, {"step": step, "noon": NOON}).fetchall() for step in (0, 1)
         ]
@@ -63,7 +63,7 @@ def test_a_sealed_batch_and_one_that_is_not_give_the_same_rows(run: RunFolder) -
 
 
 def test_a_sealed_batch_is_not_counted_twice(run: RunFolder) -> None:
-    with spans_view(run) as connection:
+    with open_views([run], ["spans"]) as connection:
         counts = connection.execute("select step, count(*) from spans group by 1 order by 1")
         assert counts.fetchall() == [(0, 4), (1, 4)]
 
@@ -72,13 +72,13 @@ def test_a_sealed_batch_is_not_counted_twice(run: RunFolder) -> None:
 def test_one_kind_of_file_is_enough(run: RunFolder, folder: str) -> None:
     for path in (run.path / ({"journal", "spans"} - {folder}).pop()).iterdir():
         path.unlink()
-    with spans_view(run) as connection:
+    with open_views([run], ["spans"]) as connection:
         rows = connection.execute("select count(*) from spans").fetchall()
     assert rows == [(8 if folder == "journal" else 4,)]
 
 
 def test_a_run_that_has_just_begun_has_no_spans(tmp_path: Path) -> None:
-    with spans_view(RunFolder(tmp_path)) as connection:
+    with open_views([RunFolder(tmp_path)], ["spans"]) as connection:
         assert connection.execute("select * from spans").fetchall() == []
 
 
@@ -86,17 +86,17 @@ def test_what_is_torn_off_does_not_count_and_what_is_damaged_is_refused(run: Run
     journal = run.journal("train-00001.0")
     data = journal.read_bytes()
     journal.write_bytes(data[:-10])
-    with spans_view(run) as connection:
+    with open_views([run], ["spans"]) as connection:
         rows = connection.execute("select count(*) from spans where kind = 'reward'").fetchall()
     assert rows == [(1,)]
     journal.write_bytes(data[:30] + b"x" + data[31:])
     with pytest.raises(UserError, match=r"train-00001\.0\.jsonl, line 1, is damaged"):
-        spans_view(run)
+        open_views([run], ["spans"])
     sealed = run.spans("train-00000.0")
     journal.write_bytes(data)
     sealed.write_bytes(sealed.read_bytes()[:-9] + b"x" + sealed.read_bytes()[-8:])
     with pytest.raises(UserError, match=r"train-00000\.0\.parquet is damaged"):
-        spans_view(run)
+        open_views([run], ["spans"])
 
 
 def test_the_snippet_of_the_document_runs(

@@ -119,10 +119,10 @@ def _tell_untrained(run: OpenRun, step: int, metrics: Metrics) -> None:
     if failed:
         log.warning(
             "%s rollouts: %d failed. To see why: ratchet sql "
-            "\"select rollout_id, error_message from '%s/*.parquet' where kind = 'error'\"",
+            "--run %s 'from rollouts where error_type is not null'",
             trained,
             failed,
-            run.folder.path / "spans",
+            run.folder.name,
         )
     if left_out:
         log.warning(

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 from uuid import UUID
 
 import httpx
 from prefect.artifacts import (
+    create_link_artifact,
     create_markdown_artifact,
     create_progress_artifact,
     create_table_artifact,
@@ -19,6 +21,7 @@ from prefect.artifacts import (
 )
 from prefect.exceptions import PrefectException
 
+from adapters.errors import UserError
 from tasks.metrics import Metrics, read_metrics
 from tasks.reports.reports import METRICS, transcripts
 from tasks.storage.arrivals import batches_of
@@ -68,13 +71,26 @@ class Artifacts:
         self._submit(partial(self._show, done, f"step {step + 1} of {self._steps}, {said}"))
 
     def publish(self) -> None:
-        """Publish the metrics by step, and the best, middle and worst rollout of the last step."""
+        """Publish the metrics by step, three rollouts of the last step, and the report's path."""
         metrics = read_metrics(self._run.metrics)
         rows = [{name: _short(row.get(name)) for name in ("step", *METRICS)} for row in metrics]
         last = [self._run.spans(batch) for batch in batches_of(self._run, len(metrics) - 1)]
         key, words = partial(_key, self._run), f"{self._run.name}, by step"
         self._submit(partial(create_table_artifact, rows, key=key("metrics"), description=words))
         self._submit(partial(create_markdown_artifact, transcripts(last), key=key("transcripts")))
+        if (report := self._report()) is not None:
+            link, text = report.resolve().as_uri(), str(report)
+            self._submit(partial(create_link_artifact, link, text, key=key("report")))
+
+    def _report(self) -> Path | None:
+        """Write the run's page; a warning says why if that is impossible."""
+        from tasks.reports.page import write_report  # matplotlib loads slowly, and only for this
+
+        try:
+            return write_report([self._run], self._run.report)
+        except (UserError, OSError) as error:
+            log.warning("%s was not written: %s", self._run.report, error)
+            return None
 
     def _show(self, progress: float, description: str) -> None:
         if self._progress is not None:

@@ -45,8 +45,13 @@ def appearing(path: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> Path:
     """Write `text` to `path`, whole or not at all; return the path."""
+    return write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> Path:
+    """Write `data` to `path`, whole or not at all; return the path."""
     with appearing(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+        aside.write_bytes(data)
     return path
 
 

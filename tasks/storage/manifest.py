@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ RECORDED_VERSIONS = ("ratchet-rl", "tinker", "torch", "transformers", "renderers
 Manifest = dict[str, Any]
 """created, format, recipe, fingerprint, dataset_sha256, versions, python, machine; in a fork or a
 replay also parent: run, step, how, fingerprint, recipe and, if it has one, its own parent."""
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -98,6 +101,19 @@ def write_manifest(
         **({"parent": parent} if parent else {}),
     }
     write_json(run.manifest, described)
+
+
+def readable_runs() -> list[RunFolder]:
+    """List the runs that are in FORMAT, by name; the others are named in a warning."""
+    readable = []
+    for run in all_runs():
+        try:
+            read_manifest(run)
+        except RunError as error:
+            log.warning("%s", error)
+        else:
+            readable.append(run)
+    return readable
 
 
 def recipe_of(run: RunFolder) -> dict[str, Any]:

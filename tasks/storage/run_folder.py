@@ -87,6 +87,11 @@ class RunFolder:
         return self.path / "arrivals.jsonl"
 
     @property
+    def report(self) -> Path:
+        """Page for people, made of the other files; nothing reads it."""
+        return self.path / "report.html"
+
+    @property
     def engine(self) -> Path:
         """State of the run's own engine."""
         return self.path / "engine"
@@ -195,13 +200,21 @@ class RunFolder:
         """List the scores of checkpoint `step`, by whatever settings."""
         return sorted((self.path / "evaluations").glob(f"{step:05d}*.json"))
 
+    def evaluations(self) -> list[Path]:
+        """List the scores of every evaluation, in the order of checkpoints."""
+        return sorted((self.path / "evaluations").glob("*.json"))
+
+    def learned(self, policy: str, stage: str) -> list[Path]:
+        """List the Parquet files of a stage of LEARNING of a policy, by step."""
+        return sorted((self._of(policy) / stage).glob("*.parquet"))
+
     def files(self) -> list[Path]:
-        """List the files of the run itself: not its lock, the engine's or the tracker's."""
+        """List the files of the run itself: not its lock, its report, the engine's or W&B's."""
         return sorted(
             path
             for path in self.path.rglob("*")
             if path.is_file()
-            and path != self.path / "lock"
+            and path not in (self.path / "lock", self.report)
             and not path.name.startswith(".")
             and not {self.engine, self.tracking} & {*path.parents}
         )

@@ -1,15 +1,19 @@
 """Queries to Arrow tables, and Arrow tables to Parquet files that carry their checksum."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from itertools import pairwise
+from operator import and_
 from pathlib import Path
 
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from pyarrow.fs import LocalFileSystem
 
-from tasks.storage.checksums import BLANK, KEY, intact, stamp
+from tasks.storage.checksums import BLANK, KEY, intact, stamp, verified
 from tasks.storage.files import appearing
 
 ROWS_A_GROUP = 4096
@@ -52,6 +56,30 @@ def read(
         pa.BufferReader(intact(path)),
         columns=None if columns is None else [*columns],
         schema=schema,
+    )
+
+
+def scan(
+    files: Mapping[Path, Mapping[str, str | int]], schema: pa.Schema | None = None
+) -> ds.Dataset:
+    """Open tables that `write` wrote as one dataset; Damaged if a file has changed since.
+
+    The rows of a file have, before the columns of the `schema` (of the first file if None), the
+    constants that are given with it. There must be a file.
+    """
+    paths = [verified(path) for path in files]
+    constants = [*files.values()]
+    own = pq.read_schema(paths[0]) if schema is None else schema
+    named = [pa.field(name, pa.scalar(value).type) for name, value in constants[0].items()]
+    return ds.FileSystemDataset.from_paths(
+        [str(path) for path in paths],
+        schema=pa.schema([*named, *own]),
+        format=ds.ParquetFileFormat(),
+        filesystem=LocalFileSystem(),
+        partitions=[
+            reduce(and_, (ds.field(name) == value for name, value in of_file.items()))
+            for of_file in constants
+        ],
     )
 
 

@@ -1,0 +1,46 @@
+"""Texts of single tokens, by a tokenizer's file that is on this machine; nothing is fetched."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from tokenizers import Tokenizer
+
+FILE = "tokenizer.json"
+SPACE = "\u2581"
+"""Mark by which SentencePiece writes the space before a word."""
+
+TokenText = Callable[[int], str]
+"""Token → its text; a part of a character is the replacement character."""
+
+
+def find_token_texts(base_model: str) -> TokenText | None:
+    """Return the texts of a base model's tokens: a folder's, or one in the hub's cache.
+
+    None if its tokenizer is not on this machine. The engine's own model is in the cache as well,
+    once an engine has run.
+    """
+    path = _find_file(base_model)
+    if path is None:
+        return None
+    tokenizer = Tokenizer.from_file(str(path))
+
+    def text_of(token: int) -> str:
+        text = tokenizer.decode([token], skip_special_tokens=False)
+        begins_a_word = (tokenizer.id_to_token(token) or "").startswith(SPACE)
+        return f" {text}" if begins_a_word and not text.startswith(" ") else text
+
+    return text_of
+
+
+def _find_file(base_model: str) -> Path | None:
+    in_folder = Path(base_model).expanduser() / FILE
+    if in_folder.is_file():
+        return in_folder
+    try:
+        cached = try_to_load_from_cache(base_model, FILE)
+    except HFValidationError:  # a folder that is gone
+        return None
+    return Path(cached) if isinstance(cached, str | os.PathLike) else None

@@ -1,0 +1,257 @@
+"""Curves of runs drawn by matplotlib, as SVG elements that take their colours from the page.
+
+The page needs no script: matplotlib writes each colour as a number, and the number is replaced by
+a variable of the page's style, which has one value for a light and one for a dark background.
+"""
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import cycle
+from math import ceil, floor, log10
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from tasks.reports.curves import RunCurves, StepMetrics
+
+SIZE = 4.2, 2.5
+"""Width and height of a panel, in inches."""
+LEFT, RIGHT, ABOVE, BELOW = 0.55, 0.1, 0.3, 0.3
+"""Margins of a panel, in inches: to find them by the texts would take as long as to draw."""
+COLOURS = 8
+"""Runs that have a colour of their own."""
+LEVEL = 0.02
+"""Share of its size by which a metric changes at least for its panel to show that it did."""
+TICKS = [1, 2, 2.5, 5, 10]
+"""Multiples that the numbers of an axis may be of."""
+INK, RULE = "#00fe00", "#00fe01"
+SERIES = [f"#00fd0{number}" for number in range(COLOURS)]
+VARIABLES = {INK: "currentColor", RULE: "var(--rule)"} | {
+    colour: f"var(--series-{number})" for number, colour in enumerate(SERIES)
+}
+"""Colour in a drawing → what the page has in its place."""
+
+DASHES = ("-", "--", ":", "-.")
+"""Line of each policy of a run."""
+MARKERS = {"sampled": "full", "greedy": "none"}
+"""Way of sampling → fill of its points."""
+PARTS = ("sampling", "training", "rest")
+"""Parts of a run's time, each in a colour."""
+
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "ratchet",
+    "text.parse_math": False,
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 3,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    "axes.edgecolor": RULE,
+}
+METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Panel of a metric by step, or of its ratio to another one."""
+
+    title: str
+    metric: str
+    over: str | None = None
+    logarithmic: bool = False
+
+    def values(self, rows: Sequence[StepMetrics]) -> dict[int, float]:
+        """Return the value of each step that has one."""
+        found = {}
+        for step, row in enumerate(rows):
+            value = row.get(self.metric)
+            divisor = 1.0 if self.over is None else row.get(self.over)
+            if value is not None and divisor:
+                found[step] = value / divisor
+        return found
+
+
+PANELS = (
+    Panel("entropy of the sampling policy, in nats", "entropy"),
+    Panel("KL, sampling to training policy (v2)", "kl_sample_train_v2", logarithmic=True),
+    Panel("KL, policy to reference (v1)", "kl_reference_v1"),
+    Panel("effective sample size, share", "ess"),
+    Panel("lag of sampling, in updates", "lag"),
+    Panel("tokens of an answer", "tokens/sampled", over="calls"),
+    Panel("tokens of a prompt", "tokens/prompt", over="calls"),
+    Panel("share of uniform groups", "groups/uniform_fraction"),
+    Panel("trained share of the sampled tokens", "tokens/trained", over="tokens/sampled"),
+    Panel("failed rollouts", "rollouts/failed"),
+    Panel("broken prefixes", "prefix/broken"),
+    Panel("seconds of a step's sampling", "seconds/sampling"),
+    Panel("seconds of a step's training", "seconds/training"),
+)
+
+
+def draw_rewards(runs: Sequence[RunCurves]) -> list[str]:
+    """Draw the rewards of runs over checkpoints, minutes and sampled tokens."""
+    scales: Mapping[str, Callable[[RunCurves], Sequence[float]]] = {
+        "updates made": lambda run: range(len(run.minutes)),
+        "minutes": lambda run: run.minutes,
+        "sampled tokens": lambda run: run.tokens,
+    }
+    return [_draw_reward(runs, label, scale) for label, scale in scales.items()]
+
+
+def draw_role_rewards(runs: Sequence[RunCurves]) -> list[str]:
+    """Draw the mean reward of each role that the agent rewards by name."""
+    names = dict.fromkeys(
+        name
+        for run in runs
+        for row in run.metrics
+        for name in row
+        if name.startswith("reward/") and name.count("/") == 2
+    )
+    panels = [Panel(f"reward of the role {name.split('/')[1]}", name) for name in names]
+    return draw_panels(runs, panels)
+
+
+def draw_panels(runs: Sequence[RunCurves], panels: Sequence[Panel] = PANELS) -> list[str]:
+    """Draw the panels that some run has a value for; policies differ in their dashes."""
+    return [drawn for panel in panels if (drawn := _draw_panel(runs, panel))]
+
+
+def draw_times(runs: Sequence[RunCurves]) -> str:
+    """Draw the minutes of each run: of sampling, of training, and the rest."""
+    height = 0.6 + 0.45 * len(runs)
+    with _panel("minutes", (2 * SIZE[0], height)) as (axes, svg):
+        for place, run in enumerate(runs):
+            begun = 0.0
+            for part, minutes in enumerate(time_parts(run).values()):
+                axes.barh(place, minutes, left=begun, color=SERIES[part], height=0.4)
+                begun += minutes
+            axes.text(0, place - 0.28, run.name)
+        axes.set_axisbelow(True)
+        axes.set_yticks([])
+        axes.set_ylim(len(runs) - 0.6, -0.7)
+        axes.grid(visible=False, axis="y")
+    return svg()
+
+
+def time_parts(run: RunCurves) -> dict[str, float]:
+    """Return the minutes of each part of a run's time.
+
+    The rest is what the clock shows beyond the other two: evaluations, saving and waiting. Where
+    steps overlap, sampling and training may come to more than the clock, and nothing is left.
+    """
+    sums = [
+        sum(row[key] for row in run.metrics for key in row if key.endswith(f"seconds/{part}")) / 60
+        for part in PARTS[:2]
+    ]
+    return dict(zip(PARTS, [*sums, max(0.0, run.minutes[-1] - sum(sums))], strict=True))
+
+
+def _draw_reward(
+    runs: Sequence[RunCurves], label: str, scale: Callable[[RunCurves], Sequence[float]]
+) -> str:
+    with _panel(f"reward, by {label}") as (axes, svg):
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=TICKS, integer="updates" in label))
+        for colour, run in zip(cycle(SERIES), runs, strict=False):
+            along = scale(run)
+            points = [
+                (along[step], row["reward/mean"])
+                for step, row in enumerate(run.metrics)
+                if "reward/mean" in row
+            ]
+            axes.plot(*_columns(points), color=colour, marker=".")
+            for score in run.scores:
+                if score.step < len(along):
+                    lower, upper = score.lower, score.upper
+                    known = None if lower is None or upper is None else (lower, upper)
+                    error = known and [[score.reward - known[0]], [known[1] - score.reward]]
+                    axes.errorbar(
+                        along[score.step],
+                        score.reward,
+                        error,
+                        color=colour,
+                        marker="o",
+                        markersize=5,
+                        elinewidth=0.9,
+                        capsize=2,
+                        fillstyle=MARKERS.get(score.played, "bottom"),
+                    )
+    return svg()
+
+
+def _draw_panel(runs: Sequence[RunCurves], panel: Panel) -> str | None:
+    series = [
+        (colour, dashes, values)
+        for colour, run in zip(cycle(SERIES), runs, strict=False)
+        for dashes, policy in zip(cycle(DASHES), run.policies, strict=False)
+        if (values := panel.values(run.of_policy(policy)))
+    ]
+    if not series or not any(any(values.values()) for _, _, values in series):
+        return None
+    with _panel(panel.title) as (axes, svg):
+        for colour, dashes, values in series:
+            axes.plot(*_columns(values.items()), color=colour, linestyle=dashes, marker=".")
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=TICKS, integer=True))
+        found = [value for _, _, values in series for value in values.values()]
+        if panel.logarithmic and min(found) > 0:
+            axes.set_yscale("log")
+            axes.set_ylim(10 ** floor(log10(min(found))), 10 ** ceil(log10(max(found))))
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}")
+            axes.minorticks_off()
+        elif max(found) - min(found) < LEVEL * max(map(abs, found)):
+            axes.set_ylim(min(found) * (1 - LEVEL), max(found) * (1 + LEVEL))
+    return svg()
+
+
+@contextmanager
+def _panel(
+    title: str, size: tuple[float, float] = SIZE
+) -> Iterator[tuple[Axes, Callable[[], str]]]:
+    """Yield the axes of a panel, and the function that writes it afterwards."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(size)
+        width, height = (size[0] - LEFT - RIGHT) / size[0], (size[1] - ABOVE - BELOW) / size[1]
+        axes = figure.add_axes((LEFT / size[0], BELOW / size[1], width, height), title=title)
+
+        axes.margins(y=0.08)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(6, steps=TICKS))
+            axis.set_major_formatter(_short)
+
+        def svg() -> str:
+            with mpl.rc_context(STYLE):
+                return _write(figure)
+
+        yield axes, svg
+
+
+def _write(figure: Figure) -> str:
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata=METADATA)
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    for number, variable in VARIABLES.items():
+        text = text.replace(number, variable)
+    return text
+
+
+def _short(value: float, _: object = None) -> str:
+    """Write a number on an axis."""
+    return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def _columns(points: Iterable[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    pairs = [*points]
+    return [x for x, _ in pairs], [y for _, y in pairs]

@@ -1,0 +1,15 @@
+-- One row per role: what its answered calls took and cost in training, in every attempt. What an
+-- attempt was given again from an earlier one was paid for there.
+select
+    role,
+    count(*) as calls,
+    sum(prompt_tokens)::bigint as prompt_tokens,
+    sum(sampled_tokens)::bigint as sampled_tokens,
+    avg(seconds) as seconds,
+    quantile_cont(seconds, 0.95) as slow_seconds,
+    sum(cost) as cost
+
+from calls
+where split = 'train' and not replayed
+group by role
+order by role
