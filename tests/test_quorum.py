@@ -28,7 +28,7 @@ from tasks.evaluations import score_spans
 from tasks.journal import Journal, read_journal, read_spans, seal
 from tasks.reports.games import read_games
 from tasks.reports.reports import transcripts
-from tasks.reports.views import spans_view
+from tasks.reports.views import open_views
 from tasks.rollouts import BatchPlan, JournalRecorder, RolloutServer
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
@@ -140,8 +140,8 @@ def test_the_view_of_a_journal_has_the_rows_of_its_parquet(
     journal = closed.journal(BATCH)
     assert read_spans(journal) == read_spans(closed.spans(BATCH))
     unsealed = run_after_crash(tmp_path, [journal.read_bytes()])
-    query = "select rollout_id from spans where kind = 'left_out' order by all"
-    with spans_view(unsealed) as connection:
+    query = "select rollout_id from rollouts where left_out order by all"
+    with open_views([unsealed], ["rollouts"]) as connection:
         assert [name for (name,) in connection.execute(query).fetchall()] == STRAGGLERS
 
 

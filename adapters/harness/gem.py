@@ -157,7 +157,8 @@ def _read_seed(example: Example) -> int:
 
 def _load_setting(name: str) -> Setting:
     identity, arguments = split_name(name)
-    wrappers, template = arguments.pop(WRAPPERS, None), arguments.pop(TEMPLATE, None)
+    wrappers, given = arguments.pop(WRAPPERS, None), arguments.pop(TEMPLATE, None)
+    template = None if given is None else str(given)
     if template is not None and template not in TEMPLATES:
         raise NoEnvironment(
             f"the template {template!r} is not known; give one of: {', '.join(TEMPLATES)}"
