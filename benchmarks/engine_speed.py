@@ -11,10 +11,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is this repository's
 os.environ.setdefault("TINKER_TELEMETRY", "0")
 
 import numpy as np
+import pyarrow as pa
 import tinker
 import torch
 import transformers
 
+from adapters.tinker.live_policy import LivePolicy, LoraSpec
 from adapters.tinker.service import Service, connect
 from benchmarks import plain_transformers as plain
 from benchmarks.measuring import SPEED, describe_machine, format_table, speed_rows, time_in_turns
@@ -25,6 +27,8 @@ from engine.sampling.requests import SampleRequest
 from engine.sampling.scheduler import Scheduler
 from engine.training.datums import TrainingDatum
 from engine.training.trainer import AdamParams, Trainer
+from tasks.algorithm.update_method import UpdateMethod
+from tasks.datums import SCHEMA, to_datums
 
 BASE = "local/tiny-chat"
 PROMPT_TOKENS, NEW_TOKENS = 24, 64
@@ -49,6 +53,7 @@ def main() -> None:
         print(compare_training("64 sequences of 64 tokens", service, even, rounds), flush=True)
         ragged = make_sequences(random, list(random.integers(17, 130, 64)))
         print(compare_training("64 sequences of 16 to 128 tokens", service, ragged, rounds))
+        print(compare_losses(service, even, rounds))
 
 
 def compare_sampling(service: Service, count: int, rounds: int) -> str:
@@ -165,6 +170,43 @@ def training_by_sdk(service: Service, sequences: Sequences) -> Run:
         stepped.result()
 
     return step
+
+
+def compare_losses(service: Service, sequences: Sequences, rounds: int) -> str:
+    """Update a LoRA by losses of the service, and by losses by weights."""
+    rows = [_sampled_row(sequence) for sequence in sequences]
+    batch = pa.Table.from_pylist(rows, schema=SCHEMA)
+    took = time_in_turns(
+        {loss: updating_by(service, batch, loss) for loss in ("ppo", "gspo", "dual_clip", "topr")},
+        rounds,
+        service.server.process,
+    )
+    tokens = sum(len(sequence) - 1 for sequence in sequences)
+    title = "Update by a loss: ppo and gspo are the service's own, dual_clip and topr by weights"
+    return format_table(title, SPEED, speed_rows(took, tokens, "ppo"))
+
+
+def _sampled_row(sequence: Sequence[int]) -> dict[str, object]:
+    """Make a row of a training batch, of which every target was sampled."""
+    count = len(sequence) - 1
+    return {
+        "tokens": sequence[:-1],
+        "targets": sequence[1:],
+        "logprobs": [-7.0] * count,
+        "advantages": [1.0] * count,
+        "mask": [1] * count,
+        "scale": 1.0,
+    }
+
+
+def updating_by(service: Service, batch: pa.Table, loss: str) -> Run:
+    """Return a function that updates a policy on a batch by a loss."""
+    lora = LoraSpec(BASE, RANK, 0, train_attn=True, train_mlp=True, train_unembed=True)
+    create = service.client.create_lora_training_client
+    live = LivePolicy(service, service.create("a training client", create, **vars(lora)))
+    request = UpdateMethod(loss, {}, tinker.AdamParams(learning_rate=1e-5)).request(0)
+    datums = to_datums(batch, loss)
+    return lambda: live.result(live.submit(0, [datums], request))
 
 
 def loss_inputs(sequence: Sequence[int]) -> dict[str, np.ndarray]:
