@@ -24,8 +24,11 @@ from tasks.algorithm.settings import Known
 from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunFolder
 
+BESIDE = "centred REINFORCE"
+"""Algorithm beside which the others stand."""
+
 PLAIN = ("algorithm.advantage=centred", "algorithm.loss=cross_entropy")
-"""Centred REINFORCE, beside which the others stand."""
+"""Centred REINFORCE, of one update a step."""
 
 UNMASKED = ("algorithm.advantage=centred", "algorithm.loss=unmasked_dro")
 """Tinker's own dro, on-policy."""
@@ -121,7 +124,7 @@ def algorithms() -> dict[str, tuple[str, ...]]:
         f"advantage {name}": (f"algorithm.advantage={name}", "algorithm.loss=cross_entropy")
         for name in ADVANTAGES
     }
-    return {"centred REINFORCE": PLAIN, **losses, **advantages, "dro without a mask": UNMASKED}
+    return {BESIDE: PLAIN, **losses, **advantages, "dro without a mask": UNMASKED}
 
 
 def train(
@@ -137,6 +140,29 @@ def train(
     return Learnt([step["reward/mean"] for step in steps], before, after)
 
 
+def train_all(
+    runners: ThreadPoolExecutor,
+    folder: Path,
+    recipe: str,
+    chosen: Mapping[str, Sequence[str]],
+    seeds: Sequence[int],
+) -> dict[str, list[Learnt]]:
+    """Train the chosen algorithms by each seed, as many runs at a time as there are runners."""
+    learnt: dict[str, list[Learnt]] = {}
+    with killable_runs.prefect_server(folder / "prefect") as api:
+        environment = killable_runs.environment(folder / "prefect", api)
+        training = {
+            name: [
+                runners.submit(train, folder, recipe, settings, seed, environment) for seed in seeds
+            ]
+            for name, settings in chosen.items()
+        }
+        for name, runs in training.items():
+            learnt[name] = [run.result() for run in runs]
+            print(name, [f"{run.after:.2f}" for run in learnt[name]], flush=True)
+    return learnt
+
+
 def report(learnt: Mapping[str, Sequence[Learnt]]) -> str:
     """Describe what each algorithm learnt: the mean over seeds, and the range."""
     rows = []
@@ -150,7 +176,7 @@ def report(learnt: Mapping[str, Sequence[Learnt]]) -> str:
 
 def draw(learnt: Mapping[str, Sequence[Learnt]], path: Path) -> None:
     """Draw the reward by step of each algorithm, over that of centred REINFORCE."""
-    names = [name for name in learnt if name != "centred REINFORCE"]
+    names = [name for name in learnt if name != BESIDE]
     columns = 4
     rows = -(-len(names) // columns)
     figure, panels = plt.subplots(
@@ -159,7 +185,7 @@ def draw(learnt: Mapping[str, Sequence[Learnt]], path: Path) -> None:
     for panel in panels.flat[len(names) :]:
         panel.set_axis_off()
     for panel, name in zip(panels.flat, names, strict=False):
-        for of, color in (("centred REINFORCE", "0.7"), (name, "tab:blue")):
+        for of, color in ((BESIDE, "0.7"), (name, "tab:blue")):
             for run in learnt[of]:
                 panel.plot(run.rewards, color=color, linewidth=1)
         panel.set_title(name, fontsize=9)
@@ -185,29 +211,20 @@ def main() -> None:
         tables = (describe_losses, describe_advantages, describe_estimators, describe_presets)
         print("\n".join(describe() for describe in tables))
         return
-    folder, steps = arguments.folder.absolute(), f"steps={arguments.steps}"
     print(describe_machine(), flush=True)
-    chosen = {n: s for n, s in algorithms().items() if n in (arguments.only or algorithms())}
-    learnt: dict[str, list[Learnt]] = {}
-    with (
-        killable_runs.prefect_server(folder / "prefect") as api,
-        ThreadPoolExecutor(arguments.at_once) as runners,
-    ):
-        environment = killable_runs.environment(folder / "prefect", api)
-        training = {
-            name: [
-                runners.submit(
-                    train, folder, arguments.recipe, (steps, *settings), seed, environment
-                )
-                for seed in range(arguments.seeds)
-            ]
-            for name, settings in chosen.items()
-        }
-        for name, runs in training.items():
-            learnt[name] = [run.result() for run in runs]
-            print(name, [f"{run.after:.2f}" for run in learnt[name]], flush=True)
+    folder, steps = arguments.folder.absolute(), f"steps={arguments.steps}"
+    chosen = [BESIDE, *(arguments.only or [name for name in algorithms() if name != BESIDE])]
+    with ThreadPoolExecutor(arguments.at_once) as runners:
+        learnt = train_all(
+            runners,
+            folder,
+            arguments.recipe,
+            {name: (steps, *algorithms()[name]) for name in chosen},
+            range(arguments.seeds),
+        )
     print(report(learnt))
-    draw(learnt, arguments.picture)
+    if len(learnt) > 1:
+        draw(learnt, arguments.picture)
 
 
 if __name__ == "__main__":

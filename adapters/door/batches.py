@@ -164,7 +164,7 @@ class Attempt:
 
     def refusal(self) -> Refused:
         """Return the refusal of what comes after the attempt's end."""
-        text = f"{self.rollout.id}, attempt {self.number}, is {self.state}."
+        text = f"{self.rollout.id}, attempt {self.number}, is over."
         left_out = self.state is AttemptState.LEFT_OUT
         return Refused(410, text, code=CLOSED if left_out else "over")
 
