@@ -159,12 +159,12 @@ class Attempt:
     def change(self, state: AttemptState) -> None:
         """Change the state as CHANGES allows; Refused (410) if it does not."""
         if state not in CHANGES[self.state]:
-            raise self.refusal()
+            raise self.refusal(self.state)
         self.state = state
 
-    def refusal(self) -> Refused:
-        """Return the refusal of what comes after the attempt's end."""
-        text = f"{self.rollout.id}, attempt {self.number}, is over."
+    def refusal(self, state: str) -> Refused:
+        """Return the refusal of what comes after the attempt's end, which calls it by a state."""
+        text = f"{self.rollout.id}, attempt {self.number}, is {state}."
         left_out = self.state is AttemptState.LEFT_OUT
         return Refused(410, text, code=CLOSED if left_out else "over")
 
@@ -281,7 +281,7 @@ class OpenBatch:
         if number < attempt.number:
             raise Refused(410, f"{rollout_id}, attempt {number}, is over.", code="over")
         if attempt.state is not AttemptState.PLAYING:
-            raise attempt.refusal()
+            raise attempt.refusal("over")
         return attempt
 
     def calls(self, attempt: Attempt, role: str, chat: Chat, max_calls: int | None) -> CallSequence:
