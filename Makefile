@@ -14,7 +14,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic test stories check format constraints server worker deploy bench peers formulas kills windows stops algorithms cookbook clients fuzz verifiers inspect wheel clean
+.PHONY: help setup hello arithmetic test stories faults check format constraints server worker deploy bench peers formulas kills windows stops algorithms cookbook clients fuzz verifiers inspect wheel clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -35,8 +35,11 @@ arithmetic: $(READY) ## train the arithmetic agent
 test: $(READY) ## run the tests, two files at a time
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-stories: $(READY) ## run the long stories: kills, faults, deployments, clusters, pretraining, 1,000 rollouts
+stories: $(READY) ## run the long stories: kills, deployments, clusters, pretraining, 1,000 rollouts
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --timeout 1800 -m story
+
+faults: $(READY) ## train a run for each fault of a Tinker service: the result must be the same
+	$(BIN)/python -m pytest --timeout 1800 -m faults tests/test_faults.py
 
 check: $(READY) ## lint, format and types, as pre-commit and CI run them
 	$(BIN)/ruff check .

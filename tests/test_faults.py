@@ -100,7 +100,7 @@ PASSING = {
 }
 
 
-@pytest.mark.story
+@pytest.mark.faults
 @pytest.mark.parametrize("name", PASSING)
 def test_a_run_with_a_passing_fault_ends_with_the_same_result(
     name: str, engine: Address, proxy: FaultProxy, undisturbed: list[Any]
@@ -117,7 +117,7 @@ SILENT = {
 }
 
 
-@pytest.mark.story
+@pytest.mark.faults
 @pytest.mark.parametrize("name", SILENT)
 def test_a_request_that_is_never_answered_is_logged_and_retried(
     name: str,

@@ -58,6 +58,7 @@ def expected(run: RunFolder, gamma: float) -> dict[tuple[str, int], float]:
     return dict(zip(returns, normal.tolist(), strict=True))
 
 
+@pytest.mark.story
 def test_each_transition_has_the_example_s_advantage_and_a_part_of_them_is_trained(
     trained: RunFolder,
 ) -> None:
@@ -70,6 +71,7 @@ def test_each_transition_has_the_example_s_advantage_and_a_part_of_them_is_train
         assert [*credited] == [pytest.approx(wanted[call], abs=1e-6)]
 
 
+@pytest.mark.story
 def test_a_prompt_is_one_turn_of_the_user_as_in_the_example(trained: RunFolder) -> None:
     """The tiny model knows the game, but not the text of the recipe's template around it."""
     text = AutoTokenizer.from_pretrained(TINY_CHAT).decode(prompt_of(trained))
