@@ -193,7 +193,7 @@ def draw(learnt: Mapping[str, Sequence[Learnt]], path: Path) -> None:
     figure.supxlabel("step")
     figure.supylabel("mean reward of a step's rollouts")
     figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=80)
 
 
 def main() -> None:
