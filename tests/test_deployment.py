@@ -57,7 +57,9 @@ def test_a_deployment_trains_and_shows_itself(team: tuple[httpx.Client, Path]) -
         task["name"] for task in tasks
     }
     artifacts = {a["key"]: a for a in api.post("/artifacts/filter", json=_of(flow_run)).json()}
-    assert set(artifacts) == {"deployed-progress", "deployed-metrics", "deployed-transcripts"}
+    shown = ("progress", "metrics", "transcripts", "report")
+    assert set(artifacts) == {f"deployed-{name}" for name in shown}
+    assert str(runs / "deployed" / "report.html") in artifacts["deployed-report"]["data"]
     assert artifacts["deployed-progress"]["data"] == 100
     assert len(json.loads(artifacts["deployed-metrics"]["data"])) == 2
     assert "## best: train-00001-" in artifacts["deployed-transcripts"]["data"]
