@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
+import duckdb
 import httpx
 from prefect.artifacts import (
     create_link_artifact,
@@ -29,6 +30,9 @@ from tasks.storage.run_folder import RunFolder
 
 LAST_SECONDS = 20.0
 """Seconds for which a finished run waits for its last artifacts."""
+
+UNREADABLE = (UserError, OSError, ValueError, duckdb.Error)
+"""Errors of a run whose files cannot be shown; pyarrow's are ValueErrors too."""
 
 FAILURES = (httpx.HTTPError, PrefectException, OSError, RuntimeError)
 """Errors of a server that is away or refuses."""
@@ -88,7 +92,7 @@ class Artifacts:
 
         try:
             return write_report([self._run], self._run.report)
-        except (UserError, OSError) as error:
+        except UNREADABLE as error:
             log.warning("%s was not written: %s", self._run.report, error)
             return None
 
