@@ -332,18 +332,18 @@ class Recipe(Section):
         """Return the credit assignment: how rewards become advantages."""
         algorithm = self.algorithm
         return CreditAssignment(
-            algorithm.advantage,
-            algorithm.aggregation,
-            self.rollouts.min_group_size(),
-            algorithm.discount,
-            algorithm.advantage_settings,
-            algorithm.divisor,
-            is_regularized(algorithm.loss, algorithm.loss_settings),
-            algorithm.kl.penalty(),
-            algorithm.entropy_coefficient,
-            algorithm.rewards,
-            algorithm.trained_calls,
-            self.seed,
+            advantage=algorithm.advantage,
+            aggregation=algorithm.aggregation,
+            min_group_size=self.rollouts.min_group_size(),
+            discount=algorithm.discount,
+            advantage_settings=algorithm.advantage_settings,
+            divisor=algorithm.divisor,
+            regularized=is_regularized(algorithm.loss, algorithm.loss_settings),
+            penalty=algorithm.kl.penalty(),
+            entropy_coefficient=algorithm.entropy_coefficient,
+            rewards_query=algorithm.rewards,
+            trained_calls=algorithm.trained_calls,
+            seed=self.seed,
         )
 
     def update_method(self) -> UpdateMethod:
