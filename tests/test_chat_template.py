@@ -74,6 +74,12 @@ def test_a_conversation_that_a_template_cannot_continue_is_told(
         assert prefixes.prompt([*ASKED, reply, *MORE], []).how == how
 
 
+def test_a_template_may_be_the_last_message_alone(tokenizer: PreTrainedTokenizerFast) -> None:
+    """As the example of GEM has it with `template` no: docs/algorithms.md."""
+    chat = chat_of(tokenizer, "{{ messages[-1].content }}")
+    assert chat.text(chat.render([*ASKED, *MORE], [])) == MORE[-1]["content"]
+
+
 def test_a_template_is_told_no_date(tokenizer: PreTrainedTokenizerFast) -> None:
     chat = chat_of(tokenizer, DATED)
     assert chat.text(chat.render(ASKED, [])).startswith("no date<|start|>")
