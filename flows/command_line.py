@@ -1,43 +1,86 @@
 """Flows that are run from the command line, with a progress bar and a closing line."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from adapters.errors import UserError
-from adapters.project.hub import locate_dataset
 from adapters.tinker.engines import engine_begun
-from flows.runtime.prefect_startup import quiet_prefect, start_server
+from flows.server.prefect_startup import quiet_prefect, start_server
+from flows.signals import explaining
+from tasks.storage.json_files import read_log
 
 if TYPE_CHECKING:
     from flows.recipe.recipe import Recipe
     from flows.runtime.run_summary import RunSummary
     from tasks.storage.run_folder import RunFolder
 
+T = TypeVar("T")
+
 
 def train_with_bar(run: str, recipe: "Recipe", verbose: bool) -> str:
-    """Run the flow of a run, with a progress bar; return its closing lines."""
-    quiet_prefect(verbose)
-    locate_dataset(recipe.dataset.path)  # an engine of a local model puts this process offline
-    started = time.monotonic()
-    with engine_begun(recipe.model.base), start_server() as wait_for_server:
-        from flows.runtime.progress_bar import show_progress
-        from tasks.storage.run_folder import folder_of
+    """Run the flow of a run, with a progress bar; return its closing lines.
 
-        folder = folder_of(run)
+    The checks come first, since an engine of a local model puts this process offline.
+    """
+    quiet_prefect(verbose)
+    from flows.runtime.checks import check_start
+    from tasks.storage.run_folder import folder_of
+
+    folder = folder_of(run)
+    check_start(recipe, folder)
+    started, explain = time.monotonic(), partial(_explain_stop, folder, recipe.steps)
+    with explaining(explain), engine_begun(recipe.model.base), start_server() as wait_for_server:
+        from flows.progress_bar import show_progress
+
         with show_progress(folder, recipe.steps):
             flow = _find_flow(folder)
             wait_for_server()
-            with explain_absence(run):
+            with explain_absence(f"`ratchet resume {run}`"):
                 summary = flow(recipe=recipe, run=run)
     return _drift(summary) + _closing_line(summary, folder, time.monotonic() - started)
 
 
+def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: object) -> T:
+    """Call a flow while a Prefect server runs; `explain` says what is left of it if it is stopped.
+
+    Its files stay if it ends early, and the same command goes on from them.
+    """
+    with explaining(explain), start_server() as wait_for_server:
+        wait_for_server()
+        with explain_absence("the same command"):
+            return flow(**parameters)
+
+
+def checked_recipe(run: str, overrides: Sequence[str] = ()) -> "Recipe":
+    """Return a run's recipe with each override over it; UserError if it cannot be trained."""
+    from flows.deployments import changed_recipe
+    from flows.runtime.checks import check_recipe
+    from tasks.storage.manifest import recipe_of
+    from tasks.storage.run_folder import folder_of
+
+    recipe = changed_recipe(recipe_of(folder_of(run)), overrides)
+    check_recipe(recipe)
+    return recipe
+
+
+def _explain_stop(run: "RunFolder", steps: int) -> str:
+    """Say in which step a run was stopped, and how it goes on; there is no time to import much."""
+    if not run.exists():
+        return "stopped before the run began; nothing is left of it"
+    done = len(read_log(run.metrics))
+    where = f"in step {done + 1} of {steps}" if done < steps else f"after step {steps} of {steps}"
+    return f"stopped {where}; `ratchet resume {run.name}` goes on"
+
+
 @contextmanager
-def explain_absence(run: str) -> Iterator[None]:
-    """Raise a UserError if a server that the flow of a run needs, such as Prefect's, is away."""
+def explain_absence(command: str) -> Iterator[None]:
+    """Raise a UserError if a server that a flow needs, such as Prefect's, is away.
+
+    The `command` goes on with the flow.
+    """
     import httpx
 
     try:
@@ -45,7 +88,7 @@ def explain_absence(run: str) -> Iterator[None]:
     except httpx.TransportError as error:
         raise UserError(
             f"{error.request.url} does not answer ({error}). What is done is on disk: start the "
-            f"server, or unset PREFECT_API_URL, and `ratchet resume {run}` goes on"
+            f"server, or unset PREFECT_API_URL, and {command} goes on"
         ) from error
 
 
@@ -70,17 +113,14 @@ def _drift(summary: "RunSummary") -> str:
 
 def _closing_line(summary: "RunSummary", run: "RunFolder", seconds: float) -> str:
     """Return the gain in held-out reward, the seconds it took, and where to look."""
-    before, after = (
-        "unknown" if reward is None else f"{reward:.2f}"
-        for reward in (summary.before, summary.after)
-    )
     spent = "" if summary.seconds is None else f"{summary.seconds:.0f} s of sampling and training, "
     failed = f" {summary.failed} rollouts failed, and trained nothing." if summary.failed else ""
+    error = f"\nThe last error was that of {summary.error}" if summary.error else ""
     page = f"its report is {run.report}; " if run.report.exists() else ""
     repeated = "" if summary.reproducible else " No other run repeats it."
     return (
-        f"held-out reward {before} → {after} in {summary.steps} steps: {spent}{seconds:.0f} s in "
+        f"{summary.outcome}: {spent}{seconds:.0f} s in "
         f"all. The run is {run.path}; {page}see it in Prefect's UI with `ratchet server`, and by "
         f'SQL with `ratchet sql "from steps" --run {run.name}`.'
-        f"{failed}{repeated}"
+        f"{failed}{repeated}{error}"
     )

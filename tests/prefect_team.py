@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from tests.prefect_api import prefect_api
-from tests.processes import free_port
+from tests.processes import free_port, wait_until
 
 STARTING_SECONDS = 300
 DEPLOYING_SECONDS = 600
@@ -85,6 +85,27 @@ def wait_for_end(api: httpx.Client, flow_run: str) -> dict[str, Any]:
             return found
         time.sleep(0.5)
     raise TimeoutError(read_log(api, flow_run))
+
+
+def wait_for_schedule(api: httpx.Client, deployment: str) -> dict[str, Any]:
+    """Wait for the end of the first flow run that a deployment's schedule has started; return it.
+
+    The deployment is paused afterwards, and what the schedule has started meanwhile is waited for.
+    """
+    wanted = {"deployments": {"id": {"any_": [deployment]}}, "sort": "EXPECTED_START_TIME_ASC"}
+    started = {"state": {"type": {"not_any_": ["SCHEDULED"]}}}
+
+    def of_schedule() -> list[dict[str, Any]]:
+        found = api.post("/flow_runs/filter", json={**wanted, "flow_runs": started}).json()
+        return [flow_run for flow_run in found if flow_run["auto_scheduled"]]
+
+    wait_until("a schedule fires", lambda: bool(of_schedule()), RUNNING_SECONDS)
+    first, *_ = of_schedule()
+    ended = wait_for_end(api, first["id"])
+    api.post(f"/deployments/{deployment}/pause_deployment")
+    for later in of_schedule():
+        wait_for_end(api, later["id"])
+    return ended
 
 
 def read_log(api: httpx.Client, flow_run: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli import app
+from flows.commands import app
 from flows.deployments import RecipeError, named_recipe, recipe_options
 from tasks.storage.files import write_text
 from tasks.storage.run_folder import RunError
@@ -146,7 +146,7 @@ def test_prefect_is_set_up_before_a_command_imports_it(
     def set_up(verbose: bool) -> None:
         raise SetUp
 
-    monkeypatch.setattr("flows.cli.quiet_prefect", set_up)
+    monkeypatch.setattr("flows.commands.quiet_prefect", set_up)
     with pytest.raises(SetUp):
         app(command.split(), standalone_mode=False)
 

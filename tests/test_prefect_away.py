@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -21,6 +22,7 @@ from flows.command_line import explain_absence
 from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunFolder
 from tests.prefect_api import prefect_api
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.story
 
@@ -63,7 +65,7 @@ def server(variables: dict[str, str], log: Path) -> Iterator[httpx.Client]:
         prefect_api(str(url)) as api,
     ):
         try:
-            wait_until(lambda: answers(api))
+            wait_until("Prefect's start", lambda: answers(api), PATIENCE_SECONDS)
             yield api
         finally:
             process.kill()
@@ -76,11 +78,13 @@ def answers(api: httpx.Client) -> bool:
         return False
 
 
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+def begins(folder: Path, run: "subprocess.Popen[bytes]") -> Callable[[], bool]:
+    """Return what tells whether a run plays, or has ended too early."""
+    return lambda: (folder / "journal").exists() or run.poll() is not None
+
+
+def has_another_server(training: killable_runs.Training, killed: int) -> bool:
+    return training.children(" -m uvicorn ") not in ([], [killed])
 
 
 def assert_whole(folder: Path, api: httpx.Client) -> None:
@@ -101,7 +105,7 @@ def test_a_run_outlives_the_absence_of_the_prefect_server(
             run = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM], env=variables, stdout=output, stderr=output
             )
-            wait_until(lambda: (folder / "journal").exists() or run.poll() is not None)
+            wait_until("the first rollout", begins(folder, run), PATIENCE_SECONDS)
         time.sleep(AWAY_SECONDS)
         with server(variables, tmp_path / "server.log") as api:
             assert run.wait(PATIENCE_SECONDS) == 0, log.read_text()[-3000:]
@@ -116,7 +120,7 @@ def test_a_run_outlives_a_database_of_the_prefect_server_that_somebody_has_locke
         run = subprocess.Popen(
             [sys.executable, "-c", PROGRAM], env=variables, stdout=output, stderr=output
         )
-        wait_until(lambda: (folder / "journal").exists() or run.poll() is not None)
+        wait_until("the first rollout", begins(folder, run), PATIENCE_SECONDS)
         database = Path(variables["PREFECT_HOME"]) / "prefect.db"
         with closing(sqlite3.connect(database, isolation_level=None)) as another:
             another.execute("BEGIN IMMEDIATE")
@@ -137,7 +141,8 @@ def test_an_embedded_server_that_is_killed_is_started_again(
         assert training.writes(size)
         (server,) = training.children(" -m uvicorn ")
         os.kill(server, signal.SIGKILL)
-        wait_until(lambda killed=server: training.children(" -m uvicorn ") not in ([], [killed]))
+        started = partial(has_another_server, training, server)
+        wait_until("the server's second start", started, PATIENCE_SECONDS)
     log = killable_runs.log_of(run)
     assert training.exit_code() == 0, log.read_text()[-3000:]
     assert [row["step"] for row in read_metrics(run.metrics)] == [0, 1, 2]
@@ -148,5 +153,5 @@ def test_an_embedded_server_that_is_killed_is_started_again(
 def test_a_server_that_stays_away_ends_the_command_with_a_sentence() -> None:
     request = httpx.Request("POST", "http://127.0.0.1:4200/api/flow_runs")
     away = r"4200/api/flow_runs does not answer \(refused\).*`ratchet resume one` goes on"
-    with pytest.raises(UserError, match=away), explain_absence("one"):
+    with pytest.raises(UserError, match=away), explain_absence("`ratchet resume one`"):
         raise httpx.ConnectError("refused", request=request)

@@ -9,7 +9,11 @@ from typing import Any
 from benchmarks.interruptions.compare_runs import REPETITIONS
 from benchmarks.measuring import format_table
 
-VICTIMS = ("flow", "engine", "flow and engine")
+STOPPED = {"flow by SIGINT": 2, "flow by SIGTERM": 15}
+"""Flows that are asked to stop rather than killed → the signal."""
+STOPPING_SECONDS = 5.0
+"""Time in which a flow has stopped."""
+VICTIMS = ("flow", "engine", "flow and engine", *STOPPED)
 WORKER = "worker"
 """Victim beside the others where batches are played on a cluster; its flow lives on."""
 FORBIDDEN = ("decisions_changed", *REPETITIONS)
@@ -54,6 +58,7 @@ def report(lines: Sequence[Line]) -> str:
     parts = [
         format_table(title, header, rows),
         format_table("Kills, by what the run was doing", *_count_by_stage(kills)),
+        _describe_stops(kills),
         _describe_restarts(lines),
     ]
     return "\n".join(parts)
@@ -87,6 +92,17 @@ def _count_by_stage(kills: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
     return ["killed", *stages, "all"], rows
 
 
+def _describe_stops(kills: Sequence[Line]) -> str:
+    """Describe how long it took flows to stop that were asked to."""
+    times = sorted(line["ending"] for line in kills if line["victim"] in STOPPED)
+    if not times:
+        return "No flow was asked to stop.\n"
+    return (
+        f"From a signal to the flow's end: median {median(times):.1f} s, at most {times[-1]:.1f} s "
+        f"({len(times)} signals).\n"
+    )
+
+
 def _describe_restarts(lines: Sequence[Line]) -> str:
     """Describe the times of processes that continued a run and lived to sample."""
     ended = [line for line in lines if line["kind"] != "stall"]
@@ -116,4 +132,15 @@ def list_violations(lines: Sequence[Line]) -> list[str]:
         for count in FORBIDDEN
         if line.get(count)
     ]
-    return [*hung, *differing, *repeated]
+    kills = [line for line in lines if line["kind"] == "kill" and line["victim"] in STOPPED]
+    late = [
+        f"{line['run']} took {line['ending']:.1f} s to stop"
+        for line in kills
+        if line["ending"] > STOPPING_SECONDS
+    ]
+    wrong = [
+        f"{line['run']} ended with status {line['status']} as {line['victim']}"
+        for line in kills
+        if line["status"] != 128 + STOPPED[line["victim"]]
+    ]
+    return [*hung, *differing, *repeated, *late, *wrong]

@@ -110,6 +110,16 @@ class Training:
             os.kill(engine, signal.SIGKILL)
         return victim
 
+    def ends_or_goes_on(self, engine: int | None, seconds: float) -> bool:
+        """Wait until the process ends or has another engine; return False if neither comes."""
+        until = time.monotonic() + seconds
+        while not self.ends_within(LOOK_SECONDS):
+            if engine is not None and self.engine() not in (None, engine):
+                return True
+            if time.monotonic() > until:
+                return False
+        return True
+
 
 def train(
     run: RunFolder,
@@ -131,6 +141,7 @@ def train(
             stdout=log,
             stderr=log,
             env={**environment, "RATCHET_RUNS": str(run.path.parent)},
+            process_group=0,  # which Ctrl-C reaches whole
         )
     return Training(process, run, started, size)
 

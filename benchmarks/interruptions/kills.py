@@ -1,10 +1,11 @@
 """Kills training runs at random moments, continues them, and compares them with a reference run.
 
-A trial is one run that is killed up to `--each` times by SIGKILL: the flow's process (the door is
-a server in it), the engine, or both, after which the run is started again; or a process of its
-cluster, after which it goes on. At its end it is compared with an uninterrupted run of the same
-recipe and lag with one rollout batch. Every kill and every trial is a line of a file, so a harness
-that was stopped goes on. The exit status is 1 if anything was lost, repeated or different, or hung.
+A trial is one run that is killed up to `--each` times: the flow's process (the door is a server in
+it) by SIGKILL, SIGTERM or Ctrl-C, or with its engine, after which the run is started again; or the
+engine or a process of its cluster alone, after which it goes on. At its end it is compared with an
+uninterrupted run of the same recipe and lag with one rollout batch. Every kill and every trial is a
+line of a file, so a harness that was stopped goes on. The exit status is 1 if anything was lost,
+repeated or different, if it hung, or if a flow took more than five seconds to stop.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from random import Random
 
 from benchmarks.interruptions import compare_runs, killable_runs
 from benchmarks.interruptions.kill_report import (
+    STOPPED,
     VICTIMS,
     WORKER,
     Line,
@@ -39,7 +41,7 @@ STARTING = 0.2
 AFTER_SECONDS = 0.5
 """Longest time from a write to a kill: an update takes about as long, and writes little."""
 ENDING_SECONDS = 60.0
-"""A flow whose engine was killed and that runs for longer hangs."""
+"""A flow that was killed, or has lost its engine, and neither ends nor goes on so long, hangs."""
 SPREAD = 0.7
 """Share of a run's bytes over which a trial's kills are spread, on average."""
 
@@ -156,9 +158,11 @@ def run_trial(harness: Harness, trial: Trial) -> None:
     settings = (*trial.settings, *trial.width.settings)
     killed = sum(line["kind"] == "kill" and line["run"] == trial.run for line in harness.lines())
     decided, changed = read_log(run.arrivals), 0
+    training = killable_runs.train(run, settings, harness.environment)
     try:
         while True:
-            training = killable_runs.train(run, settings, harness.environment)
+            if training.process.poll() is not None:
+                training = killable_runs.train(run, settings, harness.environment)
             random = Random(f"{harness.seed}/{trial.run}/{killed}")
             if trial.width.runner == "dask" and killed < harness.each - 1:
                 killed += _kill_a_worker(harness, trial, training, reference, random)
@@ -219,17 +223,25 @@ def _kill_at_random(
     else:
         size = random.uniform(1, 2 * SPREAD * reference.size / harness.each)
         delay = random.uniform(0, AFTER_SECONDS)
-    if not training.writes(size) or training.ends_within(delay):
+    if not training.writes(training.written() + size) or training.ends_within(delay):
         return False
-    working = training.written() > 0
-    victim = training.kill(victim)
-    hung = not training.ends_within(ENDING_SECONDS)
+    working, began = training.written() > 0, time.monotonic()
+    if victim in STOPPED:
+        os.killpg(training.process.pid, STOPPED[victim])
+        hung = not training.ends_within(ENDING_SECONDS)
+    else:
+        engine = training.engine()
+        victim = training.kill(victim)
+        hung = not training.ends_or_goes_on(engine, ENDING_SECONDS)
+    ending = time.monotonic() - began
     if hung:
         training.abort()
     harness.record(
         trial,
         kind="kill",
         victim=victim,
+        ending=ending,
+        status=training.process.poll(),
         stage=compare_runs.stage_of(training.run) if working else "starting",
         resumed=resumed,
         first_token=compare_runs.seconds_to_first_token(training.run, training.started),

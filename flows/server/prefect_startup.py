@@ -2,19 +2,19 @@
 
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from adapters.waiting import Wait
 
 if TYPE_CHECKING:
-    from prefect.server.api.server import SubprocessASGIServer
+    from flows.server.embedded_server import EmbeddedServer
 
 LOOK_SECONDS = 2.0
-ANSWER_SECONDS = 5.0
 SILENT = "Prefect's embedded server, without which the training goes on,"
 
 log = logging.getLogger(__name__)
@@ -24,37 +24,43 @@ log = logging.getLogger(__name__)
 def start_server() -> Iterator[Callable[[], None]]:
     """Begin to start Prefect's embedded server, unless another server is set; keep it running.
 
-    Prefect itself would start it when the flow is called, and never again. Yields a function that
-    waits until the server answers.
+    Prefect itself would start it when the flow is called, and never again. Ctrl-C does not reach
+    it, since the flow still tells it how it ended. Yields a function that waits until it answers.
     """
     from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE
 
     if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
         yield lambda: None
         return
-    from prefect.server.api.server import SubprocessASGIServer
+    from flows.server.embedded_server import EmbeddedServer
 
-    server, over = SubprocessASGIServer(), Event()
-    with ThreadPoolExecutor(1, "prefect-server") as starting:
+    server, over = EmbeddedServer(), Event()
+    with ThreadPoolExecutor(1, "prefect-server", _block_ctrl_c) as starting:
         started = starting.submit(server.start)
         keeper = Thread(target=_keep_running, args=(server, started, over), daemon=True)
-        keeper.start()
         try:
+            keeper.start()
             yield started.result
         finally:
             over.set()
             keeper.join()
 
 
-def _keep_running(server: "SubprocessASGIServer", started: Future[None], over: Event) -> None:
-    """Start the server again, at its port, whenever its process has ended; log its silence."""
+def _block_ctrl_c() -> None:
+    """Block SIGINT in this thread, and so in the processes that it starts."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def _keep_running(server: "EmbeddedServer", started: Future[None], over: Event) -> None:
+    """Start the server again whenever its process has ended; log its silence."""
+    _block_ctrl_c()
     if started.exception() is not None:
         return
     waiting = None
     while not over.wait(LOOK_SECONDS):
         process = server.server_process
         if process is None or process.poll() is None:
-            waiting = None if _answers(server) else waiting or Wait(SILENT, None)
+            waiting = None if server.answers() else waiting or Wait(SILENT, None)
             if waiting is not None:
                 waiting.speak()
             continue
@@ -63,19 +69,7 @@ def _keep_running(server: "SubprocessASGIServer", started: Future[None], over: E
             process.pid,
             process.returncode,
         )
-        server.running = False
-        with suppress(RuntimeError):  # it takes longer, and is looked at again
-            server.start(timeout=1)
-        server.running = True
-
-
-def _answers(server: "SubprocessASGIServer") -> bool:
-    import httpx
-
-    try:
-        return httpx.get(f"{server.api_url}/health", timeout=ANSWER_SECONDS).is_success
-    except httpx.TransportError:
-        return False
+        server.restart()
 
 
 def quiet_prefect(verbose: bool) -> None:
