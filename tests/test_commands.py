@@ -1,8 +1,10 @@
 """Command lines as agents: their input, their reward and their end."""
 
 import asyncio
+import os
 import shlex
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from adapters.harness.agents import Endpoint, load_agent
-from adapters.harness.commands import LONGEST_OUTPUT, CommandFailed, NoCommand
+from adapters.harness.programs.process import LONGEST_OUTPUT, CommandFailed, NoCommand
 from adapters.harness.rewards import Reward, RewardError
 from tests.scripted_door import scripted_door
 
@@ -137,6 +139,14 @@ def test_children_of_a_command_are_killed_when_it_ends(tmp_path: Path) -> None:
     left = tmp_path / "left"
     assert play(shell(f"sleep 999 & echo $! > {left}; echo 1")).value == 1.0
     wait_for_the_end_of(left.read_text())
+
+
+def test_a_command_need_not_wait_for_what_it_leaves_in_a_session_of_its_own(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    program = f"setsid sleep 999 & echo $! > {left}; sleep 0.2; echo 1"
+    assert play(shell(program)).value == 1.0
+    assert runs(left.read_text().strip())
+    os.kill(int(left.read_text()), signal.SIGKILL)
 
 
 def test_a_cancelled_rollout_kills_the_command_and_its_children(tmp_path: Path) -> None:

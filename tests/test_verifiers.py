@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from adapters.harness.agents import load_agent
-from adapters.harness.commands import CommandFailed
 from adapters.harness.environments import NoEnvironment
+from adapters.harness.programs.process import CommandFailed
 from tests.scripted_door import scripted_door
 
 ROOT = Path(__file__).parent.parent
@@ -89,7 +89,7 @@ def test_the_documented_environment_plays_its_row_and_returns_its_rubric_s_rewar
         ("", {"row": 4}, "is 4; a verifiers environment needs .* here 0 to 3"),
         ("?frist=5", {"row": 0}, "unexpected keyword argument 'frist'"),
         ("-too", {"row": 0}, "Could not import 'doubled-sums-too'"),
-        ("?broken=true", {"row": 0}, "the environment doubled-sums failed: .*no more sums"),
+        ("?broken=true", {"row": 0}, "the environment failed: .*no more sums"),
     ],
 )
 def test_a_failed_game_says_why(

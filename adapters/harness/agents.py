@@ -21,8 +21,9 @@ from adapters.silence import keep_silent
 ROLES = "roles"
 
 KINDS = {
-    "command": "adapters.harness.commands",
+    "command": "adapters.harness.programs.commands",
     "gem": "adapters.harness.gem",
+    "resident": "adapters.harness.programs.resident",
     "verifiers": "adapters.harness.verifiers",
 }
 """The prefix of a name that is not a Python function's → the module whose function of the same name
@@ -60,7 +61,7 @@ def load_agent(name: str, roles: Collection[str] = ()) -> Play:
     keep_silent()  # before the agent imports a framework that reads the settings
     build_client_models()
     function = _find_function(name)
-    knows_roles = ROLES in inspect.signature(function).parameters
+    knows_roles = ROLES in _parameters(name, function)
     if roles and not knows_roles:
         raise AgentError(
             f"the recipe has the roles {', '.join(roles)}, and the agent {name} takes no roles; "
@@ -74,6 +75,21 @@ def load_agent(name: str, roles: Collection[str] = ()) -> Play:
             return read_reward(await contained(function, example, **given))
 
     return play
+
+
+def _parameters(name: str, function: Callable[..., object]) -> Collection[str]:
+    """List a function's parameters; AgentError if it cannot be called as agents are."""
+    endpoint = asdict(Endpoint("", "", ""))
+    try:
+        signature = inspect.signature(function)
+        knows = {ROLES: {}} if ROLES in signature.parameters else {}
+        signature.bind({}, **endpoint, **knows)
+    except (TypeError, ValueError) as error:  # ValueError: some built-in functions have none
+        raise AgentError(
+            f"the agent {name} cannot be called as play(example, *, base_url, api_key, model): "
+            f"{error}; give its function these parameters"
+        ) from error
+    return signature.parameters
 
 
 async def contained(function: Callable[..., object], *args: object, **kwargs: object) -> object:

@@ -10,7 +10,8 @@ from typing import cast
 
 from adapters.calls import Example
 from adapters.harness.agents import AgentExit, Endpoint
-from adapters.harness.commands import Program, running_program
+from adapters.harness.programs.commands import last_json, running_program
+from adapters.harness.programs.process import Program
 
 PROGRAM = "adapters.harness.apart_program"
 
@@ -43,7 +44,7 @@ async def playing_apart(
 
 async def _outcome(program: Program, secrets: list[str]) -> Outcome:
     await program.silent.wait()
-    said = program.last_json()
+    said = last_json(program)
     if said and isinstance(said[0], dict):
         return cast(Outcome, said[0])
     raise AgentExit(

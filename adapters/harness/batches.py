@@ -36,7 +36,9 @@ CLOSED = "closed"
 """Word of the door that a batch is closed, and that what has not ended is left out."""
 
 LONGEST_MESSAGE = 10_000
-"""Characters that are kept of an error's message: few enough for the last line of a program."""
+"""Characters that are kept of an error's message: few enough for the last line of a program. Of a
+longer one the middle is left out, since its last line often says most."""
+CUT = "\n…\n"
 
 ENDS_AT_A_TIME = 4
 """Ends that are told at a time. httpx's pool walks through all that wait for a connection, so a
@@ -126,8 +128,14 @@ async def play_to_end(playing: Awaitable[Reward]) -> Outcome:
 def _failure(error: Exception) -> Outcome:
     kind = type(error).__name__
     told = str(TracebackException(type(error), error, None))  # its `__str__` may raise
-    message = told[:LONGEST_MESSAGE] or f"{kind} without a message"
-    return {"failed": kind, "message": message}
+    return {"failed": kind, "message": shorten_message(told) or f"{kind} without a message"}
+
+
+def shorten_message(told: str) -> str:
+    """Leave out the middle of an error's message that is longer than LONGEST_MESSAGE."""
+    if len(told) <= LONGEST_MESSAGE:
+        return told
+    return told[: LONGEST_MESSAGE // 2] + CUT + told[-LONGEST_MESSAGE // 2 :]
 
 
 @dataclass(frozen=True)

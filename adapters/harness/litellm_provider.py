@@ -69,9 +69,11 @@ def _asked(call: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _read_response(body: dict[str, Any]) -> ModelResponse:
-    """Read the answer, with the token ids also where LiteLLM has those of an answer over HTTP."""
+    """Read the answer; LiteLLM has a choice's token ids, if asked for, in a second place too."""
     choices = [
         {**choice, "provider_specific_fields": {"token_ids": choice["token_ids"]}}
+        if "token_ids" in choice
+        else choice
         for choice in body["choices"]
     ]
     return ModelResponse(**{**body, "choices": choices})

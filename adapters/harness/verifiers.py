@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
-from adapters.harness.commands import command
 from adapters.harness.environments import NoEnvironment, split_name
+from adapters.harness.programs.resident import resident
 
 PYTHON = "VERIFIERS_PYTHON"
 """The environment variable that names a Python that has verifiers."""
@@ -33,4 +33,4 @@ def verifiers(name: str) -> Callable[..., Coroutine[None, None, object]]:
         )
     identity, arguments = split_name(name)
     # -P keeps the program's own folder, whose modules have packages' names, off the path.
-    return command(shlex.join([python, "-P", str(PROGRAM), identity, json.dumps(arguments)]))
+    return resident(shlex.join([python, "-P", str(PROGRAM), identity, json.dumps(arguments)]))

@@ -1,10 +1,9 @@
-"""A program that plays one game of a verifiers environment and prints the reward as its last line.
+"""A resident program that plays games of a verifiers environment.
 
-Its arguments are the environment's id and its arguments as JSON; the example is on stdin. It is run
-by a Python that has verifiers (the interface with `load_environment`) and none of our packages. The
-example's `row` is a row of the environment's data set: the one for evaluation if the example's
-`split` is test, and the one for training otherwise. The environment decides how reproducible the
-rest of a game is.
+Its arguments are the environment's id and its arguments as JSON. It is run by a Python that has
+verifiers (the interface with `load_environment`) and none of our packages. The example's `row` is a
+row of the environment's data set: the one for evaluation if the example's `split` is test, and the
+one for training otherwise. The environment decides how reproducible the rest of a game is.
 """
 
 import asyncio
@@ -13,37 +12,81 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 
-class DataSets(Protocol):
-    """The part of a verifiers environment that holds its data sets."""
+class Environment(Protocol):
+    """The part of a verifiers environment that is used here."""
 
     def get_dataset(self) -> Sequence[dict[str, object]]: ...
 
     def get_eval_dataset(self) -> Sequence[dict[str, object]]: ...
 
+    async def run_rollout(
+        self, row: dict[str, object], client: object, model: str, sampling_args: dict[str, object]
+    ) -> dict[str, Any]: ...
+
 
 def main(identity: str, arguments: str) -> None:
     os.environ.setdefault("VF_LOG_LEVEL", "WARNING")  # read when it is imported
-    package = importlib.import_module("verifiers")
-    environment = package.load_environment(identity, **json.loads(arguments))
-    row = _find_row(environment, json.load(sys.stdin))
-    client = importlib.import_module("verifiers.types").ClientConfig(
-        api_key_var="OPENAI_API_KEY", api_base_url=os.environ["OPENAI_BASE_URL"]
-    )
-    played = asyncio.run(environment.run_rollout(row, client, os.environ["OPENAI_MODEL"], {}))
-    if played["error"]:  # verifiers gives such a game the reward 0
-        sys.exit(f"the environment {identity} failed: {played['error']}")
-    sys.stdout.write(f"\n{json.dumps(played['reward'])}\n")
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # what the environment prints is no answer
+        package = importlib.import_module("verifiers")
+        environment = package.load_environment(identity, **json.loads(arguments))
+        asyncio.run(Games(environment, answers).play_all())
 
 
-def _find_row(environment: DataSets, example: Mapping[str, object]) -> dict[str, object]:
+class Games:
+    """The games that are being played, one for each rollout."""
+
+    def __init__(self, environment: Environment, answers: Any) -> None:
+        self._environment = environment
+        self._answers = answers
+        self._playing: dict[int, asyncio.Task[None]] = {}
+
+    async def play_all(self) -> None:
+        """Play a game for each line of stdin, until it ends."""
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            request = json.loads(line)
+            number = request["id"]
+            if "example" in request:
+                self._playing[number] = asyncio.create_task(self._answer(number, request))
+            elif number in self._playing:
+                self._playing[number].cancel()
+
+    async def _answer(self, number: int, request: Mapping[str, Any]) -> None:
+        try:
+            answer = {"reward": await self._play(number, request["example"], **request["roles"])}
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  It is the answer.
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        del self._playing[number]
+        self._answers.write(json.dumps({"id": number, **answer}) + "\n")
+        self._answers.flush()
+
+    async def _play(
+        self, number: int, example: Mapping[str, object], *, policy: Mapping[str, str], **_: object
+    ) -> float:
+        row = _find_row(self._environment, example)
+        variable = f"API_KEY_{number}"  # verifiers takes a key from a variable only
+        os.environ[variable] = policy["api_key"]
+        client = importlib.import_module("verifiers.types").ClientConfig(
+            api_key_var=variable, api_base_url=policy["base_url"]
+        )
+        try:
+            played = await self._environment.run_rollout(row, client, policy["model"], {})
+        finally:
+            del os.environ[variable]
+        if played["error"]:  # verifiers gives such a game the reward 0
+            raise RuntimeError(f"the environment failed: {played['error']}")
+        return played["reward"]
+
+
+def _find_row(environment: Environment, example: Mapping[str, object]) -> dict[str, object]:
     held_out = example.get("split") == "test"
     rows = environment.get_eval_dataset() if held_out else environment.get_dataset()
     row = example.get("row")
     if not isinstance(row, int) or not 0 <= row < len(rows):
-        sys.exit(
+        raise ValueError(
             f"the example's column 'row' is {row!r}; a verifiers environment needs the number of a "
             f"row of its data set, here 0 to {len(rows) - 1}"
         )

@@ -1,0 +1,167 @@
+"""Programs as child processes: their environment, what they write, and how they end."""
+
+import asyncio
+import os
+import re
+import shlex
+import shutil
+import signal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Literal, TypeVar
+
+from adapters.errors import UserError
+
+PASSED_ON = re.compile(
+    "PATH|HOME|USER|LANG|LC_.+|TZ|TMPDIR|VIRTUAL_ENV|PYTHONPATH|NODE_PATH|"
+    "SSL_CERT_(FILE|DIR)|NODE_EXTRA_CA_CERTS|(REQUESTS|CURL)_CA_BUNDLE"
+)
+"""The environment variables that a program gets: those that programs need to start, no secrets."""
+
+LONGEST_OUTPUT = 64 * 1024
+"""The number of bytes that are kept of the end of a program's stdout, and of its stderr."""
+
+DRAIN_SECONDS = 2.0
+"""Time in which what a program wrote before its end is read: another process may keep it open."""
+
+SHOWN = 2000
+"""The number of characters of them that an error shows."""
+
+
+class NoCommand(UserError):
+    """An error for a command line that cannot be run as an agent."""
+
+
+class CommandFailed(RuntimeError):
+    """An error for a program that gave no reward."""
+
+
+STREAMS: Mapping[Literal["stdout", "stderr"], int] = {"stdout": 1, "stderr": 2}
+
+
+def split_words(kind: str, line: str) -> list[str]:
+    """Split the command line of the agent `kind:line`, like a shell; NoCommand if it cannot run."""
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise NoCommand(f"the command {line!r} cannot be read ({error}); quote it") from error
+    if not words:
+        raise NoCommand(f"the agent '{kind}:' names no program; write one, as in {kind}:node x.js")
+    if shutil.which(words[0]) is None:
+        raise NoCommand(
+            f"there is no program {words[0]!r} to run as the agent '{kind}:{line}'; install it, "
+            "or write its path"
+        )
+    return words
+
+
+def program_environment() -> dict[str, str]:
+    """Return the part of this process's environment that a program gets."""
+    return {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
+
+
+def mask(text: str, secrets: Collection[str]) -> str:
+    """Replace every secret in a text."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
+
+
+class Program(asyncio.SubprocessProtocol):
+    """A running program, what it writes and when it ends, as asyncio reports them.
+
+    asyncio's own `Process.wait` would also wait for any process that keeps the program's stdout
+    open, such as a browser in a session of its own, which is not killed with the program.
+    """
+
+    def __init__(self) -> None:
+        self.spoken = asyncio.Event()
+        """Set when the program has written something, or has ended."""
+        self.exited = asyncio.Event()
+        self.silent = asyncio.Event()
+        """Set when the program has ended and all that it wrote has been read."""
+        self.status: int | None = None
+        self._written = {1: _Tail(), 2: _Tail()}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._transport = transport
+        stdin = transport.get_pipe_transport(0)
+        assert isinstance(stdin, asyncio.WriteTransport)
+        self.stdin = stdin
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self._written[fd].add(data)
+        if fd == 1:
+            self.spoken.set()
+
+    def process_exited(self) -> None:
+        self.status = self._transport.get_returncode()
+        self.kill()
+        self.exited.set()
+        asyncio.get_running_loop().call_later(DRAIN_SECONDS, self._transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.spoken.set()
+        self.silent.set()
+
+    def kill(self) -> None:
+        """Kill the program's process group."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._transport.get_pid(), signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """Kill what is left of the program, and wait for its end."""
+        if not self.exited.is_set():
+            self.kill()
+            await self.exited.wait()
+        self._transport.close()
+
+    def lines(self) -> list[str]:
+        """Return the last whole lines on stdout."""
+        return self._written[1].lines()
+
+    def end(self) -> str:
+        """Describe how the process ended."""
+        if self.status is not None and self.status < 0:
+            return f"was ended by signal {-self.status}"
+        return f"ended with exit status {self.status}"
+
+    def output(self, stream: Literal["stdout", "stderr"], secrets: Collection[str]) -> str:
+        """Quote the end of what the program wrote to a stream, without `secrets`."""
+        written = self._written[STREAMS[stream]].end(secrets)
+        return f". The end of its {stream}:\n{written}"
+
+
+P = TypeVar("P", bound=Program)
+
+
+async def start_program(
+    program: Callable[[], P], words: Sequence[str], variables: Mapping[str, str]
+) -> P:
+    """Start a program in a process group of its own; whoever starts it must `stop` it."""
+    loop = asyncio.get_running_loop()
+    _, started = await loop.subprocess_exec(program, *words, env=variables, start_new_session=True)
+    return started
+
+
+class _Tail:
+    """The end of a stream, however long the stream is."""
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+        self._cut = False
+
+    def add(self, data: bytes) -> None:
+        self._kept += data
+        if len(self._kept) > LONGEST_OUTPUT:
+            del self._kept[:-LONGEST_OUTPUT]
+            self._cut = True
+
+    def lines(self) -> list[str]:
+        """Return whole lines only, since the rest of a number that was cut is another number."""
+        return self._kept.decode(errors="replace").split("\n")[self._cut :]
+
+    def end(self, secrets: Collection[str]) -> str:
+        text = mask(self._kept.decode(errors="replace"), secrets)
+        return text[-SHOWN:].strip() or "(nothing)"

@@ -1,0 +1,194 @@
+"""Agents that are programs which stay: a line of JSON for each rollout in, and one out.
+
+A resident program is started for the first rollout that a process plays, and then plays all of
+them. It reads {"id": …, "example": …, "roles": …} and writes {"id": …, "reward": …} or {"id": …,
+"error": …}, for several rollouts at once and in any order.
+"""
+
+import asyncio
+import atexit
+import json
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from pathlib import Path
+from threading import Thread
+
+from adapters.calls import Example, JsonObject
+from adapters.harness.current_rollout import Roles
+from adapters.harness.programs.process import (
+    CommandFailed,
+    Program,
+    mask,
+    program_environment,
+    split_words,
+    start_program,
+)
+from adapters.running_clock import running_clock
+
+LONGEST_LINE = 64 * 1024
+"""Bytes of a line that is read; a longer one is ignored."""
+
+CANCEL_SECONDS = 10.0
+"""Time in which a program must answer a rollout that was cancelled; later it is held to hang."""
+
+LOOK_SECONDS = 0.1
+"""Time between two looks for that answer."""
+
+
+def resident(line: str) -> Callable[..., Coroutine[None, None, object]]:
+    """Return the agent that the resident program of the command `line` plays.
+
+    The words and the environment are those of `command`, without the variables of the roles. The
+    agents of this process that have the same line, folder and environment share one program.
+    """
+    words = split_words("resident", line)
+
+    async def play(example: Example, *, roles: Roles, **_: str) -> object:
+        start = Start(line, (*words,), Path.cwd(), (*program_environment().items(),))
+        playing = asyncio.run_coroutine_threadsafe(_play(start, example, roles), _loop())
+        return await asyncio.wrap_future(playing)
+
+    return play
+
+
+@dataclass(frozen=True)
+class Start:
+    """The start of a resident program: its command line, its folder, and its environment."""
+
+    line: str
+    words: tuple[str, ...]
+    folder: Path
+    variables: tuple[tuple[str, str], ...]
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """Start the event loop of the resident programs, since that of a batch ends before they do."""
+    loop = asyncio.new_event_loop()
+    Thread(target=loop.run_forever, name="resident programs", daemon=True).start()
+    return loop
+
+
+async def _play(start: Start, example: Example, roles: Roles) -> object:
+    program = _programs.setdefault(start, _ResidentProgram(start))
+    said = await program.ask(example, roles)
+    if "reward" in said:
+        return said["reward"]
+    keys = [of_role["api_key"] for of_role in roles.values()]
+    fact = mask(str(said.get("error", "the answer has neither 'reward' nor 'error'")), keys)
+    raise CommandFailed(f"the program {start.line!r} failed to play the example: {fact}")
+
+
+class _ResidentProgram:
+    """A resident program; if it has ended, the next rollout starts it again."""
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._starting = asyncio.Lock()
+        self._process: _Process | None = None
+
+    async def ask(self, example: Example, roles: Roles) -> JsonObject:
+        """Have the program play a rollout, and return its answer."""
+        async with self._starting:
+            process = self._process
+            if process is None or process.exited.is_set():
+                process = self._process = await start_program(
+                    lambda: _Process(self._start.line),
+                    self._start.words,
+                    dict(self._start.variables),
+                )
+        return await process.ask(example, roles)
+
+    def kill(self) -> None:
+        """Kill the program if it runs."""
+        if self._process is not None and not self._process.exited.is_set():
+            self._process.kill()
+
+
+_programs: dict[Start, _ResidentProgram] = {}
+
+
+@atexit.register
+def kill_programs() -> None:
+    """Kill all resident programs of this process."""
+    for program in _programs.values():
+        program.kill()
+
+
+class _Process(Program):
+    """A process of a resident program, and the rollouts that it has not answered."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__()
+        self._line = line
+        self._numbers = count(1)
+        self._unanswered: dict[int, asyncio.Future[JsonObject]] = {}
+        self._keys: set[str] = set()
+        self._looking: set[asyncio.Task[None]] = set()
+        self._hung = ""
+        self._begun = b""
+        """The line on stdout that has begun, as far as it matters."""
+
+    async def ask(self, example: Example, roles: Roles) -> JsonObject:
+        """Send a rollout, and wait for its answer; CommandFailed if the process ends first.
+
+        A rollout that is cancelled is announced with {"id": …, "cancelled": true}.
+        """
+        number = next(self._numbers)
+        self._keys |= {of_role["api_key"] for of_role in roles.values()}
+        answer = self._unanswered[number] = asyncio.get_running_loop().create_future()
+        self._write({"id": number, "example": example, "roles": roles})
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if number in self._unanswered:
+                self._write({"id": number, "cancelled": True})
+                look = asyncio.create_task(self._kill_unless_answered(number))
+                self._looking.add(look)
+                look.add_done_callback(self._looking.discard)
+            raise
+
+    def _write(self, request: Mapping[str, object]) -> None:
+        self.stdin.write(json.dumps(request).encode() + b"\n")
+
+    async def _kill_unless_answered(self, number: int) -> None:
+        clock = running_clock()
+        cancelled = clock.seconds()
+        while number in self._unanswered and not self.exited.is_set():
+            if clock.seconds() - cancelled > CANCEL_SECONDS:
+                self._hung = f", since it had not answered a cancelled one in {CANCEL_SECONDS:g} s"
+                self.kill()
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        super().pipe_data_received(fd, data)
+        if fd == 1:
+            *lines, begun = (self._begun + data).split(b"\n")
+            self._begun = begun[: LONGEST_LINE + 1]
+            for line in lines:
+                if len(line) <= LONGEST_LINE:
+                    self._read(line)
+
+    def _read(self, line: bytes) -> None:
+        """Give an answer to the rollout that it names; any other line is ignored."""
+        with suppress(ValueError, RecursionError):
+            said = json.loads(line)
+            number = said.get("id") if isinstance(said, dict) else None
+            if isinstance(number, int) and number in self._unanswered:
+                answer = self._unanswered.pop(number)
+                if not answer.done():
+                    answer.set_result(said)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._transport.close()
+        stderr = self.output("stderr", self._keys)
+        fact = f"the program {self._line!r} {self.end()} while it played{self._hung}{stderr}"
+        for answer in self._unanswered.values():
+            if not answer.done():
+                answer.set_exception(CommandFailed(fact))
+        self._unanswered.clear()
