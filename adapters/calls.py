@@ -245,3 +245,21 @@ class Refused(Exception):
     def retryable(self) -> bool:
         """True if the same request may succeed later."""
         return self.status == 503
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedCall:
+    """A call that got no answer, and why. `number` counts those of its role and attempt from 0.
+
+    It is not the number of a place: a request that cannot be read is no call of the role yet.
+    """
+
+    rollout_id: str
+    attempt: int
+    role: str
+    number: int
+    status: int
+    code: str
+    message: str
+    started: datetime
+    ended: datetime

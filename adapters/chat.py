@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from typing import cast
 
@@ -9,13 +10,15 @@ from renderers import (
     ParsedResponse,
     ParsedToolCall,
     ToolCallParseStatus,
-    config_from_name,
     create_renderer,
 )
 from renderers.base import ChatTemplateTokenizer, Renderer, Tokenizer
 
 from adapters.calls import Completion, Message, Tool, ToolCall
-from adapters.chat_template import TEMPLATE, TemplateRenderer, shorten_renderer
+from adapters.chat_template import TemplateRenderer
+from adapters.renderer_names import TEMPLATE, find_config, shorten_renderer
+
+log = logging.getLogger(__name__)
 
 UNLIMITED = 10**9
 """Any `model_max_length` from here on is no limit: tokenizers that know of none say 10^30."""
@@ -42,7 +45,21 @@ class Chat:
         self.renderer = shorten_renderer(renderer)
         self.tokenizer_sha = fingerprint(tokenizer)
         self.stop_tokens = list(self._renderer.get_stop_token_ids())
-        self.context = context or _declared_context(tokenizer)
+        self.read_context = _declared_context(tokenizer)
+        """The longest text that the model has read, if its tokenizer says so."""
+        self.context = context or self.read_context
+        self.model = str(getattr(tokenizer, "name_or_path", "") or "the model")
+        self._told_of_noise = False
+
+    def tell_of_noise(self, prompt: int) -> None:
+        """Warn, once, of a prompt of so many tokens if it is longer than what the model has read.
+
+        A service that serves the model beyond that says nothing of it.
+        """
+        if self.read_context is not None and prompt > self.read_context and not self._told_of_noise:
+            self._told_of_noise = True
+            text = "a prompt of %d tokens is beyond the %d that %s has read; its answers are noise"
+            log.warning(text, prompt, self.read_context, self.model)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Render the prompt, which ends with the header of the answer."""
@@ -136,7 +153,7 @@ def _create(tokenizer: object, renderer: str) -> Renderer:
     if renderer.startswith(TEMPLATE):
         template = renderer.removeprefix(TEMPLATE)
         return TemplateRenderer(cast(ChatTemplateTokenizer, tokenizer), template)
-    config = config_from_name(renderer)
+    config = find_config(renderer)
     # An answer stays in the history as it was sampled, its reasoning included: a template
     # that strips reasoning would break the tokens of every turn but the last.
     keeping = config and config.model_copy(update={"thinking_retention": "all"})

@@ -1,8 +1,6 @@
 """A renderer of messages by a Jinja chat template that is given as text."""
 
-import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 from jinja2 import TemplateError
@@ -13,9 +11,6 @@ from renderers.default import DefaultRenderer
 from adapters.calls import Refused
 from adapters.errors import UserError
 
-TEMPLATE = "jinja:"
-"""Prefix of a renderer that is a template's text."""
-
 WITHOUT_CLOCK = "{% set strftime_now = undefined +%}"
 """Beginning of a template for which the date is not defined, although transformers defines it."""
 
@@ -25,30 +20,6 @@ ANSWERED = "This is answered."
 
 class ChatTemplateError(UserError):
     """Refusal of a chat template."""
-
-
-def resolve_renderer(renderer: str) -> str:
-    """Return a renderer with the text of its template in place of the template's file.
-
-    A template has braces or line ends, and the name of a file has neither.
-    """
-    named = renderer.removeprefix(TEMPLATE)
-    if named == renderer or any(mark in named for mark in ("{", "\n")):
-        return renderer
-    path = Path(named)
-    if not path.is_file():
-        raise ValueError(
-            f"the chat template {named!r} is neither a file nor a Jinja template; give "
-            f"{TEMPLATE} and the path of a file, or the template's text"
-        )
-    return TEMPLATE + path.read_text(encoding="utf-8")
-
-
-def shorten_renderer(renderer: str) -> str:
-    """Return a renderer's name, or for a template one that changes with the template's text."""
-    if not renderer.startswith(TEMPLATE):
-        return renderer
-    return TEMPLATE + hashlib.sha256(renderer.encode()).hexdigest()[:16]
 
 
 class TemplateRenderer(DefaultRenderer):

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import importlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -45,9 +46,18 @@ QUIET = {
 }
 """LiteLLM's own settings, as attributes of the package."""
 
+_failed: set[tuple[str, str | None]] = set()
+"""Models that have failed, each with the code of its refusal."""
+
+log = logging.getLogger(__name__)
+
 
 class LiteLLMMissing(UserError):
     """An error for a role that LiteLLM answers where LiteLLM is not installed."""
+
+
+class NoProvider(UserError):
+    """An error for a model of a provider that LiteLLM does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +79,8 @@ async def complete(
 ) -> Reply:
     """Return the answer of a model such as `openai/gpt-4o-mini`; its API key is in the environment.
 
-    Raise Refused, with 503 if the same request may succeed later and with 400 otherwise.
+    Raise Refused, with 503 if the same request may succeed later and with 400 otherwise. The first
+    failure of each kind is logged, since only the rollouts' rows have the others.
     """
     litellm = await asyncio.to_thread(import_litellm)
     asked = {name: fields[name] for name in PASSED_ON if fields.get(name) is not None}
@@ -85,8 +96,28 @@ async def complete(
             **asked,
         )
     except openai.OpenAIError as error:  # all of LiteLLM's errors are kinds of it
-        raise _refusal(model, error) from error
+        refused = _refusal(model, error)
+        _log_first_failure(model, refused.code, refused)
+        raise refused from error
     return _read_reply(response)
+
+
+def _log_first_failure(model: str, code: str | None, refused: Refused) -> None:
+    if (model, code) not in _failed:
+        _failed.add((model, code))
+        log.warning("%s Rollouts that ask it may fail; this is said once", refused)
+
+
+def check_model(role: str, model: str) -> None:
+    """Raise NoProvider if LiteLLM does not know the provider of a role's model."""
+    litellm = import_litellm()
+    try:
+        litellm.get_llm_provider(model)
+    except openai.OpenAIError as error:
+        raise NoProvider(
+            f"the role {role} is answered by {model!r}, and LiteLLM knows no provider "
+            f"{model.partition('/')[0]!r}; name one as provider/model, such as openai/gpt-4o-mini"
+        ) from error
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import httpx
 
-from adapters.calls import Begun, Completion
+from adapters.calls import Begun, Completion, RefusedCall
 from adapters.door.batches import OpenBatch, PlannedRollout, PlaySettings, RolloutEnd, SampledBy
 from adapters.door.door import Door
 from adapters.harness.batches import BATCH, Batch
@@ -18,6 +18,7 @@ class ListRecorder:
         self.rollouts = {rollout.id: rollout for rollout in rollouts}
         self.completions: list[Completion] = []
         self.ends: list[RolloutEnd] = []
+        self.refusals: list[RefusedCall] = []
 
     def plan(self) -> tuple[int, Sequence[PlannedRollout]]:
         """Return the rollouts that have not ended; the door counts the attempts."""
@@ -26,6 +27,10 @@ class ListRecorder:
 
     def begun(self, begun: Begun) -> None:
         """Keep nothing of a call that is about to be sampled."""
+
+    def refused(self, call: RefusedCall) -> None:
+        """Keep a refused call."""
+        self.refusals.append(call)
 
     async def answered(self, completion: Completion) -> None:
         """Keep a completion."""

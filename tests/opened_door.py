@@ -26,6 +26,7 @@ SAMPLING = Sampling(200, 1.0, 1.0, -1)
 BATCHES = count()
 ASK: Any = [{"role": "user", "content": "hello"}]
 TOOLS: Any = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+TOKENS = {"return_token_ids": True}
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call><|im_end|>'
 
 
@@ -69,6 +70,7 @@ class Opened:
     def __init__(self, door: Door, batch: Batch, recorder: ListRecorder, sampler: Scripted) -> None:
         self.door, self.batch, self.sampler = door, batch, sampler
         self.spans, self.ends = recorder.completions, recorder.ends
+        self.refusals = recorder.refusals
         self.token = batch.token
         self._recorder = recorder
         (self.rollout,) = recorder.rollouts

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from adapters.calls import Choice, Format, Refused
 from adapters.dialects.anthropic_messages import read, write_error
 from tasks.spans import call_span
-from tests.opened_door import ASK, CALL, CHAT, Opened
+from tests.opened_door import ASK, CALL, CHAT, TOKENS, Opened
 
 HELLO = {"role": "user", "content": "hello"}
 USE = {"type": "tool_use", "id": "u", "name": "look", "input": {"at": "x"}}
@@ -45,7 +45,7 @@ def content(role: str, *blocks: Any) -> dict[str, Any]:
 
 def test_an_answer_has_usage_and_token_ids(opened: Opened, client: anthropic.Anthropic) -> None:
     opened.say("Hé!<|im_end|>")
-    answer = ask(client, system="Be short.")
+    answer = ask(client, system="Be short.", extra_body=TOKENS)
     (span,) = opened.spans
     assert answer.content == [TextBlock(type="text", text="Hé!")]
     assert (answer.id, answer.model, answer.role) == (span.response_id, "m", "assistant")

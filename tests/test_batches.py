@@ -27,6 +27,7 @@ from adapters.door.door import Door
 from adapters.harness.batches import BATCH, ROLE, ROLLOUT, Batch
 from tests.door_batches import ListRecorder, batch_at, bearer
 from tests.opened_door import ASK, SAMPLING, Scripted
+from tests.processes import wait_until
 
 Log = list[tuple[str, str, int]]
 """What happened to which rollout in which attempt, in order; `plan` comes without a rollout."""
@@ -201,8 +202,11 @@ def test_a_call_that_is_being_answered_is_recorded_before_the_next_attempt_begin
 
     batch.sampler.hold = slow
     batch.begin()
-    status, begun = asyncio.run(together((0, batch.call, 0), (0.1, batch.begin, -1)))
-    assert (status, begun) == (200, (1, batch.rollouts))
+    with ThreadPoolExecutor(1) as threads:
+        answered = threads.submit(batch.call, 0)
+        wait_until("the call", lambda: bool(batch.sampler.asked))
+        assert batch.begin() == (1, batch.rollouts)
+        assert answered.result() == 200
     assert [kind for kind, *_ in batch.recorder.log] == ["plan", "call", "plan"]
 
 
@@ -217,8 +221,7 @@ def test_a_batch_that_is_opened_again_waits_for_earlier_calls(open_door: Door) -
         with batch.opened():
             batch.begin()
             answered = threads.submit(batch.call, 0)
-            while not batch.sampler.asked:
-                time.sleep(0.01)
+            wait_until("the call", lambda: bool(batch.sampler.asked))
         with batch.opened():
             assert batch.begin() == (1, batch.rollouts)
         assert answered.result() == 200
@@ -237,7 +240,7 @@ def test_what_an_earlier_attempt_recorded_is_answered_again(batch: BatchClient) 
     assert len(batch.sampler.asked) == 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(recording=MILLISECONDS, sampling=MILLISECONDS, ending=MILLISECONDS, beginning=MILLISECONDS)
 def test_an_end_is_either_recorded_or_refused_while_the_next_attempt_begins(
     open_door: Door, recording: float, sampling: float, ending: float, beginning: float
@@ -283,7 +286,7 @@ def play_steps(batch: BatchClient, steps: Sequence[Step]) -> list[tuple[str, int
     return statuses
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(players=st.tuples(STEPS, STEPS), recording=MILLISECONDS, closing=st.integers(0, 60))
 def test_every_rollout_ends_once_and_only_the_latest_attempt_records(
     open_door: Door, players: tuple[list[Step], list[Step]], recording: float, closing: int

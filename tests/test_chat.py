@@ -5,6 +5,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from adapters.calls import Message
 from adapters.chat import Chat
+from adapters.renderer_names import NoRenderer
 
 TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
 HELLO: list[Message] = [{"role": "user", "content": "hello"}]
@@ -113,5 +114,5 @@ def test_the_context_defaults_to_the_tokenizer_s(
 
 
 def test_an_unknown_renderer_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(ValueError, match="qwen9"):
+    with pytest.raises(NoRenderer, match="qwen9"):
         Chat(tokenizer, renderer="qwen9")

@@ -8,8 +8,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from adapters.calls import Message, Refused, Tool
 from adapters.chat import Chat
-from adapters.chat_template import TEMPLATE, ChatTemplateError
+from adapters.chat_template import ChatTemplateError
 from adapters.door.prefixes import MESSAGES, UNBRIDGED, Prefixes
+from adapters.renderer_names import TEMPLATE
 from tests.small_recipe import small_recipe
 
 TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"

@@ -15,11 +15,11 @@ import tinker
 from adapters.addresses import Listener
 from adapters.app_server import CannotListen
 from adapters.calls import Completion
-from adapters.door.batches import PlannedRollout
+from adapters.door.batches import MOST_REFUSALS, PlannedRollout
 from adapters.door.door import Door
 from adapters.harness.batches import ROLE
 from tests.door_batches import ListRecorder, bearer
-from tests.opened_door import ASK, CALL, CHAT, TOOLS, Opened, opened_batch
+from tests.opened_door import ASK, CALL, CHAT, TOKENS, TOOLS, Opened, opened_batch
 
 
 def refusal(opened: Opened, **fields: Any) -> tuple[int, str | None]:
@@ -30,7 +30,7 @@ def refusal(opened: Opened, **fields: Any) -> tuple[int, str | None]:
 
 def test_an_answer_has_usage_logprobs_and_token_ids(opened: Opened) -> None:
     opened.say("Hé!<|im_end|>")
-    answer = opened.ask(logprobs=True)
+    answer = opened.ask(logprobs=True, extra_body=TOKENS)
     (span,), (choice,) = opened.spans, answer.choices
     assert (choice.message.content, choice.finish_reason) == ("Hé!", "stop")
     assert choice.message.role == "assistant"
@@ -45,8 +45,22 @@ def test_an_answer_has_usage_logprobs_and_token_ids(opened: Opened) -> None:
     assert answer.id == span.response_id
 
 
-def test_logprobs_are_given_only_if_asked_for(opened: Opened) -> None:
+def test_logprobs_and_token_ids_are_given_only_if_asked_for(opened: Opened) -> None:
+    bodies = [
+        ("chat/completions", {"messages": ASK}),
+        ("responses", {"input": ASK}),
+        ("messages", {"messages": ASK, "max_tokens": 9}),
+    ]
+    for path, fields in bodies:
+        for told in ({}, TOKENS):
+            for stream in (False, True):
+                body = {"model": "m", "stream": stream, **fields, **told}
+                url = f"{opened.url}/{path}"
+                said = httpx.post(url, json=body, headers=bearer(opened.token)).raise_for_status()
+                asked = bool(told) and not (stream and path == "messages")
+                assert ("token_ids" in said.text) is asked, (path, told, stream)
     assert opened.ask().choices[0].logprobs is None
+    assert refusal(opened, extra_body={"return_token_ids": "yes"})[0] == 400
 
 
 def test_a_conversation_keeps_the_tokens_of_its_turns(opened: Opened) -> None:
@@ -96,8 +110,8 @@ def test_a_tool_call_alone_has_no_content(opened: Opened) -> None:
 
 def test_a_stream_is_the_same_answer_in_pieces(opened: Opened) -> None:
     opened.say(f"Let me see.{CALL}")
-    options = {"include_usage": True}
-    chunks = list(opened.ask(stream=True, stream_options=options, tools=TOOLS, logprobs=True))
+    told: Any = {"stream_options": {"include_usage": True}, "logprobs": True, "extra_body": TOKENS}
+    chunks = list(opened.ask(stream=True, tools=TOOLS, **told))
     (span,) = opened.spans
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     assert deltas[0].role == "assistant"
@@ -175,6 +189,36 @@ def test_a_prompt_that_fills_the_context_is_refused(opened: Opened) -> None:
     assert len(opened.spans) == 1
 
 
+def test_refused_calls_are_recorded_with_their_reasons(opened: Opened) -> None:
+    refusal(opened, messages=[{"role": "user", "content": "a cat " * 400}])
+    refusal(opened, temperature=9)
+    opened.post(b"no JSON")
+    nobody = opened.at(opened.url.replace("/role/policy/", "/role/nobody/"))
+    with pytest.raises(openai.NotFoundError):
+        nobody.chat.completions.create(model="m", messages=ASK)
+    told = [(one.role, one.number, one.status, one.code) for one in opened.refusals]
+    assert told == [
+        ("policy", 0, 400, "context_length_exceeded"),
+        ("policy", 1, 400, "refused"),
+        ("policy", 2, 400, opened.refusals[2].code),
+        ("nobody", 0, 404, "no_role"),
+    ]
+    assert "maximum context length is 400 tokens, and the messages have" in (
+        opened.refusals[0].message
+    )
+    assert "temperature is 9; it must be from 0 to 2" in opened.refusals[1].message
+    assert opened.spans == []
+
+
+def test_a_client_that_is_refused_without_end_is_recorded_so_far(opened: Opened) -> None:
+    for _ in range(MOST_REFUSALS + 3):
+        assert opened.post(b"no JSON").status_code == 400
+    assert len(opened.refusals) == MOST_REFUSALS
+    opened.end()
+    assert opened.post(b"no JSON").status_code == 410
+    assert len(opened.refusals) == MOST_REFUSALS
+
+
 def test_only_the_batch_s_token_opens_the_door(opened: Opened) -> None:
     for key in ("wrong", opened.token[:-1], opened.token + "x"):
         response = opened.post(b"{}", authorization=f"Bearer {key}")
@@ -211,7 +255,7 @@ def test_a_body_that_cannot_be_read_is_refused(opened: Opened, content: bytes, c
 
 
 def test_each_of_n_answers_is_a_call_of_its_own(opened: Opened) -> None:
-    answer = opened.ask(n=3, logprobs=True)
+    answer = opened.ask(n=3, logprobs=True, extra_body=TOKENS)
     by_call = sorted(opened.spans, key=lambda span: span.place.call)
     assert [span.place.call for span in by_call] == [0, 1, 2]
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
@@ -337,25 +381,26 @@ def test_equal_requests_under_way_are_one_where_nobody_counts_tries(opened: Open
     assert len(opened.spans) == 1
 
 
-def test_a_client_that_gives_up_is_recorded_and_served_when_it_comes_back(opened: Opened) -> None:
+def give_up(opened: Opened) -> None:
+    """Have a client end its wait for an answer that takes longer."""
+
     async def slow() -> None:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(2)
 
     opened.sampler.hold = slow
     with pytest.raises(openai.APITimeoutError):
-        opened.client.with_options(timeout=0.1).chat.completions.create(model="any", messages=ASK)
+        opened.client.with_options(timeout=1).chat.completions.create(model="any", messages=ASK)
+
+
+def test_a_client_that_gives_up_is_recorded_and_served_when_it_comes_back(opened: Opened) -> None:
+    give_up(opened)
     answer = opened.ask()
     assert len(opened.spans) == 1
     assert answer.id == opened.spans[0].response_id
 
 
 def test_an_end_waits_for_calls_under_way(opened: Opened) -> None:
-    async def slow() -> None:
-        await asyncio.sleep(0.3)
-
-    opened.sampler.hold = slow
-    with pytest.raises(openai.APITimeoutError):
-        opened.client.with_options(timeout=0.1).chat.completions.create(model="any", messages=ASK)
+    give_up(opened)
     assert opened.spans == []
     assert opened.end().status_code == 200
     assert len(opened.spans) == 1

@@ -7,11 +7,17 @@ from fastapi.routing import APIRoute
 from schemathesis.specs.openapi.checks import ignored_auth, unsupported_method
 
 from tests.door_batches import bearer
-from tests.opened_door import ASK, TOOLS, Opened
+from tests.opened_door import ASK, TOKENS, TOOLS, Opened
 from tests.requests_from_document import CHECKS, operations
 
 BODIES = {
-    "/chat/completions": {"model": "m", "messages": ASK, "tools": TOOLS, "logprobs": True},
+    "/chat/completions": {
+        "model": "m",
+        "messages": ASK,
+        "tools": TOOLS,
+        "logprobs": True,
+        **TOKENS,
+    },
     "/responses": {"model": "m", "input": ASK, "include": ["message.output_text.logprobs"]},
     "/messages": {"model": "m", "messages": ASK, "max_tokens": 9},
     "/messages/count_tokens": {"model": "m", "messages": ASK},

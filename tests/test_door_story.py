@@ -100,7 +100,7 @@ def test_a_conversation_with_the_engine(sampler: tinker.SamplingClient, tmp_path
 def test_the_engine_refuses_what_no_sampler_could_do(sampler: tinker.SamplingClient) -> None:
     recorder = ListRecorder([PlannedRollout(ROLLOUT, {})])
     with opened(sampler, recorder, context=10**6) as begin_next, client_of(begin_next()) as client:
-        long = [{"role": "user", "content": "a cat " * 3000}]
+        long = [{"role": "user", "content": "a cat " * 20_000}]
         with pytest.raises(openai.BadRequestError, match="context") as error:
             client.chat.completions.create(model="policy", messages=long)  # pyright: ignore
     assert error.value.code == "sampler_refused"

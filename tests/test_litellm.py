@@ -23,7 +23,7 @@ from adapters.litellm import Reply, complete, import_litellm
 from tasks.journal import read_journal
 from tasks.rollouts import RolloutServer, write_spans
 from tasks.storage.run_folder import RunFolder
-from tests.opened_door import ASK, CALL, CHAT, SAMPLING, TOOLS, Opened, Scripted
+from tests.opened_door import ASK, CALL, CHAT, SAMPLING, TOKENS, TOOLS, Opened, Scripted
 from tests.played_batch import BATCH, PAIRS, service_without_engine, write_examples
 
 litellm = import_litellm()
@@ -37,7 +37,8 @@ answers: list[Any] = []
 async def asks_litellm(example: dict[str, Any], **_: str) -> float:
     """Ask without an address, as a program of LiteLLM's does."""
     messages = [{"role": "user", "content": example["name"]}]
-    answers.append(await litellm.acompletion(model="ratchet/policy", messages=messages))
+    asked = {"model": "ratchet/policy", "messages": messages, "extra_body": TOKENS}
+    answers.append(await litellm.acompletion(**asked))
     return 1.0
 
 
@@ -117,6 +118,18 @@ def test_a_helper_that_cannot_answer_now_may_be_asked_again(helper: Opened) -> N
     assert refused.value.retryable
 
 
+def test_a_helper_s_first_failure_of_a_kind_is_logged_and_no_other(
+    helper: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("adapters.litellm._failed", set())
+    helper.sampler.error = UNAVAILABLE
+    for _ in range(3):
+        with pytest.raises(Refused):
+            ask_helper()
+    (said,) = [record.message for record in caplog.records if record.name == "adapters.litellm"]
+    assert said.startswith("The helper openai/gpt-4o-mini could not answer")
+
+
 @pytest.fixture
 def inside(opened: Opened) -> Iterator[Opened]:
     """Play the rollout in this context."""
@@ -134,7 +147,7 @@ def complete_here(**fields: Any) -> Any:
 
 
 def test_a_program_s_tokens_are_those_that_are_recorded(inside: Opened) -> None:
-    answer = complete_here(logprobs=True)
+    answer = complete_here(logprobs=True, extra_body=TOKENS)
     (span,), (choice,) = inside.spans, answer.choices
     assert answer.prompt_token_ids == list(span.prompt_tokens) == CHAT.render(ASK, [])
     assert choice.token_ids == list(span.sampled_tokens)
@@ -177,7 +190,7 @@ def test_a_program_calls_tools_and_its_history_extends(inside: Opened) -> None:
 
 
 def test_a_program_gets_as_many_answers_as_it_asks_for(inside: Opened) -> None:
-    choices = complete_here(n=2).choices
+    choices = complete_here(n=2, extra_body=TOKENS).choices
     sampled = [list(span.sampled_tokens) for span in inside.spans]
     assert sorted(choice.token_ids for choice in choices) == sorted(sampled)
     (chunk, *_) = complete_here(n=2, stream=True)
@@ -195,7 +208,8 @@ def test_a_response_format_arrives_as_its_schema(inside: Opened) -> None:
 def test_a_stream_brings_the_text_the_tokens_and_the_usage(inside: Opened) -> None:
     async def streamed() -> list[Any]:
         options = {"stream": True, "stream_options": {"include_usage": True}, "logprobs": True}
-        stream = await litellm.acompletion(model="ratchet/policy", messages=ASK, **options)
+        asked = {"model": "ratchet/policy", "messages": ASK, "extra_body": TOKENS}
+        stream = await litellm.acompletion(**asked, **options)
         return [chunk async for chunk in stream]
 
     inside.say("A cat.<|im_end|>")

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from adapters.calls import Choice, Format, Refused
 from adapters.dialects.openai_responses import read, write_error
 from tasks.spans import call_span
-from tests.opened_door import ASK, CALL, CHAT, Opened
+from tests.opened_door import ASK, CALL, CHAT, TOKENS, Opened
 
 HELLO = {"role": "user", "content": "hello"}
 CALLED = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
@@ -34,7 +34,9 @@ def body(**fields: Any) -> dict[str, Any]:
 def test_an_answer_has_usage_logprobs_and_token_ids(opened: Opened) -> None:
     opened.say("Hé!<|im_end|>")
     include: Any = ["message.output_text.logprobs"]
-    answer = ask(opened, input="hello", instructions="Be short.", include=include)
+    answer = ask(
+        opened, input="hello", instructions="Be short.", include=include, extra_body=TOKENS
+    )
     (span,) = opened.spans
     assert (answer.output_text, answer.status, answer.id) == ("Hé!", "completed", span.response_id)
     assert answer.usage.input_tokens == len(span.prompt_tokens) == len(answer.prompt_token_ids)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError
 
 from adapters.calls import POLICY, Policy, Sampling
 from adapters.door.batches import PlaySettings, SampledBy
@@ -45,6 +45,20 @@ async def talks(example: dict[str, Any], *, base_url: str, api_key: str, model: 
 async def talks_otherwise(example: dict[str, Any], **endpoint: str) -> float:
     """Play the same first turn, and another second one."""
     return await talks({"turns": ["one", "other", "three"]}, **endpoint)
+
+
+async def talks_between_refusals(example: dict[str, Any], **endpoint: str) -> float:
+    """Play `talks`, after a call with a field that is refused and one whose prompt is too long."""
+    client = AsyncOpenAI(base_url=endpoint["base_url"], api_key=endpoint["api_key"])
+    refused: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": "hi"}], "temperature": 9},
+        {"messages": [{"role": "user", "content": "a cat " * 1200}]},
+    ]
+    async with client:
+        for fields in refused:
+            with pytest.raises(BadRequestError):
+                await client.chat.completions.create(model=endpoint["model"], **fields)
+    return await talks(example, **endpoint)
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +186,28 @@ def test_what_was_recorded_is_the_same_file_of_datums(
     run = collect(written(tmp_path, cut_after(whole, 1)))
     measured(run)
     measured(whole)
+    datums = [each.datums(POLICY, 0).read_bytes() for each in (run, whole)]
+    assert datums[0] == datums[1]
+
+
+def test_refused_calls_are_rows_and_change_nothing_that_is_replayed_or_trained(
+    collect: Collect, tmp_path: Path
+) -> None:
+    whole = collect(tmp_path / "whole", talks_between_refusals)
+    rows = read(whole.spans(BATCH)).to_pylist()
+    refused = [row for row in rows if row["kind"] == "refused"]
+    assert [(row["call"], row["error_type"]) for row in refused] == [
+        (0, "refused"),
+        (1, "context_length_exceeded"),
+    ] * 2
+    assert "context length is 2048 tokens, and the messages have 24" in refused[1]["error_message"]
+    # What is too long has a number, since a retry of it might be answered; so calls begin at 1.
+    assert [row["call"] for row in calls(whole, replayed=False)] == [1, 2, 3] * 2
+    kept = [one for one in journalled(whole) if one[1]["kind"] == "refused"] + cut_after(whole, 3)
+    run = collect(written(tmp_path / "cut", kept), talks_between_refusals)
+    assert [row["call"] for row in calls(run, replayed=True)] == [1, 2] * 2
+    assert (sampled_twice(run), rewarded(run)) == (0, rewarded(whole))
+    assert compared(measured(run)) == compared(measured(whole))
     datums = [each.datums(POLICY, 0).read_bytes() for each in (run, whole)]
     assert datums[0] == datums[1]
 

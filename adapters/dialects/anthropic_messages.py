@@ -29,6 +29,8 @@ from adapters.dialects.fields import (
     read_object,
     read_stops,
     read_text,
+    wants_tokens,
+    write_tokens,
 )
 from adapters.dialects.openai_fields import check_offered
 from adapters.dialects.sse import write_named
@@ -50,6 +52,7 @@ def read(body: object) -> Request:
     sent, model = check_body(body)
     check_ranges(sent, {"temperature": (0, 2), "top_p": (0, 1)})
     read_field(sent, "stream", bool, "a boolean")
+    wants_tokens(sent)
     tools = [_read_tool(tool, f"tools[{i}]") for i, tool in enumerate(read_list(sent, "tools"))]
     return Request(
         model=model,
@@ -64,14 +67,13 @@ def read(body: object) -> Request:
 
 
 def answer(completion: Completion, chat: Chat) -> JsonObject:
-    """Write the body of the answer, with the token ids where vLLM has them in OpenAI's."""
+    """Write the body of the answer, with the token ids if they were asked for."""
     return {
         **_opening(completion),
         "content": _blocks(completion.message),
         **_ending(completion, chat),
         "usage": _usage(completion),
-        "prompt_token_ids": list(completion.prompt_tokens),
-        "token_ids": list(completion.sampled_tokens),
+        **write_tokens(completion),
     }
 
 

@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-from adapters.calls import FunctionCall, JsonObject, Refused, ToolCall
+from adapters.calls import Completion, FunctionCall, JsonObject, Refused, ToolCall
 
 Body = Mapping[str, object]
 MOST_STOPS = 16
+TOKENS = "return_token_ids"
+"""Field that asks for token ids. Nobody else gets them, since many clients quote whole answers in
+their errors."""
 
 T = TypeVar("T")
 
@@ -47,6 +50,19 @@ def read_field(
         return value
     field = where + name
     raise bad_request(f"{field} is {json_type(value)}; it must be {article}.", field)
+
+
+def wants_tokens(fields: Mapping[str, object]) -> bool:
+    """Return whether a client asked for the token ids of its answer, by vLLM's field."""
+    return read_field(fields, TOKENS, bool, "a boolean") or False
+
+
+def write_tokens(completion: Completion) -> JsonObject:
+    """Write the token ids of a prompt and its answer, if they were asked for."""
+    if not wants_tokens(completion.request.fields):
+        return {}
+    prompt, sampled = completion.prompt_tokens, completion.sampled_tokens
+    return {"prompt_token_ids": list(prompt), "token_ids": list(sampled)}
 
 
 def read_list(body: Body, name: str, where: str = "") -> list[object]:

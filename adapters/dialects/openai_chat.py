@@ -16,6 +16,7 @@ from adapters.dialects.fields import (
     read_list,
     read_stops,
     read_text,
+    wants_tokens,
 )
 from adapters.dialects.openai_fields import (
     check_sampling,
@@ -51,7 +52,7 @@ def read(body: object) -> Request:
 
 
 def answer(completion: Completion, chat: Chat, *others: Completion) -> JsonObject:
-    """Write the body of the answer, with the token ids where vLLM has them.
+    """Write the body of the answer, with the token ids, if asked for, where vLLM has them.
 
     `others` are the completions beyond the first of a request with n above 1.
     """
@@ -60,7 +61,7 @@ def answer(completion: Completion, chat: Chat, *others: Completion) -> JsonObjec
         **_envelope(completion, "chat.completion"),
         "choices": [_choice(index, one, chat) for index, one in enumerate(completions)],
         "usage": _usage(completions),
-        "prompt_token_ids": list(completion.prompt_tokens),
+        **_prompt(completion),
     }
 
 
@@ -72,7 +73,8 @@ def chunks(completion: Completion, chat: Chat, *others: Completion) -> Iterator[
     for index, one in enumerate((completion, *others)):
         for piece, of_choice in _pieces(one, chat):
             shown = {"index": index, "delta": piece, "finish_reason": None, "logprobs": None}
-            yield {**envelope, "choices": [shown | of_choice], **_prompt(one, piece)}
+            prompt = _prompt(one) if "role" in piece else {}  # in the first piece alone
+            yield {**envelope, "choices": [shown | of_choice], **prompt}
     if _wants_usage(completion):
         yield {**envelope, "choices": [], "usage": _usage((completion, *others))}
 
@@ -96,7 +98,7 @@ def _choice(index: int, completion: Completion, chat: Chat) -> JsonObject:
         "message": {"refusal": None, **_visible(completion.message)},
         "finish_reason": completion.finish_reason,
         "logprobs": _logprobs(completion, chat),
-        "token_ids": list(completion.sampled_tokens),
+        **_sampled(completion),
     }
 
 
@@ -114,14 +116,19 @@ def _pieces(completion: Completion, chat: Chat) -> Iterator[tuple[JsonObject, Js
         {
             "finish_reason": completion.finish_reason,
             "logprobs": _logprobs(completion, chat),
-            "token_ids": list(completion.sampled_tokens),
+            **_sampled(completion),
         },
     )
 
 
-def _prompt(completion: Completion, piece: JsonObject) -> JsonObject:
-    """Return the prompt's tokens for the first piece, which has the role."""
-    return {"prompt_token_ids": list(completion.prompt_tokens)} if "role" in piece else {}
+def _prompt(completion: Completion) -> JsonObject:
+    asked = wants_tokens(completion.request.fields)
+    return {"prompt_token_ids": list(completion.prompt_tokens)} if asked else {}
+
+
+def _sampled(completion: Completion) -> JsonObject:
+    asked = wants_tokens(completion.request.fields)
+    return {"token_ids": list(completion.sampled_tokens)} if asked else {}
 
 
 def _envelope(completion: Completion, kind: str) -> JsonObject:
@@ -163,6 +170,7 @@ def _wants_usage(completion: Completion) -> bool:
 
 def _check_fields(body: Body) -> None:
     check_sampling(body)
+    wants_tokens(body)
     read_field(body, "logprobs", bool, "a boolean")
     read_field(body, "stream_options", dict, "an object")
     for name in ("functions", "function_call"):

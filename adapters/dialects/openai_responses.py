@@ -17,6 +17,8 @@ from adapters.dialects.fields import (
     read_list,
     read_object,
     read_text,
+    wants_tokens,
+    write_tokens,
 )
 from adapters.dialects.openai_fields import (
     check_sampling,
@@ -91,7 +93,7 @@ def read(body: object) -> Request:
 
 
 def answer(completion: Completion, chat: Chat) -> JsonObject:
-    """Write the body of the answer, with the token ids where vLLM has them in chat completions."""
+    """Write the body of the answer, with the token ids if they were asked for."""
     return _write_answer(completion, _output(completion, chat))
 
 
@@ -103,6 +105,7 @@ def stream(completion: Completion, chat: Chat) -> Iterator[str]:
 
 def _check_fields(body: Body) -> None:
     check_sampling(body)
+    wants_tokens(body)
     read_list(body, "include")
     for name in ("store", "background"):
         read_field(body, name, bool, "a boolean")
@@ -230,8 +233,7 @@ def _write_answer(completion: Completion, output: list[Item]) -> JsonObject:
         **_envelope(completion, _status(completion)),
         "output": output,
         "usage": _usage(completion),
-        "prompt_token_ids": list(completion.prompt_tokens),
-        "token_ids": list(completion.sampled_tokens),
+        **write_tokens(completion),
     }
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from importlib.util import find_spec
 
 from adapters import litellm
 from adapters.calls import (
@@ -33,8 +32,8 @@ Backend = Callable[[Example], Answer]
 def create_backends(roles: Mapping[str, str], run_seed: int) -> dict[str, Backend | str]:
     """Return each role's backend, by a recipe's `roles`; for a policy its name.
 
-    A function that does not exist raises ScriptError, and a model of LiteLLM raises LiteLLMMissing
-    where LiteLLM is not installed.
+    A function that does not exist raises ScriptError, a model of LiteLLM LiteLLMMissing where
+    that is not installed, and one of a provider that LiteLLM does not know NoProvider.
     """
     return {
         role: policy_of(who) or _create_backend(who, _load_respond(role, who), run_seed)
@@ -45,8 +44,7 @@ def create_backends(roles: Mapping[str, str], run_seed: int) -> dict[str, Backen
 def _load_respond(role: str, who: str) -> Respond:
     if who.startswith(FUNCTION):
         return load_function(role, who.removeprefix(FUNCTION))
-    if find_spec("litellm") is None:
-        litellm.import_litellm()  # raises LiteLLMMissing
+    litellm.check_model(role, who)
     return partial(_by_model, who)
 
 

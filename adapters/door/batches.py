@@ -7,18 +7,26 @@ has not ended is then cut off, and left out.
 """
 
 import asyncio
+import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Protocol
 
-from adapters.calls import Completion, Example, Place, Policy, Refused, Sampling
+from adapters.calls import Completion, Example, Place, Policy, Refused, RefusedCall, Sampling
 from adapters.chat import Chat
-from adapters.door.call_sequence import CallRecorder, CallSequence
-from adapters.harness.batches import CLOSED
+from adapters.door.call_sequence import UNRECORDED, CallRecorder, CallSequence
+from adapters.harness.batches import CLOSED, shorten_message
 from adapters.harness.rewards import Reward
 from adapters.running_clock import RunningClock, running_clock
+
+MOST_REFUSALS = 100
+"""Refused calls of a role that an attempt records, since a client may repeat one for ever."""
+
+log = logging.getLogger(__name__)
 
 
 class AttemptState(StrEnum):
@@ -91,6 +99,10 @@ class RolloutEnd:
 class BatchRecorder(CallRecorder, Protocol):
     """Recorder of a batch, which is the truth about what is left to play."""
 
+    def refused(self, call: RefusedCall) -> None:
+        """Record, without blocking, a call that was refused."""
+        ...
+
     def plan(self) -> tuple[int, Sequence[PlannedRollout]]:
         """Return the next attempt's number, and the rollouts that have not ended. It may block."""
         ...
@@ -126,6 +138,8 @@ class Attempt:
     number: int
     state: AttemptState = AttemptState.PLAYING
     roles: dict[str, CallSequence] = field(default_factory=dict)
+    refusals: Counter[str] = field(default_factory=Counter)
+    """The recorded refused calls of each role."""
     _clock: RunningClock = field(default_factory=running_clock)
     _under_way: int = 0
     _since: float = 0.0
@@ -283,6 +297,25 @@ class OpenBatch:
         if attempt.state is not AttemptState.PLAYING:
             raise attempt.refusal("over")
         return attempt
+
+    def record_refusal(
+        self, attempt: Attempt, role: str, refused: Refused, started: datetime
+    ) -> None:
+        """Record a refused call, up to MOST_REFUSALS of a role; it has no part in the numbers."""
+        number = attempt.refusals[role]
+        if number >= MOST_REFUSALS:
+            return
+        attempt.refusals[role] += 1
+        rollout, code = attempt.rollout.id, refused.code or "refused"
+        told, now = shorten_message(refused.message), datetime.now(UTC)
+        try:
+            self._recorder.refused(
+                RefusedCall(
+                    rollout, attempt.number, role, number, refused.status, code, told, started, now
+                )
+            )
+        except UNRECORDED as error:
+            log.error("a refused call of %s could not be recorded", rollout, exc_info=error)
 
     def calls(self, attempt: Attempt, role: str, chat: Chat, max_calls: int | None) -> CallSequence:
         """Return the calls of a role of an attempt, made at the role's first call."""

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Self
 
@@ -59,6 +60,10 @@ class ChatApi(ABC):
         """Return who answers, before the body is read; Refused if nobody does."""
 
     @abstractmethod
+    def record_refusal(self, request: Request, refused: Refused, started: datetime) -> None:
+        """Record a call that was refused, if the endpoint records calls."""
+
+    @abstractmethod
     def model_of(self, request: Request) -> str:
         """Return the name of the model that the request reaches."""
 
@@ -77,6 +82,14 @@ class ChatApi(ABC):
         return app
 
     async def _answer(self, request: Request) -> Response:
+        started = datetime.now(UTC)
+        try:
+            return await self._reply(request)
+        except Refused as refused:
+            self.record_refusal(request, refused, started)
+            raise
+
+    async def _reply(self, request: Request) -> Response:
         answer = self.find_caller(request)
         body, dialect = await read_body(request), dialect_of(request)
         asked = dialect.read(parse_json(body))

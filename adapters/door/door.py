@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import datetime
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -112,6 +113,14 @@ class Door(ChatApi):
     def model_of(self, request: Request) -> str:
         """Return the role of the request, which stands for its model."""
         return request.path_params["role"]
+
+    def record_refusal(self, request: Request, refused: Refused, started: datetime) -> None:
+        """Record a refused call with its attempt, if that is being played."""
+        try:
+            batch, attempt = self._find_attempt(request)
+        except Refused:
+            return
+        batch.record_refusal(attempt, request.path_params["role"], refused, started)
 
     def _find_answer(self, role: str, batch: OpenBatch, attempt: Attempt) -> Answer:
         backend, sampled_by = self.roles[role], batch.sampled_by

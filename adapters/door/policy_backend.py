@@ -49,6 +49,7 @@ class PolicyBackend:
         prompt = memory.prefixes.prompt(request.messages, request.tools, instructions)
         seed = place.seed(self.run_seed)
         params = self._sampling_params(request, seed, len(prompt.tokens))
+        self.chat.tell_of_noise(len(prompt.tokens))
         memory.begin(Begun(place, sha, self.policy.version, seed, started))
         sequence = await _sample(self.policy, prompt, params)
         sampled = _cut_at_stop(sequence, request.stop, self.chat)

@@ -3,6 +3,7 @@
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from uuid import uuid4
 
 from fastapi import Request
@@ -56,6 +57,9 @@ class OpenDoor(ChatApi):
             return await alone.answer_all(asked, meta, self._sample)
 
         return answer_all
+
+    def record_refusal(self, request: Request, refused: Refused, started: datetime) -> None:
+        """Keep nothing of a refused call."""
 
     def model_of(self, request: Request) -> str:
         """Return the served model's name."""

@@ -7,6 +7,7 @@ would be a package to any library that looks for one of that name.
 
 import importlib
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -65,7 +66,10 @@ def _load_file(path: Path) -> ModuleType | None:
     finder = _project_finder()
     finder.files[name] = path
     finder.search(path.parent)
-    return importlib.import_module(name)
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        raise _explain(str(path), error) from error
 
 
 def _import_if_exists(name: str) -> ModuleType | None:
@@ -73,10 +77,21 @@ def _import_if_exists(name: str) -> ModuleType | None:
     _project_finder().named.add(name.partition(".")[0])
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if not (error.name and f"{name}.".startswith(f"{error.name}.")):
-            raise
-        return None
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{name}.".startswith(f"{missing}."):
+            return None
+        raise _explain(name, error) from error
+
+
+def _explain(name: str, error: BaseException) -> AgentError:
+    """Make the error for code that cannot be imported, with the place where it raised."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    said = " ".join(str(error).split())
+    return AgentError(
+        f"{name} cannot be imported: {type(error).__name__}: {said} ({last.filename}, line "
+        f"{last.lineno}); mend it, or install what it imports"
+    )
 
 
 class _ProjectFinder(MetaPathFinder):

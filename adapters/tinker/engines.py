@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from adapters.children import keep_from_children
 from adapters.errors import EngineDied, ServiceError
@@ -17,6 +20,7 @@ from adapters.errors import EngineDied, ServiceError
 LOCAL = "local/"
 LOG = "engine.log"
 CLOSING_SECONDS = 5
+REACH_SECONDS = 5.0
 
 _begun: dict[str, "EngineProcess"] = {}
 """Base model → the engine that was started for it and has no folder yet."""
@@ -71,6 +75,39 @@ def needs_engine(base_model: str) -> bool:
         return False
     hosted = os.environ.get("TINKER_API_KEY") or os.environ.get("TINKER_CREDENTIAL_CMD")
     return base_model.startswith(LOCAL) or not hosted
+
+
+def check_key() -> None:
+    """Refuse a key that the SDK would refuse, before anything starts. The key is not shown."""
+    key = os.environ.get("TINKER_API_KEY")
+    if key and not key.startswith(("tml-", "eyJ")):
+        raise ServiceError(
+            f"TINKER_API_KEY ({len(key)} characters) is not a Tinker key: one starts with 'tml-'. "
+            "Set the right key, or unset it to run on the engine of this machine"
+        )
+
+
+def check_reachable() -> None:
+    """Raise ServiceError if nothing listens at TINKER_BASE_URL, for which the SDK waits minutes.
+
+    Behind a proxy nothing is known, since the proxy alone reaches the service.
+    """
+    url = os.environ.get("TINKER_BASE_URL")
+    if not url:
+        return
+    place = urlsplit(url)
+    if place.hostname is None:
+        raise ServiceError(f"TINKER_BASE_URL is {url!r}; write it as http://host:port")
+    if place.scheme in getproxies() and not proxy_bypass(place.hostname):
+        return
+    try:
+        port = place.port or (443 if place.scheme == "https" else 80)
+        socket.create_connection((place.hostname, port), REACH_SECONDS).close()
+    except (OSError, ValueError) as error:  # ValueError: the port is no number
+        raise ServiceError(
+            f"the Tinker service at {url} cannot be reached ({error}); start it, mend "
+            "TINKER_BASE_URL, or unset it to run on the engine of this machine"
+        ) from error
 
 
 @contextmanager

@@ -15,9 +15,8 @@ import tinker
 from renderers.base import Tokenizer
 
 from adapters.cancelling import cancel_and_wait
-from adapters.errors import ServiceError
 from adapters.running_clock import running_clock
-from adapters.tinker.engines import TinkerServer, needs_engine, running_engine
+from adapters.tinker.engines import TinkerServer, check_key, needs_engine, running_engine
 from adapters.tinker.faults import (
     SDK_ERRORS,
     ServiceFailed,
@@ -253,8 +252,7 @@ def connect(base_model: str, state: Path, patience: float = PATIENCE_SECONDS) ->
     or a model only the engine has, means an engine of our own that keeps its state in `state`
     and ends with this block.
     """
-    key = os.environ.get("TINKER_API_KEY")
-    check_key(key)
+    check_key()
     if needs_engine(base_model):
         with (
             running_engine(base_model, state) as server,
@@ -262,18 +260,10 @@ def connect(base_model: str, state: Path, patience: float = PATIENCE_SECONDS) ->
         ):
             yield service
     else:
+        key = os.environ.get("TINKER_API_KEY")
         server = TinkerServer(os.environ.get("TINKER_BASE_URL"), key, Future(), None)
         with open_session(server, patience) as service:
             yield service
-
-
-def check_key(key: str | None) -> None:
-    """Refuse a key that the SDK would refuse, before anything starts. The key is not shown."""
-    if key and not key.startswith(("tml-", "eyJ")):
-        raise ServiceError(
-            f"TINKER_API_KEY ({len(key)} characters) is not a Tinker key: one starts with 'tml-'. "
-            "Set the right key, or unset it to run on the engine of this machine"
-        )
 
 
 @contextmanager
