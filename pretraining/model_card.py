@@ -34,6 +34,8 @@ download. It is not useful for anything else.
 
 - `Qwen3ForCausalLM`: {layers} layers of width {hidden}, tied embeddings, a context of 2048 tokens,
   bfloat16.
+- The engine serves it up to 32768 tokens, so that agents with long prompts can be tried. What it
+  answers beyond 2048 is noise.
 - A byte-level BPE tokenizer of {vocabulary} tokens, trained on the same text: digits and newlines
   are tokens of their own.
 - The ChatML of Qwen3 with tools; `<|im_end|>` ends an answer.

@@ -76,6 +76,7 @@ def new_model(shape: Shape, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qw
         eos_token_id=token_id(tokenizer, "<|im_end|>"),
         pad_token_id=PADDING,
     )
+    config.update({"max_served_positions": 32768})  # for agents with long prompts, in the engine
     return Qwen3ForCausalLM(config)
 
 

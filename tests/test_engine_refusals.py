@@ -51,11 +51,11 @@ def datum(**inputs: list[float]) -> types.Datum:
 
 
 def raised(call: Callable[[], object]) -> tinker.TinkerError:
-    """Return the SDK's error, which must come within a second, or three on a busy machine."""
+    """Return the SDK's error, which must come at once: it repeats other errors for minutes."""
     start = time.monotonic()
     with pytest.raises(tinker.TinkerError) as caught:
         call()
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 30
     return caught.value
 
 

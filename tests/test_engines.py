@@ -73,7 +73,10 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("lines", "said"),
-    [("", "is empty"), ("loading\nout of memory\n\n", "ends with: out of memory")],
+    [
+        ("loading\nout of memory\n\n", "ends with: out of memory"),
+        pytest.param("", "is empty", marks=pytest.mark.story),
+    ],
 )
 def test_the_death_of_an_engine_is_one_sentence_with_the_end_of_its_log(
     tmp_path: Path, lines: str, said: str

@@ -90,8 +90,17 @@ class LanguageModel:
         return self.dtype == torch.float32 and size <= LARGEST_MERGED
 
     @property
-    def max_context(self) -> int:
+    def read_context(self) -> int:
+        """The longest text that the model has read in its pretraining."""
         return int(getattr(self.config, "max_position_embeddings", 2048))
+
+    @property
+    def max_context(self) -> int:
+        """The longest prompt with its answer that is served, and the longest datum.
+
+        A model's config says by `max_served_positions` if it is served beyond what it has read.
+        """
+        return max(self.read_context, int(getattr(self.config, "max_served_positions", 0)))
 
     @cached_property
     def tokenizer(self) -> Any:

@@ -5,6 +5,7 @@ one row of tokens. Equal prompts that arrive together are read once. A request's
 depend on the other requests (`sampling_pass.py`).
 """
 
+import logging
 from collections import deque
 from concurrent.futures import Future
 
@@ -33,6 +34,8 @@ PREFILL_TOKENS = 2048
 LOGITS_PER_TOKEN = 2**15
 """If all logits of a prompt are needed, a vocabulary above this size raises the prompt's cost."""
 
+log = logging.getLogger(__name__)
+
 MERGED_KEPT = 8
 """Number of LoRAs whose merged weights are kept even if they are out of use."""
 
@@ -44,7 +47,10 @@ class Decoder:
         self.model = model
         self.waiting: deque[SamplingJob] = deque()
         self.table = SlotTable(max_rows)
-        self.cache = Cache(model.cache_shape, model.device, model.dtype)
+        self.cache = Cache(model.cache_shape, model.device, model.dtype, model.read_context)
+        self.most_tokens = max_rows * model.read_context
+        """Bound on the tokens of all running completions and their prompts, at their ends."""
+        self._told_of_noise = False
         self.active: dict[LoraWeights | None, np.ndarray] = {}
         """LoRA → the slots of its running completions."""
         self.merged: dict[LoraWeights, dict[str, torch.Tensor]] = {}
@@ -57,6 +63,7 @@ class Decoder:
 
     def submit(self, request: SampleRequest, lora: LoraWeights | None, future: Future) -> None:
         """Queue a request that `check_request` accepted."""
+        self._tell_of_noise(len(request.prompt))
         seed = entropy() if request.seed is None else request.seed
         self.waiting.append(SamplingJob(request, lora, future, seed))
 
@@ -100,6 +107,9 @@ class Decoder:
             if not (job.future.running() or job.future.set_running_or_notify_cancel()):
                 self.waiting.popleft()
                 continue
+            number = self._count_startable(job)
+            if not number:
+                break
             place = (job.lora, tuple(job.request.prompt))
             if place not in known:
                 cost = self._cost(job)
@@ -108,7 +118,7 @@ class Decoder:
                 budget -= cost
                 known[place] = Prefill(job.lora, np.array(job.request.prompt, dtype=np.int64))
                 prefills.append(known[place])
-            self._start(job, known[place])
+            self._start(job, known[place], number)
             if job.started == job.request.num_samples:
                 self.waiting.popleft()
 
@@ -117,12 +127,35 @@ class Decoder:
         wide = job.wants_prompt and self.model.vocab_size > LOGITS_PER_TOKEN
         return length * self.model.vocab_size // LOGITS_PER_TOKEN if wide else length
 
-    def _start(self, job: SamplingJob, prefill: Prefill) -> None:
-        request = job.request
-        number = min(len(self.table.free), request.num_samples - job.started)
+    def _count_startable(self, job: SamplingJob) -> int:
+        """Count the completions of a request that slots and the cache have room for."""
+        tokens = len(job.request.prompt) + self._limit(job.request)
+        room = (self.most_tokens - int(self.table.reserved.sum())) // tokens
+        alone = len(self.table.free) == len(self.job)
+        wanted = job.request.num_samples - job.started
+        return min(len(self.table.free), wanted, max(room, int(alone)))
+
+    def _limit(self, request: SampleRequest) -> int:
+        """Return the most tokens of an answer.
+
+        An answer without `max_tokens` does not go on beyond what the model has read, unless its
+        prompt does.
+        """
+        model, prompt = self.model, len(request.prompt)
+        if request.max_tokens is None and prompt <= model.read_context:
+            return max(1, model.read_context - prompt)
+        room = max(1, model.max_context - prompt)
+        return min(room, request.max_tokens or room)
+
+    def _tell_of_noise(self, prompt: int) -> None:
+        if prompt > self.model.read_context and not self._told_of_noise:
+            self._told_of_noise = True
+            text = "a prompt of %d tokens is beyond the %d that %s has read; its answers are noise"
+            log.warning(text, prompt, self.model.read_context, self.model.name)
+
+    def _start(self, job: SamplingJob, prefill: Prefill, number: int) -> None:
+        request, limit = job.request, self._limit(job.request)
         completions = range(job.started, job.started + number)
-        room = max(1, self.model.max_context - len(request.prompt))
-        limit = min(room, request.max_tokens or room)
         stops = request.stop_tokens
         stops = self.model.end_tokens if stops is None else stops
         slots = self.table.assign(request, job.seed, completions, limit, stops)

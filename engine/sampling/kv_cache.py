@@ -36,9 +36,11 @@ class Pool:
         capacity: int,
         device: torch.device,
         dtype: torch.dtype,
+        keep: int = KEEP_BYTES,
     ) -> None:
         layers, heads, width = shape
         self.capacity = capacity
+        self.keep = keep
         self.count = 0
         self.data = torch.zeros((2, layers, 0, heads, capacity, width), device=device, dtype=dtype)
 
@@ -67,7 +69,7 @@ class Pool:
         movers = np.flatnonzero(used[self.count :]) + self.count
         if len(movers):
             self.copy(holes, self, movers)
-        if self.count == 0 and self.data.nbytes > KEEP_BYTES:
+        if self.count == 0 and self.data.nbytes > self.keep:
             self.data = self.data[:, :, :0].clone()
         return movers, holes
 
@@ -78,12 +80,17 @@ class Pool:
 
 
 class Cache:
-    """Pools of cache entries, by capacity."""
+    """Pools of cache entries, by capacity.
+
+    A pool is made when a sequence needs it. One for more than `usual` tokens keeps no memory when
+    it is empty, since few sequences are so long.
+    """
 
     def __init__(
-        self, shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype
+        self, shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype, usual: int
     ) -> None:
         self.shape = shape
+        self.usual = bucket(usual)
         self.device = device
         self.dtype = dtype
         self.pools: dict[int, Pool] = {}
@@ -92,7 +99,8 @@ class Cache:
         """Return the pool whose entries hold `length` tokens."""
         capacity = bucket(length)
         if capacity not in self.pools:
-            self.pools[capacity] = Pool(self.shape, capacity, self.device, self.dtype)
+            keep = KEEP_BYTES if capacity <= self.usual else 0
+            self.pools[capacity] = Pool(self.shape, capacity, self.device, self.dtype, keep)
         return self.pools[capacity]
 
 

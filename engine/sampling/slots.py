@@ -22,6 +22,8 @@ class SlotTable:
         self.length = np.zeros(count, dtype=np.int64)
         self.drawn = np.zeros(count, dtype=np.int64)
         self.limit = np.zeros(count, dtype=np.int64)
+        self.reserved = np.zeros(count, dtype=np.int64)
+        """The most tokens that the cache will hold for the completion; 0 for a free slot."""
         self.capacity = np.zeros(count, dtype=np.int64)
         self.entry = np.full(count, _NONE, dtype=np.int64)
         self.key = np.zeros(count, dtype=np.uint64)
@@ -42,6 +44,7 @@ class SlotTable:
         self.length[slots] = len(request.prompt)
         self.drawn[slots] = 0
         self.limit[slots] = limit
+        self.reserved[slots] = len(request.prompt) + limit
         self.capacity[slots] = 0
         self.key[slots] = stream_keys(seed, np.array(completions))
         self.temperature[slots] = request.temperature
@@ -85,6 +88,7 @@ class SlotTable:
             if capacity:
                 self._release(cache.pools[capacity], slots[self.capacity[slots] == capacity])
         self.capacity[slots] = 0
+        self.reserved[slots] = 0
         self.entry[slots] = _NONE
 
     def enlarge_entries(self, slots: np.ndarray, cache: Cache) -> None:
