@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,20 @@ def named_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
     The deployment is the working folder's, or else one of the examples that Ratchet carries.
     """
+    values = _read_recipe(name)
+    if not isinstance(values, dict):
+        raise RecipeError(f"{name} has no keys; give it the keys of a recipe")
+    return changed_recipe(values, overrides)
+
+
+def _read_recipe(name: str) -> Any:
     if name.endswith(RECIPE_FILES):
-        return changed_recipe(_recipe_of_file(Path(name)), overrides)
+        path = Path(name)
+        if not path.is_file():
+            raise RecipeError(
+                f"there is no recipe {path}; give a file, or a name of {PROJECT_FILE}"
+            )
+        return _read_yaml(path)
     deployments = _training_deployments(PROJECT_FILE)
     if name not in deployments:
         deployments = _training_deployments(EXAMPLES / PROJECT_FILE) | deployments
@@ -40,7 +53,7 @@ def named_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
             f"{PROJECT_FILE} has no training deployment {name!r}; there are: "
             f"{', '.join(sorted(deployments))}"
         )
-    return changed_recipe(deployments[name]["parameters"]["recipe"], overrides)
+    return deployments[name]
 
 
 def changed_recipe(values: dict[str, Any], overrides: Sequence[str] = ()) -> Recipe:
@@ -79,23 +92,32 @@ def recipe_options() -> str:
     return source.root_parser.format_help()
 
 
-def _recipe_of_file(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise RecipeError(f"there is no recipe {path}; give a file, or a name of {PROJECT_FILE}")
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(values, dict):
-        raise RecipeError(f"{path} has no keys; give a file with the keys of a recipe")
-    return values
-
-
 def _training_deployments(file: Path) -> dict[str, Any]:
     """Read the training deployments of a prefect.yaml; there are none if there is no file."""
     if not file.exists():
         return {}
-    declared = yaml.safe_load(file.read_text(encoding="utf-8"))["deployments"]
-    return {entry["name"]: entry for entry in declared if entry["entrypoint"] == TRAIN}
+    declared = _read_yaml(file)
+    try:
+        entries = [(entry["name"], entry) for entry in declared["deployments"]]
+        training = {name: entry for name, entry in entries if entry["entrypoint"] == TRAIN}
+        return {name: entry["parameters"]["recipe"] for name, entry in training.items()}
+    except (KeyError, TypeError) as error:
+        raise RecipeError(
+            f"{file} lists no deployments as Prefect reads them ({error!r}); give each a name, an "
+            "entrypoint and parameters, with a recipe among them"
+        ) from error
 
 
+def _read_yaml(file: Path) -> Any:
+    """Read a YAML file; RecipeError if it is not YAML."""
+    try:
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        said = " ".join(str(error).split())
+        raise RecipeError(f"{file} is not YAML: {said}; mend it there") from error
+
+
+@cache
 def _settings() -> type[BaseSettings]:
     """Return the recipe as settings, which pydantic's command-line source reads."""
     return type("RecipeSettings", (BaseSettings, Recipe), {"model_config": Recipe.model_config})

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ValidationError
 
 from flows.recipe.presets import PRESETS, flatten, merge
 from flows.recipe.recipe import CHANGES_NO_RESULT, Recipe
-from flows.runtime.open_run import greedy_sampling, train_split, training_sampling
+from flows.runtime.checks import train_split
+from flows.runtime.open_run import greedy_sampling, training_sampling
 from tasks.algorithm.advantages import ADVANTAGES
 from tasks.algorithm.losses import LOSSES
 from tasks.algorithm.settings import Number
@@ -212,6 +213,12 @@ def references() -> Any:
 
 def trained(recipe: Recipe) -> list[Any]:
     """Compute what the algorithm makes of the trajectories: the service's inputs and gradients."""
+    return trained_by(recipe.model_dump_json())
+
+
+@cache
+def trained_by(text: str) -> list[Any]:
+    recipe = Recipe.model_validate_json(text)
     credit, method = recipe.credit(), recipe.update_method()
     scored = references() if credit.penalty else None
     batch = build(trajectories(), credit, scored, [{"policy": 0.1}, {"policy": 0.9}])

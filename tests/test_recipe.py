@@ -17,6 +17,25 @@ def test_the_fingerprint_changes_with_any_value_and_with_nothing_else() -> None:
     assert small_recipe(seed=1).fingerprint() != small_recipe().fingerprint()
 
 
+def test_every_number_has_a_largest_and_a_smallest_value() -> None:
+    schema = Recipe.model_json_schema()
+    fields = {
+        f"{title}.{name}": field
+        for title, section in {"Recipe": schema, **schema["$defs"]}.items()
+        for name, field in section["properties"].items()
+    }
+    numbers = {
+        name: kind
+        for name, field in fields.items()
+        for kind in field.get("anyOf", [field])
+        if kind.get("type") in ("integer", "number")
+    }
+    assert len(numbers) > 30
+    for name, kind in numbers.items():
+        assert {"maximum", "exclusiveMaximum"} & kind.keys(), name
+        assert {"minimum", "exclusiveMinimum"} & kind.keys(), name
+
+
 def test_a_recipe_cannot_be_changed() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         small_recipe().steps = 3  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,17 +1,19 @@
 """How rewards become weights: advantage, loss and optimizer of a recipe."""
 
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
-from tinker import AdamParams
 
 from flows.recipe.presets import PRESETS, find_preset
-from flows.recipe.section import Section
+from flows.recipe.section import MOST_STEPS, Section
 from tasks.algorithm.advantages import ADVANTAGES, Aggregation, check_advantage, find_advantage
 from tasks.algorithm.divergences import Baseline, Penalty, Placement, find_estimator
 from tasks.algorithm.losses import LOSSES, check_loss
 from tasks.algorithm.schedules import Schedule, ScheduleName
 from tasks.algorithm.shaping import check_query
+
+if TYPE_CHECKING:  # it imports torch, which takes seconds
+    from tinker import AdamParams
 
 SettingValue = Annotated[float | str, Field(union_mode="left_to_right")]
 """A number, also one that the command line gives as text, or a name."""
@@ -20,7 +22,7 @@ SettingValue = Annotated[float | str, Field(union_mode="left_to_right")]
 class Divergence(Section):
     """Penalty for divergence from a reference policy."""
 
-    coefficient: float = Field(default=0.0, ge=0)
+    coefficient: float = Field(default=0.0, ge=0, le=1e6)
     """Weight of the penalty; 0 has none, and then the reference computes nothing."""
 
     reference: str = "base"
@@ -112,20 +114,20 @@ class Algorithm(Section):
     each rollout's by its tokens and by the rollouts, `rollout_sum` by the rollouts, and `fixed` by
     the divisor."""
 
-    divisor: float | None = Field(default=None, gt=0)
+    divisor: float | None = Field(default=None, gt=0, le=1e12)
     """The number by which aggregation `fixed` divides a loss."""
 
     rewards: str | None = None
     """Query that shapes or filters the rewards of a step before they are compared: a select over
     the table `rewards` (docs/algorithms.md)."""
 
-    trained_calls: int | None = Field(default=None, ge=1)
+    trained_calls: int | None = Field(default=None, ge=1, le=10**9)
     """The most calls of a step that are trained, drawn by chance after all were compared; further
     rounds are played while there are fewer."""
 
     kl: Divergence = Divergence()
 
-    entropy_coefficient: float = Field(default=0.0, ge=0)
+    entropy_coefficient: float = Field(default=0.0, ge=0, le=1e6)
     """Weight of an entropy bonus: -log q of each sampled token, an estimate of the entropy, is
     added to its advantage."""
 
@@ -180,23 +182,23 @@ class Algorithm(Section):
 class Optimizer(Section):
     """AdamW, as Tinker runs it, and its steps."""
 
-    learning_rate: float | None = Field(default=None, gt=0)
+    learning_rate: float | None = Field(default=None, gt=0, le=10)
     """Step size. A recipe without one takes the Tinker cookbook's rule of thumb for LoRA, by the
     base model's family and hidden size; for a model that the rule does not know, give one."""
 
     schedule: ScheduleName = "constant"
     """Curve by which the learning rate falls over the run's steps."""
 
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0, le=MOST_STEPS)
     """Steps over which the learning rate rises, before it falls by the schedule."""
 
     final_fraction: float = Field(default=0.0, ge=0, lt=1)
     """Share of the learning rate towards which a linear or cosine schedule falls."""
 
-    substeps: int = Field(default=1, ge=1)
+    substeps: int = Field(default=1, ge=1, le=10_000)
     """Optimizer steps of each step, each on a part of its datums."""
 
-    epochs: int = Field(default=1, ge=1)
+    epochs: int = Field(default=1, ge=1, le=10_000)
     """Passes over the datums of a step."""
 
     scale_by_ess: bool = False
@@ -209,13 +211,13 @@ class Optimizer(Section):
     beta2: float = Field(default=0.95, ge=0, lt=1)
     """Decay of the mean of squared gradients."""
 
-    eps: float = Field(default=1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0, le=1)
     """Added to the root of the second moment."""
 
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, le=1e6)
     """Decoupled decay of the LoRA weights."""
 
-    grad_clip_norm: float = Field(default=0.0, ge=0)
+    grad_clip_norm: float = Field(default=0.0, ge=0, le=1e6)
     """Gradients with a larger norm are scaled down to it; 0 leaves them."""
 
     @model_validator(mode="after")
@@ -227,8 +229,10 @@ class Optimizer(Section):
             )
         return self
 
-    def adam(self) -> AdamParams:
+    def adam(self) -> "AdamParams":
         """Return Tinker's parameters of an optimizer step, at the full learning rate."""
+        from tinker import AdamParams
+
         return AdamParams(**self.model_dump(include=set(AdamParams.model_fields)))
 
     def schedule_over(self, steps: int) -> Schedule:

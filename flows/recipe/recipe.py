@@ -3,22 +3,24 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from adapters.calls import POLICY
-from adapters.chat_template import resolve_renderer
 from adapters.door.roles import check_role, policy_of
+from adapters.renderer_names import resolve_renderer
 from flows.recipe.algorithm import Algorithm, Optimizer
 from flows.recipe.presets import expand_preset
 from flows.recipe.rollouts import Rollouts
-from flows.recipe.section import Section
+from flows.recipe.section import LONGEST_SECONDS, MOST_ROLLOUTS, MOST_STEPS, Section
 from tasks.algorithm.advantages import ADVANTAGES, CreditAssignment, find_advantage
 from tasks.algorithm.learning_rates import default_learning_rate
 from tasks.algorithm.losses import find_loss, is_regularized
-from tasks.algorithm.update_method import UpdateMethod
 from tasks.examples.curricula import Order
+
+if TYPE_CHECKING:  # it imports torch, which takes seconds
+    from tasks.algorithm.update_method import UpdateMethod
 
 CHANGES_NO_RESULT: Any = {
     "service": True,
@@ -49,7 +51,7 @@ class Dataset(Section):
     difficulty: str | None = None
     """The column of numbers by which `easy_to_hard` orders."""
 
-    target: float = Field(default=0.5, allow_inf_nan=False)
+    target: float = Field(default=0.5, ge=-1e9, le=1e9)
     """The mean reward at which `pass_rate` prefers an example."""
 
     @model_validator(mode="after")
@@ -107,16 +109,16 @@ class Model(Section):
 class Evaluation(Section):
     """Settings of the scoring of held-out examples."""
 
-    every: int = Field(default=0, ge=0)
+    every: int = Field(default=0, ge=0, le=MOST_STEPS)
     """Score after every so many steps; 0 scores only before the first and after the last."""
 
-    examples: int = Field(default=128, ge=1)
+    examples: int = Field(default=128, ge=1, le=MOST_ROLLOUTS)
     """Held-out examples, the first of the test split in a seeded order; all if it has fewer."""
 
-    rollouts: int = Field(default=1, ge=1)
+    rollouts: int = Field(default=1, ge=1, le=MOST_ROLLOUTS)
     """Sampled rollouts of each example; with k of them pass@1 to pass@k are reported."""
 
-    threshold: float = 1.0
+    threshold: float = Field(default=1.0, ge=-1e9, le=1e9)
     """A rollout passes, for pass@k, if its reward is at least this."""
 
     greedy: bool = True
@@ -130,13 +132,13 @@ class Evaluation(Section):
 class Checkpoints(Section):
     """Settings of the saved weights."""
 
-    every: int = Field(default=5, ge=1)
+    every: int = Field(default=5, ge=1, le=MOST_STEPS)
     """Save weights and optimizer after every so many steps; the last is always saved."""
 
-    ttl_seconds: int | None = Field(default=None, ge=3600)
+    ttl_seconds: int | None = Field(default=None, ge=3600, le=10**9)
     """Seconds for which the service keeps what a run saves; empty keeps it until it is deleted."""
 
-    probe_tolerance: float | None = Field(default=1e-4, ge=0)
+    probe_tolerance: float | None = Field(default=1e-4, ge=0, le=1e6)
     """Largest difference of rebuilt weights to recorded log-probabilities; empty only reports it.
     A service that samples in another precision than it trains needs more."""
 
@@ -148,7 +150,7 @@ class Checkpoints(Section):
 class ServicePatience(Section):
     """Patience with the Tinker service."""
 
-    timeout_seconds: float = Field(default=600, gt=0)
+    timeout_seconds: float = Field(default=600, gt=0, le=LONGEST_SECONDS)
     """The longest wait for one answer; then the task fails, and is retried on a new client."""
 
 
@@ -163,13 +165,13 @@ class Recipe(Section):
     """Everything a run depends on."""
 
     agent: str
-    """Agent: a file of `agents/`, `package.module:function`, `command:` and its words, or
-    `gem:` or `verifiers:` and the id of an environment (docs/agents.md)."""
+    """Agent: a file of `agents/`, `package.module:function`, `command:` or `resident:` and a
+    command line, or `gem:` or `verifiers:` and the id of an environment (docs/agents.md)."""
 
-    steps: int = Field(ge=1)
+    steps: int = Field(ge=1, le=MOST_STEPS)
     """Optimizer steps."""
 
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
     """The one seed; all others derive from it."""
 
     roles: dict[str, str] = Field(default_factory=dict[str, str])
@@ -346,8 +348,10 @@ class Recipe(Section):
             seed=self.seed,
         )
 
-    def update_method(self) -> UpdateMethod:
+    def update_method(self) -> "UpdateMethod":
         """Return the loss, its settings and the optimizer."""
+        from tasks.algorithm.update_method import UpdateMethod
+
         algorithm, optimizer = self.algorithm, self.optimizer
         return UpdateMethod(
             algorithm.loss,

@@ -5,35 +5,35 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from adapters.addresses import check_runner
-from flows.recipe.section import Section
+from flows.recipe.section import LONGEST_SECONDS, MOST_ROLLOUTS, Section
 from tasks.algorithm.quorum import quorum_size
 
 
 class Rollouts(Section):
     """Settings of a step's rollouts."""
 
-    groups: int = Field(default=16, ge=1)
+    groups: int = Field(default=16, ge=1, le=MOST_ROLLOUTS)
     """Examples a step; each becomes one group."""
 
-    rounds: int = Field(default=1, ge=1)
+    rounds: int = Field(default=1, ge=1, le=10_000)
     """Most rounds of a step: while fewer than `groups` groups have unequal rewards, as many further
     examples are played (DAPO's dynamic sampling)."""
 
-    token_budget: int | None = Field(default=None, ge=1)
+    token_budget: int | None = Field(default=None, ge=1, le=10**12)
     """Sampled tokens of a step after which no further round begins."""
 
-    group_size: int = Field(default=8, ge=1)
+    group_size: int = Field(default=8, ge=1, le=MOST_ROLLOUTS)
     """Rollouts of each example, whose rewards are compared with each other; 1 is for an advantage
     that compares over the whole step."""
 
-    concurrency: int = Field(default=128, ge=1)
+    concurrency: int = Field(default=128, ge=1, le=100_000)
     """Rollouts of one step that run at the same time."""
 
-    batches: int = Field(default=1, ge=1)
+    batches: int = Field(default=1, ge=1, le=10_000)
     """Rollout batches of a step: parallel tasks that fail, retry and resume apart. Tokens, datums
     and weights are the same with any number."""
 
-    lag: int = Field(default=0, ge=0)
+    lag: int = Field(default=0, ge=0, le=10_000)
     """Updates by which sampling is behind: the rollouts of step s are sampled by checkpoint
     max(s - lag, 0), while the steps before s are trained."""
 
@@ -57,10 +57,10 @@ class Rollouts(Section):
     """URL at which the cluster's workers reach the flow, such as https://10.0.0.2:8600; without
     one, only workers on the flow's machine reach it."""
 
-    timeout_seconds: float = Field(default=120, gt=0)
+    timeout_seconds: float = Field(default=120, gt=0, le=LONGEST_SECONDS)
     """A rollout whose agent takes longer has failed; waiting for the model's answers is free."""
 
-    max_tokens: int = Field(default=64, ge=1)
+    max_tokens: int = Field(default=64, ge=1, le=10_000_000)
     """The most tokens one call may sample."""
 
     temperature: float = Field(default=1.0, gt=0, le=2)
@@ -74,22 +74,32 @@ class Rollouts(Section):
     """Give a rollout that is started again the answers that it had, for as long as it asks the
     same; if false, they are sampled again."""
 
-    max_calls: int = Field(default=100, ge=1)
+    max_calls: int = Field(default=100, ge=1, le=1_000_000)
     """The most calls one rollout may make; any further one is refused, and counted."""
 
     partial_groups: Literal["wait", "drop_group", "use_rest"] = "use_rest"
     """Treatment of a group with failed rollouts: `use_rest` trains on the others, `drop_group` on
     none of them; `wait` plays the failed ones again, and then uses the rest."""
 
-    attempts: int = Field(default=1, ge=1)
+    attempts: int = Field(default=1, ge=1, le=1000)
     """Most attempts at a rollout that fails; for `wait`, 2 or more."""
 
-    minimum_group: int = Field(default=2, ge=2)
+    minimum_group: int = Field(default=2, ge=2, le=MOST_ROLLOUTS)
     """Size below which a group is not trained; `drop_group` trains whole groups only."""
 
     quorum: float = Field(default=1.0, gt=0, le=1)
     """Share of each batch's rollouts that must have ended; the others, the stragglers, are then cut
     off and left out. No other run repeats which, and long rollouts are left out more often."""
+
+    @model_validator(mode="after")
+    def _a_step_ends(self) -> Self:
+        most = self.groups * self.group_size * self.rounds
+        if most > MOST_ROLLOUTS:
+            raise ValueError(
+                f"groups {self.groups}, group_size {self.group_size} and rounds {self.rounds} make "
+                f"up to {most} rollouts a step, which is more than {MOST_ROLLOUTS}; give fewer"
+            )
+        return self
 
     @model_validator(mode="after")
     def _groups_are_treated_as_asked(self) -> Self:

@@ -1,39 +1,64 @@
 """An open run: its folder, the service, the policies, and the server of its rollouts."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from threading import Event
 from typing import Any
 
 from prefect.runtime import flow_run
+from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_attempt
 
 from adapters.addresses import Listener
-from adapters.calls import POLICY, Sampling
+from adapters.calls import Sampling
 from adapters.chat import Chat
 from adapters.door.backends import create_backends
 from adapters.door.batches import PlaySettings
 from adapters.door.door import Door
-from adapters.harness.agents import load_agent
-from adapters.project.hub import locate_dataset
+from adapters.errors import EngineDied
 from adapters.tinker.service import Service, connect
 from adapters.tracking import Tracker
 from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Rollouts
+from flows.runtime.checks import check_start, train_split
 from flows.runtime.policies import RunPolicies, open_policies
 from flows.runtime.references import (
     SavedReference,
     bind_reference,
-    find_reference,
     open_reference,
 )
 from tasks.checkpoints import Ledger
-from tasks.examples.curricula import Curriculum
 from tasks.examples.reading import Source
 from tasks.metrics import read_metrics
 from tasks.references import Reference
 from tasks.rollouts import RolloutServer
 from tasks.storage.manifest import bind_run, lineage
 from tasks.storage.run_folder import RunFolder, folder_of, name_run, shard_name
+
+log = logging.getLogger(__name__)
+
+
+STARTS = 3
+"""Starts of a run in one process, if its engine dies each time."""
+
+
+def _log_death(ended: RetryCallState) -> None:
+    assert ended.outcome is not None
+    start, why = ended.attempt_number + 1, ended.outcome.exception()
+    log.warning("the run is started again (start %d of %d), since %s", start, STARTS, why)
+
+
+again_if_engine_dies = retry(
+    retry=retry_if_exception_type(EngineDied),
+    stop=stop_after_attempt(STARTS),
+    before_sleep=_log_death,
+    reraise=True,
+)
+"""Decorator of a flow's function, which goes on from the run's files if the engine dies.
+
+Prefect would retry a flow after any error, also after a mistake of the user.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,18 +85,17 @@ class OpenRun:
 
 @contextmanager
 def open_run(recipe: Recipe, name: str, *, on_policy: bool = True) -> Iterator[OpenRun]:
-    """Open a run, new or not. Mistakes of the user are refused before anything starts.
+    """Open a run, new or not. Mistakes of the user are refused before anything starts, and a new
+    run that cannot be opened is deleted.
 
     Rebuilt weights must give the recorded log-probabilities if the run is `on_policy`: if they
     are the weights that sampled.
     """
+    saved = check_start(recipe, folder_of(name))
     backends = create_backends(recipe.roles, recipe.seed)
-    load_agent(recipe.agent, [role for role in backends if role != POLICY])
-    for source in (train_split(recipe), test_split(recipe)):
-        source.examples()
-    saved = find_reference(recipe, folder_of(name))
     values, rollouts = recipe.model_dump(mode="json"), recipe.rollouts
     with (
+        _forgotten_unless_opened(folder_of(name)) as opened,
         bind_run(name, values, recipe.fingerprint()) as folder,
         _connect(recipe, folder, saved) as service,
     ):
@@ -93,7 +117,19 @@ def open_run(recipe: Recipe, name: str, *, on_policy: bool = True) -> Iterator[O
             )
             server = RolloutServer(folder, door, service, settings, rollouts.replay)
             reference = open_reference(recipe, folder, service, tokenizer)
+            opened.set()
             yield OpenRun(folder, policies, server, tracker, recipe.steps, reference)
+
+
+@contextmanager
+def _forgotten_unless_opened(run: RunFolder) -> Iterator[Event]:
+    """Yield an event; a run that is new is deleted if the event is not set at the end."""
+    new, opened = not run.exists(), Event()
+    try:
+        yield opened
+    finally:
+        if new and not opened.is_set() and run.exists():
+            run.delete()
 
 
 @contextmanager
@@ -122,13 +158,6 @@ def name_of_run() -> str:
     return parameters.get("run") or name_run(parameters["recipe"].agent, str(flow_run.id)[:8])
 
 
-def train_split(recipe: Recipe) -> Source:
-    """Return the examples that are trained on."""
-    dataset = recipe.dataset
-    curriculum = Curriculum(dataset.order, dataset.difficulty, dataset.target)
-    return Source(locate_dataset(dataset.path), "train", dataset.columns, curriculum)
-
-
 def train_split_at(recipe: Recipe, run: RunFolder, step: int) -> Source:
     """Return the examples that are trained on, with what the shard of a step may depend on.
 
@@ -154,12 +183,6 @@ def first_step_of_examples(eras: Sequence[tuple[int, Mapping[str, Any]]]) -> int
     asked = [(step, recipe["agent"], recipe["dataset"]["path"]) for step, recipe in eras]
     others = [place for place, era in enumerate(asked) if era[1:] != asked[-1][1:]]
     return asked[others[-1] + 1][0] if others else 0
-
-
-def test_split(recipe: Recipe) -> Source:
-    """Return the examples that are held out."""
-    dataset = recipe.dataset
-    return Source(locate_dataset(dataset.path), dataset.test_split, dataset.columns)
 
 
 def training_sampling(recipe: Recipe) -> Sampling:

@@ -1,0 +1,129 @@
+"""Checks of what a recipe names, before a server, an engine or a run's folder exists.
+
+A command makes them before anything starts, and a flow makes the same ones as its first act, since
+a flow may have been started by a Prefect server. What they import is imported where it is needed:
+a refusal should not wait for a library.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapters.calls import POLICY
+from adapters.errors import ServiceError
+from adapters.harness.agents import load_agent
+from adapters.project.hub import locate_dataset
+from adapters.renderer_names import TEMPLATE, find_config
+from adapters.tinker.engines import LOCAL, check_key, check_reachable, needs_engine
+from flows.recipe.recipe import Model, Recipe
+from flows.runtime.eval_targets import EvalTarget, EvalTargetError, read_checkpoint
+from flows.runtime.references import SavedReference, find_reference
+from tasks.checkpoints import Checkpoint, Ledger
+from tasks.examples.curricula import Curriculum
+from tasks.examples.reading import Source
+from tasks.storage.manifest import check_binding, recipe_of
+from tasks.storage.run_folder import RunFolder, folder_of
+
+
+class NoBaseModel(ServiceError):
+    """An error for a name that no base model has."""
+
+
+def check_start(recipe: Recipe, run: RunFolder) -> SavedReference | None:
+    """Refuse (UserError) what would end a run, new or not, before its first rollout.
+
+    Return the checkpoint of another run that the run is to be bound to, if it needs one.
+    """
+    if run.exists():
+        check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
+    check_recipe(recipe)
+    return find_reference(recipe, run)
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse (UserError) a recipe that names what does not exist; the quickest checks come first.
+
+    A service is only looked for, and asked nothing, so it may still refuse a base model.
+    """
+    check_key()
+    check_reachable()
+    check_base_model(recipe.model.base)
+    for source in (train_split(recipe), test_split(recipe)):
+        source.examples()
+    asked = sorted(role for role in recipe.roles if role != POLICY)
+    if recipe.roles:
+        from adapters.door.backends import create_backends  # imports LiteLLM's parts
+
+        create_backends(recipe.roles, recipe.seed)
+    load_agent(recipe.agent, asked)
+    renderer = recipe.model.renderer
+    if not renderer.startswith(TEMPLATE):
+        find_config(renderer)
+
+
+def find_target(
+    recipe: Recipe, run: str | None, checkpoint: int | None, model: str | None
+) -> EvalTarget:
+    """Find what an evaluation is to score; UserError if it does not exist."""
+    target = EvalTarget.find(recipe, run, checkpoint, model)
+    folder = folder_of(target.run)
+    check_start(target.bound, folder)
+    if folder.exists() and target.step is not None:
+        Ledger(folder.checkpoints(POLICY)).at(target.step)
+    return target
+
+
+@dataclass(frozen=True)
+class ServedCheckpoint:
+    """A checkpoint of a run that is to be served: the run's name and recipe, and its own name."""
+
+    run: str
+    recipe: Recipe
+    name: str
+    checkpoint: Checkpoint
+
+
+def find_served(name: str) -> ServedCheckpoint | None:
+    """Find the checkpoint RUN, RUN@STEP or RUN:POLICY@STEP; None for a base model, with a slash.
+
+    UserError if it does not exist.
+    """
+    check_reachable()
+    if "/" in name:
+        check_base_model(name)
+        return None
+    named, step = read_checkpoint(name)
+    run, _, policy = named.partition(":")
+    recipe = Recipe.model_validate(recipe_of(folder_of(run)))
+    policy = policy or POLICY
+    if policy not in recipe.policies():
+        there = ", ".join(recipe.policies())
+        raise EvalTargetError(f"{run} trains no policy {policy!r}; there is: {there}")
+    ledger = Ledger(folder_of(run).checkpoints(policy))
+    checkpoint = ledger.at(ledger.last_step() if step is None else step)
+    return ServedCheckpoint(run, recipe, f"{named}@{checkpoint.step}", checkpoint)
+
+
+def train_split(recipe: Recipe) -> Source:
+    """Return the examples that are trained on."""
+    dataset = recipe.dataset
+    curriculum = Curriculum(dataset.order, dataset.difficulty, dataset.target)
+    return Source(locate_dataset(dataset.path), "train", dataset.columns, curriculum)
+
+
+def test_split(recipe: Recipe) -> Source:
+    """Return the examples that are held out."""
+    dataset = recipe.dataset
+    return Source(locate_dataset(dataset.path), dataset.test_split, dataset.columns)
+
+
+def check_base_model(base: str) -> None:
+    """Refuse a local model that the engine of this machine does not have."""
+    shipped = Model.model_fields["base"].default
+    if not needs_engine(base) or base == shipped or Path(base).expanduser().is_dir():
+        return
+    owner, _, name = base.partition("/")
+    if base.startswith(LOCAL) or not owner.strip("~.") or not name or "/" in name:
+        raise NoBaseModel(
+            f"there is no base model {base}; give {shipped}, the folder of a Hugging Face model, "
+            "or a name of Hugging Face's hub"
+        )
