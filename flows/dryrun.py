@@ -6,8 +6,9 @@ from prefect import flow
 
 from flows.recipe.recipe import Recipe
 from flows.runtime.by_policy import assemble, build, refer
+from flows.runtime.checks import train_split
 from flows.runtime.dryrun_recipe import DryRun
-from flows.runtime.open_run import name_of_run, open_run, train_split
+from flows.runtime.open_run import name_of_run, open_run
 from flows.runtime.task_runner import task_runners, training_groups, wait_for_batches
 from tasks.evaluations import score_spans
 from tasks.reports.dryruns import describe
@@ -33,10 +34,11 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
         trajectories = assemble(opened, 0, wait_for_batches(batches.values()))
         references = refer(opened, 0, trajectories)
         datums = build(opened, 0, trajectories, references, recipe.credit())
+        chat = opened.rollouts.door.chat
     spans = [batch.result() for batch in batches.values()]
     score = score_spans(spans, shard)
     return DryRun(
         rollouts=score.rollouts,
         failed=score.failed,
-        report=describe(spans, trajectories, datums),
+        report=describe(spans, trajectories, datums, chat.read_context),
     )

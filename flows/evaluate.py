@@ -3,21 +3,31 @@
 from prefect import flow
 from prefect.runtime import flow_run
 
+from adapters.errors import UserError
 from flows.recipe.recipe import Recipe
+from flows.runtime.checks import find_target
 from flows.runtime.eval_targets import EvalTarget
 from flows.runtime.evaluation import EvaluationResult, score, settings_tag, submit_held_out
-from flows.runtime.open_run import open_run
+from flows.runtime.open_run import again_if_engine_dies, open_run
+from flows.runtime.run_summary import complete
 from flows.runtime.task_runner import task_runners
 from tasks.evaluations import read_evaluation
+from tasks.reports.artifacts import Artifacts
 from tasks.reports.games import list_games
 
 
 def _name_of_target() -> str:
+    """Name the flow run after what it scores; after the agent if the flow is about to refuse it."""
     asked = flow_run.parameters
-    return f"evaluate {asked.get('model') or asked.get('run') or asked['recipe'].agent}"
+    named = (asked.get(name) for name in ("run", "checkpoint", "model"))
+    try:
+        return f"evaluate {EvalTarget.find(asked['recipe'], *named).title}"
+    except UserError:
+        return f"evaluate {asked['recipe'].agent}"
 
 
 @flow(name="evaluate", flow_run_name=_name_of_target)
+@again_if_engine_dies
 def evaluate(
     recipe: Recipe,
     run: str | None = None,
@@ -33,11 +43,12 @@ def evaluate(
         model: Instead of run and checkpoint, RUN@STEP; or `base`, the recipe's untrained model; or
             a model of LiteLLM, such as openai/gpt-4o-mini, which then answers as the policy.
     """
-    target = EvalTarget.find(recipe, run, checkpoint, model)
+    target = find_target(recipe, run, checkpoint, model)
     asked, tag = target.asked, settings_tag(target.bound, target.asked)
     with (
         open_run(target.bound, target.run) as opened,
         task_runners(target.bound.rollouts, opened) as runners,
+        Artifacts(opened.folder) as artifacts,
     ):
         step = opened.policies.last_step() if target.step is None else target.step
         opened.ledger.at(step)  # refuse a checkpoint that the run does not have
@@ -48,4 +59,6 @@ def evaluate(
             how: list_games(opened.folder.games(p.shard.stem), p.spans, columns, threshold)
             for how, p in played.items()
         }
-    return EvaluationResult(file=file, scores=read_evaluation(file), games=games)
+        artifacts.publish_evaluations()
+    result = EvaluationResult(file=file, scores=read_evaluation(file), games=games)
+    return complete(result, result.outcome)

@@ -10,8 +10,8 @@ from flows.recipe.recipe import Recipe
 from flows.runtime.by_policy import assemble, build, record_step, refer, update
 from flows.runtime.evaluation import score, submit_held_out
 from flows.runtime.forks import replay_run
-from flows.runtime.open_run import name_of_run, open_run
-from flows.runtime.run_summary import RunSummary, summarize_run
+from flows.runtime.open_run import again_if_engine_dies, name_of_run, open_run
+from flows.runtime.run_summary import RunSummary, complete, summarize_run
 from flows.runtime.task_runner import task_runners
 from tasks.metrics import StepFiles
 from tasks.reports.artifacts import Artifacts
@@ -20,6 +20,7 @@ from tasks.storage.run_folder import folder_of
 
 
 @flow(name="replay", flow_run_name=name_of_run)
+@again_if_engine_dies
 def replay(recipe: Recipe, parent: str, run: str | None = None) -> RunSummary:
     """Train on recorded rollouts; only the last checkpoint's evaluation is sampled.
 
@@ -51,4 +52,5 @@ def replay(recipe: Recipe, parent: str, run: str | None = None) -> RunSummary:
         last = submit_held_out(recipe, opened, runners.evaluation, recipe.steps)
         score(recipe, opened, last.wait(), f"{recipe.steps:05d}")
         artifacts.publish()
-    return summarize_run(folder)
+    summary = summarize_run(folder)
+    return complete(summary, summary.outcome)

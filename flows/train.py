@@ -15,9 +15,14 @@ from prefect import flow
 from flows.recipe.recipe import Recipe
 from flows.runtime.by_policy import accumulate, assemble, build, record_step, refer, update
 from flows.runtime.evaluation import HeldOutEvaluations
-from flows.runtime.open_run import name_of_run, open_run, train_split_at
+from flows.runtime.open_run import (
+    again_if_engine_dies,
+    name_of_run,
+    open_run,
+    train_split_at,
+)
 from flows.runtime.overlap import iterate_steps
-from flows.runtime.run_summary import RunSummary, summarize_run
+from flows.runtime.run_summary import RunSummary, complete, summarize_run
 from flows.runtime.task_runner import (
     CheckpointOf,
     Spans,
@@ -32,6 +37,7 @@ from tasks.storage.run_folder import shard_name
 
 
 @flow(name="train", flow_run_name=name_of_run)
+@again_if_engine_dies
 def train(recipe: Recipe, run: str | None = None) -> RunSummary:
     """Train the model behind an agent.
 
@@ -73,4 +79,5 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
         evaluations.submit_due(recipe.steps)
         evaluations.score(recipe.steps)
         artifacts.publish()
-    return summarize_run(folder)
+    summary = summarize_run(folder)
+    return complete(summary, summary.outcome)

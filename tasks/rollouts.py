@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from adapters.calls import Begun, Completion
+from adapters.calls import Begun, Completion, RefusedCall
 from adapters.door.batches import (
     OpenBatch,
     PlannedRollout,
@@ -33,6 +33,7 @@ from tasks.spans import (
     call_span,
     closed_span,
     end_spans,
+    refused_span,
 )
 from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
@@ -195,6 +196,10 @@ class JournalRecorder:
     def begun(self, begun: Begun) -> None:
         """Record that a call is about to be sampled."""
         self._journal.append_soon(begun_span(begun, self._server.run.name))
+
+    def refused(self, call: RefusedCall) -> None:
+        """Record a call that was refused."""
+        self._journal.append_soon(refused_span(call, self._server.run.name))
 
     async def answered(self, completion: Completion) -> None:
         """Record a call durably."""

@@ -1,4 +1,4 @@
-"""The schema of spans: the records of model calls, rewards, errors and stragglers of a run.
+"""The schema of spans: the records of calls, refusals, rewards, errors and stragglers of a run.
 
 The `gen_ai_` columns are OpenTelemetry's attributes of that name.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from adapters.calls import Begun, Completion
+from adapters.calls import Begun, Completion, RefusedCall
 from adapters.dialects.structured import outcomes
 from adapters.door.batches import Failure
 from adapters.harness.rewards import Reward, RewardError, check_roles
@@ -22,8 +22,8 @@ Span = dict[str, Any]
 """Row of SCHEMA; missing columns are null. JSON columns hold plain values, times `datetime`s."""
 
 LLM, REWARD, CREDIT, ERROR, BEGUN = "llm", "reward", "credit", "error", "begun"
-CLOSED, LEFT_OUT = "closed", "left_out"
-KINDS = (LLM, REWARD, CREDIT, ERROR, BEGUN, CLOSED, LEFT_OUT)
+CLOSED, LEFT_OUT, REFUSED = "closed", "left_out", "refused"
+KINDS = (LLM, REWARD, CREDIT, ERROR, BEGUN, CLOSED, LEFT_OUT, REFUSED)
 OURS, OTHER = "ratchet", "other"
 
 _time = pa.timestamp("us", "UTC")
@@ -145,6 +145,27 @@ def begun_span(begun: Begun, run_id: str | None = None) -> Span:
         "gen_ai_request_seed": begun.seed,
         "request_sha": begun.request_sha,
         "policy_version": begun.policy_version,
+    }
+
+
+def refused_span(refused: RefusedCall, run_id: str | None = None) -> Span:
+    """Record a call that was refused. Nothing was sampled, and nothing reads it but reports.
+
+    `call` counts the refused calls of the role, not its answered ones.
+    """
+    place = refused.rollout_id, refused.attempt, refused.role
+    return {
+        **_of_rollout(refused.rollout_id, refused.attempt, run_id),
+        "role": refused.role,
+        "call": refused.number,
+        "span_id": f"{_call_id(*place, refused.number)}.{REFUSED}",
+        "kind": REFUSED,
+        "started": refused.started,
+        "ended": refused.ended,
+        "status": "error",
+        "error_type": refused.code,
+        "error_message": refused.message,
+        "attributes": {"status": refused.status},
     }
 
 

@@ -6,11 +6,13 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli import app
+from flows.commands import app
 from flows.runtime.dryrun_recipe import OfflineError, shrink, take_offline
 from tasks.reports.drift import TokenDrift, read_drift
+from tasks.reports.dryruns import describe
 from tasks.storage.tables import write
 from tests.small_recipe import small_recipe
+from tests.test_reports import LONG, ended, rollout, said, sealed
 
 ROOT = Path(__file__).parent.parent
 
@@ -43,6 +45,19 @@ def test_a_dry_run_of_several_policies_shows_what_each_would_learn_from(
     _, _, datums = said.output.partition("# datums")
     assert "trajectories of the policy made " in datums
     assert "trajectories of the policy listener made " in datums
+
+
+def test_a_long_error_and_a_tool_call_are_shown_whole(tmp_path: Path) -> None:
+    example = {"attributes": {"example_id": 0, "example": {}}}
+    calls = [{"function": {"name": "search", "arguments": '{"q": "x"}'}}]
+    reply = {"role": "assistant", "content": "", "tool_calls": calls}
+    failed = [rollout(k, ended(None, LONG) | example) for k in (0, 1)]
+    won = rollout(2, said("?", "", reply=reply), ended(1.0) | example)
+    text = describe([sealed(tmp_path / "spans.parquet", *failed, won)], {}, {})
+    assert f"train-00000-0000-00, train-00000-0000-01:\nTimeoutError: {LONG}\n" in text
+    assert text.count(LONG) == 1
+    assert 'policy answered: search({"q": "x"})' in text
+    assert max(map(len, text.splitlines())) < 200, "a line of the table stays a line"
 
 
 def test_a_shrunk_recipe_is_small_and_logs_nowhere() -> None:

@@ -59,7 +59,7 @@ def test_a_game_has_its_example_how_it_went_and_what_was_said(spans: Path) -> No
     assert (won["turn_index"], won["num_tool_calls"]) == (2, 1)
     said = [(turn["role"], turn["question"], turn["response"]) for turn in won["interactions"]]
     assert said == [
-        ("policy", "turn 1", ""),
+        ("policy", "turn 1", "search({})"),
         ("policy", "found", "Is it alive?"),
         ("answerer", "Is it alive?", "yes"),
         ("policy", "turn 2", "Is it a cat?"),
@@ -72,6 +72,23 @@ def test_a_failed_game_is_neither_won_nor_lost(spans: Path) -> None:
     assert failed["error"] == "TimeoutError: late"
     assert (failed["index"], failed["reward"], failed["correct"]) == (3, None, None)
     assert (failed["turn_index"], failed["interactions"]) == (0, [])
+
+
+def test_a_refused_call_is_told_with_its_game_and_makes_none(tmp_path: Path) -> None:
+    why = {
+        "error_type": "context_length_exceeded",
+        "error_message": "9 tokens, and 8 are the limit",
+    }
+    refused = {"kind": "refused", "role": "policy", "call": 0, "status": "error", **why}
+    rows = [
+        row(1, **refused),
+        row(2, kind="reward", reward_name="reward", reward=1.0, attributes=CAT),
+        row(3, place=1, **refused),
+        row(4, place=1, kind="left_out"),
+    ]
+    (game,) = read_games([write(table(rows), tmp_path / "spans.parquet")])
+    told = "context_length_exceeded: 9 tokens, and 8 are the limit"
+    assert game["refused"] == [{"role": "policy", "why": told}]
 
 
 def test_a_game_is_correct_from_the_threshold_on(spans: Path) -> None:

@@ -2,23 +2,27 @@
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from uuid import UUID
+from xml.etree import ElementTree
 
 import pytest
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from adapters.calls import POLICY
-from flows.cli import app
+from flows.commands import app
 from flows.runtime.forks import fork_run
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import write_datums
 from tasks.evaluations import ScoredRollout, score
 from tasks.metrics import record_metrics
+from tasks.reports.artifact_texts import curves_text, training_text
 from tasks.reports.artifacts import Artifacts
 from tasks.reports.curves import read_curves
 from tasks.reports.page import render_report
@@ -28,17 +32,24 @@ from tasks.storage.json_files import append_row, write_json
 from tasks.storage.manifest import read_manifest, write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.trajectories import write_trajectories
+from tests.engine_server import Address
 from tests.small_recipe import small_recipe
 from tests.test_journal import NOON
 from tests.test_reports import rollout, said, sealed
 from tests.two_policies import two_policies
-from tests.whole_run import fixture_of
+from tests.whole_run import train_whole
 
 TINY = Path(__file__).parent.parent / "engine" / "tiny_chat"
 TOKENIZER = Tokenizer.from_file(str(TINY / "tokenizer.json"))
 HOSTILE = "<script>alert(1)</script> & <img src='http://127.0.0.1:9/x.png' onerror=\"alert(2)\">"
 
-whole = fixture_of(two_policies())
+
+@pytest.fixture(scope="module")
+def whole(
+    tmp_path_factory: pytest.TempPathFactory, prefect_server: None, tiny_chat: Address
+) -> Iterator[RunFolder]:
+    with train_whole(two_policies(), tmp_path_factory.mktemp("runs")) as run:
+        yield run
 
 
 class PageReader(HTMLParser):
@@ -221,6 +232,19 @@ def test_scores_and_costs_are_told() -> None:
     assert (cells[1], cells[2].strip()) == ("openai/gpt-4o-mini", "0.25")
 
 
+def test_errors_are_shown_to_their_last_line_and_equal_ones_once() -> None:
+    error = f"{HOSTILE}\n" * 40 + "the last line"
+    failed = {"kind": "error", "error_type": "TimeoutError", "error_message": error}
+    failed |= {"started": NOON, "ended": NOON}
+    run = record_run("hello")
+    assert "What failed" not in PageReader(render_report([run])).text
+    good = answered("Good"), rewarded(1.0)
+    record_step(run, 1, *(rollout(k, failed, step=1) for k in range(2)), rollout(2, *good, step=1))
+    text = PageReader(render_report([run])).text
+    assert "2 times, in train-00001-0000-00, train-00001-0000-01" in text
+    assert text.count(f"TimeoutError: {error}") == 1
+
+
 def test_minutes_are_those_in_which_the_run_was_open() -> None:
     run = record_run("hello")
     again = NOON + timedelta(hours=5)
@@ -249,15 +273,34 @@ def test_the_command_writes_the_page_beside_what_it_is_about(runs: Path, tmp_pat
     assert folder_of("one").report not in folder_of("one").files(), "it is made of the others"
 
 
+def test_the_curves_of_an_artifact_are_a_picture_that_needs_no_page() -> None:
+    text = curves_text(record_run("hello"))
+    [(kind, encoded)] = re.findall(r"^!\[curves\]\(data:image/(.*?);base64,(.*)\)$", text, re.M)
+    picture = ElementTree.fromstring(b64decode(encoded))
+    assert kind == "svg+xml"
+    panels = picture.findall("{*}svg")
+    assert len({(panel.get("x"), panel.get("y")) for panel in panels}) == len(panels) >= 3
+    [palette] = picture.findall("{*}style")
+    used = {*re.findall(r"var\((--[\w-]+)\)", b64decode(encoded).decode())}
+    assert used <= {*re.findall(r"(--[\w-]+): ", palette.text or "")}
+
+
+def test_names_of_runs_are_no_markdown() -> None:
+    text = training_text(folder_of("a_[b]_c"), UUID(int=1))
+    assert f"[a\\_\\[b\\]\\_c](../../runs/flow-run/{UUID(int=1)})" in text
+    assert "[curves](../../artifacts/key/a-b-c-curves)" in text
+
+
 def test_a_report_that_cannot_be_made_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     run = record_run("hello")
-    artifacts = Artifacts(run, 1)
-    assert artifacts._report() == run.report
+    artifacts = Artifacts(run)
+    artifacts._write_report()
+    assert run.report.exists()
     spans = run.spans("train-00000.0")
     spans.write_bytes(spans.read_bytes()[:-9] + b"x" + spans.read_bytes()[-8:])
     with caplog.at_level(logging.WARNING):
-        assert artifacts._report() is None
-    assert "report.html was not written: " in caplog.text
+        artifacts._write_report()
+    assert f"the report of {run.path} cannot be shown: " in caplog.text
     assert "train-00000.0.parquet is damaged" in caplog.text
 
 

@@ -9,11 +9,14 @@ from adapters.calls import POLICY
 from tasks.checkpoints import Ledger
 from tasks.evaluations import ScoredRollout, Spent, score
 from tasks.metrics import record_metrics
+from tasks.reports.failures import read_failures
 from tasks.reports.reports import list_runs, metrics_table, runs_table, scores_table, transcripts
 from tasks.spans import Span, table
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import write
+
+LONG = "\n".join(f"line {number} of a long answer to a request" for number in range(40))
 
 
 def said(question: str, answer: str, **columns: object) -> dict:
@@ -33,9 +36,9 @@ def said(question: str, answer: str, **columns: object) -> dict:
     } | columns
 
 
-def ended(reward: float | None) -> dict:
+def ended(reward: float | None, error: str = "too late") -> dict:
     if reward is None:
-        return {"kind": "error", "error_type": "TimeoutError", "error_message": "too late"}
+        return {"kind": "error", "error_type": "TimeoutError", "error_message": error}
     return {"kind": "reward", "reward_name": "reward", "reward": reward}
 
 
@@ -61,10 +64,10 @@ def test_transcripts_show_the_best_the_middle_and_the_worst(tmp_path: Path) -> N
         ("best: train-00000-0000-02", "reward 1"),
         ("middle: train-00000-0000-04", "reward 0"),
         ("worst: train-00000-0000-03", "reward -1"),
+        ("failed: train-00000-0000-01", "TimeoutError: too late"),
     ]
     assert "**user**\n\n```text\nWho are you?\n```" in text
     assert "**assistant**\n\n```text\nI am 2\n```" in text
-    assert "I am 1" not in text
 
 
 @pytest.mark.parametrize(("count", "titles"), [(1, ["best"]), (2, ["best", "worst"])])
@@ -97,10 +100,22 @@ def test_tool_calls_are_part_of_what_was_said_and_no_text_ends_its_block(tmp_pat
     assert '````text\n```\nlook\nsearch({"q": "x"})\n````' in transcripts([spans])
 
 
-def test_where_everything_failed_the_errors_are_shown(tmp_path: Path) -> None:
-    spans = sealed(tmp_path / "s.parquet", rollout(0, ended(None)))
-    text = transcripts([spans])
-    assert "## failed: train-00000-0000-00\n\nTimeoutError: too late" in text
+def test_failed_rollouts_are_shown_once_for_each_error_to_its_last_line(tmp_path: Path) -> None:
+    errors = [LONG, LONG, *("abcd")]
+    rollouts = [rollout(k, ended(None, error)) for k, error in enumerate(errors)]
+    text = transcripts([sealed(tmp_path / "s.parquet", *rollouts)])
+    assert re.findall(r"^## failed: train-00000-0000-(\d+)", text, re.M) == ["00", "02", "03"]
+    assert f"## failed: train-00000-0000-00\n\nTimeoutError: {LONG}" in text
+
+
+def test_a_transcript_says_which_calls_were_refused_and_why(tmp_path: Path) -> None:
+    why = {"error_type": "context_length_exceeded", "error_message": LONG}
+    refused = {"kind": "refused", "role": "policy", "call": 0, "status": "error", **why}
+    spans = sealed(tmp_path / "s.parquet", rollout(0, refused, said("?", "!"), ended(1.0)))
+    told = f"context_length_exceeded: {LONG}"
+    assert f"*a call of the policy was refused*\n\n```text\n{told}\n```" in transcripts([spans])
+    (failure,) = read_failures([spans])
+    assert str(failure) == f"train-00000-0000-00, a call that was refused:\n{told}"
 
 
 def test_the_metrics_table_has_a_line_a_step(tmp_path: Path) -> None:
@@ -150,9 +165,26 @@ def test_the_terminal_gets_a_table_in_columns() -> None:
     assert "holds no runs yet" in runs_table()
     make_run("hello-1", steps=4, done=1)
     assert runs_table().splitlines() == [
-        "run      agent  steps  of  reward  state",
-        "hello-1  hello  1      4   0       stopped",
+        "run      agent  steps  of  reward  failed  state",
+        "hello-1  hello  1      4   0       0       stopped",
     ]
+
+
+@pytest.mark.usefixtures("runs")
+def test_below_the_table_is_the_last_error_of_each_run_to_its_last_line() -> None:
+    make_run("sound", steps=4, done=1)
+    run = make_run("broken", steps=4, done=1)
+    rollouts = [rollout(k, ended(None, LONG), step=1) for k in range(5)]
+    sealed(run.spans("train-00001.0"), *rollouts)
+    run.journal("train-00001.0").parent.mkdir()
+    run.journal("train-00001.0").touch()
+    record_metrics(run.metrics, 1, {"rollouts/failed": 5})
+    listed, _, error = runs_table().partition("\n\n")
+    assert listed.splitlines()[1].split() == ["broken", "hello", "2", "4", "-", "5", "stopped"]
+    named = "train-00001-0000-00, train-00001-0000-01, train-00001-0000-02 and 2 more"
+    assert error == f"broken, {named}:\nTimeoutError: {LONG}"
+    run.spans("train-00001.0").write_bytes(b"what is this?")
+    assert "train-00001.0.parquet is damaged" in runs_table()
 
 
 def test_scores_are_a_line_for_each_category_with_their_intervals() -> None:

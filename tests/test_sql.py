@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
-from flows.cli import app
+from flows.commands import app
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import write_datums
 from tasks.evaluations import ScoredRollout, score

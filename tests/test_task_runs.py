@@ -1,5 +1,6 @@
 """A run in Prefect's UI: flow runs named after the run, task runs after files and linked."""
 
+import re
 import time
 from pathlib import Path
 from uuid import UUID
@@ -7,14 +8,19 @@ from uuid import UUID
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
     FlowRunFilter,
     FlowRunFilterName,
     TaskRunFilter,
     TaskRunFilterFlowRunId,
 )
-from prefect.client.schemas.objects import FlowRun, TaskRun
+from prefect.client.schemas.objects import Artifact, FlowRun, TaskRun
 
+from flows.evaluate import evaluate
+from flows.runtime.run_summary import RunSummary
 from flows.train import train
+from tests.engine_server import Address
 from tests.small_recipe import small_recipe
 
 RECORDING_SECONDS = 60
@@ -26,16 +32,44 @@ TASK_RUNS = {
 }
 
 
-@pytest.fixture(scope="module")
-def flow_run(root: Path, prefect_server: None, no_tinker: None) -> FlowRun:
-    """The flow run of a training of one step, in two batches."""
-    rollouts = {"groups": 2, "group_size": 2, "max_tokens": 8, "batches": 2}
-    evaluation = {"examples": 1, "greedy": False}
-    train(small_recipe(steps=1, rollouts=rollouts, evaluation=evaluation), run="linked")
-    named = FlowRunFilter(name=FlowRunFilterName(any_=["linked"]))
+RECIPE = small_recipe(
+    steps=1,
+    rollouts={"groups": 2, "group_size": 2, "max_tokens": 8, "batches": 2},
+    evaluation={"examples": 1, "greedy": False},
+)
+
+
+def flow_run_called(name: str) -> FlowRun:
+    named = FlowRunFilter(name=FlowRunFilterName(any_=[name]))
     with get_client(sync_client=True) as client:
         [flow_run] = client.read_flow_runs(flow_run_filter=named)
     return flow_run
+
+
+@pytest.fixture(scope="module")
+def summary(root: Path, prefect_server: None, tiny_chat: Address) -> RunSummary:
+    """The summary of a training of one step, in two batches."""
+    return train(RECIPE, run="linked")
+
+
+@pytest.fixture(scope="module")
+def evaluation(summary: RunSummary) -> tuple[FlowRun, float | None]:
+    """The flow run of an evaluation of that training's run, and its score."""
+    evaluated = evaluate(RECIPE, run=summary.run)
+    return flow_run_called("evaluate linked@1"), evaluated.scores["sampled"].finished.mean
+
+
+def artifacts_of(flow_run: FlowRun) -> dict[str, Artifact]:
+    own = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run.id]))
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(artifact_filter=own)
+    return {str(artifact.key): artifact for artifact in found}
+
+
+@pytest.fixture(scope="module")
+def flow_run(summary: RunSummary) -> FlowRun:
+    """The flow run of that training."""
+    return flow_run_called(summary.run)
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +91,45 @@ def inputs(run: TaskRun, parameter: str) -> set[UUID]:
 
 def test_a_flow_run_is_named_after_its_run(flow_run: FlowRun) -> None:
     assert flow_run.name == "linked"
+
+
+def test_the_last_state_of_a_training_says_its_gain(flow_run: FlowRun, summary: RunSummary) -> None:
+    assert flow_run.state is not None
+    assert flow_run.state.message == summary.outcome
+    assert re.fullmatch(r"held-out reward \d\.\d\d → \d\.\d\d in 1 steps", summary.outcome)
+
+
+def test_an_evaluation_is_named_after_its_checkpoint_and_ends_with_its_score(
+    evaluation: tuple[FlowRun, float],
+) -> None:
+    flow_run, score = evaluation
+    assert flow_run.state is not None
+    assert flow_run.state.message == f"held-out reward {score:.2f} sampled"
+
+
+def test_a_training_leaves_curves_metrics_transcripts_and_evaluations(flow_run: FlowRun) -> None:
+    artifacts = artifacts_of(flow_run)
+    shown = ("progress", "curves", "metrics", "transcripts", "evaluations")
+    assert artifacts.keys() == {f"linked-{what}" for what in shown}
+    assert "![curves](data:image/svg+xml;base64," in str(artifacts["linked-curves"].data)
+    assert "## best: train-00000-" in str(artifacts["linked-transcripts"].data)
+    said = "Three rollouts of linked in step 0, the best, the middle and the worst by reward"
+    assert (artifacts["linked-transcripts"].description or "").startswith(said)
+
+
+def test_evaluations_link_to_the_flow_run_that_trained_the_checkpoint(
+    flow_run: FlowRun, evaluation: tuple[FlowRun, float]
+) -> None:
+    """The training's own artifact has another version, of the same key."""
+    for scored_by in (flow_run, evaluation[0]):
+        text = str(artifacts_of(scored_by)["linked-evaluations"].data)
+        assert f"[linked](../../runs/flow-run/{flow_run.id}) trained these" in text
+        assert "[curves](../../artifacts/key/linked-curves)" in text
+        assert re.findall(r"^\| (linked@\d \w+) \| all \| 1 \| 0 \|", text, re.M) == [
+            "linked@0 sampled",
+            "linked@1 sampled",
+        ]
+        assert len(re.findall(r"^\| linked@\d \| `tinker://", text, re.M)) == 2
 
 
 def test_task_runs_are_named_after_their_files(task_runs: dict[str, TaskRun]) -> None:

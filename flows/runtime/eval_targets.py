@@ -6,6 +6,7 @@ from typing import Self
 from adapters.calls import POLICY
 from adapters.errors import UserError
 from flows.recipe.recipe import Model, Recipe, Tracking
+from tasks.checkpoints import Ledger
 from tasks.storage.manifest import latest_run, recipe_of
 from tasks.storage.run_folder import folder_of, name_run
 
@@ -20,13 +21,23 @@ class EvalTargetError(UserError):
 class EvalTarget:
     """A checkpoint of a run: the run, the recipe it is bound to, and the step (None: the last).
 
-    `asked` is the bound recipe with the evaluation that was asked for.
+    `asked` is the bound recipe with the evaluation that was asked for. `model` is the base model or
+    LiteLLM's, if it is one of them that is scored, in a run of its own.
     """
 
     run: str
     bound: Recipe
     asked: Recipe
     step: int | None
+    model: str | None = None
+
+    @property
+    def title(self) -> str:
+        """Name of what is scored: RUN@STEP, or the model."""
+        if self.model is not None:
+            return self.model
+        ledger = Ledger(folder_of(self.run).checkpoints(POLICY))
+        return f"{self.run}@{ledger.last_step() if self.step is None else self.step}"
 
     @classmethod
     def find(cls, recipe: Recipe, run: str | None, step: int | None, model: str | None) -> Self:
@@ -56,7 +67,7 @@ class EvalTarget:
         """Return a run of its own, whose checkpoint 0 is the base model."""
         bound = recipe.model_copy(update={"tracking": Tracking()})
         name = name_run(recipe.agent, model, bound.fingerprint()[:8])
-        return cls(f"evaluations/{name}", bound, bound, 0)
+        return cls(f"evaluations/{name}", bound, bound, 0, model)
 
 
 def read_checkpoint(name: str) -> tuple[str, int | None]:

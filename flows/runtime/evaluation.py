@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict
 
 from adapters.calls import Sampling
 from flows.recipe.recipe import Recipe
-from flows.runtime.open_run import OpenRun, greedy_sampling, test_split, training_sampling
+from flows.runtime.checks import test_split
+from flows.runtime.open_run import OpenRun, greedy_sampling, training_sampling
 from flows.runtime.task_runner import PlayedGroups, RolloutRunner, Spans, wait_for_batches
 from tasks.evaluations import PlayedShard, Score, score_rollouts
 from tasks.shards import ShardSize, draw_shard
@@ -24,6 +25,13 @@ class EvaluationResult(BaseModel):
     file: Path
     scores: dict[str, Score]
     games: dict[str, Path]
+
+    @property
+    def outcome(self) -> str:
+        """Mean reward of each way of sampling, in words."""
+        means = {how: score.finished.mean for how, score in self.scores.items()}
+        said = (f"{'unknown' if m is None else f'{m:.2f}'} {how}" for how, m in means.items())
+        return f"held-out reward {', '.join(said)}"
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,21 @@
 """The reference policy of a run, from which its penalty measures the divergence."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from adapters.calls import POLICY
-from adapters.chat import fingerprint
 from adapters.errors import UserError
 from adapters.tinker.engines import needs_engine
-from adapters.tinker.service import PatientSampler, Service
 from flows.recipe.recipe import Recipe
 from flows.runtime.eval_targets import BASE, read_checkpoint
-from flows.runtime.forks import share_checkpoint
 from tasks.checkpoints import Ledger
 from tasks.storage.files import is_written
 from tasks.storage.json_files import read_json, write_json
 from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder, folder_of
+
+if TYPE_CHECKING:  # it imports torch, which takes seconds
+    from adapters.tinker.service import PatientSampler, Service
 
 
 class ReferenceError(UserError):
@@ -60,15 +61,19 @@ def bind_reference(folder: RunFolder, reference: SavedReference, base_model: str
 
     The engine has still to be started. The run goes on without the other one from then on.
     """
+    from flows.runtime.forks import share_checkpoint  # imports Prefect, which is slow
+
     if needs_engine(base_model):
         share_checkpoint(reference.run, folder, reference.sampler)
     write_json(folder.reference, {"sampler": reference.sampler})
 
 
 def open_reference(
-    recipe: Recipe, folder: RunFolder, service: Service, tokenizer: object
-) -> PatientSampler | None:
+    recipe: Recipe, folder: RunFolder, service: "Service", tokenizer: object
+) -> "PatientSampler | None":
     """Return the reference; None if the recipe has no penalty."""
+    from adapters.chat import fingerprint  # imports the renderers
+
     divergence, base = recipe.algorithm.kl, recipe.model.base
     name = divergence.reference
     if divergence.penalty() is None:

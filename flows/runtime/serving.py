@@ -9,15 +9,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
 
-from adapters.calls import POLICY, Policy, Sampling
+from adapters.calls import Policy, Sampling
 from adapters.chat import Chat
 from adapters.door.serving import OpenDoor, ServedModel
 from adapters.tinker.service import PatientSampler, Service, connect
-from flows.recipe.recipe import Model, Recipe
-from flows.runtime.eval_targets import EvalTargetError, read_checkpoint
-from tasks.checkpoints import Ledger
-from tasks.storage.manifest import bind_run, recipe_of
-from tasks.storage.run_folder import folder_of
+from flows.recipe.recipe import Model
+from flows.runtime.checks import ServedCheckpoint, find_served
+from tasks.storage.manifest import bind_run
 
 LOOK_SECONDS = 0.5
 MOST_TOKENS = 512
@@ -61,7 +59,8 @@ class Served:
 @contextmanager
 def serve_model(name: str, port: int = 0) -> Iterator[Served]:
     """Serve RUN, RUN@STEP, RUN:POLICY@STEP or, if the name has a slash, a base model."""
-    weights = _of_base(name) if "/" in name else _of_run(*read_checkpoint(name))
+    served = find_served(name)
+    weights = _of_base(name) if served is None else _of_run(served)
     with weights as found:
         base, service = found.model.base, found.service
         tokenizer = service.tokenizer_of(found.sampler)
@@ -90,22 +89,15 @@ def stdin_closed() -> Event:
 
 
 @contextmanager
-def _of_run(name: str, step: int | None) -> Iterator[Weights]:
-    run, _, policy = name.partition(":")
-    recipe = Recipe.model_validate(recipe_of(folder_of(run)))
-    rollouts, policy = recipe.rollouts, policy or POLICY
-    if policy not in recipe.policies():
-        there = ", ".join(recipe.policies())
-        raise EvalTargetError(f"{run} trains no policy {policy!r}; there is: {there}")
+def _of_run(served: ServedCheckpoint) -> Iterator[Weights]:
+    recipe, rollouts = served.recipe, served.recipe.rollouts
     defaults = Sampling(rollouts.max_tokens, rollouts.temperature, top_p=1.0, top_k=-1)
     with (
-        bind_run(run, recipe.model_dump(mode="json"), recipe.fingerprint()) as folder,
+        bind_run(served.run, recipe.model_dump(mode="json"), recipe.fingerprint()) as folder,
         connect(recipe.model.base, folder.engine, recipe.service.timeout_seconds) as service,
     ):
-        ledger = Ledger(folder.checkpoints(policy))
-        checkpoint = ledger.at(ledger.last_step() if step is None else step)
-        sampler = service.sampler(checkpoint.sampler)
-        yield Weights(f"{name}@{checkpoint.step}", service, sampler, recipe.model, defaults)
+        sampler = service.sampler(served.checkpoint.sampler)
+        yield Weights(served.name, service, sampler, recipe.model, defaults)
 
 
 @contextmanager

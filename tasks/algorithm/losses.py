@@ -9,13 +9,17 @@ gradient is then that of the loss. Losses are summed over tokens.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
-from tinker.types import LossFnType
 
-from adapters.tinker.live_policy import ServiceLoss
 from tasks.algorithm import weighted_losses
 from tasks.algorithm.settings import Known, Number, Option, Settings, complete_settings, find_row
+
+if TYPE_CHECKING:  # they import torch, which takes seconds
+    from tinker.types import LossFnType
+
+    from adapters.tinker.live_policy import ServiceLoss
 
 Columns = Mapping[str, np.ndarray]
 """Columns of a datum: `targets`, `logprobs`, `advantages` and `mask` of shape [targets]; `scale`,
@@ -49,7 +53,7 @@ class Loss:
 
     formula: str
     source: str
-    service_loss: LossFnType
+    service_loss: "LossFnType"
     inputs: Mapping[str, Input]
     settings: Known = field(default_factory=dict[str, Number | Option])
     sends_settings: bool = True
@@ -223,8 +227,10 @@ def is_regularized(name: str, settings: Settings) -> bool:
     return loss.regularized(complete_settings(f"the loss {name}", settings, loss.settings))
 
 
-def service_loss(name: str, settings: Settings) -> ServiceLoss:
+def service_loss(name: str, settings: Settings) -> "ServiceLoss":
     """Return a loss as the service is asked for it."""
+    from adapters.tinker.live_policy import ServiceLoss
+
     loss = find_loss(name)
     complete = complete_settings(f"the loss {name}", settings, loss.settings)
     sent = complete if loss.sends_settings else {}

@@ -1,12 +1,11 @@
-"""Artifacts of a run in Prefect's UI: progress, metrics and transcripts."""
+"""Artifacts of a run in Prefect's UI: progress, curves, metrics, evaluations and transcripts."""
 
 import logging
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 from uuid import UUID
@@ -14,16 +13,23 @@ from uuid import UUID
 import duckdb
 import httpx
 from prefect.artifacts import (
-    create_link_artifact,
+    Artifact,
     create_markdown_artifact,
     create_progress_artifact,
     create_table_artifact,
     update_progress_artifact,
 )
+from prefect.client.schemas.objects import Artifact as SavedArtifact
 from prefect.exceptions import PrefectException
 
 from adapters.errors import UserError
 from tasks.metrics import Metrics, read_metrics
+from tasks.reports.artifact_texts import (
+    artifact_key,
+    curves_text,
+    evaluations_text,
+    training_text,
+)
 from tasks.reports.reports import METRICS, transcripts
 from tasks.storage.arrivals import batches_of
 from tasks.storage.run_folder import RunFolder
@@ -44,9 +50,10 @@ class Artifacts:
     """Artifacts of a run, which a thread makes beside the training.
 
     The training needs none of them: where Prefect's server is away or refuses, one warning says so.
+    The progress of `steps` is shown; none of it if they are None, in an evaluation.
     """
 
-    def __init__(self, run: RunFolder, steps: int) -> None:
+    def __init__(self, run: RunFolder, steps: int | None = None) -> None:
         self._run = run
         self._steps = steps
         self._thread = ThreadPoolExecutor(1, "artifacts")
@@ -55,7 +62,8 @@ class Artifacts:
         self._told = False
 
     def __enter__(self) -> Self:
-        self._submit(partial(self._show, 0.0, "starting"))
+        if self._steps is not None:
+            self._submit(partial(self._show, 0.0, "starting"))
         return self
 
     def __exit__(
@@ -67,6 +75,7 @@ class Artifacts:
 
     def show(self, step: int, metrics: Metrics) -> None:
         """Show that step `step` (from 0) is done, with its reward."""
+        assert self._steps is not None
         reward = metrics.get("reward/mean")
         said = "no rollout has a reward" if reward is None else f"reward {reward:+.3f}"
         done = 100 * (step + 1) / self._steps
@@ -75,32 +84,72 @@ class Artifacts:
         self._submit(partial(self._show, done, f"step {step + 1} of {self._steps}, {said}"))
 
     def publish(self) -> None:
-        """Publish the metrics by step, three rollouts of the last step, and the report's path."""
-        metrics = read_metrics(self._run.metrics)
-        rows = [{name: _short(row.get(name)) for name in ("step", *METRICS)} for row in metrics]
-        last = [self._run.spans(batch) for batch in batches_of(self._run, len(metrics) - 1)]
-        key, words = partial(_key, self._run), f"{self._run.name}, by step"
-        self._submit(partial(create_table_artifact, rows, key=key("metrics"), description=words))
-        self._submit(partial(create_markdown_artifact, transcripts(last), key=key("transcripts")))
-        if (report := self._report()) is not None:
-            link, text = report.resolve().as_uri(), str(report)
-            self._submit(partial(create_link_artifact, link, text, key=key("report")))
+        """Write the run's report, and publish what a run that has ended shows."""
+        self._write_report()
+        self._publish_curves()
+        self._publish_metrics()
+        self._publish_transcripts()
+        self.publish_evaluations()
 
-    def _report(self) -> Path | None:
-        """Write the run's page; a warning says why if that is impossible."""
+    def publish_evaluations(self) -> None:
+        """Publish the scores of every evaluation of the run, with a link to its training."""
+        with self._unless_unreadable("evaluations"):
+            self._submit(partial(self._create_evaluations, evaluations_text(self._run)))
+
+    def _write_report(self) -> None:
         from tasks.reports.page import write_report  # matplotlib loads slowly, and only for this
 
+        with self._unless_unreadable("report"):
+            write_report([self._run], self._run.report)
+
+    def _publish_curves(self) -> None:
+        with self._unless_unreadable("curves"):
+            self._create_markdown("curves", curves_text(self._run), f"Curves of {self._run.name}")
+
+    def _publish_metrics(self) -> None:
+        metrics = read_metrics(self._run.metrics)
+        names = ["step", *(name for name in METRICS if any(name in row for row in metrics))]
+        rows = [{name: _short(row.get(name)) for name in names} for row in metrics]
+        key, words = artifact_key(self._run, "metrics"), f"Metrics of {self._run.name}, by step"
+        self._submit(partial(create_table_artifact, rows, key=key, description=words))
+
+    def _publish_transcripts(self) -> None:
+        step = len(read_metrics(self._run.metrics)) - 1
+        words = (
+            f"Three rollouts of {self._run.name} in step {step}, the best, the middle and the "
+            "worst by reward, word for word"
+        )
+        with self._unless_unreadable("transcripts"):
+            last = [self._run.spans(batch) for batch in batches_of(self._run, step)]
+            self._create_markdown("transcripts", transcripts(last), words)
+
+    @contextmanager
+    def _unless_unreadable(self, what: str) -> Iterator[None]:
+        """Say by a warning that a damaged file keeps one of the artifacts from being made."""
         try:
-            return write_report([self._run], self._run.report)
+            yield
         except UNREADABLE as error:
-            log.warning("%s was not written: %s", self._run.report, error)
-            return None
+            log.warning("the %s of %s cannot be shown: %s", what, self._run.path, error)
+
+    def _create_markdown(self, what: str, text: str, description: str) -> None:
+        key = artifact_key(self._run, what)
+        self._submit(partial(create_markdown_artifact, text, key=key, description=description))
+
+    def _create_evaluations(self, text: str) -> None:
+        shown = Artifact.get(artifact_key(self._run, "progress"))
+        flow_run = shown.flow_run_id if isinstance(shown, SavedArtifact) else None
+        trained = training_text(self._run, flow_run)
+        create_markdown_artifact(
+            trained + text,
+            key=artifact_key(self._run, "evaluations"),
+            description=f"Every evaluation of {self._run.name}",
+        )
 
     def _show(self, progress: float, description: str) -> None:
         if self._progress is not None:
             update_progress_artifact(self._progress, progress, description)
             return
-        made = create_progress_artifact(progress, _key(self._run, "progress"), description)
+        made = create_progress_artifact(progress, artifact_key(self._run, "progress"), description)
         assert isinstance(made, UUID)
         self._progress = made
 
@@ -132,8 +181,3 @@ class Artifacts:
 
 def _short(value: float | None) -> float | None:
     return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
-def _key(run: RunFolder, what: str) -> str:
-    """Return an artifact key, of lower-case letters, digits and dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", f"{run.name}-{what}".lower()).strip("-")

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
 
-import duckdb
-
 from adapters.calls import POLICY
+from tasks.reports.views import Views
 from tasks.storage.arrivals import batches_of
 from tasks.storage.json_files import read_log
 from tasks.storage.run_folder import RunFolder
@@ -58,7 +57,7 @@ class RunCurves:
         ]
 
 
-def read_curves(run: RunFolder, views: duckdb.DuckDBPyConnection) -> RunCurves:
+def read_curves(run: RunFolder, views: Views) -> RunCurves:
     """Read the curves of a run, whose spans and evaluations are in `views`."""
     metrics, policies = read_log(run.metrics), run.policies()
     names = ["tokens/sampled", *(f"policies/{name}/tokens/sampled" for name in policies)]
@@ -78,7 +77,7 @@ def read_curves(run: RunFolder, views: duckdb.DuckDBPyConnection) -> RunCurves:
     )
 
 
-def _minutes(run: RunFolder, steps: int, views: duckdb.DuckDBPyConnection) -> list[float]:
+def _minutes(run: RunFolder, steps: int, views: Views) -> list[float]:
     """Return the minutes of the run at which the rollouts of each step had ended."""
     clock = {batch: (began, ended) for batch, began, ended in views.execute(QUERY).fetchall()}
     begins = min((began for began, _ in clock.values()), default=None)
@@ -101,7 +100,7 @@ def _openings(run: RunFolder) -> list[datetime]:
     return [datetime.strptime(text, OPENED).replace(tzinfo=UTC) for text in texts]
 
 
-def _away(opened: datetime, views: duckdb.DuckDBPyConnection) -> float:
+def _away(opened: datetime, views: Views) -> float:
     """Return the seconds from the last span before the run was opened until then."""
     query = "select max(ended) from spans where ended < $opened"
     ((last,),) = views.execute(query, {"opened": opened}).fetchall()

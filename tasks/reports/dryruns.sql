@@ -10,8 +10,9 @@ select
     prefix_how as prefix,
     round(epoch(ended) - epoch(started), 2)::varchar as seconds,
     case kind
-        when 'llm' then coalesce(nullif(reply ->> '$.content', ''), reply ->> '$.tool_calls')
+        when 'llm' then spoken(reply)
         when 'error' then error_type || ': ' || error_message
+        when 'refused' then error_type || ': ' || error_message
         else reward_name || ' ' || reward
     end as came_of_it
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from adapters.calls import POLICY
+from tasks.reports.views import SPOKEN
 from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
 from tasks.storage.files import write_text
 from tasks.storage.tables import query_beside, select
 
-QUERY = query_beside(__file__)
+QUERY = SPOKEN + query_beside(__file__)
 
 Game = dict[str, Any]
 
@@ -24,8 +25,9 @@ def read_games(
     A game has those `columns` of its example (all if none is named) and, besides: `index`, the
     example's row in the dataset; `reward`, and `correct`, whether the reward is at least
     `threshold`, both None if the rollout failed (`error` says why); `turn_index`, the number of
-    the policy's answers that called no tool, and `num_tool_calls`; and `interactions`, each with
-    the role, the last question and the answer.
+    the policy's answers that called no tool, and `num_tool_calls`; `interactions`, each with the
+    role, the last question and the answer, whose tool calls are written `name(arguments)`; and
+    `refused`, the calls that the door refused, each with the role and why.
     """
     files = [verified(path) for path in spans]
     rows = select(QUERY, spans=files, policy=POLICY).to_pylist()
@@ -55,5 +57,6 @@ def _game(row: dict[str, Any], columns: Sequence[str], threshold: float) -> Game
         "turn_index": row["turn_index"],
         "interactions": row["interactions"],
         "error": row["error"],
+        "refused": row["refused"],
     }
     return {name: example[name] for name in columns or example} | ours

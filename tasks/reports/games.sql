@@ -36,7 +36,7 @@ calls as (
         started,
         call,
         messages ->> '$[#-1].content' as question,
-        reply ->> '$.content' as response,
+        spoken(reply) as response,
         coalesce(json_array_length(reply -> '$.tool_calls'), 0) as tool_calls
 
     from kept
@@ -67,16 +67,19 @@ ends as (
         any_value(attributes ->> '$.example_id')::bigint as example_id,
         any_value(attributes ->> '$.example') as example,
         any_value(reward) filter (where reward_name = 'reward') as reward,
-        any_value(error_type || ': ' || error_message) filter (where kind = 'error') as error
+        any_value(error_type || ': ' || error_message) filter (where kind = 'error') as error,
+        list({'role': role, 'why': error_type || ': ' || error_message} order by ended)
+            filter (where kind = 'refused') as refused
 
     from kept
-    where kind in ('reward', 'error')
+    where kind in ('reward', 'error', 'refused')
     group by rollout_id
+    having bool_or(kind <> 'refused')
 
 )
 
 select
-    ends.*,
+    ends.* replace (coalesce(refused, []) as refused),
     coalesce(turn_index, 0) as turn_index,
     coalesce(num_tool_calls, 0)::bigint as num_tool_calls,
     coalesce(interactions, []) as interactions

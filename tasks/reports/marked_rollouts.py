@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import duckdb
 import numpy as np
 
 from adapters.tinker.token_texts import TokenText
+from tasks.reports.views import Views
 from tasks.storage.arrivals import batches_of
 from tasks.storage.files import is_written
 from tasks.storage.run_folder import RunFolder
@@ -61,7 +61,7 @@ class MarkedRollout:
 
 
 def read_marked_rollouts(
-    run: RunFolder, step: int, views: duckdb.DuckDBPyConnection, text_of: TokenText | None
+    run: RunFolder, step: int, views: Views, text_of: TokenText | None
 ) -> list[MarkedRollout]:
     """Return the best, the middle and the worst rollout of a step that is done.
 

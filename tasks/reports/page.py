@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import duckdb
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from adapters.tinker.token_texts import find_token_texts
 from tasks.reports.curves import HeldOutScore, RunCurves, read_curves
+from tasks.reports.failures import RolloutError, find_failures
 from tasks.reports.marked_rollouts import MarkedRollout, read_marked_rollouts
 from tasks.reports.plots import (
     COLOURS,
@@ -23,13 +23,15 @@ from tasks.reports.plots import (
     draw_role_rewards,
     draw_times,
 )
-from tasks.reports.views import open_views
+from tasks.reports.views import Views, open_views
 from tasks.storage.files import write_text
 from tasks.storage.manifest import Manifest, differences, read_manifest
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside
 
 SPENDING = query_beside(str(Path(__file__).with_name("spending")))
+MOST_FAILURES = 20
+"""Different errors of a run that its page shows, the latest ones."""
 READ = ("spans", "calls", "rollouts", "evaluations")
 
 
@@ -43,6 +45,7 @@ class ReportedRun:
     spending: Sequence[Mapping[str, Any]]
     rollouts: Sequence[MarkedRollout]
     tokens_are_numbers: bool
+    failures: Sequence[RolloutError]
 
     @property
     def lineage(self) -> list[Manifest]:
@@ -107,10 +110,12 @@ def _read(run: RunFolder) -> ReportedRun:
             for step in sorted({0, done - 1} if done else ())
             for rollout in read_marked_rollouts(run, step, views, text_of)
         ]
-        return ReportedRun(run, manifest, curves, _spending(views), marked, text_of is None)
+        failures = find_failures(views)[:MOST_FAILURES]
+        spending = _spending(views)
+        return ReportedRun(run, manifest, curves, spending, marked, text_of is None, failures)
 
 
-def _spending(views: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+def _spending(views: Views) -> list[dict[str, Any]]:
     return views.sql(SPENDING).to_arrow_table().to_pylist()
 
 

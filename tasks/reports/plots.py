@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from math import ceil, floor, log10
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -18,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tasks.reports.curves import RunCurves, StepMetrics
+from tasks.storage.files import read_bytes
 
 SIZE = 4.2, 2.5
 """Width and height of a panel, in inches."""
@@ -35,6 +37,9 @@ VARIABLES = {INK: "currentColor", RULE: "var(--rule)"} | {
     colour: f"var(--series-{number})" for number, colour in enumerate(SERIES)
 }
 """Colour in a drawing → what the page has in its place."""
+
+PALETTE = read_bytes(Path(__file__).with_name("colours.css")).decode()
+"""Style with the values of those variables."""
 
 DASHES = ("-", "--", ":", "-.")
 """Line of each policy of a run."""
@@ -144,6 +149,25 @@ def draw_times(runs: Sequence[RunCurves]) -> str:
         axes.set_ylim(len(runs) - 0.6, -0.7)
         axes.grid(visible=False, axis="y")
     return svg()
+
+
+def join_drawings(drawings: Sequence[str], columns: int = 2) -> str:
+    """Join panels into one SVG file, in rows, with the colours that each has on the page."""
+    width, height = (96 * inches for inches in SIZE)  # in pixels
+    size = width * min(columns, len(drawings)), height * ceil(len(drawings) / columns)
+    placed = [
+        drawing.replace("<svg", f'<svg x="{at % columns * width}" y="{at // columns * height}"', 1)
+        for at, drawing in enumerate(drawings)
+    ]
+    return "\n".join(
+        [
+            '<svg xmlns="http://www.w3.org/2000/svg" width="{}" height="{}">'.format(*size),
+            f"<style>{PALETTE}:root {{ color: var(--ink); }}</style>",
+            '<rect width="100%" height="100%" fill="var(--paper)"/>',
+            *placed,
+            "</svg>",
+        ]
+    )
 
 
 def time_parts(run: RunCurves) -> dict[str, float]:

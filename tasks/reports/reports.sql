@@ -54,7 +54,9 @@ outcomes as (
         attempt,
         any_value(reward) filter (where reward_name = 'reward') as reward,
         any_value(error_type) filter (where kind = 'error') as error_type,
-        any_value(error_message) filter (where kind = 'error') as error_message
+        any_value(error_message) filter (where kind = 'error') as error_message,
+        list({'role': role, 'why': error_type || ': ' || error_message} order by ended)
+            filter (where kind = 'refused') as refused
 
     from spans
     group by rollout_id, attempt

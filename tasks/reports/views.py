@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import duckdb
 import pyarrow as pa
@@ -15,6 +15,8 @@ from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside, scan
 
 QUERY = query_beside(__file__)
+SPOKEN = query_beside(str(Path(__file__).with_name("spoken")))
+"""The macro `spoken`, which comes before a query that uses it."""
 
 OF_SPANS = ("spans", "calls", "rollouts", "groups")
 LEARNED = ("trajectories", "datums")
@@ -40,6 +42,13 @@ EVALUATIONS = pa.schema(
 )
 """Columns of the view `evaluations`: a row for each way of sampling and each category."""
 
+Views: TypeAlias = "duckdb.DuckDBPyConnection"
+"""Connection with views over runs.
+
+The type is text at run time: at the end of a process DuckDB complains on standard error about each
+of its types that a thread still refers to, and Prefect's threads refer to all that a flow imports.
+"""
+
 LOCKS = """
 set enable_external_access = false;
 set python_enable_replacements = false;
@@ -47,9 +56,7 @@ set lock_configuration = true;
 """
 
 
-def open_views(
-    runs: Sequence[RunFolder], names: Sequence[str] = VIEWS
-) -> duckdb.DuckDBPyConnection:
+def open_views(runs: Sequence[RunFolder], names: Sequence[str] = VIEWS) -> Views:
     """Open a connection with the named views over runs: all that they have recorded until now.
 
     Every file is checked first, and a damaged one is refused (Damaged). The torn end of a journal
@@ -62,7 +69,7 @@ def open_views(
     connection.execute(LOCKS)
     if {*names} & {*OF_SPANS}:
         _register_spans(connection, runs)
-        connection.execute(QUERY)
+        connection.execute(SPOKEN + QUERY)
     for name in LEARNED:
         if name in names:
             files = dict(_learned(runs, name))
@@ -79,12 +86,12 @@ def open_views(
 
 
 def views_in(statement: str) -> list[str]:
-    """List the views that a statement may read: those it has the name of, or all if none."""
+    """List the views that a statement may read: those that it names, or all of them."""
     words = {word.lower() for word in re.findall(r"\w+", statement)}
     return [name for name in VIEWS if name in words] or [*VIEWS]
 
 
-def _register_spans(connection: duckdb.DuckDBPyConnection, runs: Sequence[RunFolder]) -> None:
+def _register_spans(connection: Views, runs: Sequence[RunFolder]) -> None:
     files: dict[Path, Mapping[str, str]] = {}
     tables = [_named(SCHEMA.empty_table(), "", "")]
     for run in runs:

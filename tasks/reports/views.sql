@@ -33,7 +33,7 @@ select
     prefix_how,
     gen_ai_response_finish_reasons[1] as finish_reason,
     messages ->> '$[#-1].content' as asked,
-    reply ->> '$.content' as said,
+    spoken(reply) as said,
     coalesce(json_array_length(reply -> '$.tool_calls'), 0) as tool_calls,
     (attributes ->> '$.cost')::double as cost,
     coalesce(replayed, false) as replayed,

@@ -49,14 +49,19 @@ def bind_run(name: str, recipe: dict[str, Any], fingerprint: str) -> Iterator[Ru
         run.sweep()
         if not run.exists():
             write_manifest(run, recipe, fingerprint)
-        bound = read_manifest(run)
-        if bound["fingerprint"] != fingerprint:
-            differing = ", ".join(differences(bound["recipe"], recipe))
-            raise RunError(
-                f"the run {run.path} was started with another recipe, which differs in "
-                f"{differing}; give the same values, or another name with --run"
-            )
+        check_binding(run, recipe, fingerprint)
         yield run.take_over()
+
+
+def check_binding(run: RunFolder, recipe: dict[str, Any], fingerprint: str) -> None:
+    """Raise RunError if a run was started with another recipe or written in another format."""
+    bound = read_manifest(run)
+    if bound["fingerprint"] != fingerprint:
+        differing = ", ".join(differences(bound["recipe"], recipe))
+        raise RunError(
+            f"the run {run.path} was started with another recipe, which differs in "
+            f"{differing}; give the same values, or another name with --run"
+        )
 
 
 def read_manifest(run: RunFolder) -> Manifest:

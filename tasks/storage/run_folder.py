@@ -30,6 +30,9 @@ class RunError(UserError):
     """Refusal to open or change a run as it was asked."""
 
 
+LONGEST_NAME = 200
+"""Bytes of a run's name: file systems allow 255, and files beside a run have longer names."""
+
 BASELINE = "baseline"
 """Split of the greedy rollouts with which those of a training step are compared."""
 
@@ -302,6 +305,8 @@ def folder_of(name: str) -> RunFolder:
     odd = last.startswith(".") or not name.isprintable()
     if odd or last in ("", *APART) or apart not in ("", *APART):
         raise RunError(f"{name!r} cannot name a run: use letters, digits, '-' and '_'")
+    if len(last.encode()) > LONGEST_NAME:
+        raise RunError(f"{name!r} cannot name a run: use at most {LONGEST_NAME} letters")
     return RunFolder(runs_root() / name)
 
 

@@ -1,0 +1,66 @@
+"""spans → what failed in them: each error whole, with the rollouts that it ended."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from tasks.metrics import read_metrics
+from tasks.reports.views import Views
+from tasks.spans import ERROR, REFUSED
+from tasks.storage.arrivals import batches_of
+from tasks.storage.files import is_written
+from tasks.storage.run_folder import RunFolder
+from tasks.storage.tables import query_beside, read
+
+QUERY = query_beside(__file__)
+COLUMNS = ("kind", "rollout_id", "ended", "error_type", "error_message")
+
+MOST_NAMED = 3
+"""Rollouts that are named for one error."""
+
+
+@dataclass(frozen=True)
+class RolloutError:
+    """An error to its last line, how often it came, and the rollouts in which it did.
+
+    `kind` is that of its spans: it ended an attempt, or is why the door refused a call.
+    """
+
+    kind: str
+    error: str
+    times: int
+    rollouts: Sequence[str]
+
+    @property
+    def where(self) -> str:
+        """The first rollouts by name, and the number of the others."""
+        named, left = ", ".join(self.rollouts[:MOST_NAMED]), len(self.rollouts) - MOST_NAMED
+        return f"{named} and {left} more" if left > 0 else named
+
+    def __str__(self) -> str:
+        refused = ", a call that was refused" if self.kind == REFUSED else ""
+        return f"{self.where}{refused}:\n{self.error}"
+
+
+def read_failures(spans: Sequence[Path]) -> list[RolloutError]:
+    """Read the errors of sealed batches, the latest first; equal errors are one failure."""
+    with duckdb.connect() as connection:
+        connection.register("spans", pa.concat_tables(read(path, COLUMNS) for path in spans))
+        return find_failures(connection)
+
+
+def find_failures(connection: Views) -> list[RolloutError]:
+    """Find the errors in a connection's table `spans`, as `read_failures` does."""
+    return [RolloutError(**row) for row in connection.sql(QUERY).to_arrow_table().to_pylist()]
+
+
+def last_failure(run: RunFolder) -> str:
+    """Return the last error of the last step in which rollouts failed; empty if there is none."""
+    steps = [row["step"] for row in read_metrics(run.metrics) if row.get("rollouts/failed")]
+    batches = batches_of(run, int(steps[-1])) if steps else []
+    spans = [path for path in map(run.spans, batches) if is_written(path)]
+    ended = [failure for failure in read_failures(spans) if failure.kind == ERROR] if spans else []
+    return str(ended[0]) if ended else ""
