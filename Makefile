@@ -5,8 +5,6 @@ COOKBOOK := .venv-cookbook/bin/python
 COOKBOOK_READY := .venv-cookbook/.ready
 TRINITY := .venv-trinity/bin/python
 TRINITY_READY := .venv-trinity/.ready
-CLIENTS := .venv-clients/bin/python
-CLIENTS_READY := .venv-clients/.ready
 
 # One thread a process: two that wait for each other on a busy machine are slower than one.
 export OMP_NUM_THREADS ?= 1
@@ -14,7 +12,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic test stories faults check format constraints server worker deploy bench peers formulas kills windows stops algorithms cookbook clients fuzz verifiers inspect wheel clean
+.PHONY: help setup hello arithmetic test stories faults check format constraints server worker deploy bench peers formulas kills windows stops signals algorithms cookbook frameworks fuzz verifiers inspect wheel clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -32,8 +30,8 @@ hello: $(READY) ## train the hello agent end to end on this machine
 arithmetic: $(READY) ## train the arithmetic agent
 	$(BIN)/ratchet train arithmetic
 
-test: $(READY) ## run the tests, two files at a time
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+test: $(READY) ## run the tests, three files at a time
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 stories: $(READY) ## run the long stories: kills, deployments, clusters, pretraining, 1,000 rollouts
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --timeout 1800 -m story
@@ -98,6 +96,9 @@ windows: $(READY) ## crash a run at each of its writes, before, after and torn, 
 stops: $(READY) ## stop a run's processes for 30, 130 and 300 s, and compare
 	$(BIN)/python -m benchmarks.interruptions.stops
 
+signals: $(READY) ## stop train, evaluate and dryrun by Ctrl-C and SIGTERM at random moments
+	$(BIN)/python -m benchmarks.interruptions.signals
+
 algorithms: $(READY) ## train each loss and each advantage by three seeds, and draw what they learn
 	$(BIN)/python -m benchmarks.algorithms --seeds 3
 
@@ -110,15 +111,23 @@ $(COOKBOOK_READY): Makefile
 cookbook: $(READY) $(COOKBOOK_READY) ## train with the Tinker cookbook, unmodified, against the engine
 	COOKBOOK_PYTHON=$(CURDIR)/$(COOKBOOK) $(BIN)/python -m pytest tests/test_cookbook.py
 
-# Apart, because LangChain, the Agents SDK and Anthropic's client are no dependencies of ours.
-$(CLIENTS_READY): Makefile
-	test -x $(CLIENTS) || $(PYTHON) -m venv .venv-clients
-	$(CLIENTS) -m pip install --quiet langchain-openai==1.7.3 langchain-core==1.7.2 \
-		openai-agents==0.24.0 openai==3.54.0 anthropic==2.12.0
+# An environment for each, because few of them accept our pins, and several do not accept each other's.
+FRAMEWORKS_READY := $(patsubst tests/frameworks/%.txt,.frameworks/%/.ready,$(wildcard tests/frameworks/*.txt))
+NODE_READY := $(if $(shell command -v npm),.frameworks/node/.ready)
+
+.frameworks/%/.ready: tests/frameworks/%.txt
+	test -x .frameworks/$*/bin/python || $(PYTHON) -m venv .frameworks/$*
+	.frameworks/$*/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
-clients: $(READY) $(CLIENTS_READY) ## play every client we know against the engine, and compare the tokens
-	CLIENTS_PYTHON=$(CURDIR)/$(CLIENTS) $(BIN)/python -m pytest tests/test_client_matrix.py
+.frameworks/node/.ready: tests/frameworks/package.json
+	mkdir -p .frameworks/node
+	cp $< .frameworks/node
+	cd .frameworks/node && npm install --silent
+	touch $@
+
+frameworks: $(READY) $(FRAMEWORKS_READY) $(NODE_READY) ## play every framework and client we know, and compare the tokens
+	$(BIN)/python -m pytest tests/test_frameworks.py tests/test_client_matrix.py
 
 FUZZ ?= 10000
 
@@ -160,4 +169,4 @@ wheel: $(READY) $(WHEEL_READY) ## build the wheel, install it in a new environme
 	WHEEL_PYTHON=$(WHEEL) $(BIN)/python -m pytest --timeout 1800 -m story tests/test_wheel.py
 
 clean: ## remove the environments and every cache, not the runs
-	rm -rf .venv .venv-cookbook .venv-clients .venv-verifiers .venv-agentlightning .venv-trinity .venv-inspect .venv-wheel .pytest_cache .ruff_cache
+	rm -rf .venv .frameworks .venv-cookbook .venv-verifiers .venv-agentlightning .venv-trinity .venv-inspect .venv-wheel .pytest_cache .ruff_cache

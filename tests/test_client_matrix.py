@@ -22,7 +22,6 @@ from tests.token_identity import Reuse, differences, reuse
 
 PROGRAMS = Path(__file__).parent / "clients"
 ROOT = Path(__file__).parent.parent
-APART = str(ROOT / os.environ.get("CLIENTS_PYTHON", ".venv-clients/bin/python"))
 CHAT = Chat(TOKENIZER)
 
 CALL = tool_call("look", '{"at":  "the box"}')
@@ -44,7 +43,8 @@ class Client:
     """A program of `tests/clients`, and what the policy says, call by call, in each of its ways.
 
     The program is run `by` an interpreter, and `uses` another program. In the ways in `ended` the
-    client writes on into an answer that the model had ended, so that a new trajectory begins.
+    client writes on into an answer that the model had ended, so that a new trajectory begins. One
+    whose library is `slow` to import plays in a story.
     """
 
     program: str
@@ -52,13 +52,19 @@ class Client:
     by: str = sys.executable
     uses: str = sys.executable
     ended: frozenset[str] = frozenset()
+    slow: bool = False
 
     @property
     def command(self) -> list[str]:
         for needed in (self.by, self.uses):
             if shutil.which(needed) is None:
-                pytest.skip(f"there is no {needed}; `make clients` installs what pip can")
+                pytest.skip(f"there is no {needed}; `make frameworks` installs what pip can")
         return [self.by, str(PROGRAMS / self.program)]
+
+
+def python_of(framework: str) -> str:
+    """Return the Python of a framework's environment, which `make frameworks` makes."""
+    return str(ROOT / ".frameworks" / framework / "bin" / "python")
 
 
 CLIENTS = (
@@ -80,6 +86,7 @@ CLIENTS = (
     Client(
         "litellm_client.py",
         {"sync": TALK, "asynchronous": TALK, "stream": TALK, "tools": LOOKS},
+        slow=True,
     ),
     Client(
         "crewai_client.py",
@@ -92,11 +99,12 @@ CLIENTS = (
             "react_without_stop": ([*letters(ACTION), END], ANSWER),
         },
         ended=frozenset({"react_without_stop"}),
+        slow=True,
     ),
     Client(
         "langchain_client.py",
         {"invoke": TALK, "stream": TALK, "tools": LOOKS, "structured": GUESSES},
-        by=APART,
+        by=python_of("langgraph"),
     ),
     Client(
         "agents_sdk.py",
@@ -110,7 +118,7 @@ CLIENTS = (
             "responses_tools": LOOKS,
             "responses_structured": GUESSES,
         },
-        by=APART,
+        by=python_of("openai-agents"),
     ),
     Client(
         "anthropic_client.py",
@@ -121,7 +129,6 @@ CLIENTS = (
             "tools": LOOKS,
             "tools_streamed": LOOKS,
         },
-        by=APART,
     ),
 )
 
@@ -178,7 +185,13 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tinker.Sampling
         yield service.create_sampling_client(base_model=str(TINY)).result()
 
 
-@pytest.mark.parametrize("client", CLIENTS, ids=[client.program for client in CLIENTS])
+@pytest.mark.parametrize(
+    "client",
+    [
+        pytest.param(client, id=client.program, marks=[pytest.mark.story] * client.slow)
+        for client in CLIENTS
+    ],
+)
 def test_what_a_client_was_answered_is_what_is_trained(
     client: Client, engine: tinker.SamplingClient, tmp_path: Path
 ) -> None:
