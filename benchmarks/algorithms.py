@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 from matplotlib import pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 from benchmarks.interruptions import killable_runs
 from benchmarks.learning import read_held_out
@@ -180,7 +181,13 @@ def draw(learnt: Mapping[str, Sequence[Learnt]], path: Path) -> None:
     columns = 4
     rows = -(-len(names) // columns)
     figure, panels = plt.subplots(
-        rows, columns, figsize=(3 * columns, 2 * rows), sharex=True, sharey=True, squeeze=False
+        rows,
+        columns,
+        figsize=(3 * columns, 2 * rows),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
     )
     for panel in panels.flat[len(names) :]:
         panel.set_axis_off()
@@ -188,11 +195,11 @@ def draw(learnt: Mapping[str, Sequence[Learnt]], path: Path) -> None:
         for of, color in ((BESIDE, "0.7"), (name, "tab:blue")):
             for run in learnt[of]:
                 panel.plot(run.rewards, color=color, linewidth=1)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         panel.set_title(name, fontsize=9)
         panel.grid(alpha=0.3)
     figure.supxlabel("step")
     figure.supylabel("mean reward of a step's rollouts")
-    figure.tight_layout()
     figure.savefig(path, dpi=80)
 
 

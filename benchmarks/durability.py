@@ -25,7 +25,7 @@ import numpy as np
 from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
-from adapters.calls import POLICY, Begun, Completion, Policy, Sampler, Sampling
+from adapters.calls import POLICY, Begun, Completion, Policy, RefusedCall, Sampler, Sampling
 from adapters.chat import Chat
 from adapters.door.batches import (
     OpenBatch,
@@ -90,6 +90,9 @@ class CallsRecorder:
         """Record that a call is about to be sampled."""
         if self._journal is not None:
             self._journal.append_soon(begun_span(begun))
+
+    def refused(self, call: RefusedCall) -> None:
+        """Record nothing: no call is refused here."""
 
     async def answered(self, completion: Completion) -> None:
         """Record a call durably."""
@@ -188,7 +191,7 @@ def start_peer(rollouts: int) -> Iterator[Callable[[], list[list[float]]]]:
 
     A round returns the wall and processor seconds to make the spans, and those to add them.
     """
-    command = [str(PEER), "-m", "benchmarks.agentlightning_store", str(rollouts)]
+    command = [str(PEER), "-m", "benchmarks.peers.agentlightning_store", str(rollouts)]
     offline = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     with subprocess.Popen(
         command, cwd=ROOT, env=offline, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -18,8 +18,8 @@ import transformers
 
 from adapters.tinker.live_policy import LivePolicy, LoraSpec
 from adapters.tinker.service import Service, connect
-from benchmarks import plain_transformers as plain
 from benchmarks.measuring import SPEED, describe_machine, format_table, speed_rows, time_in_turns
+from benchmarks.peers import plain_transformers as plain
 from engine.model.base_models import find
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights

@@ -1,9 +1,12 @@
-"""Picture of what runs have learnt: rewards by minutes of sampling and training.
+"""Pictures of what runs have learnt: rewards by minutes, or beside answers before and after.
 
 python -m benchmarks.learning RUN [RUN ...] --out docs/learning.svg
+python -m benchmarks.learning RUN --answers 3 --out docs/pictures/hello.png
 """
 
 import argparse
+import json
+import textwrap
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -14,6 +17,7 @@ from matplotlib.axes import Axes
 
 from tasks.evaluations import Estimate, read_evaluation
 from tasks.metrics import read_metrics
+from tasks.reports.queries import answer
 from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder, folder_of
 
@@ -21,6 +25,19 @@ SAMPLING = "sampled"
 """Way of sampling whose evaluations are drawn and compared."""
 SECONDS = ("seconds/sampling", "seconds/training")
 """Endings of metrics' names: each policy has its training."""
+
+ANSWERS = """
+select asked, list(said order by step) as said, list(reward order by step) as rewards
+from rollouts
+join calls using (run, rollout_id, attempt, split, step)
+where split = 'test' and step in (0, (select max(step) from evaluations))
+group by example_id, asked
+having count(*) = 2
+order by example_id
+"""
+"""Held-out examples, by what was answered to them before and after the training."""
+LETTERS = 58
+"""Width of an answer in the picture, in letters."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +88,32 @@ def draw(runs: list[LearningCurve], out: Path) -> None:
     figure.savefig(out, metadata={"Date": None})
 
 
+def draw_answers(run: RunFolder, examples: int, out: Path) -> None:
+    """Draw the reward by step, beside what the first held-out examples were answered."""
+    figure, (curve, texts) = plt.subplots(1, 2, figsize=(9.6, 3.4), width_ratios=(2, 3))
+    rewards = [step["reward/mean"] for step in read_metrics(run.metrics)]
+    curve.plot(rewards, color="tab:blue", marker=".")
+    curve.set(xlabel="step", ylabel="mean reward of a step's rollouts", ylim=(0, 1.02))
+    curve.grid(alpha=0.3)
+    texts.set_axis_off()
+    rows = json.loads(answer(ANSWERS, [run], "json"))[:examples]
+    top, height = 0.97, 1.0 / examples
+    for place, row in enumerate(rows):
+        y = top - place * height
+        texts.text(0, y, row["asked"], weight="bold", va="top", fontsize=10)
+        said = zip(
+            ("before", f"after {len(rewards)} steps"), row["said"], row["rewards"], strict=True
+        )
+        for line, (when, words, reward) in enumerate(said, start=1):
+            short = textwrap.shorten(words, LETTERS, placeholder=" …")
+            color = "tab:green" if reward > 0 else "tab:red"
+            texts.text(0.02, y - 0.3 * height * line, when, va="top", fontsize=9, color="0.4")
+            texts.text(0.24, y - 0.3 * height * line, short, va="top", fontsize=10, color=color)
+    figure.tight_layout()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=100)
+
+
 def _draw_panel(panel: Axes, run: LearningCurve) -> None:
     begun = [0.0, *run.minutes[:-1]]
     panel.plot(begun, run.rewards, color="tab:blue", marker=".", label="a step's rollouts")
@@ -95,7 +138,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", help="names of folders under runs/")
     parser.add_argument("--out", type=Path, default=Path("docs/learning.svg"))
+    parser.add_argument("--answers", type=int, help="examples that the first run is drawn beside")
     arguments = parser.parse_args()
+    if arguments.answers:
+        draw_answers(folder_of(arguments.runs[0]), arguments.answers, arguments.out)
+        return
     draw([read_curve(folder_of(run)) for run in arguments.runs], arguments.out)
 
 

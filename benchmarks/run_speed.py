@@ -33,7 +33,8 @@ from benchmarks.timelines import Timeline, read_bare_timeline, read_run_timeline
 from engine.model.base_models import find
 from flows.deployments import named_recipe
 from flows.recipe.recipe import Recipe
-from flows.runtime.open_run import train_split, training_sampling
+from flows.runtime.checks import train_split
+from flows.runtime.open_run import training_sampling
 from tasks.shards import choose
 from tasks.storage.run_folder import RunFolder
 
@@ -156,7 +157,7 @@ def run_ratchet(folder: Path, settings: Sequence[str], service: dict[str, str]) 
 
 def run_bare_loop(plan: Path, report: Path, service: dict[str, str]) -> Timeline:
     """Run the bare loop."""
-    command = ["benchmarks.bare_loop", str(plan), str(report)]
+    command = ["benchmarks.peers.bare_loop", str(plan), str(report)]
     return read_bare_timeline(report, *run_module(command, service))
 
 
