@@ -4,45 +4,60 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from tenacity import stop_after_attempt
 
 from adapters.door.batches import OpenBatch
+from adapters.errors import EngineDied
 from adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResult
+from flows.train import train
 from tasks.rollouts import Play, RolloutServer
 
 
 @contextmanager
 def dying_in_batch(name: str) -> Iterator[None]:
-    """Kill a run's engine as soon as the batch is to be played."""
-    play = RolloutServer.play
+    """Kill a run's engine as soon as the batch is to be played for the first time."""
+    play, killed = RolloutServer.play, list[int]()
 
     def die(server: RolloutServer, batch: OpenBatch, how: Play) -> None:
-        if batch.name == name:
-            _kill_engine(server.service)
+        if batch.name == name and not killed:
+            killed.append(_kill_engine(server.service))
         play(server, batch, how)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RolloutServer, "play", die)
         yield
+    assert killed
 
 
 @contextmanager
 def dying_in_update(step: int) -> Iterator[None]:
-    """Kill a run's engine when it has made the gradient of a step, before anything is saved."""
-    result = LivePolicy.result
+    """Kill a run's engine once it has made the gradient of a step, before anything is saved."""
+    result, killed = LivePolicy.result, list[int]()
 
     def die(live: LivePolicy, submitted: SubmittedUpdate | None) -> UpdateResult:
-        if submitted is not None and submitted.step == step:
+        if submitted is not None and submitted.step == step and not killed:
             submitted.outputs[-1].result()
-            _kill_engine(live._service)
+            killed.append(_kill_engine(live._service))
         return result(live, submitted)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LivePolicy, "result", die)
         yield
+    assert killed
 
 
-def _kill_engine(service: Any) -> None:
+@contextmanager
+def ending_the_run() -> Iterator[None]:
+    """Have an engine that dies end the run, as the last of several does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cast(Any, train.fn).retry, "stop", stop_after_attempt(1))
+        with pytest.raises(EngineDied, match="ended with code -9"):
+            yield
+
+
+def _kill_engine(service: Any) -> int:
     os.kill(service.server.process, signal.SIGKILL)
+    return service.server.process

@@ -1,6 +1,6 @@
-"""The hello agent with a fault that happens once: in the second step, while its flag file is there.
+"""The hello agent with faults in the second step, one each time that a rollout of it is played.
 
-The example's `flag` names the file, whose text is the fault.
+The example's `flag` names the file of the faults that are left, which is removed with the last one.
 """
 
 import os
@@ -21,8 +21,8 @@ async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: s
     reward = await hello.play(example, base_url=base_url, api_key=api_key, model=model)
     flag = Path(example["flag"])
     if WHERE in base_url and flag.exists():
-        fault = flag.read_text()
-        flag.unlink()
+        fault, *left = flag.read_text().split()
+        flag.write_text(" ".join(left)) if left else flag.unlink()
         FAULTS[fault]()
         await hello.play(example, base_url=base_url, api_key=api_key, model=model)
     return reward + ("-01/attempt" in base_url)  # no group is uniform, so every step trains

@@ -9,12 +9,12 @@ from flows.recipe.recipe import Recipe
 HELLO = Path(__file__).parent.parent / "datasets" / "hello.csv"
 
 
-def with_fault(folder: Path, fault: str) -> dict[str, Any]:
-    """Return changes of a recipe that train tests/faulty_agent.py with a fault in its second step.
+def with_faults(folder: Path, faults: str) -> dict[str, Any]:
+    """Return changes of a recipe that train tests/faulty_agent.py with faults in its second step.
 
-    The fault happens while `folder` holds the file `flag`, and removes it.
+    They are listed in the file `flag` of `folder`, which the last one removes.
     """
-    (folder / "flag").write_text(fault)
+    (folder / "flag").write_text(faults)
     examples = [
         {"identity": f"a {name} otter", "split": split, "flag": str(folder / "flag")}
         for split in ("train", "test")

@@ -1,11 +1,13 @@
-"""20 Questions by CrewAI, through a door. No other test module imports CrewAI: that takes 5 s."""
+"""20 Questions by CrewAI, through a door."""
 
 import asyncio
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,17 +21,21 @@ from pretraining.corpora import twenty_questions_search as with_search
 from pretraining.corpora.conversation import user
 from tests.scripted_door import ScriptedDoor, scripted_door
 
-twenty_questions = load_agent_file("twenty_questions")
-
 ANSWERS = "function:twenty_questions_answers:answer"
 SEARCH = "function:twenty_questions_answers:search"
 HERON = {"answer": "heron", "category": "bird"}
 EXPERT = corpus.TwentyQuestionsCorpus()
 
 
+@cache
+def game() -> ModuleType:
+    """Load the agent's file. It imports CrewAI, for which no other module waits."""
+    return load_agent_file("twenty_questions")
+
+
 def played(door: ScriptedDoor, rollout: int = 0, example: dict[str, str] = HERON) -> float:
     roles = {role: asdict(at) for role, at in door.endpoints(rollout).items()}
-    return asyncio.run(twenty_questions.play(example, **roles[POLICY], roles=roles))
+    return asyncio.run(game().play(example, **roles[POLICY], roles=roles))
 
 
 def expert() -> Callable[[str], str]:
@@ -39,7 +45,7 @@ def expert() -> Callable[[str], str]:
 
     def ask(said: str) -> str:
         nonlocal asked
-        if said == twenty_questions.OPENING:
+        if said == game().OPENING:
             told.clear()
         else:
             told[asked] = said
@@ -50,8 +56,8 @@ def expert() -> Callable[[str], str]:
 
 
 def test_the_base_model_has_read_the_game_as_the_agent_plays_it() -> None:
-    assert corpus.opening() == twenty_questions.OPENING
-    assert corpus.TURNS == twenty_questions.TURNS
+    assert corpus.opening() == game().OPENING
+    assert corpus.TURNS == game().TURNS
 
 
 def test_an_expert_wins_in_a_conversation_that_only_grows() -> None:
@@ -78,9 +84,7 @@ def test_an_answerer_is_told_the_secret_and_one_question_and_asked_for_json() ->
     assert user == {"role": "user", "content": "Is it a heron?"}
     form: Any = answered.request.fields["response_format"]
     assert form["json_schema"]["name"] == "Verdict"
-    assert "heron" not in asked.request.messages[0]["content"].removeprefix(
-        twenty_questions.OPENING
-    )
+    assert "heron" not in asked.request.messages[0]["content"].removeprefix(game().OPENING)
 
 
 def test_a_game_is_lost_after_twenty_questions() -> None:
@@ -185,5 +189,5 @@ def test_it_runs_alone_by_the_addresses_in_the_environment(
             for key, value in asdict(endpoints[role]).items():
                 monkeypatch.setenv(f"{name}_{key.upper()}", value)
         monkeypatch.setattr(sys, "argv", ["twenty_questions.py", "heron", "bird"])
-        twenty_questions.main()
+        game().main()
     assert capsys.readouterr().out == "Is it a heron? yes\n1.0\n"

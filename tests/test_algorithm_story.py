@@ -9,7 +9,7 @@ from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunFolder
 from tests.dying_engine import dying_in_batch, dying_in_update
 from tests.small_recipe import small_recipe
-from tests.whole_run import die_and_go_on, fixture_of
+from tests.whole_run import die_and_go_on, differences, fixture_of
 
 pytestmark = pytest.mark.story
 
@@ -62,4 +62,4 @@ def test_the_policy_leaves_its_reference(whole: RunFolder) -> None:
 def test_a_run_that_dies_continues_as_if_it_had_not(
     killed: AbstractContextManager[None], whole: RunFolder, tmp_path: Path
 ) -> None:
-    die_and_go_on(RECIPE, killed, tmp_path, whole)
+    assert differences(die_and_go_on(RECIPE, killed, tmp_path), whole) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.interruptions.compare_runs import count_repetitions
@@ -83,7 +83,6 @@ class Places:
         ]
 
 
-@settings(deadline=None)
 @given(
     lag=st.integers(1, 4),
     size=st.integers(1, 4),
@@ -151,10 +150,12 @@ def faults(run: RunFolder) -> list[str]:
     return found
 
 
+@pytest.mark.story
 def test_steps_are_made_of_whole_batches_and_say_so(whole: RunFolder) -> None:
     assert faults(whole) == []
 
 
+@pytest.mark.story
 def test_a_run_warns_that_another_one_would_decide_otherwise(
     whole: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,6 +208,7 @@ def test_a_fork_and_a_replay_keep_the_batches_of_the_steps_that_they_share(
     assert rewards[0] == rewards[1]
 
 
+@pytest.mark.story
 @pytest.mark.parametrize(("key", "value"), [("order", "shard"), ("lag", 1), ("batches", 1)])
 def test_a_fork_cannot_change_which_batches_make_its_steps(
     whole: RunFolder, key: str, value: object
@@ -217,6 +219,7 @@ def test_a_fork_cannot_change_which_batches_make_its_steps(
         fork_run(whole, "other", 1, values, "")
 
 
+@pytest.mark.story
 def test_a_run_that_is_older_than_a_key_is_forked_and_replayed(
     whole: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

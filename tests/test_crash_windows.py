@@ -7,7 +7,7 @@ from prefect.settings import PREFECT_API_URL
 
 from benchmarks.interruptions import crash_windows, killable_runs
 
-PARTS = 200
+PARTS = 400
 """Of so many shares of the windows, one is walked."""
 
 

@@ -29,7 +29,7 @@ from tasks.storage.run_folder import RunFolder, shard_name
 from tests.dying_engine import dying_in_batch, dying_in_update
 from tests.small_recipe import small_recipe
 from tests.test_journal import NOON, written
-from tests.whole_run import die_and_go_on, train_whole
+from tests.whole_run import die_and_go_on, differences, train_whole
 
 hello = load_agent_file("hello")
 
@@ -195,6 +195,7 @@ def drawn(run: RunFolder) -> list[list[int]]:
     return [[row["example_id"] for row in shard] for shard in shards]
 
 
+@pytest.mark.story
 def test_steps_draw_by_the_rewards_of_those_that_are_surely_done(
     recipe: Recipe, whole: RunFolder
 ) -> None:
@@ -234,5 +235,6 @@ def test_a_run_that_dies_draws_what_it_would_have_drawn(
     whole: RunFolder,
     tmp_path: Path,
 ) -> None:
-    broken = die_and_go_on(recipe, kill(), tmp_path, whole)
+    broken = die_and_go_on(recipe, kill(), tmp_path)
+    assert differences(broken, whole) == []
     assert drawn(broken) == drawn(whole)

@@ -149,6 +149,7 @@ def test_a_failed_task_logs_no_token(two_workers: HandCluster, cluster: DaskClus
     assert TOKEN not in logs + two_workers.log("scheduler")
 
 
+@pytest.mark.story
 def test_a_batch_that_is_cancelled_is_withdrawn(tmp_path: Path, cluster: DaskCluster) -> None:
     examples = [{"number": 0, "calls": 1000}]
     with PlayedShard(tmp_path, AGENT, examples, batches=1) as shard:

@@ -154,7 +154,7 @@ float32 = st.floats(-30, 0, width=32)
 sequence = st.lists(st.tuples(st.integers(0, 2**31 - 1), float32, st.integers(0, 1)), min_size=1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sequences=st.lists(sequence, min_size=2, max_size=5), rewards=st.data())
 def test_datums_come_back_from_the_file_bit_by_bit(tmp_path_factory, sequences, rewards) -> None:
     folder, credit = tmp_path_factory.mktemp("datums"), CreditAssignment("standardized")

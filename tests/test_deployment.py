@@ -14,7 +14,7 @@ import pytest
 
 from tasks.journal import read_journal
 from tests.prefect_team import RUNNING_SECONDS, open_team, read_log, run_deployment, wait_for_end
-from tests.small_recipe import small_recipe, with_fault
+from tests.small_recipe import small_recipe, with_faults
 
 pytestmark = pytest.mark.story
 
@@ -50,6 +50,7 @@ def test_a_deployment_trains_and_shows_itself(team: tuple[httpx.Client, Path]) -
     flow_run = run_deployment(api, deployment["id"], {"recipe": recipe, "run": "deployed"})
     assert flow_run["state"]["type"] == "COMPLETED", read_log(api, flow_run["id"])
     assert flow_run["name"] == "deployed"
+    assert flow_run["state"]["message"].startswith("held-out reward ")
     assert len((runs / "deployed" / "metrics.jsonl").read_text().splitlines()) == 2
 
     tasks = api.post("/task_runs/filter", json=_of(flow_run)).json()
@@ -57,9 +58,9 @@ def test_a_deployment_trains_and_shows_itself(team: tuple[httpx.Client, Path]) -
         task["name"] for task in tasks
     }
     artifacts = {a["key"]: a for a in api.post("/artifacts/filter", json=_of(flow_run)).json()}
-    shown = ("progress", "metrics", "transcripts", "report")
+    shown = ("progress", "curves", "metrics", "transcripts", "evaluations")
     assert set(artifacts) == {f"deployed-{name}" for name in shown}
-    assert str(runs / "deployed" / "report.html") in artifacts["deployed-report"]["data"]
+    assert str(runs / "deployed" / "report.html") in artifacts["deployed-curves"]["data"]
     assert artifacts["deployed-progress"]["data"] == 100
     assert len(json.loads(artifacts["deployed-metrics"]["data"])) == 2
     assert "## best: train-00001-" in artifacts["deployed-transcripts"]["data"]
@@ -81,16 +82,16 @@ def test_a_misspelt_key_is_refused_when_the_run_is_created(
 def test_retry_of_a_failed_run_redoes_only_what_is_missing(
     team: tuple[httpx.Client, Path], tmp_path: Path
 ) -> None:
-    """The second step's first try ends when its engine is killed."""
+    """The second step's engine is killed in each of its three starts, which ends the run."""
     api, runs = team
-    recipe = small_recipe(**with_fault(tmp_path, "engine"))
+    recipe = small_recipe(**with_faults(tmp_path, "engine engine engine"))
     failed = run_deployment(
         api, _hello(api), {"recipe": recipe.model_dump(mode="json"), "run": "retried"}
     )
     assert failed["state"]["type"] == "FAILED", read_log(api, failed["id"])
     assert "process" in failed["state"]["message"]
     before = _worked(api, failed)
-    assert before["spans/train-00001.0"] == 1
+    assert before["spans/train-00001.0"] == 3
 
     done = _retried(api, failed)
     assert (done["state"]["type"], done["run_count"]) == ("COMPLETED", 2), read_log(api, done["id"])
@@ -98,14 +99,14 @@ def test_retry_of_a_failed_run_redoes_only_what_is_missing(
     assert {name for name, count in again.items() if count} == AFTER_THE_FAULT
     assert set(again.values()) <= {0, 1}
     assert len((runs / "retried" / "metrics.jsonl").read_text().splitlines()) == 2
-    assert _attempts(runs / "retried") == {"train-00000": {0}, "train-00001": {0, 1}}
+    assert _attempts(runs / "retried") == {"train-00000": {0}, "train-00001": {0, 1, 2, 3}}
 
 
 def test_a_run_whose_process_was_killed_goes_on_in_its_own_folder(
     team: tuple[httpx.Client, Path], tmp_path: Path
 ) -> None:
     api, runs = team
-    recipe = small_recipe(**with_fault(tmp_path, "kill"))
+    recipe = small_recipe(**with_faults(tmp_path, "kill"))
     crashed = run_deployment(api, _hello(api), {"recipe": recipe.model_dump(mode="json")})
     assert crashed["state"]["type"] == "CRASHED", read_log(api, crashed["id"])
     before = _worked(api, crashed)

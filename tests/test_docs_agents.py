@@ -2,21 +2,29 @@
 
 import asyncio
 import json
+import os
 import re
 import runpy
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL
 
 from adapters.harness.agents import Endpoint, load_agent
+from adapters.harness.programs.process import CommandFailed
 from adapters.harness.rewards import Reward
+from flows.new_project import AGENT, write_project
 from flows.recipe.recipe import Recipe
+from flows.server.prefect_server import POOL
 from tasks.examples.reading import Source
-from tests.scripted_door import scripted_door
+from tests.processes import ROOT
+from tests.scripted_door import ScriptedDoor, scripted_door
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "agents.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"^```(\w+)\n(.*?)^```$", DOCUMENT, re.M | re.S)
@@ -27,10 +35,10 @@ def snippets(language: str) -> list[str]:
     return [text for of, text in SNIPPETS if of == language]
 
 
-FUNCTION, TEST, ROLES, CREW = snippets("python")
+FUNCTION, TEST, ROLES, CREW, RESIDENT = snippets("python")
 DEPLOYMENT, JUDGE, APART, GEM, VERIFIERS = map(yaml.safe_load, snippets("yaml"))
 [EXAMPLES] = snippets("json")
-[NODE] = snippets("js")
+NODE, RESIDENT_NODE = snippets("js")
 BY_HAND, SEEDS = snippets("sh")
 
 
@@ -76,6 +84,30 @@ def test_the_deployment_s_recipe_reads_the_examples(project: Path) -> None:
     assert deployment["name"] == recipe.agent == "riddles"
 
 
+@pytest.mark.story
+@pytest.mark.usefixtures("prefect_server")
+def test_the_deployment_deploys_as_it_is_written(project: Path) -> None:
+    write_project(project)
+    [stanza] = [text for text in snippets("yaml") if yaml.safe_load(text) == DEPLOYMENT]
+    with (project / "prefect.yaml").open("a") as file:
+        file.write(f"\n{stanza}")
+    subprocess.run(
+        [sys.executable, "-m", "flows.cli", "deploy"],
+        cwd=project,
+        env={
+            **os.environ,
+            "PREFECT_API_URL": str(PREFECT_API_URL.value()),
+            "PYTHONPATH": str(ROOT),
+        },
+        check=True,
+    )
+    with get_client(sync_client=True) as client:
+        deployed = client.read_deployment_by_name("train/riddles")
+        assert client.read_deployment_by_name(f"train/{AGENT}")
+    assert deployed.work_pool_name == POOL
+    assert deployed.parameters == DEPLOYMENT[0]["parameters"]
+
+
 def test_an_agent_with_roles_asks_them_all(project: Path) -> None:
     recipe = DEPLOYMENT[0]["parameters"]["recipe"] | JUDGE
     assert Recipe.model_validate(recipe).roles == {"judge": "openai/gpt-4o-mini"}
@@ -115,6 +147,32 @@ def test_the_node_script_runs_by_hand(project: Path) -> None:
             script = script.replace("…", value, 1)
         ran = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout == "1\n"
+
+
+@pytest.mark.parametrize("interpreter", ["python", "node"])
+def test_the_resident_programs_play_many_rollouts(
+    project: Path, monkeypatch: pytest.MonkeyPatch, interpreter: str
+) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if not shutil.which(interpreter):
+        pytest.skip(f"there is no {interpreter}")
+    (project / "agents" / "riddles.py").write_text(FUNCTION)
+    (project / "agents" / "resident.py").write_text(RESIDENT)
+    (project / "agents" / "resident.mjs").write_text(RESIDENT_NODE)
+    name, *_ = re.findall(rf"agent(?: is)? `(resident:{interpreter} .*?)`", DOCUMENT)
+    agent = load_agent(name)
+
+    async def rewards(door: ScriptedDoor) -> list[object]:
+        examples = (PIANO, PIANO | {"answer": "door"}, {"riddle": "none"})
+        playing = (agent(example, door.endpoints(k)) for k, example in enumerate(examples))
+        ended = await asyncio.gather(*playing, return_exceptions=True)
+        return [getattr(reward, "value", reward) for reward in ended]
+
+    with scripted_door(answer) as door:
+        *rewarded, failed = asyncio.run(rewards(door))
+        assert rewarded == [1.0, 0.0]
+        assert isinstance(failed, CommandFailed)
+        assert door.said(1)[-1] == "A piano!"
 
 
 def test_the_environment_s_examples_are_a_line_of_shell(project: Path) -> None:

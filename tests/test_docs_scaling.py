@@ -1,6 +1,7 @@
 """docs/scaling.md, run: its certificates, its cluster and its training, all on loopback."""
 
 import ast
+import asyncio
 import os
 import re
 import shutil
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import certifi
 import httpx
@@ -22,7 +23,8 @@ import yaml
 pytest.importorskip("distributed", reason="Dask is not installed: make setup")
 
 from dask import config
-from distributed import Client, Security
+from distributed import Security
+from distributed.comm.core import connect
 
 from adapters.door.door import Door
 from adapters.errors import UserError
@@ -181,14 +183,29 @@ def test_clients_without_a_certificate_of_the_authority_are_refused(
 ) -> None:
     address = cluster.removeprefix("tls://")
     authority = variables[f"{TLS}CA_FILE"]
-    nobody = Security(tls_ca_file=authority, require_encryption=True)
-    for url, security in (
-        (f"tls://{address}", nobody),
-        (f"tls://{address}", Security.temporary()),
-        (f"tcp://{address}", None),
-    ):
-        with pytest.raises((OSError, TypeError)):
-            Client(url, security=security, timeout=3, set_as_default=False)
+    nobody = ssl.create_default_context(cafile=authority)
+    nobody.check_hostname = False
+    strangers: list[tuple[str, dict[str, Any]]] = [
+        (f"tls://{address}", {"ssl_context": nobody}),
+        (f"tls://{address}", Security.temporary().get_connection_args("client")),
+        (f"tcp://{address}", {}),
+    ]
+    for url, options in strangers:
+        with pytest.raises(OSError):  # noqa: PT011  whichever side notices first
+            asyncio.run(connect(url, timeout=3, **options))
+    ours = Security(
+        tls_ca_file=authority,
+        tls_client_cert=variables[f"{TLS}CLIENT__CERT"],
+        tls_client_key=variables[f"{TLS}CLIENT__KEY"],
+        require_encryption=True,
+    )
+    asyncio.run(connected(f"tls://{address}", ours))
+
+
+async def connected(url: str, security: Security) -> None:
+    """Open a connection to a scheduler, with its handshake, and close it."""
+    opened = await connect(url, timeout=20, **security.get_connection_args("client"))
+    await opened.close()
 
 
 def test_a_cluster_with_tls_needs_certificates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read, write
 from tests.dying_engine import dying_in_batch, dying_in_update
 from tests.small_recipe import small_recipe
-from tests.whole_run import die_and_go_on, fixture_of
+from tests.whole_run import die_and_go_on, differences, fixture_of
 
 ROLLOUTS = {"groups": 4, "group_size": 4, "max_tokens": 16}
 RECIPE = small_recipe(steps=3, rollouts={**ROLLOUTS, "rounds": 4, "batches": 2})
@@ -60,6 +60,7 @@ def rounds_of(run: RunFolder, step: int) -> int:
     return len(rounds)
 
 
+@pytest.mark.story
 def test_a_step_plays_rounds_until_enough_groups_teach(whole: RunFolder) -> None:
     rounds = [rounds_of(whole, step) for step in range(RECIPE.steps)]
     assert max(rounds) > 1
@@ -75,6 +76,7 @@ def test_a_step_plays_rounds_until_enough_groups_teach(whole: RunFolder) -> None
     assert [row["groups"] for row in metrics] == [4 * count for count in rounds]
 
 
+@pytest.mark.story
 def test_a_run_without_a_penalty_has_no_references(whole: RunFolder) -> None:
     assert not whole.references(POLICY, 0).parent.exists()
 
@@ -86,7 +88,7 @@ def test_a_run_without_a_penalty_has_no_references(whole: RunFolder) -> None:
 def test_a_run_that_dies_in_a_round_continues_as_if_it_had_not(
     killed, whole: RunFolder, tmp_path: Path
 ) -> None:
-    die_and_go_on(RECIPE, killed, tmp_path, whole)
+    assert differences(die_and_go_on(RECIPE, killed, tmp_path), whole) == []
 
 
 def test_no_round_begins_when_the_budget_is_spent() -> None:

@@ -92,6 +92,7 @@ def test_a_run_of_an_older_format_is_not_evaluated(runs: Path) -> None:
 def test_the_base_model_is_checkpoint_0_of_a_run_of_its_own() -> None:
     named = EvalTarget.find(small_recipe(), None, None, "local/tiny-chat")
     assert (named.run, named.step) == (EvalTarget.find(small_recipe(), None, None, "base").run, 0)
+    assert named.title == "base"
     other = EvalTarget.find(small_recipe(seed=1), None, None, "base")
     assert named.run != other.run
 

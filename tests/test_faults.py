@@ -134,6 +134,7 @@ def test_a_request_that_is_never_answered_is_logged_and_retried(
         assert f"waiting for {SILENT[name].endpoint} of step" in caplog.text
 
 
+@pytest.mark.story
 def test_a_request_refused_as_the_user_s_error_is_not_repeated(
     engine: Address, proxy: FaultProxy, undisturbed: list[Any]
 ) -> None:

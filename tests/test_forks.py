@@ -51,7 +51,7 @@ def inodes(run: RunFolder, pattern: str) -> dict[str, int]:
     return {str(path.relative_to(run.path)): path.stat().st_ino for path in files}
 
 
-@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("step", [1, pytest.param(2, marks=pytest.mark.story)])
 def test_a_fork_with_unchanged_settings_is_its_parent_bit_for_bit(
     parent: RunFolder, sampled: list[str], step: int
 ) -> None:
@@ -92,6 +92,7 @@ def test_a_fork_says_whose_it_is(parent: RunFolder) -> None:
     assert rates == [0.005, 0.1]
 
 
+@pytest.mark.story
 def test_what_lies_before_a_fork_stays_the_parents_under_other_settings(parent: RunFolder) -> None:
     recipe = small_recipe(steps=2, optimizer={"learning_rate": 0.05}, checkpoints={"every": 2})
     copy = fork(parent, "faster", 1, recipe)  # checkpoint 1 has no saved state: it is rebuilt
@@ -105,6 +106,7 @@ def test_what_lies_before_a_fork_stays_the_parents_under_other_settings(parent: 
     assert final_weights(copy.path) != final_weights(parent.path)
 
 
+@pytest.mark.story
 def test_a_fork_outlives_its_parent(root: Path, parent: RunFolder, sampled: list[str]) -> None:
     middle = fork(parent, "middle", 2)
     copy = fork(middle, "outlives", 2)

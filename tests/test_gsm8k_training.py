@@ -15,6 +15,7 @@ pytest.importorskip("math_verify", reason="math-verify is not installed: make se
 PROBLEMS = Path(__file__).parents[1] / "datasets" / "gsm8k"
 
 
+@pytest.mark.story
 @pytest.mark.usefixtures("prefect_server", "no_tinker")
 def test_word_problems_of_a_folder_are_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from adapters.project.hub import HubError, locate_dataset
-from flows.runtime.open_run import test_split as held_out
-from flows.runtime.open_run import train_split
+from flows.runtime.checks import test_split as held_out
+from flows.runtime.checks import train_split
 from tasks.examples.reading import read_examples
 from tasks.storage.manifest import bind_run, read_manifest
 from tests.small_recipe import small_recipe

@@ -82,6 +82,7 @@ def test_without_replacements_the_recipe_names_the_model_and_the_data_of_the_fil
         import_trinity("trinity.yaml", CONFIG)
 
 
+@pytest.mark.story
 @pytest.mark.usefixtures("prefect_server", "no_tinker")
 def test_the_imported_configuration_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))

@@ -12,7 +12,6 @@ import pytest
 from pydantic import ValidationError
 
 from adapters.calls import POLICY
-from adapters.errors import EngineDied
 from adapters.project.modules import load_agent_file
 from adapters.tinker.faults import ServiceFailed
 from adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResult
@@ -63,6 +62,7 @@ def train_with(weights: str, run: str, monkeypatch: pytest.MonkeyPatch, runs: Pa
     return RunFolder(runs / run)
 
 
+@pytest.mark.story
 @pytest.mark.usefixtures("prefect_server", "no_tinker")
 def test_a_running_rollout_is_answered_by_the_weights_of_the_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -89,9 +89,8 @@ def test_a_running_rollout_is_answered_by_the_weights_of_the_update(
 def test_a_run_with_inflight_weights_that_dies_continues_and_repeats_nothing(
     killed: AbstractContextManager[None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with killed, pytest.raises(EngineDied, match="ended with code -9"):
-        train_with("inflight", "broken", monkeypatch, tmp_path)
-    run = train_with("inflight", "broken", monkeypatch, tmp_path)
+    with killed:
+        run = train_with("inflight", "broken", monkeypatch, tmp_path)
     assert len(read_metrics(run.metrics)) == STEPS
     counts = count_repetitions(run)
     assert (counts.finished_rerun, counts.sampled_twice, counts.applied_twice) == (0, 0, 0)

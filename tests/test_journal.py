@@ -93,7 +93,7 @@ def test_a_torn_last_line_never_counted(tmp_path: Path, kept: int) -> None:
     assert read_journal(path) == [call(0), call(1), call(2)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_is_found(
     tmp_path_factory: pytest.TempPathFactory, place: float, bit: int

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.storage.checksums import Damaged
@@ -27,6 +27,7 @@ JSON = st.recursive(
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(codec="utf-8")),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
+    max_leaves=10,
 )
 OBJECTS = st.dictionaries(st.sampled_from("abcd"), JSON)
 
@@ -36,6 +37,7 @@ def write_log(path: Path) -> None:
         append_row(path, row)
 
 
+@settings(max_examples=40)
 @given(value=OBJECTS, rows=st.lists(OBJECTS, min_size=1))
 def test_what_was_written_is_read_back(
     tmp_path_factory: pytest.TempPathFactory,

@@ -21,6 +21,7 @@ from tasks.storage.manifest import (
     write_manifest,
 )
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from tests.processes import ROOT
 
 RECIPE = {
     "agent": "hello",
@@ -40,6 +41,11 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def make_run(name: str, **changes: Any) -> RunFolder:
     with bind_run(name, RECIPE | changes, "f00d") as run:
         return run
+
+
+def test_the_docs_name_the_format_that_is_read() -> None:
+    said = (ROOT / "docs" / "what-survives.md").read_text(encoding="utf-8")
+    assert f"(this version reads format {FORMAT})" in said
 
 
 def make_run_of_format(name: str, number: int | None) -> RunFolder:
@@ -132,7 +138,7 @@ def test_a_run_of_another_format_is_listed_as_such() -> None:
         "old": "of another format",
     }
     assert runs_table().splitlines()[-1].split() == [
-        *("old", "-", "0", "0", "-"),
+        *("old", "-", "0", "0", "-", "0"),
         *("of", "another", "format"),
     ]
 

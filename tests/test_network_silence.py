@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from adapters.calls import POLICY, Policy
 from adapters.door.batches import OpenBatch, PlannedRollout, PlaySettings, SampledBy
 from adapters.door.door import Door
@@ -17,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 ASKS_ITS_NAME = "subprocess.Popen uname"  # Python's own `platform`
 
 
+@pytest.mark.story
 def test_crewai_rollouts_open_nothing_but_loopback(open_door: Door, tmp_path: Path) -> None:
     sampler: Any = Scripted()
     notes, said = tmp_path / "notes", iter([CALL, "A cat.<|im_end|>"] * 2)

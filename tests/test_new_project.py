@@ -11,11 +11,11 @@ from typer.main import get_group
 from typer.testing import CliRunner
 
 from adapters.harness.agents import load_agent
-from flows.cli import app
+from flows.commands import app
 from flows.deployments import RecipeError, named_recipe
 from flows.new_project import AGENT, ProjectExists, write_project
-from flows.prefect_server import POOL, deploy_all
-from flows.runtime.open_run import test_split, train_split
+from flows.runtime.checks import test_split, train_split
+from flows.server.prefect_server import POOL, deploy_all
 from tests.scripted_door import scripted_door
 
 test_split.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]  It is no test.

@@ -27,7 +27,7 @@ from tests.door_batches import ListRecorder, batch_at
 from tests.dying_engine import dying_in_batch, dying_in_update
 from tests.played_batch import service_without_engine
 from tests.small_recipe import small_recipe
-from tests.whole_run import die_and_go_on, fixture_of
+from tests.whole_run import die_and_go_on, differences, fixture_of
 
 STEPS, LAG = 4, 2
 RECIPE = small_recipe(
@@ -85,6 +85,7 @@ def test_every_due_checkpoint_is_scored_beside_the_training(whole: RunFolder) ->
     assert scored == ["00000.json", "00002.json", "00004.json"]
 
 
+@pytest.mark.story
 def test_a_run_in_more_batches_overlaps_to_the_same_weights(
     whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +104,8 @@ def test_a_run_in_more_batches_overlaps_to_the_same_weights(
 def test_a_run_that_dies_while_steps_overlap_continues_as_if_it_had_not(
     killed: AbstractContextManager[None], whole: RunFolder, tmp_path: Path
 ) -> None:
-    broken = die_and_go_on(RECIPE, killed, tmp_path, whole)
+    broken = die_and_go_on(RECIPE, killed, tmp_path)
+    assert differences(broken, whole) == []
     updates = [json.loads(broken.update("policy", step).read_text()) for step in range(STEPS)]
     probed = [update[key] for update in updates if (key := "probe/max_difference") in update]
     assert len(probed) == 1

@@ -20,7 +20,7 @@ from adapters.door.batches import (
     SampledBy,
 )
 from adapters.door.door import Door
-from adapters.harness.batches import LONGEST_MESSAGE, BatchRefused, play_batch
+from adapters.harness.batches import CUT, LONGEST_MESSAGE, BatchRefused, play_batch
 from adapters.harness.current_rollout import tls
 from adapters.harness.rewards import Reward
 from tests.door_batches import ListRecorder, bearer, begin
@@ -41,7 +41,7 @@ ERRORS: dict[str, BaseException] = {
     "bare": ValueError(),
     "named": KeyError("name"),
     "half a pair": ValueError("\ud800"),
-    "long": ValueError("x" * 20_000_000),
+    "long": ValueError("x" * 20_000_000 + "end."),
     "group": ExceptionGroup("none", [ValueError()]),
     "exit": SystemExit(),
     "own timeout": TimeoutError(),
@@ -146,7 +146,7 @@ def test_whatever_an_agent_raises_is_a_row_with_a_message(
         "ValueError without a message",
         "'name'",
         "?",
-        "x" * LONGEST_MESSAGE,
+        "x" * (LONGEST_MESSAGE // 2) + CUT + "x" * (LONGEST_MESSAGE // 2 - 4) + "end.",
         "none (1 sub-exception)",
         "the agent raised SystemExit()",
         "TimeoutError without a message",

@@ -115,6 +115,7 @@ def test_the_metrics_of_another_policy_stand_under_its_name(run: RunFolder) -> N
     assert not [name for name in first if name.startswith((f"{own}reward", f"{own}rollouts"))]
 
 
+@pytest.mark.story
 def test_the_same_recipe_in_more_batches_is_the_same_run(run: RunFolder) -> None:
     train(two_policies(rollouts=CHANGES["rollouts"] | {"batches": 2}), run="two")
     two = folder_of("two")
@@ -148,6 +149,7 @@ def test_a_kill_between_the_updates_of_two_policies_changes_nothing(
     assert [updates_of(killed, policy, 2) for policy in POLICIES] == [2, 1]
 
 
+@pytest.mark.story
 def test_what_is_evaluated_last_is_what_every_policy_has(root: Path, run: RunFolder) -> None:
     evaluated = evaluate(two_policies(), run=run.name)
     assert evaluated.file == run.evaluation("00002")

@@ -111,7 +111,7 @@ async def conversation(seed: int, styles: list[str]) -> list[Completion]:
     return recorder.completions
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(0, 2**32), st.lists(st.sampled_from(STYLES), min_size=2, max_size=5))
 def test_a_prompt_begins_with_all_earlier_tokens_whatever_was_sampled(
     seed: int, styles: list[str]

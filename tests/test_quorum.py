@@ -247,7 +247,7 @@ def record_ends(
     return left
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     data=st.data(),
     groups=st.integers(1, 3),

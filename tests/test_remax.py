@@ -11,7 +11,7 @@ from tasks.storage.run_folder import RunError, RunFolder
 from tasks.storage.tables import read, select
 from tests.dying_engine import dying_in_batch, dying_in_update
 from tests.small_recipe import small_recipe
-from tests.whole_run import die_and_go_on, fixture_of
+from tests.whole_run import die_and_go_on, differences, fixture_of
 
 RECIPE = small_recipe(steps=2, algorithm={"advantage": "remax"}, evaluation={"examples": 1})
 whole = fixture_of(RECIPE)
@@ -30,6 +30,7 @@ REWARDS = """
 """
 
 
+@pytest.mark.story
 def test_an_advantage_is_the_reward_beside_that_of_the_greedy_rollout(whole: RunFolder) -> None:
     greedy = select(REWARDS, spans=[str(p) for p in whole.sealed("baseline-00000")]).to_pylist()
     assert len(greedy) == RECIPE.rollouts.groups
@@ -44,6 +45,7 @@ def test_an_advantage_is_the_reward_beside_that_of_the_greedy_rollout(whole: Run
         assert row["advantage"] == pytest.approx(row["reward"] - baselines[row["group_id"]])
 
 
+@pytest.mark.story
 def test_greedy_rollouts_are_paid_for_but_not_counted_as_the_step_s(whole: RunFolder) -> None:
     size = RECIPE.rollouts.groups * RECIPE.rollouts.group_size
     for row in read_metrics(whole.metrics):
@@ -51,6 +53,7 @@ def test_greedy_rollouts_are_paid_for_but_not_counted_as_the_step_s(whole: RunFo
         assert row["calls"] == size + RECIPE.rollouts.groups
 
 
+@pytest.mark.story
 def test_recorded_rollouts_without_greedy_ones_are_not_compared_with_them(
     whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,4 +75,4 @@ def test_recorded_rollouts_without_greedy_ones_are_not_compared_with_them(
     ids=["greedy batch", "update"],
 )
 def test_a_run_that_dies_continues_as_if_it_had_not(killed, whole, tmp_path) -> None:
-    die_and_go_on(RECIPE, killed, tmp_path, whole)
+    assert differences(die_and_go_on(RECIPE, killed, tmp_path), whole) == []

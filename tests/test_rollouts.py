@@ -3,13 +3,18 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
+from adapters.chat import Chat
+from tasks.reports.dryruns import describe
 from tasks.rollouts import BatchPlan
+from tasks.storage.run_folder import RunFolder
+from tests.engine_server import TINY
 from tests.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
 
 EXAMPLES = ({"name": "a"}, {"name": "b"})
@@ -31,6 +36,11 @@ def asks_plainly(example: dict[str, Any], *, base_url: str, api_key: str, model:
             model=model, messages=[{"role": "user", "content": example["name"]}]
         )
     return 0.5
+
+
+async def asks_at_length(example: dict[str, Any], **where: str) -> float:
+    await asks({"name": "a cat " * 2200}, **where)
+    return 1.0
 
 
 async def raises(example: dict[str, Any], **_: str) -> float:
@@ -68,6 +78,22 @@ def collect(stage: Stage, tmp_path: Path) -> Any:
         return stage.play(tmp_path, agent, EXAMPLES, plan, timeout_seconds=seconds)
 
     return collected
+
+
+def test_a_prompt_beyond_what_the_model_has_read_is_answered_and_said_to_be(
+    stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = stage.service.tokenizer_of(stage.sampler)
+    served = Chat(tokenizer, context=stage.service.context(str(TINY)))
+    spans = replace(stage, chat=served).play(tmp_path, asks_at_length)
+    calls = [span for span in spans if span["kind"] == "llm"]
+    (prompt,) = {span["gen_ai_usage_input_tokens"] for span in calls}
+    assert (len(calls), prompt > 4300) == (2, True)
+    assert [end["reward"] for end in ends(spans)] == [1.0, 1.0]
+    (noise,) = [said.getMessage() for said in caplog.records if said.name == "adapters.chat"]
+    assert noise.startswith(f"a prompt of {prompt} tokens is beyond the 2048 that ")
+    text = describe([RunFolder(tmp_path).spans(BATCH)], {}, {}, served.read_context)
+    assert f"prompts of up to {prompt} tokens are beyond the 2048 that the model has read" in text
 
 
 def test_each_rollout_leaves_its_calls_and_its_reward(collect: Any) -> None:

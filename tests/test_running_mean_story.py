@@ -14,7 +14,7 @@ from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import read
 from tests.dying_engine import dying_in_batch, dying_in_update
 from tests.two_policies import two_policies
-from tests.whole_run import die_and_go_on, fixture_of
+from tests.whole_run import die_and_go_on, differences, fixture_of
 
 pytestmark = pytest.mark.story
 
@@ -44,7 +44,7 @@ def test_the_listener_has_a_baseline_of_its_own(whole: RunFolder) -> None:
 def test_a_run_that_dies_continues_as_if_it_had_not(
     killed: AbstractContextManager[None], whole: RunFolder, tmp_path: Path
 ) -> None:
-    die_and_go_on(RECIPE, killed, tmp_path, whole)
+    assert differences(die_and_go_on(RECIPE, killed, tmp_path), whole) == []
 
 
 def test_a_fork_and_a_replay_have_the_baselines_of_the_run(

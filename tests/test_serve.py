@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from adapters.calls import Sampling
 from adapters.door.serving import choose_sampling
-from flows.cli import app
+from flows.commands import app
 from flows.runtime.eval_targets import EvalTargetError
 from flows.runtime.open_run import open_run
 from flows.runtime.serving import Served, serve_model

@@ -22,7 +22,7 @@ from tasks.storage.tables import read
 from tests.dying_engine import dying_in_batch, dying_in_update
 from tests.processes import wait_until
 from tests.small_recipe import small_recipe
-from tests.whole_run import die_and_go_on, train_whole
+from tests.whole_run import die_and_go_on, differences, train_whole
 
 STEPS, BATCHES = 3, 2
 ROLLOUTS = {"groups": 4, "group_size": 4, "max_tokens": 16, "batches": BATCHES}
@@ -59,6 +59,7 @@ def whole(
             yield run
 
 
+@pytest.mark.story
 def test_the_passes_of_a_step_are_its_batches(whole: RunFolder) -> None:
     assert [len(recorded(whole).batch(step).passes) for step in range(STEPS)] == [BATCHES] * STEPS
     datums = recorded(whole).batch(1).passes
@@ -93,7 +94,7 @@ def test_streaming_changes_the_weights_by_no_more_than_rounding(
 def test_a_streamed_run_that_dies_continues_as_if_it_had_not(
     killed: AbstractContextManager[None], whole: RunFolder, tmp_path: Path
 ) -> None:
-    die_and_go_on(STREAMED, killed, tmp_path, whole)
+    assert differences(die_and_go_on(STREAMED, killed, tmp_path), whole) == []
 
 
 def recorded(run: RunFolder) -> RecordedSteps:

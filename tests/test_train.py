@@ -1,26 +1,24 @@
 """The stories of training: it repeats itself, it goes on, and it says what is wrong."""
 
 import json
-import os
-import signal
+import logging
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from adapters.door.batches import OpenBatch
-from adapters.errors import EngineDied, ServiceError
+from adapters.errors import ServiceError
 from adapters.harness.agents import AgentError
-from adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResult
-from adapters.tinker.service import Service
 from flows.evaluate import evaluate
+from flows.runtime.open_run import open_run
 from flows.train import train
 from tasks.checkpoints import Ledger
 from tasks.examples.reading import DatasetError
 from tasks.metrics import read_metrics
-from tasks.rollouts import Play, RolloutServer
+from tasks.rollouts import RolloutServer
 from tasks.storage.run_folder import RunError
+from tests.dying_engine import dying_in_batch, dying_in_update, ending_the_run
 from tests.small_recipe import HELLO, small_recipe
 
 OF_A_RESTART = ("seconds/", "replay/", "rollouts/retried", "calls/lost")
@@ -30,15 +28,14 @@ pytestmark = pytest.mark.usefixtures("prefect_server", "no_tinker")
 
 @pytest.fixture(scope="module")
 def trained(
-    tmp_path_factory: pytest.TempPathFactory, prefect_server: None
-) -> Iterator[tuple[Path, Path]]:
-    """Two runs of one recipe, of two steps each."""
+    tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
+) -> Iterator[Path]:
+    """A run of two steps."""
     root = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RATCHET_RUNS", str(root))
-        for name in ("one", "two"):
-            train(small_recipe(), run=name)
-        yield root / "one", root / "two"
+        train(small_recipe(), run="one")
+        yield root / "one"
 
 
 @pytest.fixture
@@ -61,22 +58,24 @@ def without_clocks(run: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if not k.startswith(OF_A_RESTART)} for row in rows]
 
 
-def test_the_same_recipe_twice_is_the_same_run_byte_for_byte(trained: tuple[Path, Path]) -> None:
-    one, two = trained
-    assert len(final_weights(one)) == 2
-    assert final_weights(one) == final_weights(two)
-    assert without_clocks(one) == without_clocks(two)
+@pytest.mark.story
+def test_the_same_recipe_twice_is_the_same_run_byte_for_byte(trained: Path, runs: Path) -> None:
+    train(small_recipe(), run="two")
+    assert len(final_weights(trained)) == 2
+    assert final_weights(runs / "two") == final_weights(trained)
+    assert without_clocks(runs / "two") == without_clocks(trained)
 
 
-def test_what_is_sampled_is_what_is_trained(trained: tuple[Path, Path]) -> None:
-    first = read_metrics(trained[0] / "metrics.jsonl")[0]
+def test_what_is_sampled_is_what_is_trained(trained: Path) -> None:
+    first = read_metrics(trained / "metrics.jsonl")[0]
     assert abs(first["kl_sample_train_v1"]) <= 1e-4
     assert first["kl_sample_train_v2"] <= 1e-8
     assert first["rollouts/ok"] == 16
 
 
+@pytest.mark.story
 def test_a_run_that_is_whole_is_read_and_not_repeated(
-    trained: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a rollout was started")
@@ -88,8 +87,9 @@ def test_a_run_that_is_whole_is_read_and_not_repeated(
     assert outcome.after is not None
 
 
-def test_a_checkpoint_is_scored_anew_only_by_other_settings(trained: tuple[Path, Path]) -> None:
-    evaluations = trained[0] / "evaluations"
+@pytest.mark.story
+def test_a_checkpoint_is_scored_anew_only_by_other_settings(trained: Path) -> None:
+    evaluations = trained / "evaluations"
     assert set(evaluate(small_recipe(), run="one").scores) == {"sampled", "greedy"}
     assert {path.name for path in evaluations.iterdir()} == {"00000.json", "00002.json"}
 
@@ -99,62 +99,41 @@ def test_a_checkpoint_is_scored_anew_only_by_other_settings(trained: tuple[Path,
     assert len(list(evaluations.iterdir())) == 3
 
 
-def test_a_run_is_bound_to_its_recipe(trained: tuple[Path, Path]) -> None:
+def test_a_run_is_bound_to_its_recipe(trained: Path) -> None:
     with pytest.raises(RunError, match="seed: 0 → 1"):
         train(small_recipe(seed=1), run="one")
 
 
-def test_an_engine_that_dies_ends_the_run_which_then_continues(
-    trained: tuple[Path, Path], runs: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.story
+def test_a_run_whose_engine_dies_goes_on_by_itself(
+    trained: Path,
+    runs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    play = RolloutServer.play
-
-    def die_in_the_second_step(server: RolloutServer, batch: OpenBatch, how: Play) -> None:
-        if batch.name == "train-00001.0":
-            os.kill(engine_of(server.service), signal.SIGKILL)
-        play(server, batch, how)
-
-    monkeypatch.setattr(RolloutServer, "play", die_in_the_second_step)
-    with pytest.raises(EngineDied, match="ended with code -9"):
-        train(small_recipe(), run="broken")
-    monkeypatch.undo()
-
     monkeypatch.setenv("RATCHET_RUNS", str(runs))
-    train(small_recipe(), run="broken")
-    assert final_weights(runs / "broken") == final_weights(trained[0])
-    assert without_clocks(runs / "broken") == without_clocks(trained[0])
+    with dying_in_batch("train-00001.0"), caplog.at_level(logging.WARNING):
+        train(small_recipe(), run="broken")
+    assert "the run is started again (start 2 of 3), since the engine" in caplog.text
+    assert len(final_weights(trained)) == 2
+    assert final_weights(runs / "broken") == final_weights(trained)
+    assert without_clocks(runs / "broken") == without_clocks(trained)
 
 
 @pytest.mark.story
 def test_an_engine_that_dies_in_an_update_leaves_it_in_doubt_and_it_is_rebuilt(
-    trained: tuple[Path, Path], runs: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = LivePolicy.result
-
-    def die_in_the_second_step(live: LivePolicy, submitted: SubmittedUpdate) -> UpdateResult:
-        if submitted.step == 1:
-            submitted.outputs[-1].result()
-            os.kill(engine_of(live._service), signal.SIGKILL)
-        return result(live, submitted)
-
-    monkeypatch.setattr(LivePolicy, "result", die_in_the_second_step)
-    with pytest.raises(EngineDied, match="ended with code -9"):
-        train(small_recipe(), run="doubtful")
-    monkeypatch.undo()
-
     monkeypatch.setenv("RATCHET_RUNS", str(runs))
+    with dying_in_update(1), ending_the_run():
+        train(small_recipe(), run="doubtful")
     assert Ledger(runs / "doubtful" / "checkpoints.jsonl").in_doubt() == 2
     train(small_recipe(), run="doubtful")
-    assert final_weights(runs / "doubtful") == final_weights(trained[0])
-    assert without_clocks(runs / "doubtful") == without_clocks(trained[0])
+    assert final_weights(runs / "doubtful") == final_weights(trained)
+    assert without_clocks(runs / "doubtful") == without_clocks(trained)
     update = json.loads((runs / "doubtful" / "updates" / "00001.json").read_text())
     assert update["probe/max_difference"] <= 1e-4
     assert update["probe/optimizer_step"] == 1
-
-
-def engine_of(service: Service) -> int:
-    assert service.server.process is not None
-    return service.server.process
 
 
 @pytest.mark.parametrize(
@@ -180,6 +159,15 @@ def test_what_a_user_can_mend_is_said_in_a_sentence(
     with pytest.raises(error) as raised:
         train(small_recipe(**changes), run="one")
     assert said in str(raised.value)
+
+
+def test_a_run_that_cannot_be_opened_leaves_no_folder(runs: Path, tmp_path: Path) -> None:
+    no_model = tmp_path / "model"
+    no_model.mkdir()
+    recipe = small_recipe(model={"base": str(no_model)})
+    with pytest.raises(ServiceError, match=r"no config\.json"), open_run(recipe, "one"):
+        pass
+    assert not (runs / "one").exists()
 
 
 def test_a_key_of_the_wrong_form_is_refused_and_not_shown(

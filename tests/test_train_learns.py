@@ -22,16 +22,16 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.usefixtures("prefect_server", "no_tinker")
+@pytest.mark.usefixtures("prefect_server", "tiny_chat")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_held_out_reward_rises_within_five_steps(
+def test_held_out_reward_rises_within_three_steps(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
     recipe = small_recipe(
-        steps=5,
-        rollouts={"groups": 12, "group_size": 8, "max_tokens": 24},
-        evaluation={"examples": 48, "greedy": False},
+        steps=3,
+        rollouts={"groups": 10, "group_size": 6, "max_tokens": 24},
+        evaluation={"examples": 24, "greedy": False},
         **ALGORITHMS[algorithm],
     )
     outcome = train(recipe, run="learning")

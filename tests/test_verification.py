@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from engine.state.registry import find_damage as find_damage_of_engine
-from flows.cli import app
+from flows.commands import app
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunFolder
 from tests.small_recipe import small_recipe

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -97,7 +96,6 @@ values = st.floats(-2, 2, allow_nan=False).map(lambda value: round(value, 3) + 0
 
 
 @pytest.mark.parametrize(("name", "settings"), cases(), ids=str)
-@hypothesis(deadline=None)
 @given(data=st.data())
 def test_loss_and_derivative_are_those_of_the_formula(
     name: str, settings: Settings, data: st.DataObject

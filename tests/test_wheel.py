@@ -8,11 +8,11 @@ import venv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import httpx
 import pytest
+import yaml
 
 from flows.new_project import AGENT
-from tests.prefect_team import open_team, read_log, run_deployment
+from tests.prefect_team import open_team, read_log, wait_for_schedule
 from tests.processes import ROOT
 
 PYTHON = ROOT / os.environ.get("WHEEL_PYTHON", ".venv-wheel/bin/python")
@@ -88,7 +88,7 @@ def project(
 
 
 def run(folder: Path, variables: Mapping[str, str], command: Path, *words: str) -> str:
-    """Run a command in a folder, and return what it prints."""
+    """Run a command in a folder, and return what it prints; DuckDB has nothing to complain of."""
     ran = subprocess.run(
         [str(command), *words],
         cwd=folder,
@@ -99,6 +99,7 @@ def run(folder: Path, variables: Mapping[str, str], command: Path, *words: str) 
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "leaked" not in ran.stderr, ran.stderr
     return ran.stdout
 
 
@@ -114,6 +115,8 @@ def test_an_example_is_trained_in_the_user_s_folder(
     assert " in 2 steps: " in said
     [metrics] = project.glob("runs/hello-*/metrics.jsonl")
     assert len(metrics.read_text().splitlines()) == 2
+    page = run(project, variables, binaries / "ratchet", "report", metrics.parent.name)
+    assert "</html>" in (project / page.strip()).read_text()
 
 
 def test_the_new_project_s_test_passes_and_its_agent_plays(
@@ -133,22 +136,23 @@ def test_an_agent_of_the_user_s_imports_what_lies_beside_it_and_no_folder(
     assert "# transcript" in run(project, variables, binaries / "ratchet", *own)
 
 
-def test_a_server_runs_the_new_project_s_deployment(
+def test_a_schedule_of_the_new_project_trains_on_a_server(
     project: Path, binaries: Path, variables: Mapping[str, str], tmp_path: Path
 ) -> None:
+    declared = yaml.safe_load((project / "prefect.yaml").read_text())
+    [training, evaluation] = declared["deployments"]
+    training["parameters"]["recipe"] |= {
+        "steps": 1,
+        "rollouts": {"groups": 2, "group_size": 2},
+        "evaluation": {"examples": 2, "greedy": False},
+    }
+    training["schedules"] = [{"interval": 60}]
+    deployments = [training, evaluation]
+    (project / "prefect.yaml").write_text(yaml.safe_dump(declared | {"deployments": deployments}))
     with open_team([str(binaries / "ratchet")], project, tmp_path, variables) as api:
-        deployment = _deployment(api)
-        recipe = deployment["parameters"]["recipe"]
-        recipe |= {
-            "steps": 1,
-            "rollouts": {"groups": 2, "group_size": 2},
-            "evaluation": {"examples": 2, "greedy": False},
-        }
-        ended = run_deployment(api, deployment["id"], {"recipe": recipe, "run": "deployed"})
+        deployment = api.get(f"/deployments/name/train/{AGENT}").json()
+        ended = wait_for_schedule(api, deployment["id"])
         assert ended["state"]["type"] == "COMPLETED", read_log(api, ended["id"])
-    made = json.loads((project / "runs" / "deployed" / "manifest.json").read_text())
+    assert ended["state"]["message"].startswith("held-out reward ")
+    made = json.loads((project / "runs" / ended["name"] / "manifest.json").read_text())
     assert made["recipe"]["agent"] == AGENT
-
-
-def _deployment(api: httpx.Client) -> dict:
-    return api.get(f"/deployments/name/train/{AGENT}").json()
