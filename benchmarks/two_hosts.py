@@ -35,6 +35,7 @@ FLOW, NEAR, FAR = "flow", "near", "far"
 NUMBERS = {FLOW: 1, NEAR: 2, FAR: 3}
 NETWORK = "10.231.77"
 WAITING_SECONDS = 300.0
+JUST_NOW = 0.5
 STEPS, GROUPS, GROUP_SIZE = 5, 8, 4
 
 
@@ -202,13 +203,12 @@ class Scene:
             time.sleep(0.05)
 
     def wait_for_step(self, step: int, host: str) -> None:
-        """Wait until rollouts of a step have begun on a host."""
-        began = time.time()
+        """Wait until a rollout of a step has just begun on a host, so that most of it is left."""
         self.wait_for(
             f"step {step} on {host}",
             lambda: (
                 len(self.spans(f"train-{step:05d}")) >= 8
-                and any(played == host for played, _ in self.players(began))
+                and host in dict(self.players(time.time() - JUST_NOW))
             ),
         )
 
