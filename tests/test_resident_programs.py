@@ -183,8 +183,8 @@ def test_a_line_may_be_as_long_as_documented() -> None:
 def test_a_program_ends_with_the_process_that_plays(end: str, tmp_path: Path) -> None:
     """At its exit the process kills the program; when it is killed, the program's stdin ends."""
     name = program("""
-        child = os.fork()
-        if child: write(read(), reward=os.getpid())
+        request = read()
+        if os.fork(): write(request, reward=os.getpid())
         read()
     """)
     script = (
