@@ -51,7 +51,7 @@ class BatchPlan:
     """Plan of a batch: its part of a shard, each example `group_size` times.
 
     A rollout that fails is played again until it has been played `attempts` times. When the share
-    `quorum` of the rollouts has ended, the others are left out.
+    `quorum` of the rollouts has a reward, the others are left out.
     """
 
     shard: str
@@ -158,7 +158,8 @@ class JournalRecorder:
         self._attempts = plan.attempts
         self._journal = journal
         self._examples = dict(plan.examples(shard))
-        self._most_stragglers = len(self._examples) - quorum_size(plan.quorum, len(self._examples))
+        self._quorum = quorum_size(plan.quorum, len(self._examples))
+        self._rewarded: set[str] = set()
         self._left: dict[str, PlannedRollout] = {}
         self._closed = False
         self.plan()
@@ -176,18 +177,18 @@ class JournalRecorder:
         """
         self._server.run.check_owner()
         spans = read_journal(self._journal.path)
-        rewarded = {span["rollout_id"] for span in spans if span["kind"] == REWARD}
+        self._rewarded = {span["rollout_id"] for span in spans if span["kind"] == REWARD}
         failures = Counter(span["rollout_id"] for span in spans if span["kind"] == ERROR)
         recorded = recorded_calls(spans) if self._server.replay else {}
         self._left = {
             name: PlannedRollout(name, row["example"], failures[name], recorded.get(name, ()))
             for name, row in self._examples.items()
-            if name not in rewarded and failures[name] < self._attempts
+            if name not in self._rewarded and failures[name] < self._attempts
         }
         attempt = max((span["attempt"] for span in spans), default=-1)
         self._closed = any(span["kind"] == CLOSED for span in spans)
         if self._has_quorum():
-            last = [span["rollout_id"] for span in spans if span["kind"] in (REWARD, ERROR)][-1]
+            last = [span["rollout_id"] for span in spans if span["kind"] == REWARD][-1]
             self._journal.append_now(self._close(last, attempt, datetime.now(UTC)))
         if self._closed:
             self._left = {}
@@ -219,6 +220,8 @@ class JournalRecorder:
         now = datetime.now(UTC)
         spans = self._end_spans(end, now)
         failures = self._left[end.rollout_id].failures + (spans[-1]["kind"] == ERROR)
+        if spans[-1]["kind"] == REWARD:
+            self._rewarded.add(end.rollout_id)
         if spans[-1]["kind"] == REWARD or failures >= self._attempts:
             del self._left[end.rollout_id]
         closes = self._has_quorum()
@@ -242,8 +245,8 @@ class JournalRecorder:
         return spans
 
     def _has_quorum(self) -> bool:
-        """Return whether the batch is to be closed now: enough has ended, and some have not."""
-        return not self._closed and 0 < len(self._left) <= self._most_stragglers
+        """Return whether the batch is to be closed now: enough have a reward, and some are left."""
+        return not self._closed and bool(self._left) and len(self._rewarded) >= self._quorum
 
     def _close(self, rollout_id: str, attempt: int, now: datetime) -> Span:
         """Close the batch by the end of a rollout; return the record that makes it so."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,23 @@ def record_ends(
     return left
 
 
+def ends_until_quorum(order: Sequence[str], failed: set[str], quorum: float) -> int:
+    """Return how many rollouts have ended when a quorum has a reward; all, if none ever has."""
+    rewarded = list(accumulate(name not in failed for name in order))
+    needed = quorum_size(quorum, len(order))
+    return rewarded.index(needed) + 1 if needed in rewarded else len(order)
+
+
+def test_rollouts_that_fail_close_no_batch(tmp_path: Path) -> None:
+    """An outage that fails most rollouts at once does not leave out those that still play."""
+    run, plan = RunFolder(tmp_path), BatchPlan(SHARD, 0, 4, 1, 0.5)
+    shard = write_examples(run, [{"number": 0}])
+    slow, *others = [name for name, _ in plan.examples(shard)]
+    record_ends(run, plan, [*others, slow], {*others})
+    seal(run.journal(BATCH), run.spans(BATCH))
+    assert ends_of(run) == {"reward": [slow], "error": others, "left_out": []}
+
+
 @settings(max_examples=25)
 @given(
     data=st.data(),
@@ -266,7 +284,7 @@ def test_what_is_sealed_is_a_function_of_the_journal(
     names = [name for name, _ in plan.examples(shard)]
     order = data.draw(st.permutations(names))
     failed = data.draw(st.sets(st.sampled_from(names)))
-    enough = quorum_size(quorum, len(names))
+    enough = ends_until_quorum(order, failed, quorum)
     assert record_ends(whole, plan, order, failed) == names
     seal(whole.journal(BATCH), whole.spans(BATCH))
     ends = ends_of(whole)
@@ -279,11 +297,13 @@ def test_what_is_sealed_is_a_function_of_the_journal(
     killed = run_after_crash(tmp_path_factory.mktemp("killed"), lines[:kept])
     write_examples(killed, [{"number": number} for number in range(groups)])
     other = data.draw(st.permutations(names))
+    both = [*order[:kept], *(name for name in other if name not in order[:kept])]
     left = record_ends(killed, plan, other, failed)
     assert left == ([name for name in names if name not in order[:kept]] if kept < enough else [])
     seal(killed.journal(BATCH), killed.spans(BATCH))
     trained = ends_of(killed)
-    assert {*order[: min(kept, enough)]} <= {*trained["reward"], *trained["error"]}
-    assert len(trained["left_out"]) == len(names) - enough
+    counted = both[: ends_until_quorum(both, failed, quorum)]
+    assert {*trained["reward"], *trained["error"]} == {*counted}
+    assert {*trained["left_out"]} == {*names} - {*counted}
     if kept >= enough:
         assert trained == ends

@@ -88,8 +88,8 @@ class Rollouts(Section):
     """Size below which a group is not trained; `drop_group` trains whole groups only."""
 
     quorum: float = Field(default=1.0, gt=0, le=1)
-    """Share of each batch's rollouts that must have ended; the others, the stragglers, are then cut
-    off and left out. No other run repeats which, and long rollouts are left out more often."""
+    """Share of each batch's rollouts that must have a reward; the others, the stragglers, are then
+    cut off and left out. No other run repeats which, and long rollouts are left out more often."""
 
     @model_validator(mode="after")
     def _a_step_ends(self) -> Self:

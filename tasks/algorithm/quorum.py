@@ -1,4 +1,4 @@
-"""How many rollouts of a batch must have ended before the others are left out."""
+"""How many rollouts of a batch must have a reward before the others are left out."""
 
 from fractions import Fraction
 from math import ceil
