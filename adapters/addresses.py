@@ -1,9 +1,12 @@
-"""Addresses of a cluster and of the door, and what may lie open on a network."""
+"""Addresses of servers, of a cluster and of the door, and what may lie open on a network."""
 
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
+REACH_SECONDS = 5.0
 LOOPBACK = "127.0.0.1"
 LOOPBACK_HOSTS = (LOOPBACK, "localhost")
 RAY_REFUSED = (
@@ -31,6 +34,20 @@ class Listener:
     def url(self, port: int) -> str:
         """Return the base of every URL of a server that has bound `port`."""
         return f"{'https' if self.tls else 'http'}://{self.host}:{port}"
+
+
+def check_listener(url: str) -> None:
+    """Raise OSError if nothing listens at a server's URL, ValueError if it has no host and port.
+
+    Behind a proxy nothing is known, since the proxy alone reaches the server.
+    """
+    place = urlsplit(url)
+    if place.hostname is None:
+        raise ValueError("it has no host; write it as http://host:port")
+    if place.scheme in getproxies() and not proxy_bypass(place.hostname):
+        return
+    port = place.port or (443 if place.scheme == "https" else 80)
+    socket.create_connection((place.hostname, port), REACH_SECONDS).close()
 
 
 def check_runner(runner: str, cluster: str | None, door: str | None) -> None:

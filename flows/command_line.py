@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from adapters.errors import UserError
 from adapters.tinker.engines import engine_begun
-from flows.server.prefect_startup import quiet_prefect, start_server
+from flows.server.prefect_startup import check_prefect, quiet_prefect, start_server
 from flows.signals import explaining
 from tasks.storage.json_files import read_log
 
@@ -38,19 +38,17 @@ def train_with_bar(run: str, recipe: "Recipe", verbose: bool) -> str:
         with show_progress(folder, recipe.steps):
             flow = _find_flow(folder)
             wait_for_server()
-            with explain_absence(f"`ratchet resume {run}`"):
+            with explain_absence(partial(_way_on, folder)):
                 summary = flow(recipe=recipe, run=run)
     return _drift(summary) + _closing_line(summary, folder, time.monotonic() - started)
 
 
 def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: object) -> T:
-    """Call a flow while a Prefect server runs; `explain` says what is left of it if it is stopped.
-
-    Its files stay if it ends early, and the same command goes on from them.
-    """
+    """Call a flow while a Prefect server runs; `explain` says what a stop leaves of it."""
+    check_prefect()
     with explaining(explain), start_server() as wait_for_server:
         wait_for_server()
-        with explain_absence("the same command"):
+        with explain_absence(lambda: "repeat the command"):
             return flow(**parameters)
 
 
@@ -63,6 +61,7 @@ def checked_recipe(run: str, overrides: Sequence[str] = ()) -> "Recipe":
 
     recipe = changed_recipe(recipe_of(folder_of(run)), overrides)
     check_recipe(recipe)
+    check_prefect()
     return recipe
 
 
@@ -75,11 +74,16 @@ def _explain_stop(run: "RunFolder", steps: int) -> str:
     return f"stopped {where}; `ratchet resume {run.name}` goes on"
 
 
+def _way_on(run: "RunFolder") -> str:
+    """Name the command that goes on with a run, or begins it again if it has not begun."""
+    return f"run `ratchet resume {run.name}`" if run.exists() else "repeat the command"
+
+
 @contextmanager
-def explain_absence(command: str) -> Iterator[None]:
+def explain_absence(way_on: Callable[[], str]) -> Iterator[None]:
     """Raise a UserError if a server that a flow needs, such as Prefect's, is away.
 
-    The `command` goes on with the flow.
+    `way_on` names the command that goes on with what is on disk by then.
     """
     import httpx
 
@@ -87,8 +91,8 @@ def explain_absence(command: str) -> Iterator[None]:
         yield
     except httpx.TransportError as error:
         raise UserError(
-            f"{error.request.url} does not answer ({error}). What is done is on disk: start the "
-            f"server, or unset PREFECT_API_URL, and {command} goes on"
+            f"{error.request.url} does not answer ({error}). Start the server, or unset "
+            f"PREFECT_API_URL; then {way_on()}"
         ) from error
 
 

@@ -12,7 +12,7 @@ import typer
 from adapters.errors import UserError
 from flows.command_line import call_flow, checked_recipe, train_with_bar
 from flows.runtime.existing_run import IfExists, settle
-from flows.server.prefect_startup import quiet_prefect
+from flows.server.prefect_startup import check_prefect, quiet_prefect
 from tasks.storage.run_folder import folder_of
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ def train(
     overrides += [] if batches is None else [f"rollouts.batches={batches}"]
     recipe = named_recipe(name, overrides)
     run = run or f"{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    check_recipe(recipe)  # before a run is deleted
+    check_recipe(recipe)
+    check_prefect()  # before a run is deleted
     settle(run, if_exists)
     _train(run, recipe, verbose)
 

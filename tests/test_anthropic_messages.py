@@ -43,6 +43,11 @@ def content(role: str, *blocks: Any) -> dict[str, Any]:
     return body(messages=[HELLO, {"role": role, "content": list(blocks)}, HELLO])
 
 
+def test_token_ids_of_a_stream_are_refused(client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.BadRequestError, match="ask for token ids without stream"):
+        ask(client, stream=True, extra_body=TOKENS)
+
+
 def test_an_answer_has_usage_and_token_ids(opened: Opened, client: anthropic.Anthropic) -> None:
     opened.say("Hé!<|im_end|>")
     answer = ask(client, system="Be short.", extra_body=TOKENS)

@@ -179,6 +179,12 @@ def test_a_line_may_be_as_long_as_documented() -> None:
     assert asyncio.run(rewards(name, {"long": "x" * 2**20})) == [2.0]
 
 
+def test_a_program_that_writes_a_longer_line_is_ended() -> None:
+    name = program(f"read(); print('x' * {LONGEST_LINE + 1}, flush=True); read()")
+    with pytest.raises(CommandFailed, match=f"since it wrote a line of more than {LONGEST_LINE}"):
+        asyncio.run(rewards(name, {}))
+
+
 @pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)"])
 def test_a_program_ends_with_the_process_that_plays(end: str, tmp_path: Path) -> None:
     """At its exit the process kills the program; when it is killed, the program's stdin ends."""

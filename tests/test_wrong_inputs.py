@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from adapters.litellm import import_litellm
 from flows.cli import plain_errors
@@ -128,7 +129,7 @@ WRONG: list[tuple[str, str]] = [
     (changed("agent=raising"), "raising.py cannot be imported: ValueError: no luck"),
     (changed("agent=ending"), "ending.py cannot be imported: SystemExit: 3"),
     (changed("agent=lacking"), "cannot be imported: ModuleNotFoundError: No module named"),
-    (changed("agent=misspelt"), "misspelt.py cannot be imported: SyntaxError"),
+    (changed("agent=misspelt"), "misspelt.py, line 1); mend it"),
     (changed("agent=narrow"), "the agent narrow cannot be called as play("),
     (changed("agent=no.module:play"), "no agent 'no.module:play'"),
     (changed("agent=command:no_such_program"), "there is no program 'no_such_program'"),
@@ -248,10 +249,28 @@ def test_a_refusal_does_not_wait_for_a_large_library(project: Path) -> None:
 def test_a_service_that_nobody_serves_is_named_with_its_address(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    monkeypatch.setenv("TINKER_BASE_URL", url)
-    with pytest.raises(SystemExit), plain_errors():
-        app(["train", "fine.yaml"])
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("TINKER_BASE_URL", url)
+        with pytest.raises(SystemExit), plain_errors():
+            app(["train", "fine.yaml"])
     assert f"the Tinker service at {url} cannot be reached" in capsys.readouterr().err
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["begun", "moved"]
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate --model base", "dryrun"])
+def test_a_prefect_server_that_nobody_runs_is_named_with_its_address(
+    project: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
+        with (
+            temporary_settings({PREFECT_API_URL: url}),
+            pytest.raises(SystemExit),
+            plain_errors(),
+        ):
+            app([*command.split(), "fine.yaml"])
+    assert f"the Prefect server at {url} cannot be reached" in capsys.readouterr().err
     assert sorted(path.name for path in Path("runs").iterdir()) == ["begun", "moved"]

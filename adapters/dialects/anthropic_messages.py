@@ -17,6 +17,7 @@ from adapters.calls import (
 )
 from adapters.chat import Chat, stop_string
 from adapters.dialects.fields import (
+    TOKENS,
     Body,
     bad_request,
     check_body,
@@ -52,7 +53,8 @@ def read(body: object) -> Request:
     sent, model = check_body(body)
     check_ranges(sent, {"temperature": (0, 2), "top_p": (0, 1)})
     read_field(sent, "stream", bool, "a boolean")
-    wants_tokens(sent)
+    if wants_tokens(sent) and sent.get("stream"):
+        raise bad_request(f"{TOKENS} is set in a stream; ask for token ids without stream.", TOKENS)
     tools = [_read_tool(tool, f"tools[{i}]") for i, tool in enumerate(read_list(sent, "tools"))]
     return Request(
         model=model,

@@ -56,7 +56,9 @@ class Games:
 
     async def _answer(self, number: int, request: Mapping[str, Any]) -> None:
         try:
-            answer = {"reward": await self._play(number, request["example"], **request["roles"])}
+            answer = {
+                "reward": await self._play(number, request["example"], request["roles"]["policy"])
+            }
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  It is the answer.
             answer = {"error": f"{type(error).__name__}: {error}"}
         del self._playing[number]
@@ -64,7 +66,7 @@ class Games:
         self._answers.flush()
 
     async def _play(
-        self, number: int, example: Mapping[str, object], *, policy: Mapping[str, str], **_: object
+        self, number: int, example: Mapping[str, object], policy: Mapping[str, str]
     ) -> float:
         row = _find_row(self._environment, example)
         variable = f"API_KEY_{number}"  # verifiers takes a key from a variable only

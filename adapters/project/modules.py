@@ -86,11 +86,14 @@ def _import_if_exists(name: str) -> ModuleType | None:
 
 def _explain(name: str, error: BaseException) -> AgentError:
     """Make the error for code that cannot be imported, with the place where it raised."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    said = " ".join(str(error).split())
+    if isinstance(error, SyntaxError):
+        reason, file, line = error.msg, error.filename, error.lineno
+    else:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        reason, file, line = " ".join(str(error).split()), last.filename, last.lineno
     return AgentError(
-        f"{name} cannot be imported: {type(error).__name__}: {said} ({last.filename}, line "
-        f"{last.lineno}); mend it, or install what it imports"
+        f"{name} cannot be imported: {type(error).__name__}: {reason} ({file}, line {line}); mend "
+        "it, or install what it imports"
     )
 
 

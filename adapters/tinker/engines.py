@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,16 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
+from adapters.addresses import check_listener
 from adapters.children import keep_from_children
 from adapters.errors import EngineDied, ServiceError
 
 LOCAL = "local/"
 LOG = "engine.log"
 CLOSING_SECONDS = 5
-REACH_SECONDS = 5.0
 
 _begun: dict[str, "EngineProcess"] = {}
 """Base model → the engine that was started for it and has no folder yet."""
@@ -88,22 +85,13 @@ def check_key() -> None:
 
 
 def check_reachable() -> None:
-    """Raise ServiceError if nothing listens at TINKER_BASE_URL, for which the SDK waits minutes.
-
-    Behind a proxy nothing is known, since the proxy alone reaches the service.
-    """
+    """Raise ServiceError if nothing listens at TINKER_BASE_URL, for which the SDK waits minutes."""
     url = os.environ.get("TINKER_BASE_URL")
     if not url:
         return
-    place = urlsplit(url)
-    if place.hostname is None:
-        raise ServiceError(f"TINKER_BASE_URL is {url!r}; write it as http://host:port")
-    if place.scheme in getproxies() and not proxy_bypass(place.hostname):
-        return
     try:
-        port = place.port or (443 if place.scheme == "https" else 80)
-        socket.create_connection((place.hostname, port), REACH_SECONDS).close()
-    except (OSError, ValueError) as error:  # ValueError: the port is no number
+        check_listener(url)
+    except (OSError, ValueError) as error:
         raise ServiceError(
             f"the Tinker service at {url} cannot be reached ({error}); start it, mend "
             "TINKER_BASE_URL, or unset it to run on the engine of this machine"

@@ -1,5 +1,6 @@
 """The report of a kill harness: its record as tables, and what must not have happened."""
 
+import signal
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -9,7 +10,7 @@ from typing import Any
 from benchmarks.interruptions.compare_runs import REPETITIONS
 from benchmarks.measuring import format_table
 
-STOPPED = {"flow by SIGINT": 2, "flow by SIGTERM": 15}
+STOPPED = {"flow by SIGINT": signal.SIGINT, "flow by SIGTERM": signal.SIGTERM}
 """Flows that are asked to stop rather than killed → the signal."""
 STOPPING_SECONDS = 5.0
 """Time in which a flow has stopped."""

@@ -54,11 +54,11 @@ class Ending:
     def faults(self) -> list[str]:
         """List what is wrong with it, a sentence each."""
         name = f"{self.command}, {self.number.name} after {self.after:.1f} s"
-        stopped = [line for line in self.said if line.startswith("ratchet: stopped")]
+        one_line = len(self.said) == 1 and self.said[0].startswith("ratchet: stopped")
         found = {
             f"took {self.seconds:.1f} s to stop": self.seconds > STOPPING_SECONDS,
             f"ended with status {self.status}": self.status != 128 + self.number,
-            f"said {[*self.said]}": len(stopped) != 1 or any("Trace" in line for line in self.said),
+            f"said {[*self.said]}": not one_line,
             f"left {self.orphans} processes": self.orphans > 0,
         }
         return [f"{name}: {fault}" for fault, wrong in found.items() if wrong]

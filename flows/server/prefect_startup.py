@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
+from adapters.addresses import check_listener
+from adapters.errors import UserError
 from adapters.waiting import Wait
 
 if TYPE_CHECKING:
@@ -44,6 +46,22 @@ def start_server() -> Iterator[Callable[[], None]]:
         finally:
             over.set()
             keeper.join()
+
+
+def check_prefect() -> None:
+    """Raise UserError if nothing listens at PREFECT_API_URL, of the environment or a profile."""
+    from prefect.settings import PREFECT_API_URL
+
+    url = PREFECT_API_URL.value()
+    if not url:
+        return
+    try:
+        check_listener(url)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"the Prefect server at {url} cannot be reached ({error}); start it, mend "
+            "PREFECT_API_URL, or unset it to run beside an embedded server"
+        ) from error
 
 
 def _block_ctrl_c() -> None:

@@ -28,8 +28,8 @@ from adapters.harness.programs.process import (
 )
 from adapters.running_clock import running_clock
 
-LONGEST_LINE = 64 * 1024
-"""Bytes of a line that is read; a longer one is ignored."""
+LONGEST_LINE = 16 * 2**20
+"""Bytes of an answer. A longer line ends its program, since nobody knows whose answer it is."""
 
 CANCEL_SECONDS = 10.0
 """Time in which a program must answer a rollout that was cancelled; later it is held to hang."""
@@ -128,9 +128,9 @@ class _Process(Program):
         self._unanswered: dict[int, asyncio.Future[JsonObject]] = {}
         self._keys: set[str] = set()
         self._looking: set[asyncio.Task[None]] = set()
-        self._hung = ""
-        self._begun = b""
-        """The line on stdout that has begun, as far as it matters."""
+        self._reason = ""
+        self._partial_line = bytearray()
+        """The beginning of a line on stdout whose end has not arrived."""
 
     async def ask(self, example: Example, roles: Roles) -> JsonObject:
         """Send a rollout, and wait for its answer; CommandFailed if the process ends first.
@@ -159,21 +159,27 @@ class _Process(Program):
         cancelled = clock.seconds()
         while number in self._unanswered and not self.exited.is_set():
             if clock.seconds() - cancelled > CANCEL_SECONDS:
-                self._hung = f", since it had not answered a cancelled one in {CANCEL_SECONDS:g} s"
-                self.kill()
+                self._kill(f"it had not answered a cancelled one in {CANCEL_SECONDS:g} s")
                 return
             await asyncio.sleep(LOOK_SECONDS)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         super().pipe_data_received(fd, data)
         if fd == 1:
-            *lines, begun = (self._begun + data).split(b"\n")
-            self._begun = begun[: LONGEST_LINE + 1]
-            for line in lines:
-                if len(line) <= LONGEST_LINE:
+            self._partial_line += data
+            if b"\n" in data:
+                *lines, self._partial_line = self._partial_line.split(b"\n")
+                for line in lines:
                     self._read(line)
+            if len(self._partial_line) > LONGEST_LINE:
+                self._partial_line.clear()
+                self._kill(f"it wrote a line of more than {LONGEST_LINE} bytes")
 
-    def _read(self, line: bytes) -> None:
+    def _kill(self, reason: str) -> None:
+        self._reason = f", since {reason}"
+        self.kill()
+
+    def _read(self, line: bytearray) -> None:
         """Give an answer to the rollout that it names; any other line is ignored."""
         with suppress(ValueError, RecursionError):
             said = json.loads(line)
@@ -187,7 +193,7 @@ class _Process(Program):
         super().connection_lost(exc)
         self._transport.close()
         stderr = self.output("stderr", self._keys)
-        fact = f"the program {self._line!r} {self.end()} while it played{self._hung}{stderr}"
+        fact = f"the program {self._line!r} {self.end()} while it played{self._reason}{stderr}"
         for answer in self._unanswered.values():
             if not answer.done():
                 answer.set_exception(CommandFailed(fact))
