@@ -54,7 +54,7 @@ def train(
     search: Annotated[bool, typer.Option("--search", help="Short for NAME-search.")] = False,
     batches: Annotated[int | None, typer.Option(help="Short for --set rollouts.batches=N.")] = None,
     run: Annotated[
-        str | None, typer.Option(help="The run's name; that of the agent and the time if empty.")
+        str | None, typer.Option(help="The run's name; by default the agent's name and the time.")
     ] = None,
     if_exists: Annotated[
         IfExists, typer.Option(help="What to do where the run exists; only a terminal is asked.")
@@ -86,7 +86,7 @@ def resume(run: Run, verbose: Verbose = False) -> None:
 @app.command()
 def fork(
     run: Run,
-    at: Annotated[int, typer.Option(help="How many of its steps the fork shares.")],
+    at: Annotated[int, typer.Option(help="Number of steps that the fork shares.")],
     as_: Annotated[str | None, typer.Option("--as", help="The fork's name.")] = None,
     set_: Overrides = None,
     verbose: Verbose = False,
@@ -126,9 +126,11 @@ def evaluate(
         typer.Option(help="RUN, RUN@STEP, base, or one of LiteLLM, such as openai/gpt-4o-mini."),
     ] = None,
     run: Annotated[
-        str | None, typer.Option(help="Whose checkpoint; the newest of the agent and its roles.")
+        str | None, typer.Option(help="The run to evaluate; by default the agent's newest.")
     ] = None,
-    checkpoint: Annotated[int | None, typer.Option(help="After how many steps; the last.")] = None,
+    checkpoint: Annotated[
+        int | None, typer.Option(help="The checkpoint's step; by default the last.")
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Score a model on held-out examples; one that was cut off goes on where it stopped."""
@@ -154,10 +156,10 @@ def evaluate(
 def dryrun(
     name: Name,
     set_: Overrides = None,
-    examples: Annotated[int, typer.Option(min=1, help="How many are played, twice each.")] = 4,
-    keep: Annotated[bool, typer.Option(help="Leave the files, to be asked by SQL.")] = False,
+    examples: Annotated[int, typer.Option(min=1, help="The examples to play, twice each.")] = 4,
+    keep: Annotated[bool, typer.Option(help="Keep the files, for `ratchet sql`.")] = False,
     online: Annotated[
-        bool, typer.Option(help="With the recipe's own model, service and helper models.")
+        bool, typer.Option(help="Use the recipe's own model, service and helper models.")
     ] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -172,12 +174,14 @@ def dryrun(
     quiet_prefect(verbose)
     from flows.runtime.checks import check_start
 
-    folder = folder_of(run := f"dryruns/{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}")
+    run = f"dryruns/{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = folder_of(run)
     check_start(recipe, folder)
     from flows.dryrun import dryrun as flow
 
     def explain() -> str:
-        return f"stopped; {f'{folder.path} is left' if folder.exists() else 'nothing is left'}"
+        left = f"{folder.path} is left" if folder.exists() else "nothing is left"
+        return f"stopped; {left}"
 
     try:
         result = call_flow(flow, explain, recipe=recipe, run=run)
@@ -194,7 +198,9 @@ def serve(
     model: Annotated[
         str, typer.Argument(help="RUN, RUN@STEP, RUN:POLICY@STEP, or a base model's id.")
     ],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 is any that is free.")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on loopback; 0 chooses a free one.")
+    ] = 0,
 ) -> None:
     """Serve a checkpoint to any OpenAI client, until Ctrl-C or the end of stdin."""
     from flows.runtime.checks import find_served
@@ -210,7 +216,9 @@ def serve(
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where; the working folder.")] = Path(),
+    folder: Annotated[
+        Path, typer.Argument(help="The project's folder; by default the working folder.")
+    ] = Path(),
 ) -> None:
     """Write a project of your own: an agent, its data set, its recipe and its test."""
     from flows.new_project import AGENT, write_project
@@ -222,7 +230,7 @@ def init(
 
 @app.command()
 def server(
-    port: Annotated[int, typer.Option(min=1, max=65535, help="On loopback.")] = 4200,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on loopback.")] = 4200,
 ) -> None:
     """Start a Prefect server with its UI, until Ctrl-C."""
     from flows.server.prefect_server import run_server
@@ -258,7 +266,10 @@ def runs() -> None:
 def report(
     runs: Annotated[list[str], typer.Argument(help="Names of runs; several are compared.")],
     out: Annotated[
-        Path | None, typer.Option(help="The page's file; report.html beside what it is about.")
+        Path | None,
+        typer.Option(
+            help="The page's file; by default report.html in the folder of the run or the runs."
+        ),
     ] = None,
 ) -> None:
     """Write a page of HTML about a run, or about several: curves, time, costs and rollouts."""
@@ -276,12 +287,15 @@ def sql(
         str, typer.Argument(help="One statement, in DuckDB's SQL, over the views of docs/sql.md.")
     ],
     run: Annotated[
-        list[str] | None, typer.Option(help="Whose files; all runs without it, or several times.")
+        list[str] | None,
+        typer.Option(help="A run to read; repeat it for several, omit it for all."),
     ] = None,
     format: Annotated[
-        Literal["table", "csv", "json", "parquet"], typer.Option(help="How the rows are written.")
+        Literal["table", "csv", "json", "parquet"], typer.Option(help="Format of the rows.")
     ] = "table",
-    out: Annotated[Path | None, typer.Option(help="Where; the terminal without it.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; by default the terminal.")
+    ] = None,
 ) -> None:
     """Ask the files of runs: spans, calls, rollouts, groups, trajectories, datums, steps."""
     from tasks.reports.queries import answer
@@ -306,7 +320,7 @@ def trinity(
     file: Annotated[typer.FileText, typer.Argument(help="A configuration of Trinity-RFT 0.6.0.")],
     set_: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where the recipe is written; printed without it.")
+        Path | None, typer.Option(help="File of the recipe; by default the terminal.")
     ] = None,
 ) -> None:
     """Make a recipe of Trinity-RFT's YAML, and say what has no counterpart."""
@@ -359,9 +373,9 @@ def engine(context: typer.Context) -> None:
 @app.command()
 def pretrain(
     folder: Annotated[
-        Path, typer.Option(help="Where it is built; an interrupted one goes on.")
+        Path, typer.Option(help="Folder of the model; an interrupted build goes on.")
     ] = Path("runs/pretrain"),
-    seed: Annotated[int, typer.Option(help="Of the weights and of every document.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the weights and of every document.")] = 0,
 ) -> None:
     """Build the engine's tiny base model anew; takes about an hour on two cores."""
     quiet_prefect(verbose=True)

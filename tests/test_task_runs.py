@@ -113,7 +113,7 @@ def test_a_training_leaves_curves_metrics_transcripts_and_evaluations(flow_run: 
     assert artifacts.keys() == {f"linked-{what}" for what in shown}
     assert "![curves](data:image/svg+xml;base64," in str(artifacts["linked-curves"].data)
     assert "## best: train-00000-" in str(artifacts["linked-transcripts"].data)
-    said = "Three rollouts of linked in step 0, the best, the middle and the worst by reward"
+    said = "The best, the middle and the worst rollout of linked in step 0 by reward, and up to 3"
     assert (artifacts["linked-transcripts"].description or "").startswith(said)
 
 

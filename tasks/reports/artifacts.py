@@ -30,7 +30,7 @@ from tasks.reports.artifact_texts import (
     evaluations_text,
     training_text,
 )
-from tasks.reports.reports import METRICS, transcripts
+from tasks.reports.reports import METRICS, MOST_FAILED, transcripts
 from tasks.storage.arrivals import batches_of
 from tasks.storage.run_folder import RunFolder
 
@@ -116,8 +116,8 @@ class Artifacts:
     def _publish_transcripts(self) -> None:
         step = len(read_metrics(self._run.metrics)) - 1
         words = (
-            f"Three rollouts of {self._run.name} in step {step}, the best, the middle and the "
-            "worst by reward, word for word"
+            f"The best, the middle and the worst rollout of {self._run.name} in step {step} by "
+            f"reward, and up to {MOST_FAILED} that failed with different errors, word for word"
         )
         with self._unless_unreadable("transcripts"):
             last = [self._run.spans(batch) for batch in batches_of(self._run, step)]
