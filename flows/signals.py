@@ -86,6 +86,7 @@ def _stop(number: int, _frame: FrameType | None) -> None:
     _received.append(number)
     if not _settled.is_set():
         _settled.set()
+        _silence()
         raise Stopped
 
 

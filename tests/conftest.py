@@ -2,7 +2,10 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,10 +30,21 @@ settings.load_profile("untimed")
 
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[None]:
-    """Start a Prefect server with an empty database, for every flow and task of the tests."""
+    """Start a Prefect server with an empty database, for every flow and task of the tests.
+
+    Prefect takes an answer that comes after five seconds, on a busy machine, for a failed start.
+    """
+    import httpx
+    from prefect.server.api import server
     from prefect.testing.utilities import prefect_test_harness
 
-    with prefect_test_harness(server_startup_timeout=120):
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patient = SimpleNamespace(
+                Client=partial(httpx.Client, timeout=120), ConnectError=httpx.TransportError
+            )
+            patch.setattr(server, "httpx", patient)
+            stack.enter_context(prefect_test_harness(server_startup_timeout=120))
         yield
 
 

@@ -56,7 +56,7 @@ def batch_at(
 def begin(door: Door, name: str, token: str) -> Batch:
     """Begin the next attempt at an open batch, as a player does."""
     url = door.address + BATCH.format(batch=name) + "/begin"
-    begun = httpx.post(url, headers=bearer(token)).raise_for_status().json()
+    begun = httpx.post(url, headers=bearer(token), timeout=None).raise_for_status().json()
     return Batch(
         door.address, name, token, begun["attempt"], tuple(begun["roles"]), begun["timeout_seconds"]
     )

@@ -84,12 +84,12 @@ def serving(folder: Path, state: Path) -> Iterator[Address]:
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        assert ready.wait(30)
+        assert ready.wait(120)
         assert thread.is_alive(), "the engine did not start"
         yield Address(f"http://127.0.0.1:{port}", KEY, base.name, state)
     finally:
         stopped.set()
-        thread.join(10)
+        thread.join(120)
         assert not thread.is_alive()
 
 
@@ -101,7 +101,7 @@ def connected(address: Address) -> "Iterator[tinker.ServiceClient]":
     try:
         yield client
     finally:
-        client.close("success").result(10)
+        client.close("success").result(60)
 
 
 @contextmanager

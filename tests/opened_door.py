@@ -89,7 +89,9 @@ class Opened:
 
     def post(self, content: bytes, **headers: str) -> httpx.Response:
         headers = {**bearer(self.token), **headers}
-        return httpx.post(f"{self.url}/chat/completions", content=content, headers=headers)
+        return httpx.post(
+            f"{self.url}/chat/completions", content=content, headers=headers, timeout=None
+        )
 
     def begin_again(self, recorded: Sequence[Completion] = ()) -> openai.OpenAI:
         """Begin the next attempt, for which `recorded` are earlier calls; return its client."""
@@ -101,7 +103,7 @@ class Opened:
         """Report the rollout's end, as its player does."""
         url = self.batch.url(ROLLOUT, self.rollout) + "/end"
         end = {"reward": reward, "seconds": 1.0}
-        return httpx.post(url, json=end, headers=bearer(self.token))
+        return httpx.post(url, json=end, headers=bearer(self.token), timeout=None)
 
 
 @contextmanager

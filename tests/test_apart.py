@@ -62,7 +62,7 @@ async def blocks(example: dict[str, Any], **_: str) -> float:
 
 def play_again(door: Door, agent: Any, examples: Iterable[dict[str, Any]]) -> list[RolloutEnd]:
     """Lose the first player of a batch, and play the batch; return the ends of the examples."""
-    batch, recorder = batch_of(agent, examples, Scripted())
+    batch, recorder = batch_of(agent, examples, Scripted(), TIMEOUT)
     with door.opened(batch) as token:
         begin(door, batch.name, token)
         asyncio.run(play_batch(door.address, batch.name, token))

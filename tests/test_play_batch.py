@@ -26,7 +26,9 @@ from adapters.harness.rewards import Reward
 from tests.door_batches import ListRecorder, bearer, begin
 from tests.opened_door import ASK, SAMPLING, Scripted
 
-TIMEOUT = 2.0
+TIMEOUT = 4.0
+"""Time of an agent that exceeds it; the others have AMPLE."""
+AMPLE = 60.0
 BODY = {"model": "policy", "messages": ASK}
 
 
@@ -101,14 +103,17 @@ class HeldSampler(Scripted):
 
 
 def batch_of(
-    agent: Callable[..., Any], examples: Iterable[dict[str, Any]], sampler: Scripted
+    agent: Callable[..., Any],
+    examples: Iterable[dict[str, Any]],
+    sampler: Scripted,
+    seconds: float = AMPLE,
 ) -> tuple[OpenBatch, ListRecorder]:
     """Return a batch for the door to open, and its recorder."""
     names = (f"train-00000-{number:04d}-00" for number in count())
     rollouts = [PlannedRollout(*one) for one in zip(names, examples, strict=False)]
     recorder, policy = ListRecorder(rollouts), cast(Any, Policy(cast(Any, sampler), "v0"))
     name = f"{agent.__module__}:{agent.__name__}"
-    settings = PlaySettings(name, [POLICY], concurrency=8, timeout_seconds=TIMEOUT)
+    settings = PlaySettings(name, [POLICY], concurrency=8, timeout_seconds=seconds)
     sampled_by = SampledBy({POLICY: policy}, SAMPLING)
     return OpenBatch("train-00000.0", recorder, sampled_by, settings), recorder
 
@@ -118,9 +123,10 @@ def play(
     agent: Callable[..., Any],
     examples: Iterable[dict[str, Any]],
     sampler: Scripted | None = None,
+    seconds: float = AMPLE,
 ) -> list[RolloutEnd]:
     """Play a batch; return the ends in the order of the examples."""
-    batch, recorder = batch_of(agent, examples, sampler or Scripted())
+    batch, recorder = batch_of(agent, examples, sampler or Scripted(), seconds)
     with door.opened(batch) as token:
         asyncio.run(play_batch(door.address, batch.name, token))
     return sorted(recorder.ends, key=lambda end: end.rollout_id)
@@ -166,13 +172,13 @@ def test_what_is_no_reward_is_a_row_with_its_error(open_door: Door) -> None:
 def test_a_timeout_counts_only_the_agent_s_own_time(
     open_door: Door, agent: Callable[..., Any]
 ) -> None:
-    """Every answer takes three times the timeout."""
+    """Every answer takes longer than the timeout."""
     examples = [
         {"calls": calls, "sleeps": sleeps} for calls, sleeps in [(1, 0), (2, 0), (0, 20), (1, 20)]
     ]
-    ends = play(open_door, agent, examples, HeldSampler(3 * TIMEOUT))
+    ends = play(open_door, agent, examples, HeldSampler(1.5 * TIMEOUT), TIMEOUT)
     assert [end.outcome for end in ends[:2]] == [Reward(1.0)] * 2
-    for end, waited in zip(ends[2:], (0, 3 * TIMEOUT), strict=True):
+    for end, waited in zip(ends[2:], (0, 1.5 * TIMEOUT), strict=True):
         assert isinstance(end.outcome, Failure)
         assert end.outcome.kind == "TimeoutError"
         assert f"longer than {TIMEOUT:g} s of its own time" in end.outcome.message
@@ -180,8 +186,14 @@ def test_a_timeout_counts_only_the_agent_s_own_time(
 
 
 def test_a_player_that_is_superseded_is_refused_and_records_no_end(open_door: Door) -> None:
-    sampler = HeldSampler(3)
+    sampler = Scripted()
     batch, recorder = batch_of(asks, [{"calls": 1, "sleeps": 0}], sampler)
+
+    async def until_superseded() -> None:
+        while not batch._superseded:
+            await asyncio.sleep(0.01)
+
+    sampler.hold = until_superseded
 
     async def supersede(token: str) -> None:
         playing = asyncio.create_task(play_batch(open_door.address, batch.name, token))

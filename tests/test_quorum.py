@@ -58,13 +58,18 @@ def talks_plainly(example: dict[str, Any], **where: str) -> float:
 
 
 class HeldSampler(CountingSampler):
-    """Sampler that does not answer the sleepers in time."""
+    """Sampler that does not answer the sleepers in time, nor anybody before all of them ask."""
+
+    held = 0
 
     async def sample(
         self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams
     ) -> SampleResponse:
         if f"user\n{SLEEPER}<" in CHAT.text(prompt.to_ints()):
+            self.held += 1
             await asyncio.sleep(60)
+        while self.held < len(STRAGGLERS):
+            await asyncio.sleep(0.01)
         return await super().sample(prompt, num_samples, sampling_params)
 
 

@@ -382,7 +382,8 @@ def test_a_client_that_the_service_forgot_is_rebuilt(
 def finish(address: Address, session: str) -> None:
     url = f"{address.url}/api/v1/sessions/{session}/finish"
     ended = {"reason": {"type": "success"}, "detail": None}
-    httpx.post(url, json=ended, headers={"X-API-Key": address.key}).raise_for_status()
+    key = {"X-API-Key": address.key}
+    httpx.post(url, json=ended, headers=key, timeout=None).raise_for_status()
 
 
 def _fail(*_: object) -> Checkpoint:

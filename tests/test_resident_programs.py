@@ -108,9 +108,9 @@ def test_an_answer_without_a_reward_fails_its_rollout() -> None:
 
 def test_a_program_that_ends_fails_the_rollouts_in_flight_and_tells_why() -> None:
     name = program("""
-        answered = read()
+        answered, other, _ = read(), read(), read()
         write(answered, reward=1)
-        sys.stderr.write("no memory for " + read()["roles"]["policy"]["api_key"])
+        sys.stderr.write("no memory for " + other["roles"]["policy"]["api_key"])
         sys.exit(3)
     """)
 

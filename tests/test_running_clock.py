@@ -14,11 +14,11 @@ PROGRAM = """
 import sys, time
 from adapters.running_clock import running_clock
 clock = running_clock()
-print(clock.seconds(), clock.stood_still(), flush=True)
+print(time.monotonic(), clock.seconds(), clock.stood_still(), flush=True)
 sys.stdin.readline()
-print(clock.seconds(), clock.stood_still(), flush=True)
-time.sleep(1)
-print(clock.seconds(), clock.stood_still(), flush=True)
+print(time.monotonic(), clock.seconds(), clock.stood_still(), flush=True)
+time.sleep(3)
+print(time.monotonic(), clock.seconds(), clock.stood_still(), flush=True)
 """
 
 
@@ -39,22 +39,21 @@ def test_a_stopped_process_counts_no_time_and_warns_once() -> None:
             assert process.stdout is not None
             return [float(number) for number in process.stdout.readline().split()]
 
-        before, still_before = read()
-        started = time.monotonic()
+        began, before, still_before = read()
         process.send_signal(signal.SIGSTOP)
         time.sleep(STILL_SECONDS)
         process.send_signal(signal.SIGCONT)
         process.stdin.write("\n")
         process.stdin.flush()
-        after, still_after = read()
-        passed = time.monotonic() - started
+        ended, after, still_after = read()
+        passed = ended - began
         assert after - before <= passed - STILL_SECONDS + LONGEST_TICK + 0.5
         assert STILL_SECONDS - LONGEST_TICK - 0.5 <= still_after - still_before <= passed
-        last, still_last = read()
+        _, last, still_last = read()
         assert last > after
-        assert still_last - still_after < 1
+        assert still_last - still_after < STILL_SECONDS / 2
         warnings = process.stderr.read()
-        assert warnings.count("this process stood still for 1") == 1
+        assert warnings.count("this process stood still for") == 1
 
 
 def test_a_process_that_runs_counts_all_of_its_time() -> None:
@@ -66,6 +65,6 @@ def test_a_process_that_runs_counts_all_of_its_time() -> None:
         text=True,
         check=True,
     )
-    first, second, _ = (float(line.split()[0]) for line in ran.stdout.splitlines())
-    assert second - first >= 1.9
+    first, second, _ = (float(line.split()[1]) for line in ran.stdout.splitlines())
+    assert second - first >= 1.5
     assert ran.stderr == ""

@@ -51,7 +51,7 @@ def test_training_runs_in_order_of_arrival_on_one_thread(scheduler: Scheduler) -
         ran.append((number, threading.get_ident()))
 
     for future in [scheduler.run(lambda number=number: work(number)) for number in range(20)]:
-        future.result(timeout=10)
+        future.result(timeout=60)
     assert [number for number, _ in ran] == list(range(20))
     assert len({thread for _, thread in ran}) == 1
 
@@ -61,7 +61,7 @@ def test_more_requests_than_slots_are_all_answered(scheduler: Scheduler) -> None
     futures.append(scheduler.sample(SampleRequest([4], num_samples=20, max_tokens=3), None))
     results = [future.result(timeout=30) for future in futures]
     assert [len(result.sequences) for result in results] == [1] * 30 + [20]
-    again = scheduler.sample(request(10, 7), None).result(timeout=10)
+    again = scheduler.sample(request(10, 7), None).result(timeout=60)
     assert again == results[7]
 
 
@@ -71,25 +71,27 @@ def test_sampling_continues_between_microbatches_of_training(
     trainer = Trainer(model, LoraWeights.initial(model, LoraConfig(rank=2)))
     tokens = [1] * 1500
     data = [TrainingDatum(tokens, {"target_tokens": np.array(tokens)})] * 8
+    sampled: list[Future] = []
     finished: list[str] = []
 
-    def noted(future: Future, name: str) -> None:
-        future.add_done_callback(lambda _: finished.append(name))
+    def train() -> None:
+        sampled.append(scheduler.sample(request(20), None))
+        sampled[0].add_done_callback(lambda _: finished.append("sampling"))
+        trainer.forward_backward(data, "cross_entropy")
+        finished.append("training")
 
-    training = scheduler.run(lambda: trainer.forward_backward(data, "cross_entropy"))
-    sampling = scheduler.sample(request(20), None)
-    noted(training, "training")
-    noted(sampling, "sampling")
-    sampling.result(timeout=60)
-    training.result(timeout=60)
+    scheduler.run(train).result(timeout=120)
+    sampled[0].result(timeout=60)
     assert finished == ["sampling", "training"]
 
 
 def test_training_does_not_wait_for_long_completions(scheduler: Scheduler) -> None:
+    gate = threading.Event()
+    scheduler.run(gate.wait)
     sampling = scheduler.sample(request(3000), None)
-    for _ in range(5):
-        scheduler.run(lambda: None).result(timeout=10)
-    assert not sampling.done()
+    done = [scheduler.run(sampling.done) for _ in range(5)]
+    gate.set()
+    assert [look.result(timeout=60) for look in done] == [False] * 5
 
 
 def test_interleaving_changes_neither_sampling_nor_training(
@@ -101,11 +103,11 @@ def test_interleaving_changes_neither_sampling_nor_training(
         trainer = Trainer(model, LoraWeights.initial(model, LoraConfig(rank=2, seed=1)))
         samples = [scheduler.sample(request(40, seed), None) for seed in range(4 * crowded)]
         for _ in range(5):
-            scheduler.run(lambda: trainer.forward_backward(data, "cross_entropy")).result(10)
-            scheduler.run(lambda: trainer.optim_step(AdamParams(learning_rate=0.1))).result(10)
+            scheduler.run(lambda: trainer.forward_backward(data, "cross_entropy")).result(60)
+            scheduler.run(lambda: trainer.optim_step(AdamParams(learning_rate=0.1))).result(60)
         for seed, sample in enumerate(samples):
-            alone = scheduler.sample(request(40, seed), None).result(timeout=10)
-            assert sample.result(timeout=10) == alone
+            alone = scheduler.sample(request(40, seed), None).result(timeout=60)
+            assert sample.result(timeout=60) == alone
         return trainer.lora.tensors
 
     alone, crowded = trained(False), trained(True)
@@ -117,11 +119,11 @@ def test_error_fails_only_its_own_future(scheduler: Scheduler) -> None:
     too_long = scheduler.sample(SampleRequest([1] * 5000), None)
     broken = scheduler.run(lambda: 1 // 0)
     with pytest.raises(RequestRefused, match="5000 tokens"):
-        too_long.result(timeout=10)
+        too_long.result(timeout=60)
     with pytest.raises(ZeroDivisionError):
-        broken.result(timeout=10)
-    assert len(good.result(timeout=10).sequences[0].tokens) == 50
-    assert scheduler.run(lambda: "alive").result(timeout=10) == "alive"
+        broken.result(timeout=60)
+    assert len(good.result(timeout=60).sequences[0].tokens) == 50
+    assert scheduler.run(lambda: "alive").result(timeout=60) == "alive"
 
 
 def test_waiting_request_can_be_cancelled(scheduler: Scheduler) -> None:
@@ -131,7 +133,7 @@ def test_waiting_request_can_be_cancelled(scheduler: Scheduler) -> None:
     assert waiting.cancel()
     assert training.cancel()
     gate.set()
-    assert scheduler.sample(request(5), None).result(timeout=10)
+    assert scheduler.sample(request(5), None).result(timeout=60)
 
 
 def test_close_ends_the_thread_and_fails_remaining_requests(model: LanguageModel) -> None:

@@ -64,7 +64,7 @@ def test_a_run_without_a_key_is_kept_offline_and_continues_under_its_id(
 
 def written(record: Path) -> bytes:
     """Read a record, which W&B's own process completes a little after the run has finished."""
-    for _ in range(100):
+    for _ in range(600):
         if b"reward/mean" in record.read_bytes():
             break
         time.sleep(0.1)

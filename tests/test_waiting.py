@@ -14,7 +14,6 @@ import tinker
 from tinker.types import RequestErrorCategory
 
 from adapters.errors import EngineDied, PassingError
-from adapters.running_clock import running_clock
 from adapters.tinker.engines import TinkerServer
 from adapters.tinker.faults import (
     ServiceFailed,
@@ -30,7 +29,8 @@ from adapters.waiting import Wait
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
     stopped = SimpleNamespace(seconds=lambda: now[0])
-    monkeypatch.setattr("adapters.waiting.running_clock", lambda: stopped)
+    for module in ("adapters.waiting", "adapters.tinker.service"):
+        monkeypatch.setattr(f"{module}.running_clock", lambda: stopped)
     return now
 
 
@@ -101,6 +101,7 @@ def test_an_error_of_a_call_is_raised_where_its_result_is_awaited(
     def fail() -> None:
         raise error
 
+    service.patience = 60
     with pytest.raises(type(error), match=str(error)):
         service.call("the tokenizer", fail)
 
@@ -112,7 +113,7 @@ def test_nobody_waits_for_a_call_whose_thread_was_ended(
     monkeypatch.setattr(threading, "excepthook", lambda _: ended.set())
     with pytest.raises(ServiceFailed, match="asked the Tinker service for the tokenizer was ended"):
         service.call("the tokenizer", sys.exit)
-    assert ended.wait(10)
+    assert ended.wait(60)
 
 
 def test_an_engine_that_dies_before_the_session_is_open_ends_the_wait() -> None:
@@ -172,10 +173,11 @@ def test_sampling_ends_when_the_engine_dies(service: Service) -> None:
 
 
 def test_rollouts_that_wait_for_the_service_are_one_line_of_the_log(
-    service: Service, caplog: pytest.LogCaptureFixture
+    service: Service, clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
+    clock[0] = 100.0
     for seconds in (5.0, 31.0):
-        service.sampling[object()] = running_clock().seconds() - seconds
+        service.sampling[object()] = clock[0] - seconds
 
     async def wait_together() -> None:
         batches = (f"the rollouts of train-00003.{number}" for number in range(4))

@@ -196,7 +196,7 @@ class _Player:
         limit, started = self._batch.timeout_seconds, clock.seconds()
         left, work = limit, asyncio.create_task(playing)
         try:
-            while left > 0:
+            while left > 0 or work.done():
                 await asyncio.wait([work], timeout=left)
                 if work.done():
                     return work.result()

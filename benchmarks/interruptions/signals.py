@@ -28,7 +28,7 @@ from tasks.storage.run_folder import RunFolder
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 HANGING_SECONDS = 60.0
-ORPHAN_SECONDS = 2.0
+ORPHAN_SECONDS = 30.0
 """Time in which the children of a command that has ended are gone."""
 
 SHARE = 0.4
@@ -101,8 +101,8 @@ class Commands:
             while process.poll() is None and not _catches(process.pid, signal.SIGTERM):
                 time.sleep(0.01)
             time.sleep(after)
-            if process.poll() is not None:
-                return None
+            if process.poll() is not None or not _catches(process.pid, signal.SIGTERM):
+                return None  # it has ended, or its interpreter is ending
             began = time.monotonic()
             if number == signal.SIGINT:
                 os.killpg(process.pid, number)

@@ -19,6 +19,9 @@ class EmbeddedServer(SubprocessASGIServer):
     connection that was open while the server stood still.
     """
 
+    _port_range = range(10_000, 30_000)
+    """Ports of which one is drawn: two commands that start at once should not draw the same."""
+
     def restart(self) -> None:
         """Start the server's process again, at its port; it answers some seconds later."""
         self.server_process = self._run_uvicorn_command()
