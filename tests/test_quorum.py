@@ -255,7 +255,7 @@ def record_ends(
 
 def ends_until_quorum(order: Sequence[str], failed: set[str], quorum: float) -> int:
     """Return how many rollouts have ended when a quorum has a reward; all, if none ever has."""
-    rewarded = list(accumulate(name not in failed for name in order))
+    rewarded = list(accumulate(int(name not in failed) for name in order))
     needed = quorum_size(quorum, len(order))
     return rewarded.index(needed) + 1 if needed in rewarded else len(order)
 
