@@ -52,7 +52,7 @@ def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: 
             return flow(**parameters)
 
 
-def checked_recipe(run: str, overrides: Sequence[str] = ()) -> "Recipe":
+def load_checked_recipe(run: str, overrides: Sequence[str] = ()) -> "Recipe":
     """Return a run's recipe with each override over it; UserError if it cannot be trained."""
     from flows.deployments import changed_recipe
     from flows.runtime.checks import check_recipe

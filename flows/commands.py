@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from adapters.errors import UserError
-from flows.command_line import call_flow, checked_recipe, train_with_bar
+from flows.command_line import call_flow, load_checked_recipe, train_with_bar
 from flows.runtime.existing_run import IfExists, settle
 from flows.server.prefect_startup import check_prefect, quiet_prefect
 from tasks.storage.run_folder import folder_of
@@ -80,7 +80,7 @@ def train(
 @app.command()
 def resume(run: Run, verbose: Verbose = False) -> None:
     """Continue a run where it stopped, by the recipe it was started with."""
-    print(train_with_bar(run, checked_recipe(run), verbose))
+    print(train_with_bar(run, load_checked_recipe(run), verbose))
 
 
 @app.command()
@@ -93,7 +93,7 @@ def fork(
 ) -> None:
     """Continue a copy of a run from any of its steps; earlier files are shared, not copied."""
     quiet_prefect(verbose)
-    recipe, name = checked_recipe(run, set_ or []), as_ or f"{run}-at-{at}"
+    recipe, name = load_checked_recipe(run, set_ or []), as_ or f"{run}-at-{at}"
     from flows.runtime.forks import fork_run
 
     fork_run(folder_of(run), name, at, recipe.model_dump(mode="json"), recipe.fingerprint())
@@ -109,7 +109,7 @@ def replay(
 ) -> None:
     """Train anew from a run's recorded rollouts, say with another algorithm; nothing is sampled."""
     quiet_prefect(verbose)
-    recipe = checked_recipe(run, set_ or [])
+    recipe = load_checked_recipe(run, set_ or [])
     from flows.runtime.forks import replay_run
 
     name = as_ or f"{run}-replay-{datetime.now():%Y%m%d-%H%M%S}"
@@ -241,8 +241,10 @@ def server(
 @app.command()
 def deploy() -> None:
     """Put the deployments of prefect.yaml, and their work pool, on the Prefect server."""
+    from flows.deployments import check_project
     from flows.server.prefect_server import deploy_all
 
+    check_project()
     deploy_all()
 
 

@@ -26,6 +26,14 @@ class RecipeError(UserError):
     """Refusal of a recipe."""
 
 
+def check_project() -> None:
+    """Raise RecipeError if the working folder has no file of deployments."""
+    if not PROJECT_FILE.exists():
+        raise RecipeError(
+            f"there is no {PROJECT_FILE} in {Path.cwd()} to deploy; `ratchet init` writes one"
+        )
+
+
 def named_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """Return the recipe of a training deployment, or of a YAML file, with each override over it.
 

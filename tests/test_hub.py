@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from adapters.project.hub import HubError, locate_dataset
-from flows.runtime.checks import test_split as held_out
-from flows.runtime.checks import train_split
+from flows.runtime.checks import held_out_split, train_split
 from tasks.examples.reading import read_examples
 from tasks.storage.manifest import bind_run, read_manifest
 from tests.small_recipe import small_recipe
@@ -69,9 +68,12 @@ def test_a_revision_may_be_a_branch_or_a_commit(hub: Path) -> None:
 def test_the_recipe_s_splits_lie_in_the_cache(hub: Path) -> None:
     name = cached(hub, COMMIT, "main")
     recipe = small_recipe(dataset={"path": f"{name}/main", "columns": ["n"]})
-    assert [len(source.examples()) for source in (train_split(recipe), held_out(recipe))] == [2, 1]
+    assert [len(source.examples()) for source in (train_split(recipe), held_out_split(recipe))] == [
+        2,
+        1,
+    ]
     named = small_recipe(dataset={"path": f"{name}/main", "test_split": "train"})
-    assert len(held_out(named).examples()) == 2
+    assert len(held_out_split(named).examples()) == 2
 
 
 def test_the_manifest_has_a_hash_of_a_dataset_s_files(

@@ -23,8 +23,9 @@ MODULES = "its modules"
 """Part of a layer: the modules that lie in its own folder, unless they are parts by themselves."""
 ARROWS = {
     "flows": {
-        MODULES: {"runtime", "importing", "recipe"},
+        MODULES: {"runtime", "server", "importing", "recipe"},
         "runtime": {"recipe"},
+        "server": set(),
         "importing": {"recipe"},
         "recipe": set(),
     },

@@ -14,11 +14,9 @@ from adapters.harness.agents import load_agent
 from flows.commands import app
 from flows.deployments import RecipeError, named_recipe
 from flows.new_project import AGENT, ProjectExists, write_project
-from flows.runtime.checks import test_split, train_split
+from flows.runtime.checks import held_out_split, train_split
 from flows.server.prefect_server import POOL, deploy_all
 from tests.scripted_door import scripted_door
-
-test_split.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]  It is no test.
 
 
 @pytest.fixture
@@ -32,7 +30,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("project")
 def test_the_recipe_s_examples_are_there() -> None:
     recipe = named_recipe(AGENT)
-    train, held_out = train_split(recipe).examples(), test_split(recipe).examples()
+    train, held_out = train_split(recipe).examples(), held_out_split(recipe).examples()
     assert len(train) == recipe.rollouts.groups * 8
     assert len(held_out) == recipe.evaluation.examples
     assert named_recipe("hello").agent == "hello", "an example's recipe is found as well"

@@ -22,7 +22,7 @@ from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import write_datums
 from tasks.evaluations import ScoredRollout, score
 from tasks.metrics import record_metrics
-from tasks.reports.artifact_texts import curves_text, training_text
+from tasks.reports.artifact_texts import describe_curves, describe_training
 from tasks.reports.artifacts import Artifacts
 from tasks.reports.curves import read_curves
 from tasks.reports.page import render_report
@@ -274,7 +274,7 @@ def test_the_command_writes_the_page_beside_what_it_is_about(runs: Path, tmp_pat
 
 
 def test_the_curves_of_an_artifact_are_a_picture_that_needs_no_page() -> None:
-    text = curves_text(record_run("hello"))
+    text = describe_curves(record_run("hello"))
     [(kind, encoded)] = re.findall(r"^!\[curves\]\(data:image/(.*?);base64,(.*)\)$", text, re.M)
     picture = ElementTree.fromstring(b64decode(encoded))
     assert kind == "svg+xml"
@@ -286,7 +286,7 @@ def test_the_curves_of_an_artifact_are_a_picture_that_needs_no_page() -> None:
 
 
 def test_names_of_runs_are_no_markdown() -> None:
-    text = training_text(folder_of("a_[b]_c"), UUID(int=1))
+    text = describe_training(folder_of("a_[b]_c"), UUID(int=1))
     assert f"[a\\_\\[b\\]\\_c](../../runs/flow-run/{UUID(int=1)})" in text
     assert "[curves](../../artifacts/key/a-b-c-curves)" in text
 

@@ -10,7 +10,7 @@ from tasks.checkpoints import Ledger
 from tasks.evaluations import ScoredRollout, Spent, score
 from tasks.metrics import record_metrics
 from tasks.reports.failures import read_failures
-from tasks.reports.reports import list_runs, metrics_table, runs_table, scores_table, transcripts
+from tasks.reports.reports import list_runs, runs_table, scores_table, transcripts
 from tasks.spans import Span, table
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
@@ -116,18 +116,6 @@ def test_a_transcript_says_which_calls_were_refused_and_why(tmp_path: Path) -> N
     assert f"*a call of the policy was refused*\n\n```text\n{told}\n```" in transcripts([spans])
     (failure,) = read_failures([spans])
     assert str(failure) == f"train-00000-0000-00, a call that was refused:\n{told}"
-
-
-def test_the_metrics_table_has_a_line_a_step(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    record_metrics(path, 0, {"reward/mean": 0.123456, "tokens/trained": 40})
-    record_metrics(path, 1, {"tokens/trained": 0})
-    assert metrics_table(path) == (
-        "| step | reward/mean | tokens/trained |\n"
-        "| --- | --- | --- |\n"
-        "| 0 | 0.1235 | 40 |\n"
-        "| 1 | - | 0 |\n"
-    )
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def check_recipe(recipe: Recipe) -> None:
     check_key()
     check_reachable()
     check_base_model(recipe.model.base)
-    for source in (train_split(recipe), test_split(recipe)):
+    for source in (train_split(recipe), held_out_split(recipe)):
         source.examples()
     asked = sorted(role for role in recipe.roles if role != POLICY)
     if recipe.roles:
@@ -110,7 +110,7 @@ def train_split(recipe: Recipe) -> Source:
     return Source(locate_dataset(dataset.path), "train", dataset.columns, curriculum)
 
 
-def test_split(recipe: Recipe) -> Source:
+def held_out_split(recipe: Recipe) -> Source:
     """Return the examples that are held out."""
     dataset = recipe.dataset
     return Source(locate_dataset(dataset.path), dataset.test_split, dataset.columns)

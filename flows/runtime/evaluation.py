@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from adapters.calls import Sampling
 from flows.recipe.recipe import Recipe
-from flows.runtime.checks import test_split
+from flows.runtime.checks import held_out_split
 from flows.runtime.open_run import OpenRun, greedy_sampling, training_sampling
 from flows.runtime.task_runner import PlayedGroups, RolloutRunner, Spans, wait_for_batches
 from tasks.evaluations import PlayedShard, Score, score_rollouts
@@ -83,7 +83,7 @@ def submit_held_out(
 
     `tag` keeps apart what other settings have played.
     """
-    evaluation, source = recipe.evaluation, test_split(recipe)
+    evaluation, source = recipe.evaluation, held_out_split(recipe)
     groups = min(evaluation.examples, len(source.examples()))
     size = ShardSize(groups, recipe.rollouts.batches)
 

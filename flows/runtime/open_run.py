@@ -95,7 +95,7 @@ def open_run(recipe: Recipe, name: str, *, on_policy: bool = True) -> Iterator[O
     backends = create_backends(recipe.roles, recipe.seed)
     values, rollouts = recipe.model_dump(mode="json"), recipe.rollouts
     with (
-        _forgotten_unless_opened(folder_of(name)) as opened,
+        _delete_unless_opened(folder_of(name)) as opened,
         bind_run(name, values, recipe.fingerprint()) as folder,
         _connect(recipe, folder, saved) as service,
     ):
@@ -122,7 +122,7 @@ def open_run(recipe: Recipe, name: str, *, on_policy: bool = True) -> Iterator[O
 
 
 @contextmanager
-def _forgotten_unless_opened(run: RunFolder) -> Iterator[Event]:
+def _delete_unless_opened(run: RunFolder) -> Iterator[Event]:
     """Yield an event; a run that is new is deleted if the event is not set at the end."""
     new, opened = not run.exists(), Event()
     try:

@@ -8,7 +8,6 @@ from pathlib import Path
 from prefect.settings import PREFECT_API_URL
 
 from adapters.addresses import LOOPBACK
-from flows.deployments import PROJECT_FILE, RecipeError
 
 POOL = "ratchet"
 """The work pool of the deployments."""
@@ -26,10 +25,6 @@ def deploy_all() -> None:
 
     SystemExit with Prefect's status if the pool cannot be created; Prefect says why.
     """
-    if not PROJECT_FILE.exists():
-        raise RecipeError(
-            f"there is no {PROJECT_FILE} in {Path.cwd()} to deploy; `ratchet init` writes one"
-        )
     variables = _client_environment()
     create = [*PREFECT, "work-pool", "create", POOL, "--type", "process", "--overwrite"]
     if status := subprocess.run(create, env=variables, check=False).returncode:

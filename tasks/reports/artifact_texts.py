@@ -17,7 +17,7 @@ from tasks.reports.views import open_views
 from tasks.storage.run_folder import RunFolder
 
 UI = "../.."
-LEARNING = ("curves", "metrics", "transcripts", "evaluations")
+TRAINING_ARTIFACTS = ("curves", "metrics", "transcripts", "evaluations")
 """Artifacts that a training flow leaves."""
 
 
@@ -26,7 +26,7 @@ def artifact_key(run: RunFolder, what: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", f"{run.name}-{what}".lower()).strip("-")
 
 
-def curves_text(run: RunFolder) -> str:
+def describe_curves(run: RunFolder) -> str:
     """Show the curves of a run as a picture, and say where its report is."""
     from tasks.reports.plots import (  # matplotlib loads slowly, and only for this
         draw_panels,
@@ -47,9 +47,9 @@ def curves_text(run: RunFolder) -> str:
     )
 
 
-def evaluations_text(run: RunFolder) -> str:
+def describe_evaluations(run: RunFolder) -> str:
     """List every evaluation of a run, and the checkpoints that were scored."""
-    name, ledger = _escaped(run.name), Ledger(run.checkpoints(POLICY))
+    name, ledger = _escape_markdown(run.name), Ledger(run.checkpoints(POLICY))
     scores, saved = {}, {}
     for path in run.evaluations():
         step, settings = int(path.stem[:5]), path.stem[5:]
@@ -62,19 +62,21 @@ def evaluations_text(run: RunFolder) -> str:
     return "\n".join([markdown_table(*score_rows(scores)), markdown_table(names, rows)])
 
 
-def training_text(run: RunFolder, flow_run: UUID | None) -> str:
+def describe_training(run: RunFolder, flow_run: UUID | None) -> str:
     """Link what trained the run, in a sentence; empty if no training flow is known."""
     if flow_run is None:
         return ""
-    trained = f"[{_escaped(run.name)}]({UI}/runs/flow-run/{flow_run})"
+    trained = f"[{_escape_markdown(run.name)}]({UI}/runs/flow-run/{flow_run})"
     return f"The flow run {trained} trained these checkpoints. {_links(run)}.\n\n"
 
 
 def _links(run: RunFolder) -> str:
-    links = [f"[{what}]({UI}/artifacts/key/{artifact_key(run, what)})" for what in LEARNING]
+    links = [
+        f"[{what}]({UI}/artifacts/key/{artifact_key(run, what)})" for what in TRAINING_ARTIFACTS
+    ]
     return f"Artifacts of the run: {', '.join(links)}"
 
 
-def _escaped(name: str) -> str:
-    """Escape what Markdown would not show as it is; its tables escape their own rule."""
+def _escape_markdown(name: str) -> str:
+    """Escape what Markdown interprets, but for bars, which `markdown_table` escapes."""
     return re.sub(r"([\\`*_{}\[\]<>#&~])", r"\\\1", name)

@@ -26,13 +26,13 @@ from adapters.errors import UserError
 from tasks.metrics import Metrics, read_metrics
 from tasks.reports.artifact_texts import (
     artifact_key,
-    curves_text,
-    evaluations_text,
-    training_text,
+    describe_curves,
+    describe_evaluations,
+    describe_training,
 )
 from tasks.reports.reports import METRICS, MOST_FAILED, transcripts
 from tasks.storage.arrivals import batches_of
-from tasks.storage.run_folder import RunFolder
+from tasks.storage.run_folder import BASELINE, RunFolder
 
 LAST_SECONDS = 20.0
 """Seconds for which a finished run waits for its last artifacts."""
@@ -94,7 +94,7 @@ class Artifacts:
     def publish_evaluations(self) -> None:
         """Publish the scores of every evaluation of the run, with a link to its training."""
         with self._unless_unreadable("evaluations"):
-            self._submit(partial(self._create_evaluations, evaluations_text(self._run)))
+            self._submit(partial(self._create_evaluations, describe_evaluations(self._run)))
 
     def _write_report(self) -> None:
         from tasks.reports.page import write_report  # matplotlib loads slowly, and only for this
@@ -104,7 +104,9 @@ class Artifacts:
 
     def _publish_curves(self) -> None:
         with self._unless_unreadable("curves"):
-            self._create_markdown("curves", curves_text(self._run), f"Curves of {self._run.name}")
+            self._create_markdown(
+                "curves", describe_curves(self._run), f"Curves of {self._run.name}"
+            )
 
     def _publish_metrics(self) -> None:
         metrics = read_metrics(self._run.metrics)
@@ -120,8 +122,10 @@ class Artifacts:
             f"reward, and up to {MOST_FAILED} that failed with different errors, word for word"
         )
         with self._unless_unreadable("transcripts"):
-            last = [self._run.spans(batch) for batch in batches_of(self._run, step)]
-            self._create_markdown("transcripts", transcripts(last), words)
+            batches = batches_of(self._run, step)
+            played = [batch for batch in batches if not batch.startswith(f"{BASELINE}-")]
+            spans = [self._run.spans(batch) for batch in played]
+            self._create_markdown("transcripts", transcripts(spans), words)
 
     @contextmanager
     def _unless_unreadable(self, what: str) -> Iterator[None]:
@@ -138,7 +142,7 @@ class Artifacts:
     def _create_evaluations(self, text: str) -> None:
         shown = Artifact.get(artifact_key(self._run, "progress"))
         flow_run = shown.flow_run_id if isinstance(shown, SavedArtifact) else None
-        trained = training_text(self._run, flow_run)
+        trained = describe_training(self._run, flow_run)
         create_markdown_artifact(
             trained + text,
             key=artifact_key(self._run, "evaluations"),

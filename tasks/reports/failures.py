@@ -23,10 +23,10 @@ MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
-class RolloutError:
-    """An error to its last line, how often it came, and the rollouts in which it did.
+class RecordedFailure:
+    """A distinct error: its whole text, how often it occurred, and the rollouts it occurred in.
 
-    `kind` is that of its spans: it ended an attempt, or is why the door refused a call.
+    Its `kind` is `error` if it ended attempts, and `refused` if the door refused calls for it.
     """
 
     kind: str
@@ -45,16 +45,16 @@ class RolloutError:
         return f"{self.where}{refused}:\n{self.error}"
 
 
-def read_failures(spans: Sequence[Path]) -> list[RolloutError]:
+def read_failures(spans: Sequence[Path]) -> list[RecordedFailure]:
     """Read the errors of sealed batches, the latest first; equal errors are one failure."""
     with duckdb.connect() as connection:
         connection.register("spans", pa.concat_tables(read(path, COLUMNS) for path in spans))
         return find_failures(connection)
 
 
-def find_failures(connection: Views) -> list[RolloutError]:
+def find_failures(connection: Views) -> list[RecordedFailure]:
     """Find the errors in a connection's table `spans`, as `read_failures` does."""
-    return [RolloutError(**row) for row in connection.sql(QUERY).to_arrow_table().to_pylist()]
+    return [RecordedFailure(**row) for row in connection.sql(QUERY).to_arrow_table().to_pylist()]
 
 
 def last_failure(run: RunFolder) -> str:

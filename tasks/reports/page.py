@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from adapters.tinker.token_texts import find_token_texts
 from tasks.reports.curves import HeldOutScore, RunCurves, read_curves
-from tasks.reports.failures import RolloutError, find_failures
+from tasks.reports.failures import RecordedFailure, find_failures
 from tasks.reports.marked_rollouts import MarkedRollout, read_marked_rollouts
 from tasks.reports.plots import (
     COLOURS,
@@ -45,7 +45,7 @@ class ReportedRun:
     spending: Sequence[Mapping[str, Any]]
     rollouts: Sequence[MarkedRollout]
     tokens_are_numbers: bool
-    failures: Sequence[RolloutError]
+    failures: Sequence[RecordedFailure]
 
     @property
     def lineage(self) -> list[Manifest]:

@@ -116,13 +116,6 @@ def markdown_table(names: Sequence[str], cells: Iterable[Sequence[object]]) -> s
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def metrics_table(metrics: Path, names: Sequence[str] = METRICS) -> str:
-    """Return metrics.jsonl as Markdown, one line a step; metrics that no step has are left out."""
-    rows = read_metrics(metrics)
-    shown = ["step", *(name for name in names if any(name in row for row in rows))]
-    return markdown_table(shown, ([row.get(name) for name in shown] for row in rows))
-
-
 def transcripts(spans: Sequence[Path]) -> str:
     """Return the best, the middle and the worst rollout of sealed batches as Markdown.
 
