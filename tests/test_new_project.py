@@ -15,7 +15,7 @@ from flows.commands import app
 from flows.deployments import RecipeError, named_recipe
 from flows.new_project import AGENT, ProjectExists, write_project
 from flows.runtime.checks import held_out_split, train_split
-from flows.server.prefect_server import POOL, deploy_all
+from flows.server.prefect_server import POOL
 from tests.scripted_door import scripted_door
 
 
@@ -93,4 +93,4 @@ def test_a_folder_without_deployments_is_not_deployed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RecipeError, match=r"no prefect.yaml in .*; `ratchet init` writes one"):
-        deploy_all()
+        app(["deploy"])

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sys
 import threading
+import traceback
 from concurrent.futures import Future
 from threading import Event, Timer
 from types import SimpleNamespace
@@ -92,6 +93,16 @@ def test_a_dead_engine_raises_before_the_timeout(service: Service) -> None:
     asked: Any = SimpleNamespace(future=Future)
     with pytest.raises(EngineDied):
         service.result(asked, "an answer")
+
+
+def test_the_death_of_an_engine_has_a_short_stack_trace_however_often_it_is_raised(
+    service: Service,
+) -> None:
+    service.died.set_exception(EngineDied("it ended"))
+    for _ in range(100):
+        with pytest.raises(EngineDied, match="it ended") as raised:
+            service.check()
+    assert len(traceback.format_exception(raised.value)) < 10
 
 
 @pytest.mark.parametrize("error", [OSError("the disk is gone"), ServiceRefused("no")])

@@ -15,6 +15,7 @@ import tinker
 from renderers.base import Tokenizer
 
 from adapters.cancelling import cancel_and_wait
+from adapters.errors import EngineDied
 from adapters.running_clock import running_clock
 from adapters.tinker.engines import TinkerServer, check_key, needs_engine, running_engine
 from adapters.tinker.faults import (
@@ -140,9 +141,12 @@ class Service:
         return next((model.max_context_length for model in named), None)
 
     def check(self) -> None:
-        """Raise EngineDied if the run's engine has died."""
-        if self.died.done():
-            self.died.result()
+        """Raise EngineDied if the run's engine has died.
+
+        Each raise is of a new error, since every rollout that raises one adds to its stack trace.
+        """
+        if self.died.done() and (death := self.died.exception()) is not None:
+            raise EngineDied(str(death))
 
     async def while_alive(
         self, work: Awaitable[T], what: str | None = None, limit: float | None = None
