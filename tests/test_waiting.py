@@ -6,6 +6,7 @@ import sys
 import threading
 import traceback
 from concurrent.futures import Future
+from contextlib import suppress
 from threading import Event, Timer
 from types import SimpleNamespace
 from typing import Any
@@ -100,8 +101,10 @@ def test_the_death_of_an_engine_has_a_short_stack_trace_however_often_it_is_rais
 ) -> None:
     service.died.set_exception(EngineDied("it ended"))
     for _ in range(100):
-        with pytest.raises(EngineDied, match="it ended") as raised:
+        with suppress(EngineDied):
             service.check()
+    with pytest.raises(EngineDied, match="it ended") as raised:
+        service.check()
     assert len(traceback.format_exception(raised.value)) < 10
 
 
