@@ -18,12 +18,12 @@ from tasks.reports.games import list_games
 
 def _name_of_target() -> str:
     """Name the flow run after what it scores; after the agent if the flow is about to refuse it."""
-    asked = flow_run.parameters
-    named = (asked.get(name) for name in ("run", "checkpoint", "model"))
+    parameters = flow_run.parameters
+    named = (parameters.get(name) for name in ("run", "checkpoint", "model"))
     try:
-        return f"evaluate {EvalTarget.find(asked['recipe'], *named).title}"
+        return f"evaluate {EvalTarget.find(parameters['recipe'], *named).title}"
     except UserError:
-        return f"evaluate {asked['recipe'].agent}"
+        return f"evaluate {parameters['recipe'].agent}"
 
 
 @flow(name="evaluate", flow_run_name=_name_of_target)
@@ -44,7 +44,8 @@ def evaluate(
             a model of LiteLLM, such as openai/gpt-4o-mini, which then answers as the policy.
     """
     target = find_target(recipe, run, checkpoint, model)
-    asked, tag = target.asked, settings_tag(target.bound, target.asked)
+    requested = target.requested
+    tag = settings_tag(target.bound, requested)
     with (
         open_run(target.bound, target.run) as opened,
         task_runners(target.bound.rollouts, opened) as runners,
@@ -52,9 +53,9 @@ def evaluate(
     ):
         step = opened.policies.last_step() if target.step is None else target.step
         opened.ledger.at(step)  # refuse a checkpoint that the run does not have
-        played = submit_held_out(asked, opened, runners.evaluation, step, tag).wait()
-        file = score(asked, opened, played, f"{step:05d}{tag}")
-        columns, threshold = asked.dataset.columns, asked.evaluation.threshold
+        played = submit_held_out(requested, opened, runners.evaluation, step, tag).wait()
+        file = score(requested, opened, played, f"{step:05d}{tag}")
+        columns, threshold = requested.dataset.columns, requested.evaluation.threshold
         games = {
             how: list_games(opened.folder.games(p.shard.stem), p.spans, columns, threshold)
             for how, p in played.items()

@@ -49,12 +49,12 @@ def check_recipe(recipe: Recipe) -> None:
     check_base_model(recipe.model.base)
     for source in (train_split(recipe), held_out_split(recipe)):
         source.examples()
-    asked = sorted(role for role in recipe.roles if role != POLICY)
+    other_roles = sorted(role for role in recipe.roles if role != POLICY)
     if recipe.roles:
         from adapters.door.backends import create_backends  # imports LiteLLM's parts
 
         create_backends(recipe.roles, recipe.seed)
-    load_agent(recipe.agent, asked)
+    load_agent(recipe.agent, other_roles)
     renderer = recipe.model.renderer
     if not renderer.startswith(TEMPLATE):
         find_config(renderer)

@@ -21,13 +21,13 @@ class EvalTargetError(UserError):
 class EvalTarget:
     """A checkpoint of a run: the run, the recipe it is bound to, and the step (None: the last).
 
-    `asked` is the bound recipe with the evaluation that was asked for. `model` is the base model or
-    LiteLLM's, if it is one of them that is scored, in a run of its own.
+    `requested` is the bound recipe with the evaluation that was requested. `model` is the base
+    model or LiteLLM's, if it is one of them that is scored, in a run of its own.
     """
 
     run: str
     bound: Recipe
-    asked: Recipe
+    requested: Recipe
     step: int | None
     model: str | None = None
 
@@ -59,8 +59,8 @@ class EvalTarget:
     def _of_run(cls, recipe: Recipe, run: str | None, step: int | None) -> Self:
         found = folder_of(run) if run else latest_run(recipe.agent, recipe.roles)
         bound = Recipe.model_validate(recipe_of(found))
-        asked = bound.model_copy(update={"evaluation": recipe.evaluation})
-        return cls(found.name, bound, asked, step)
+        requested = bound.model_copy(update={"evaluation": recipe.evaluation})
+        return cls(found.name, bound, requested, step)
 
     @classmethod
     def _apart(cls, recipe: Recipe, model: str) -> Self:

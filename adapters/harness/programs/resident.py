@@ -47,16 +47,16 @@ def resident(line: str) -> Callable[..., Coroutine[None, None, object]]:
     words = split_words("resident", line)
 
     async def play(example: Example, *, roles: Roles, **_: str) -> object:
-        start = Start(line, (*words,), Path.cwd(), (*program_environment().items(),))
-        playing = asyncio.run_coroutine_threadsafe(_play(start, example, roles), _loop())
+        command = ResidentCommand(line, (*words,), Path.cwd(), (*program_environment().items(),))
+        playing = asyncio.run_coroutine_threadsafe(_play(command, example, roles), _loop())
         return await asyncio.wrap_future(playing)
 
     return play
 
 
 @dataclass(frozen=True)
-class Start:
-    """The start of a resident program: its command line, its folder, and its environment."""
+class ResidentCommand:
+    """A resident program's command line, folder and environment; equal commands share a program."""
 
     line: str
     words: tuple[str, ...]
@@ -72,21 +72,21 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-async def _play(start: Start, example: Example, roles: Roles) -> object:
-    program = _programs.setdefault(start, _ResidentProgram(start))
+async def _play(command: ResidentCommand, example: Example, roles: Roles) -> object:
+    program = _programs.setdefault(command, _ResidentProgram(command))
     said = await program.ask(example, roles)
     if "reward" in said:
         return said["reward"]
     keys = [of_role["api_key"] for of_role in roles.values()]
     fact = mask(str(said.get("error", "the answer has neither 'reward' nor 'error'")), keys)
-    raise CommandFailed(f"the program {start.line!r} failed to play the example: {fact}")
+    raise CommandFailed(f"the program {command.line!r} failed to play the example: {fact}")
 
 
 class _ResidentProgram:
     """A resident program; if it has ended, the next rollout starts it again."""
 
-    def __init__(self, start: Start) -> None:
-        self._start = start
+    def __init__(self, command: ResidentCommand) -> None:
+        self._command = command
         self._starting = asyncio.Lock()
         self._process: _Process | None = None
 
@@ -96,9 +96,9 @@ class _ResidentProgram:
             process = self._process
             if process is None or process.exited.is_set():
                 process = self._process = await start_program(
-                    lambda: _Process(self._start.line),
-                    self._start.words,
-                    dict(self._start.variables),
+                    lambda: _Process(self._command.line),
+                    self._command.words,
+                    dict(self._command.variables),
                 )
         return await process.ask(example, roles)
 
@@ -108,7 +108,7 @@ class _ResidentProgram:
             self._process.kill()
 
 
-_programs: dict[Start, _ResidentProgram] = {}
+_programs: dict[ResidentCommand, _ResidentProgram] = {}
 
 
 @atexit.register
