@@ -23,8 +23,14 @@ os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
 
 pytest_plugins = ["tests.engine_server"]
 
-# A busy machine fails no test: neither an example nor its generation has a time limit.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A busy machine fails no test: neither an example nor its generation has a time limit. CI draws the
+# same examples each time, as Hypothesis's own profile for it does.
+settings.register_profile(
+    "untimed",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="CI" in os.environ,
+)
 settings.load_profile("untimed")
 
 
@@ -36,7 +42,9 @@ def prefect_server() -> Iterator[None]:
     """
     import httpx
     from prefect.server.api import server
-    from prefect.testing.utilities import prefect_test_harness
+    from prefect.testing import utilities
+
+    from tests.processes import free_port
 
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
@@ -44,7 +52,8 @@ def prefect_server() -> Iterator[None]:
                 Client=partial(httpx.Client, timeout=120), ConnectError=httpx.TransportError
             )
             patch.setattr(server, "httpx", patient)
-            stack.enter_context(prefect_test_harness(server_startup_timeout=120))
+            patch.setattr(utilities, "_find_available_port", free_port)
+            stack.enter_context(utilities.prefect_test_harness(server_startup_timeout=120))
         yield
 
 

@@ -12,7 +12,7 @@ from distributed import Client
 
 from tests.processes import ROOT, free_port
 
-STARTING_SECONDS = 60
+STARTING_SECONDS = 240
 
 
 class HandCluster:

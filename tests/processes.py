@@ -1,18 +1,22 @@
 """Waiting for other processes, and ports for them."""
 
+import random
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
 
 def free_port() -> int:
-    """Return a port on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a port on which nobody listens, and which the kernel gives nobody by itself."""
+    for port in random.SystemRandom().sample(range(10_000, 32_000), 50):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("all of 50 ports are in use")
 
 
 def wait_until(what: str, happened: Callable[[], bool], seconds: float = 60) -> float:

@@ -156,9 +156,9 @@ def test_the_last_box_is_what_counts(answer: str, reward: float) -> None:
 )
 def test_a_nasty_answer_is_wrong_and_soon_judged(nasty: str) -> None:
     for answer in (boxed(nasty), nasty, f"\\boxed{{{nasty}"):
-        started = time.monotonic()
+        started = time.thread_time()
         assert gsm8k.reward(answer, "18") == 0.0
-        assert time.monotonic() - started < LONGEST_SECONDS
+        assert time.thread_time() - started < LONGEST_SECONDS
 
 
 def test_numbers_are_compared_in_many_threads_at_once() -> None:

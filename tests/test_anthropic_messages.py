@@ -145,7 +145,10 @@ def test_refusals_have_anthropic_s_format(opened: Opened) -> None:
             ask(client, max_tokens=0)
         assert refused.value.type == "invalid_request_error"
     response = httpx.post(
-        f"{opened.url}/messages", headers={"x-api-key": opened.token}, content=b"{"
+        f"{opened.url}/messages",
+        headers={"x-api-key": opened.token},
+        content=b"{",
+        timeout=None,
     )
     assert response.status_code == 400
     assert response.json()["type"] == "error"

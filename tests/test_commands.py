@@ -143,7 +143,8 @@ def test_children_of_a_command_are_killed_when_it_ends(tmp_path: Path) -> None:
 
 def test_a_command_need_not_wait_for_what_it_leaves_in_a_session_of_its_own(tmp_path: Path) -> None:
     left = tmp_path / "left"
-    program = f"setsid sleep 999 & echo $! > {left}; sleep 0.2; echo 1"
+    apart = f"setsid sh -c 'echo $$ > {left}.new; mv {left}.new {left}; exec sleep 999'"
+    program = f"{apart} & while [ ! -e {left} ]; do sleep 0.01; done; echo 1"
     assert play(shell(program)).value == 1.0
     assert runs(left.read_text().strip())
     os.kill(int(left.read_text()), signal.SIGKILL)

@@ -11,7 +11,7 @@ PARTS = 400
 """Of so many shares of the windows, one is walked."""
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("prefect_server")
 def test_a_run_that_crashes_at_its_writes_equals_one_that_does_not(tmp_path: Path) -> None:
     environment = killable_runs.environment(tmp_path / "home", PREFECT_API_URL.value())

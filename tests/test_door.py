@@ -15,7 +15,10 @@ import tinker
 from adapters.addresses import Listener
 from adapters.app_server import CannotListen
 from adapters.calls import Completion
+from adapters.cancelling import cancel_and_wait
+from adapters.door import call_sequence
 from adapters.door.batches import MOST_REFUSALS, PlannedRollout
+from adapters.door.call_sequence import CallSequence
 from adapters.door.door import Door
 from adapters.harness.batches import ROLE
 from tests.door_batches import ListRecorder, bearer
@@ -56,9 +59,11 @@ def test_logprobs_and_token_ids_are_given_only_if_asked_for(opened: Opened) -> N
             for stream in (False, True):
                 body = {"model": "m", "stream": stream, **fields, **told}
                 url = f"{opened.url}/{path}"
-                said = httpx.post(url, json=body, headers=bearer(opened.token)).raise_for_status()
-                asked = bool(told) and not (stream and path == "messages")
-                assert ("token_ids" in said.text) is asked, (path, told, stream)
+                said = httpx.post(url, json=body, headers=bearer(opened.token), timeout=None)
+                refused = bool(told) and stream and path == "messages"
+                assert said.is_success is not refused
+                asked = bool(told) and not refused
+                assert ("prompt_token_ids" in said.text) is asked, (path, told, stream)
     assert opened.ask().choices[0].logprobs is None
     assert refusal(opened, extra_body={"return_token_ids": "yes"})[0] == 400
 
@@ -224,14 +229,16 @@ def test_only_the_batch_s_token_opens_the_door(opened: Opened) -> None:
         response = opened.post(b"{}", authorization=f"Bearer {key}")
         assert response.status_code == 401
         assert response.json()["error"]["code"] == "invalid_api_key"
-    bare = httpx.get(opened.url.replace("/role/policy/v1", "/nowhere"))
+    bare = httpx.get(opened.url.replace("/role/policy/v1", "/nowhere"), timeout=None)
     assert bare.status_code == 401
 
 
 def test_models_are_listed_and_all_else_is_not_there(opened: Opened) -> None:
     assert [model.id for model in opened.client.models.list()] == ["policy"]
     for method, path in [("POST", "/completions"), ("GET", "/chat/completions"), ("GET", "/x")]:
-        response = httpx.request(method, opened.url + path, headers=bearer(opened.token))
+        response = httpx.request(
+            method, opened.url + path, headers=bearer(opened.token), timeout=None
+        )
         assert (response.status_code, response.json()["error"]["code"]) == (404, "unknown_url")
 
 
@@ -356,6 +363,21 @@ def test_a_failure_that_passes_is_asked_again_with_the_same_seed(opened: Opened)
     assert [span.place.call for span in opened.spans] == [0]
 
 
+@pytest.fixture
+def held_until_resent(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hold the first call's sampling until the door has met an equal request."""
+    resent, is_resent = asyncio.Event(), call_sequence._is_resent
+
+    async def is_resent_and_tell(pending: call_sequence.PendingRequest, meta: Any) -> bool:
+        try:
+            return await is_resent(pending, meta)
+        finally:
+            resent.set()
+
+    monkeypatch.setattr(call_sequence, "_is_resent", is_resent_and_tell)
+    opened.sampler.hold = resent.wait
+
+
 def test_a_lost_answer_is_given_again(opened: Opened) -> None:
     body = json.dumps({"model": "m", "messages": ASK}).encode()
     tries = [opened.post(body, **{"x-stainless-retry-count": str(count)}) for count in (0, 1, 2)]
@@ -365,33 +387,33 @@ def test_a_lost_answer_is_given_again(opened: Opened) -> None:
     assert fresh.json()["id"] != tries[0].json()["id"]
 
 
+@pytest.mark.usefixtures("held_until_resent")
 def test_equal_requests_under_way_are_one_where_nobody_counts_tries(opened: Opened) -> None:
-    async def slow() -> None:
-        await asyncio.sleep(0.2)
-
     async def ask_twice() -> list[httpx.Response]:
-        async with httpx.AsyncClient(headers=bearer(opened.token)) as client:
+        async with httpx.AsyncClient(headers=bearer(opened.token), timeout=None) as client:
             body = {"model": "m", "messages": ASK}
             asked = [client.post(f"{opened.url}/chat/completions", json=body) for _ in range(2)]
             return list(await asyncio.gather(*asked))
 
-    opened.sampler.hold = slow
     first, second = asyncio.run(ask_twice())
     assert first.text == second.text
     assert len(opened.spans) == 1
 
 
 def give_up(opened: Opened) -> None:
-    """Have a client end its wait for an answer that takes longer."""
+    """Have a client leave while its call is being sampled."""
 
-    async def slow() -> None:
-        await asyncio.sleep(2)
+    async def leave() -> None:
+        async with openai.AsyncOpenAI(base_url=opened.url, api_key=opened.token) as client:
+            asking = asyncio.create_task(client.chat.completions.create(model="any", messages=ASK))
+            while not opened.sampler.asked and not asking.done():
+                await asyncio.sleep(0.01)
+            await cancel_and_wait(asking)
 
-    opened.sampler.hold = slow
-    with pytest.raises(openai.APITimeoutError):
-        opened.client.with_options(timeout=1).chat.completions.create(model="any", messages=ASK)
+    asyncio.run(leave())
 
 
+@pytest.mark.usefixtures("held_until_resent")
 def test_a_client_that_gives_up_is_recorded_and_served_when_it_comes_back(opened: Opened) -> None:
     give_up(opened)
     answer = opened.ask()
@@ -399,7 +421,15 @@ def test_a_client_that_gives_up_is_recorded_and_served_when_it_comes_back(opened
     assert answer.id == opened.spans[0].response_id
 
 
-def test_an_end_waits_for_calls_under_way(opened: Opened) -> None:
+def test_an_end_waits_for_calls_under_way(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    ending, finish = asyncio.Event(), CallSequence.finish
+
+    async def finish_and_tell(calls: CallSequence) -> Any:
+        ending.set()
+        return await finish(calls)
+
+    monkeypatch.setattr(CallSequence, "finish", finish_and_tell)
+    opened.sampler.hold = ending.wait
     give_up(opened)
     assert opened.spans == []
     assert opened.end().status_code == 200

@@ -14,7 +14,12 @@ from engine.errors import NotFound, RequestRefused
 from engine.model.base_models import BaseModel
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
-from engine.state.checkpoints import CheckpointAddress, CheckpointStore, SaveOptions
+from engine.state.checkpoints import (
+    CheckpointAddress,
+    CheckpointRecord,
+    CheckpointStore,
+    SaveOptions,
+)
 from engine.training.trainer import Trainer
 from tests.engine_server import Address, connected
 
@@ -149,17 +154,25 @@ def test_checkpoint_is_published_and_unpublished(
 
 
 def test_expired_checkpoint_is_not_listed_and_loading_it_names_the_expiry(
-    service: tinker.ServiceClient, rest: tinker.RestClient, address: Address
+    service: tinker.ServiceClient,
+    rest: tinker.RestClient,
+    address: Address,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    passed = [timedelta(0)]
+
+    def is_expired(store: CheckpointStore, record: CheckpointRecord) -> bool:
+        return record.expires_at is not None and record.expires_at <= store._now() + passed[0]
+
+    monkeypatch.setattr(CheckpointStore, "_is_expired", is_expired)
     client = created(service, address)
-    kept = client.save_state("kept", ttl_seconds=1).result().path
+    kept = client.save_state("kept", ttl_seconds=3600).result().path
     brief = client.save_state("brief").result().path
     rest.set_checkpoint_ttl_from_tinker_path(kept, None).result()
-    rest.set_checkpoint_ttl_from_tinker_path(brief, 1).result()
+    rest.set_checkpoint_ttl_from_tinker_path(brief, 3600).result()
     assert brief in paths(rest)
-    expired = datetime.now(UTC) + timedelta(seconds=1.05)
-    while datetime.now(UTC) < expired:
-        assert kept in paths(rest)
+    passed[0] = timedelta(hours=2)
+    assert kept in paths(rest)
     assert brief not in paths(rest)
     for load in (
         lambda: service.create_training_client_from_state(brief).result(),

@@ -186,7 +186,7 @@ def test_session_timeline_export_is_refused(
 def test_requests_without_the_key_are_refused(address: Address, key: str | None) -> None:
     headers = {} if key is None else {"X-API-Key": key}
     for path in ("healthz", "get_server_capabilities", "nothing"):
-        response = httpx.get(f"{address.url}/api/v1/{path}", headers=headers)
+        response = httpx.get(f"{address.url}/api/v1/{path}", headers=headers, timeout=None)
         assert response.status_code == 401
         assert "TINKER_API_KEY" in response.json()["detail"]
 

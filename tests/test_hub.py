@@ -111,6 +111,8 @@ def test_what_the_cache_lacks_is_fetched_once(hub: Path, monkeypatch: pytest.Mon
     with stand_in_hub(name, files | {"README.md": b"", "main/more/big.jsonl": b""}) as (url, asked):
         monkeypatch.setenv("HF_ENDPOINT", url)
         monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "120")
+        monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "120")
         folder = locate_dataset(f"hub:{name}/main")
         assert values(f"hub:{name}/main") == values(f"hub:{name}/main", "test") == [7]
         fetched = {path for path in asked if "/resolve/" in path}

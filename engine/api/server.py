@@ -20,6 +20,9 @@ from engine.model.base_models import BaseModel
 from engine.model.language_model import LanguageModel
 
 CLOSING_SECONDS = 2
+KEEP_ALIVE_SECONDS = 600
+"""Longer than clients keep a connection, so that none sends a request while it is closed."""
+
 Announce = Callable[[str, int, str], None]
 
 
@@ -84,6 +87,7 @@ class Server(uvicorn.Server):
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=CLOSING_SECONDS,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
         )
         super().__init__(config)
         self.stopped = stopped
