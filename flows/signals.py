@@ -46,8 +46,9 @@ class Stopped(KeyboardInterrupt):
 def ending_by_signals() -> Iterator[None]:
     """End the process if SIGINT or SIGTERM comes in the block: status 128 + the signal's number.
 
-    The signal raises Stopped in the main thread. Another thread limits the time that this takes,
-    since the main thread may wait for something that does not come.
+    The signal raises Stopped in the main thread, or ends the process at once if that imports a
+    module. Another thread limits the time that this takes, since the main thread may wait for
+    something that does not come.
     """
     reading, writing = socket.socketpair()
     writing.setblocking(False)
@@ -82,12 +83,21 @@ def explaining(explain: Callable[[], str]) -> Iterator[None]:
     _explanations.pop()  # not after an error: the explanation is printed when the command has ended
 
 
-def _stop(number: int, _frame: FrameType | None) -> None:
+def _stop(number: int, frame: FrameType | None) -> None:
     _received.append(number)
     if not _settled.is_set():
         _settled.set()
         _silence()
+        if _is_importing(frame):
+            _leave()
         raise Stopped
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether an import is under way; an exception in it can abort an extension module."""
+    while frame is not None and frame.f_globals.get("__name__") != "importlib._bootstrap":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _forget() -> None:

@@ -179,8 +179,9 @@ def test_a_line_may_be_as_long_as_documented() -> None:
     assert asyncio.run(rewards(name, {"long": "x" * 2**20})) == [2.0]
 
 
-def test_a_program_that_writes_a_longer_line_is_ended() -> None:
-    name = program(f"read(); print('x' * {LONGEST_LINE + 1}, flush=True); read()")
+@pytest.mark.parametrize("end", ["", "\\n"])
+def test_a_program_that_writes_a_longer_line_is_ended(end: str) -> None:
+    name = program(f"read(); print('x' * {LONGEST_LINE + 1}, end='{end}', flush=True); read()")
     with pytest.raises(CommandFailed, match=f"since it wrote a line of more than {LONGEST_LINE}"):
         asyncio.run(rewards(name, {}))
 

@@ -92,6 +92,36 @@ with ending_by_signals():
     assert (process.returncode, said) == (143, "ratchet: stopped\n")
 
 
+def test_a_signal_in_an_import_ends_the_command_without_an_exception_in_the_module(
+    tmp_path: Path,
+) -> None:
+    """An extension module may abort the process at an exception in its import."""
+    (tmp_path / "slow.py").write_text("""
+import os, time
+print("begun", flush=True)
+try:
+    time.sleep(60)
+except BaseException:
+    os.abort()
+""")
+    importing = f"""
+import sys
+from flows import signals
+from flows.signals import ending_by_signals, explaining
+
+signals.SAYING_SECONDS = 30
+sys.path.append({str(tmp_path)!r})
+with ending_by_signals(), explaining(lambda: "stopped early"):
+    import slow
+"""
+    with start(importing) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "ratchet: stopped early\n")
+
+
 def test_a_process_that_is_started_again_when_it_is_killed_does_not_stay() -> None:
     starting = """
 import subprocess, threading, time

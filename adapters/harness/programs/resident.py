@@ -167,13 +167,13 @@ class _Process(Program):
         super().pipe_data_received(fd, data)
         if fd == 1:
             self._partial_line += data
-            if b"\n" in data:
-                *lines, self._partial_line = self._partial_line.split(b"\n")
-                for line in lines:
-                    self._read(line)
-            if len(self._partial_line) > LONGEST_LINE:
-                self._partial_line.clear()
+            whole = b"\n" in data
+            lines = self._partial_line.split(b"\n") if whole else [self._partial_line]
+            if any(len(line) > LONGEST_LINE for line in lines):
                 self._kill(f"it wrote a line of more than {LONGEST_LINE} bytes")
+            *answers, self._partial_line = lines
+            for line in answers:
+                self._read(line)
 
     def _kill(self, reason: str) -> None:
         self._reason = f", since {reason}"
