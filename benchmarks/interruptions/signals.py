@@ -3,7 +3,8 @@
 Ctrl-C reaches the command's whole process group, SIGTERM the command alone. Prefect's server is the
 embedded one. A training and an evaluation are started again until they are done, and compared with
 those that nothing has stopped. The exit status is 1 if a command took longer than five seconds to
-stop, ended with another status, printed anything but one line, left a process, or ended otherwise.
+stop, ended with another status, printed anything but one line below the last state of its progress
+bar, left a process, or ended otherwise.
 """
 
 import argparse
@@ -31,6 +32,8 @@ HANGING_SECONDS = 60.0
 ORPHAN_SECONDS = 30.0
 """Time in which the children of a command that has ended are gone."""
 
+PROGRESS_BAR = "training "
+
 SHARE = 0.4
 """Share of a training's time in which it is stopped: each start goes on with what is done."""
 
@@ -54,7 +57,8 @@ class Ending:
     def faults(self) -> list[str]:
         """List what is wrong with it, a sentence each."""
         name = f"{self.command}, {self.number.name} after {self.after:.1f} s"
-        one_line = len(self.said) == 1 and self.said[0].startswith("ratchet: stopped")
+        below_the_bar = [line for line in self.said if not line.startswith(PROGRESS_BAR)]
+        one_line = len(below_the_bar) == 1 and below_the_bar[0].startswith("ratchet: stopped")
         found = {
             f"took {self.seconds:.1f} s to stop": self.seconds > STOPPING_SECONDS,
             f"ended with status {self.status}": self.status != 128 + self.number,
