@@ -1,5 +1,6 @@
 """Commands of the documents: each recipe that they name exists, and takes what they set."""
 
+import json
 import re
 import shlex
 from itertools import pairwise
@@ -39,7 +40,9 @@ def parameters() -> list[str]:
 
 @pytest.mark.parametrize("parameter", parameters())
 def test_a_recipe_that_is_given_to_a_deployment_can_be_trained(parameter: str) -> None:
-    check_recipe(Recipe.model_validate_json(parameter))
+    recipe = Recipe.model_validate_json(parameter)
+    check_recipe(recipe)
+    assert recipe.model_dump(mode="json", exclude_unset=True) == json.loads(parameter)
 
 
 def test_the_documents_have_commands() -> None:

@@ -52,6 +52,7 @@ def test_a_task_whose_file_is_there_returns_its_path_and_is_cached(tmp_path: Pat
     (tmp_path / "things" / "007.txt").write_text("made before")
     assert make_things(str(tmp_path), [7]) == [tmp_path / "things" / "007.txt"]
     wait_until("the record of it", lambda: recorded().get("things/007") == "Cached")
+    assert recorded()["things/007"] == "Cached"
 
 
 def test_a_task_run_is_named_after_its_file_and_the_policy_that_has_it(tmp_path: Path) -> None:
@@ -59,6 +60,7 @@ def test_a_task_run_is_named_after_its_file_and_the_policy_that_has_it(tmp_path:
     make_things(str(tmp_path / "policies" / "fox"), [1])
     names = {"things/001", "policies/fox/things/001"}
     wait_until("the record of them", lambda: names <= recorded().keys())
+    assert names <= recorded().keys()
 
 
 def test_a_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
