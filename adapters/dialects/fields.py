@@ -57,12 +57,21 @@ def wants_tokens(fields: Mapping[str, object]) -> bool:
     return read_field(fields, TOKENS, bool, "a boolean") or False
 
 
+def write_prompt_tokens(completion: Completion) -> JsonObject:
+    """Write the token ids of a prompt, if they were asked for."""
+    asked = wants_tokens(completion.request.fields)
+    return {"prompt_token_ids": list(completion.prompt_tokens)} if asked else {}
+
+
+def write_sampled_tokens(completion: Completion) -> JsonObject:
+    """Write the token ids of an answer, if they were asked for."""
+    asked = wants_tokens(completion.request.fields)
+    return {"token_ids": list(completion.sampled_tokens)} if asked else {}
+
+
 def write_tokens(completion: Completion) -> JsonObject:
     """Write the token ids of a prompt and its answer, if they were asked for."""
-    if not wants_tokens(completion.request.fields):
-        return {}
-    prompt, sampled = completion.prompt_tokens, completion.sampled_tokens
-    return {"prompt_token_ids": list(prompt), "token_ids": list(sampled)}
+    return write_prompt_tokens(completion) | write_sampled_tokens(completion)
 
 
 def read_list(body: Body, name: str, where: str = "") -> list[object]:

@@ -6,6 +6,7 @@ from typing import cast
 from adapters.calls import Completion, JsonObject, Message, Request, Tool, ToolCall
 from adapters.chat import Chat
 from adapters.dialects.fields import (
+    TOKENS,
     Body,
     bad_request,
     check_body,
@@ -16,7 +17,8 @@ from adapters.dialects.fields import (
     read_list,
     read_stops,
     read_text,
-    wants_tokens,
+    write_prompt_tokens,
+    write_sampled_tokens,
 )
 from adapters.dialects.openai_fields import (
     check_sampling,
@@ -61,7 +63,7 @@ def answer(completion: Completion, chat: Chat, *others: Completion) -> JsonObjec
         **_envelope(completion, "chat.completion"),
         "choices": [_choice(index, one, chat) for index, one in enumerate(completions)],
         "usage": _usage(completions),
-        **_prompt(completion),
+        **write_prompt_tokens(completion),
     }
 
 
@@ -73,7 +75,7 @@ def chunks(completion: Completion, chat: Chat, *others: Completion) -> Iterator[
     for index, one in enumerate((completion, *others)):
         for piece, of_choice in _pieces(one, chat):
             shown = {"index": index, "delta": piece, "finish_reason": None, "logprobs": None}
-            prompt = _prompt(one) if "role" in piece else {}  # in the first piece alone
+            prompt = write_prompt_tokens(one) if "role" in piece else {}  # in the first piece alone
             yield {**envelope, "choices": [shown | of_choice], **prompt}
     if _wants_usage(completion):
         yield {**envelope, "choices": [], "usage": _usage((completion, *others))}
@@ -98,7 +100,7 @@ def _choice(index: int, completion: Completion, chat: Chat) -> JsonObject:
         "message": {"refusal": None, **_visible(completion.message)},
         "finish_reason": completion.finish_reason,
         "logprobs": _logprobs(completion, chat),
-        **_sampled(completion),
+        **write_sampled_tokens(completion),
     }
 
 
@@ -116,19 +118,9 @@ def _pieces(completion: Completion, chat: Chat) -> Iterator[tuple[JsonObject, Js
         {
             "finish_reason": completion.finish_reason,
             "logprobs": _logprobs(completion, chat),
-            **_sampled(completion),
+            **write_sampled_tokens(completion),
         },
     )
-
-
-def _prompt(completion: Completion) -> JsonObject:
-    asked = wants_tokens(completion.request.fields)
-    return {"prompt_token_ids": list(completion.prompt_tokens)} if asked else {}
-
-
-def _sampled(completion: Completion) -> JsonObject:
-    asked = wants_tokens(completion.request.fields)
-    return {"token_ids": list(completion.sampled_tokens)} if asked else {}
 
 
 def _envelope(completion: Completion, kind: str) -> JsonObject:
@@ -170,7 +162,7 @@ def _wants_usage(completion: Completion) -> bool:
 
 def _check_fields(body: Body) -> None:
     check_sampling(body)
-    wants_tokens(body)
+    read_field(body, TOKENS, bool, "a boolean")
     read_field(body, "logprobs", bool, "a boolean")
     read_field(body, "stream_options", dict, "an object")
     for name in ("functions", "function_call"):

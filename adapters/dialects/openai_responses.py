@@ -7,6 +7,7 @@ from typing import NotRequired, TypedDict, cast
 from adapters.calls import Completion, JsonObject, Message, Request, Tool, ToolCall, ToolFunction
 from adapters.chat import Chat
 from adapters.dialects.fields import (
+    TOKENS,
     Body,
     bad_request,
     check_body,
@@ -17,7 +18,6 @@ from adapters.dialects.fields import (
     read_list,
     read_object,
     read_text,
-    wants_tokens,
     write_tokens,
 )
 from adapters.dialects.openai_fields import (
@@ -105,7 +105,7 @@ def stream(completion: Completion, chat: Chat) -> Iterator[str]:
 
 def _check_fields(body: Body) -> None:
     check_sampling(body)
-    wants_tokens(body)
+    read_field(body, TOKENS, bool, "a boolean")
     read_list(body, "include")
     for name in ("store", "background"):
         read_field(body, name, bool, "a boolean")
