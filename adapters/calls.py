@@ -100,11 +100,11 @@ class Place:
     played again does not fail in the same way."""
 
     def seed(self, run_seed: int) -> int:
-        """Derive the seed, of 63 bits, that this call is sampled with.
+        """Derive the seed, of 31 bits, that this call is sampled with: servers read 32, with a sign.
 
         It does not depend on the attempt: a rollout that is started anew samples the same tokens.
         """
-        return int(self._hash(str(run_seed))[:16], 16) >> 1
+        return int(self._hash(str(run_seed))[:8], 16) >> 1
 
     def name(self, kind: str) -> str:
         """Derive an id that is the same whenever this call is made again."""

@@ -3,10 +3,10 @@ import hashlib
 from adapters.calls import Place, Refused
 
 
-def test_a_seed_is_63_bits_of_a_hash_of_run_rollout_role_and_call() -> None:
+def test_a_seed_is_31_bits_of_a_hash_of_run_rollout_role_and_call() -> None:
     digest = hashlib.sha256(b"7/train-00000-0000-00/policy/2").digest()
     seed = Place("train-00000-0000-00", 0, "policy", 2).seed(7)
-    assert seed == int.from_bytes(digest[:8]) // 2 < 2**63
+    assert seed == int.from_bytes(digest[:4]) // 2 < 2**31
 
 
 def test_seeds_and_ids_depend_on_the_call_and_not_on_the_attempt() -> None:

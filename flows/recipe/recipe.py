@@ -171,7 +171,7 @@ class Recipe(Section):
     steps: int = Field(ge=1, le=MOST_STEPS)
     """Optimizer steps."""
 
-    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    seed: int = Field(default=0, ge=0, le=2**31 - 1)
     """The one seed; all others derive from it."""
 
     roles: dict[str, str] = Field(default_factory=dict[str, str])
