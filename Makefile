@@ -37,7 +37,7 @@ stories: $(READY) ## run the long stories: kills, deployments, clusters, pretrai
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --timeout 1800 -m story
 
 faults: $(READY) ## train a run for each fault of a Tinker service: the result must be the same
-	$(BIN)/python -m pytest --timeout 1800 -m faults tests/test_faults.py
+	$(BIN)/python -m pytest --timeout 1800 -m faults tests/stories/test_faults.py
 
 check: $(READY) ## lint, format and types, as pre-commit and CI run them
 	$(BIN)/ruff check .
@@ -83,7 +83,7 @@ peers: $(AGENTLIGHTNING) $(TRINITY_READY) $(COOKBOOK_READY) ## make the environm
 
 formulas: $(READY) $(TRINITY_READY) $(COOKBOOK_READY) ## compare our losses, advantages and KL divergences with the peers' own code
 	$(BIN)/python -m benchmarks.peers.formulas
-	$(BIN)/python -m pytest tests/test_peer_formulas.py
+	$(BIN)/python -m pytest tests/tasks/algorithm/test_peer_formulas.py
 
 KILLS ?= 100
 
@@ -109,30 +109,30 @@ $(COOKBOOK_READY): Makefile
 	touch $@
 
 cookbook: $(READY) $(COOKBOOK_READY) ## train with the Tinker cookbook, unmodified, against the engine
-	COOKBOOK_PYTHON=$(CURDIR)/$(COOKBOOK) $(BIN)/python -m pytest tests/test_cookbook.py
+	COOKBOOK_PYTHON=$(CURDIR)/$(COOKBOOK) $(BIN)/python -m pytest tests/engine/test_cookbook.py
 
 # An environment for each, because few of them accept our pins, and several do not accept each other's.
-FRAMEWORKS_READY := $(patsubst tests/frameworks/%.txt,.frameworks/%/.ready,$(wildcard tests/frameworks/*.txt))
+FRAMEWORKS_READY := $(patsubst tests/support/frameworks/%.txt,.frameworks/%/.ready,$(wildcard tests/support/frameworks/*.txt))
 NODE_READY := $(if $(shell command -v npm),.frameworks/node/.ready)
 
-.frameworks/%/.ready: tests/frameworks/%.txt
+.frameworks/%/.ready: tests/support/frameworks/%.txt
 	test -x .frameworks/$*/bin/python || $(PYTHON) -m venv .frameworks/$*
 	.frameworks/$*/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
-.frameworks/node/.ready: tests/frameworks/package.json
+.frameworks/node/.ready: tests/support/frameworks/package.json
 	mkdir -p .frameworks/node
 	cp $< .frameworks/node
 	cd .frameworks/node && npm install --silent
 	touch $@
 
 frameworks: $(READY) $(FRAMEWORKS_READY) $(NODE_READY) ## play every framework and client we know, and compare the tokens
-	$(BIN)/python -m pytest tests/test_frameworks.py tests/test_client_matrix.py
+	$(BIN)/python -m pytest tests/adapters/test_frameworks.py tests/adapters/test_client_matrix.py
 
 FUZZ ?= 10000
 
 fuzz: $(READY) ## send the door 10,000 requests by its document, and as many by its clients' types (FUZZ=n)
-	FUZZ=$(FUZZ) $(BIN)/python -m pytest --log-cli-level=INFO tests/test_door_fuzz.py
+	FUZZ=$(FUZZ) $(BIN)/python -m pytest --log-cli-level=INFO tests/adapters/test_door_fuzz.py
 
 INSPECT := .venv-inspect/bin/inspect
 INSPECT_READY := .venv-inspect/.ready
@@ -143,7 +143,7 @@ $(INSPECT_READY): Makefile
 	touch $@
 
 inspect: $(READY) $(INSPECT_READY) ## score a served model with Inspect AI, unmodified
-	INSPECT=$(INSPECT) $(BIN)/python -m pytest tests/test_inspect.py
+	INSPECT=$(INSPECT) $(BIN)/python -m pytest tests/flows/test_inspect.py
 
 VERIFIERS := .venv-verifiers/bin/python
 VERIFIERS_READY := .venv-verifiers/.ready
@@ -155,7 +155,7 @@ $(VERIFIERS_READY): Makefile
 	touch $@
 
 verifiers: $(READY) $(VERIFIERS_READY) ## make the Python that plays environments of verifiers, and play one
-	VERIFIERS_PYTHON=$(VERIFIERS) $(BIN)/python -m pytest tests/test_verifiers.py
+	VERIFIERS_PYTHON=$(VERIFIERS) $(BIN)/python -m pytest tests/adapters/test_verifiers.py
 
 WHEEL := .venv-wheel/bin/python
 WHEEL_READY := .venv-wheel/.ready
@@ -166,7 +166,7 @@ $(WHEEL_READY): Makefile
 	touch $@
 
 wheel: $(READY) $(WHEEL_READY) ## build the wheel, install it in a new environment, and use it in an empty folder
-	WHEEL_PYTHON=$(WHEEL) $(BIN)/python -m pytest --timeout 1800 -m story tests/test_wheel.py
+	WHEEL_PYTHON=$(WHEEL) $(BIN)/python -m pytest --timeout 1800 -m story tests/stories/test_wheel.py
 
 clean: ## remove the environments and every cache, not the runs
 	rm -rf .venv .frameworks .venv-cookbook .venv-verifiers .venv-agentlightning .venv-trinity .venv-inspect .venv-wheel .pytest_cache .ruff_cache

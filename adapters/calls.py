@@ -100,7 +100,7 @@ class Place:
     played again does not fail in the same way."""
 
     def seed(self, run_seed: int) -> int:
-        """Derive the seed, of 31 bits, that this call is sampled with: servers read 32, with a sign.
+        """Derive the seed that this call is sampled with, of 31 bits: servers read 32, with a sign.
 
         It does not depend on the attempt: a rollout that is started anew samples the same tokens.
         """

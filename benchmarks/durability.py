@@ -40,8 +40,8 @@ from adapters.tinker.service import connect
 from benchmarks.measuring import Took, describe_machine, format_table, paired_ratio, time_in_turns
 from benchmarks.turns import TURNS, Turn, make_turns
 from engine.model.base_models import find
-from tasks.journal import Journal
-from tasks.spans import Span, begun_span, call_span
+from tasks.recording.journal import Journal
+from tasks.recording.spans import Span, begun_span, call_span
 
 ROOT = Path(__file__).parent.parent
 PEER = ROOT / ".venv-agentlightning" / "bin" / "python"

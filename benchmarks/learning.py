@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 
 from tasks.evaluations import Estimate, read_evaluation
 from tasks.metrics import read_metrics
-from tasks.reports.queries import answer
+from tasks.recording.queries import answer
 from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder, folder_of
 

@@ -31,7 +31,7 @@ from adapters.project.modules import load_agent_file
 from benchmarks.measuring import describe_machine, format_table, paired_ratio
 from benchmarks.timelines import Timeline, read_bare_timeline, read_run_timeline, rollout_times
 from engine.model.base_models import find
-from flows.deployments import named_recipe
+from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
 from flows.runtime.checks import train_split
 from flows.runtime.open_run import training_sampling
@@ -151,7 +151,7 @@ def run_ratchet(folder: Path, settings: Sequence[str], service: dict[str, str]) 
     """Run `ratchet train`. The rounds share Prefect's database, which the first makes."""
     where = {"RATCHET_RUNS": str(folder), "PREFECT_HOME": str(folder.parent / "prefect")}
     overrides = [part for setting in settings for part in ("--set", setting)]
-    command = ["flows.cli", "train", "hello", "--run", RUN, *overrides]
+    command = ["flows.cli.main", "train", "hello", "--run", RUN, *overrides]
     return read_run_timeline(RunFolder(folder / RUN), *run_module(command, {**service, **where}))
 
 

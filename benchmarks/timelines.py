@@ -10,7 +10,7 @@ from statistics import median
 import pyarrow.parquet as pq
 
 from tasks.metrics import read_metrics
-from tasks.spans import LLM, REWARD
+from tasks.recording.spans import LLM, REWARD
 from tasks.storage.run_folder import RunFolder, shard_name
 
 

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from tasks.journal import read_journal
-from tasks.spans import BEGUN, ERROR, LLM, Span
+from tasks.recording.journal import read_journal
+from tasks.recording.spans import BEGUN, ERROR, LLM, Span
 from tasks.storage.run_folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
@@ -166,7 +166,7 @@ class Scene:
     def train(self, steps: int = STEPS, on_cluster: bool = True) -> None:
         """Start or resume the training, as the document does."""
         settings = [
-            "agent=tests.dask_agents:talks",
+            "agent=tests.support.dask_agents:talks",
             f"dataset.path={self._examples}",
             "dataset.columns=[]",
             f"rollouts.groups={GROUPS}",
@@ -177,7 +177,9 @@ class Scene:
             "evaluation.greedy=false",
         ]
         command = TRAIN if on_cluster else ".venv/bin/ratchet train hello"
-        words = [command.strip().replace(".venv/bin/ratchet", f"{sys.executable} -m flows.cli")]
+        words = [
+            command.strip().replace(".venv/bin/ratchet", f"{sys.executable} -m flows.cli.main")
+        ]
         words += [f"--run {self.name} --if-exists resume"]
         words += [f"--set '{setting}'" for setting in settings]
         self.hosts.run(FLOW, self.name, "exec " + " ".join(words))

@@ -5,7 +5,7 @@ python -m benchmarks.unmasked_dro train arithmetic --set algorithm.loss=unmasked
 
 from typing import cast
 
-from flows.cli import main
+from flows.cli.main import main
 from tasks.algorithm.losses import LOSSES, POLICY_GRADIENT, Loss
 from tasks.algorithm.settings import Number
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from prefect import flow
 
+from flows.recipe.dry_runs import DryRun
 from flows.recipe.recipe import Recipe
 from flows.runtime.by_policy import assemble, build, refer
 from flows.runtime.checks import train_split
-from flows.runtime.dryrun_recipe import DryRun
 from flows.runtime.open_run import name_of_run, open_run
 from flows.runtime.task_runner import task_runners, training_groups, wait_for_batches
 from tasks.evaluations import score_spans

@@ -14,7 +14,7 @@ import pyarrow as pa
 from adapters.calls import POLICY
 from tasks.algorithm.comparisons import is_uniform
 from tasks.checkpoints import sampled_step
-from tasks.spans import ERROR, REWARD
+from tasks.recording.spans import ERROR, REWARD
 from tasks.storage.checksums import verified
 from tasks.storage.json_files import append_row, read_log
 from tasks.storage.tables import arrays, query_beside, read, select

@@ -22,8 +22,8 @@ from tasks.algorithm.advantages import CreditAssignment, find_advantage
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import CheckpointError, Ledger, policy_version
 from tasks.datums import SCHEMA, read_datums, to_datums, write_datums
-from tasks.journal import read_journal, seal
-from tasks.spans import LLM, Span
+from tasks.recording.journal import read_journal, seal
+from tasks.recording.spans import LLM, Span
 from tasks.storage.arrivals import batches_of
 from tasks.storage.checksums import verified
 from tasks.storage.files import is_written

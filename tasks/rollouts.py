@@ -20,10 +20,9 @@ from adapters.door.batches import (
 from adapters.door.door import Door
 from adapters.tinker.service import Service
 from tasks.algorithm.quorum import quorum_size
-from tasks.journal import Journal, read_journal, seal
-from tasks.recorded_calls import recorded_calls
-from tasks.shards import ShardRow, read_shard
-from tasks.spans import (
+from tasks.recording.journal import Journal, read_journal, seal
+from tasks.recording.recorded_calls import recorded_calls
+from tasks.recording.spans import (
     CLOSED,
     ERROR,
     REWARD,
@@ -35,6 +34,7 @@ from tasks.spans import (
     end_spans,
     refused_span,
 )
+from tasks.shards import ShardRow, read_shard
 from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
 from tasks.storage.run_folder import RunFolder, batch_name

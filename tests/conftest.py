@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from adapters.door.door import Door
-    from tests.opened_door import Opened
+    from tests.support.opened_door import Opened
 
 # Read when the packages are imported: nothing leaves this machine, and ids are found in the cache.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -21,7 +21,7 @@ os.environ.setdefault("TINKER_TELEMETRY", "0")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
 
-pytest_plugins = ["tests.engine_server"]
+pytest_plugins = ["tests.support.engine_server"]
 
 # A busy machine fails no test: neither an example nor its generation has a time limit. CI draws the
 # same examples each time, as Hypothesis's own profile for it does.
@@ -44,7 +44,7 @@ def prefect_server() -> Iterator[None]:
     from prefect.server.api import server
     from prefect.testing import utilities
 
-    from tests.processes import free_port
+    from tests.support.processes import free_port
 
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
@@ -86,7 +86,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def open_door() -> "Iterator[Door]":
     """Open a door for the module's tests."""
-    from tests.opened_door import open_door
+    from tests.support.opened_door import open_door
 
     with open_door() as door:
         yield door
@@ -95,7 +95,7 @@ def open_door() -> "Iterator[Door]":
 @pytest.fixture
 def opened(open_door: "Door") -> "Iterator[Opened]":
     """Open a batch with a new rollout, of which nothing is recorded yet."""
-    from tests.opened_door import opened_batch
+    from tests.support.opened_door import opened_batch
 
     with opened_batch(open_door) as opened:
         yield opened

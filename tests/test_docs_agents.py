@@ -19,12 +19,12 @@ from prefect.settings import PREFECT_API_URL
 from adapters.harness.agents import Endpoint, load_agent
 from adapters.harness.programs.process import CommandFailed
 from adapters.harness.rewards import Reward
-from flows.new_project import AGENT, write_project
+from flows.cli.new_project import AGENT, write_project
 from flows.recipe.recipe import Recipe
 from flows.server.prefect_server import POOL
 from tasks.examples.reading import Source
-from tests.processes import ROOT
-from tests.scripted_door import ScriptedDoor, scripted_door
+from tests.support.processes import ROOT
+from tests.support.scripted_door import ScriptedDoor, scripted_door
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "agents.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"^```(\w+)\n(.*?)^```$", DOCUMENT, re.M | re.S)
@@ -92,7 +92,7 @@ def test_the_deployment_deploys_as_it_is_written(project: Path) -> None:
     with (project / "prefect.yaml").open("a") as file:
         file.write(f"\n{stanza}")
     subprocess.run(
-        [sys.executable, "-m", "flows.cli", "deploy"],
+        [sys.executable, "-m", "flows.cli.main", "deploy"],
         cwd=project,
         env={
             **os.environ,
@@ -191,5 +191,5 @@ def test_the_environment_plays() -> None:
 
 
 def test_the_verifiers_recipe_is_one() -> None:
-    """tests/test_verifiers.py plays its agent."""
+    """tests/adapters/test_verifiers.py plays its agent."""
     assert Recipe.model_validate(VERIFIERS).dataset.columns == ("row",)

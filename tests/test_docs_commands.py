@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.deployments import named_recipe
+from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
 from flows.runtime.checks import check_recipe
 

@@ -18,10 +18,10 @@ from safetensors.numpy import load_file
 
 from flows.recipe.recipe import Recipe
 from tasks.checkpoints import Checkpoint, Ledger
-from tasks.journal import read_journal
 from tasks.metrics import Metrics, read_metrics
+from tasks.recording.journal import read_journal
+from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
 from tasks.shards import read_shard
-from tasks.spans import BEGUN, ERROR, LLM, REWARD, Span
 from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder, batch_name
 

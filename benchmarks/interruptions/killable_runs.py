@@ -126,7 +126,7 @@ def train(
     settings: Sequence[str],
     environment: Environment,
     recipe: str = "hello",
-    program: str = "flows.cli",
+    program: str = "flows.cli.main",
 ) -> Training:
     """Start the program's `train` on a run; a run that exists is continued."""
     overrides = [part for setting in settings for part in ("--set", setting)]
@@ -151,7 +151,7 @@ def train_to_end(
     settings: Sequence[str],
     environment: Environment,
     recipe: str = "hello",
-    program: str = "flows.cli",
+    program: str = "flows.cli.main",
 ) -> None:
     """Train a run, which nothing interrupts; SystemExit if it fails."""
     if train(run, settings, environment, recipe, program).exit_code():

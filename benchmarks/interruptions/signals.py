@@ -80,7 +80,7 @@ class Commands:
         environment = killable_runs.environment(self.folder / "prefect", api="")
         del environment["PREFECT_API_URL"]  # Prefect starts its embedded server
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", *words],
+            [sys.executable, "-m", "flows.cli.main", *words],
             cwd=killable_runs.ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -1,12 +1,26 @@
 """The text of an imported recipe: YAML, with the reason of each value beside it."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import yaml
 
 from flows.importing.translation import Translation
+from flows.importing.trinity import translate
+from flows.importing.trinity_file import read_trinity
+from flows.recipe.loading import changed_recipe, given_leaves, parse_overrides
+
+
+def import_trinity(name: str, text: str, overrides: Sequence[str] = ()) -> str:
+    """Make the text of a recipe of a Trinity-RFT file, with each `section.key=value` over it."""
+    chosen = dict(given_leaves(parse_overrides(overrides)))
+    translation = translate(read_trinity(name, text), chosen)
+    translation.finish(name)
+    if "algorithm.preset" in chosen:
+        translation.forget("algorithm")
+    recipe = changed_recipe(translation.nested(), overrides)
+    return write_recipe(name, translation, recipe.model_dump(mode="json"), chosen)
 
 
 def write_recipe(

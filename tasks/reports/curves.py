@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from itertools import accumulate
 
 from adapters.calls import POLICY
-from tasks.reports.views import Views
+from tasks.recording.views import Views
 from tasks.storage.arrivals import batches_of
 from tasks.storage.json_files import read_log
 from tasks.storage.run_folder import RunFolder

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from adapters.calls import POLICY
+from tasks.recording.views import SPOKEN
 from tasks.reports.drift import read_drift
 from tasks.reports.failures import read_failures
 from tasks.reports.games import Game, read_games
 from tasks.reports.reports import aligned
-from tasks.reports.views import SPOKEN
 from tasks.storage.checksums import verified
 from tasks.storage.tables import arrays, query_beside, read, select
 

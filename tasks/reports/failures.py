@@ -8,8 +8,8 @@ import duckdb
 import pyarrow as pa
 
 from tasks.metrics import read_metrics
-from tasks.reports.views import Views
-from tasks.spans import ERROR, REFUSED
+from tasks.recording.spans import ERROR, REFUSED
+from tasks.recording.views import Views
 from tasks.storage.arrivals import batches_of
 from tasks.storage.files import is_written
 from tasks.storage.run_folder import RunFolder

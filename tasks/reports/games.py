@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from adapters.calls import POLICY
-from tasks.reports.views import SPOKEN
+from tasks.recording.views import SPOKEN
 from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
 from tasks.storage.files import write_text

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from adapters.tinker.token_texts import TokenText
-from tasks.reports.views import Views
+from tasks.recording.views import Views
 from tasks.storage.arrivals import batches_of
 from tasks.storage.files import is_written
 from tasks.storage.run_folder import RunFolder

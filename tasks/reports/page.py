@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from adapters.tinker.token_texts import find_token_texts
+from tasks.recording.views import Views, open_views
 from tasks.reports.curves import HeldOutScore, RunCurves, read_curves
 from tasks.reports.failures import RecordedFailure, find_failures
 from tasks.reports.marked_rollouts import MarkedRollout, read_marked_rollouts
@@ -23,7 +24,6 @@ from tasks.reports.plots import (
     draw_role_rewards,
     draw_times,
 )
-from tasks.reports.views import Views, open_views
 from tasks.storage.files import write_text
 from tasks.storage.manifest import Manifest, differences, read_manifest
 from tasks.storage.run_folder import RunFolder

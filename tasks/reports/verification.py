@@ -5,8 +5,8 @@ from pathlib import Path
 
 from adapters.errors import UserError
 from tasks.checkpoints import Ledger
-from tasks.journal import read_journal
 from tasks.metrics import read_metrics
+from tasks.recording.journal import read_journal
 from tasks.storage.checksums import verified
 from tasks.storage.files import is_written, read_bytes
 from tasks.storage.json_files import read_json, read_log, read_rows

@@ -1,0 +1,130 @@
+"""Flows that are run from the command line, with a progress bar and a closing line."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from adapters.errors import UserError
+from adapters.tinker.engines import engine_begun
+from flows.cli.signals import explaining
+from flows.server.prefect_startup import check_prefect, quiet_prefect, start_server
+from tasks.storage.json_files import read_log
+
+if TYPE_CHECKING:
+    from flows.recipe.recipe import Recipe
+    from flows.runtime.run_summary import RunSummary
+    from tasks.storage.run_folder import RunFolder
+
+T = TypeVar("T")
+
+
+def train_with_bar(run: str, recipe: "Recipe", verbose: bool) -> str:
+    """Run the flow of a run, with a progress bar; return its closing lines.
+
+    The checks come first, since an engine of a local model puts this process offline.
+    """
+    quiet_prefect(verbose)
+    from flows.runtime.checks import check_start
+    from tasks.storage.run_folder import folder_of
+
+    folder = folder_of(run)
+    check_start(recipe, folder)
+    started, explain = time.monotonic(), partial(_explain_stop, folder, recipe.steps)
+    with explaining(explain), engine_begun(recipe.model.base), start_server() as wait_for_server:
+        from flows.cli.progress_bar import show_progress
+
+        with show_progress(folder, recipe.steps):
+            flow = _find_flow(folder)
+            wait_for_server()
+            with explain_absence(partial(_way_on, folder)):
+                summary = flow(recipe=recipe, run=run)
+    return _drift(summary) + _closing_line(summary, folder, time.monotonic() - started)
+
+
+def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: object) -> T:
+    """Call a flow while a Prefect server runs; `explain` says what a stop leaves of it."""
+    check_prefect()
+    with explaining(explain), start_server() as wait_for_server:
+        wait_for_server()
+        with explain_absence(lambda: "repeat the command"):
+            return flow(**parameters)
+
+
+def load_checked_recipe(run: str, overrides: Sequence[str] = ()) -> "Recipe":
+    """Return a run's recipe with each override over it; UserError if it cannot be trained."""
+    from flows.recipe.loading import changed_recipe
+    from flows.runtime.checks import check_recipe
+    from tasks.storage.manifest import recipe_of
+    from tasks.storage.run_folder import folder_of
+
+    recipe = changed_recipe(recipe_of(folder_of(run)), overrides)
+    check_recipe(recipe)
+    check_prefect()
+    return recipe
+
+
+def _explain_stop(run: "RunFolder", steps: int) -> str:
+    """Say in which step a run was stopped, and how it goes on; there is no time to import much."""
+    if not run.exists():
+        return "stopped before the run began; nothing is left of it"
+    done = len(read_log(run.metrics))
+    where = f"in step {done + 1} of {steps}" if done < steps else f"after step {steps} of {steps}"
+    return f"stopped {where}; `ratchet resume {run.name}` goes on"
+
+
+def _way_on(run: "RunFolder") -> str:
+    """Name the command that goes on with a run, or begins it again if it has not begun."""
+    return f"run `ratchet resume {run.name}`" if run.exists() else "repeat the command"
+
+
+@contextmanager
+def explain_absence(way_on: Callable[[], str]) -> Iterator[None]:
+    """Raise a UserError if a server that a flow needs, such as Prefect's, is away.
+
+    `way_on` names the command that goes on with what is on disk by then.
+    """
+    import httpx
+
+    try:
+        yield
+    except httpx.TransportError as error:
+        raise UserError(
+            f"{error.request.url} does not answer ({error}). Start the server, or unset "
+            f"PREFECT_API_URL; then {way_on()}"
+        ) from error
+
+
+def _find_flow(run: "RunFolder") -> "Callable[..., RunSummary]":
+    from tasks.storage.manifest import REPLAY, parent_of
+
+    parent = parent_of(run) if run.exists() else None
+    if parent and parent["how"] == REPLAY:
+        from flows.replay import replay
+
+        return partial(replay, parent=parent["run"])
+    from flows.train import train
+
+    return train
+
+
+def _drift(summary: "RunSummary") -> str:
+    """Return a replay's drift in a line; empty for other runs."""
+    by_step = " ".join(f"{drift:.2g}" for drift in summary.drift)
+    return f"drift (kl_sample_train_v2) by step: {by_step}\n" if by_step else ""
+
+
+def _closing_line(summary: "RunSummary", run: "RunFolder", seconds: float) -> str:
+    """Return the gain in held-out reward, the seconds it took, and where to look."""
+    spent = "" if summary.seconds is None else f"{summary.seconds:.0f} s of sampling and training, "
+    failed = f" {summary.failed} rollouts failed, and trained nothing." if summary.failed else ""
+    error = f"\nThe last error was that of {summary.error}" if summary.error else ""
+    page = f"its report is {run.report}; " if run.report.exists() else ""
+    repeated = "" if summary.reproducible else " No other run repeats it."
+    return (
+        f"{summary.outcome}: {spent}{seconds:.0f} s in "
+        f"all. The run is {run.path}; {page}see it in Prefect's UI with `ratchet server`, and by "
+        f'SQL with `ratchet sql "from steps" --run {run.name}`.'
+        f"{failed}{repeated}{error}"
+    )

@@ -1,0 +1,396 @@
+"""The commands of Ratchet: a thin layer over the flows."""
+
+import os
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from adapters.errors import UserError
+from flows.cli.command_line import call_flow, load_checked_recipe, train_with_bar
+from flows.cli.existing_run import IfExists, settle
+from flows.server.prefect_startup import check_prefect, quiet_prefect
+from tasks.storage.run_folder import folder_of
+
+if TYPE_CHECKING:
+    from flows.recipe.recipe import Recipe
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Trains the agents you already have, and never slips back.",
+)
+
+imports = typer.Typer(
+    no_args_is_help=True, help="Make a recipe of another program's configuration."
+)
+app.add_typer(imports, name="import")
+
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+Run = Annotated[str, typer.Argument(help="A run's name; `ratchet runs` lists them.")]
+Verbose = Annotated[bool, typer.Option(help="Show Prefect's own log.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="A training deployment of prefect.yaml, an example, such as hello, or a YAML file."
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="section.key=value over the recipe; `ratchet keys` lists the keys."),
+]
+
+
+@app.command()
+def train(
+    name: Name,
+    set_: Overrides = None,
+    steps: Annotated[int | None, typer.Option(help="Short for --set steps=N.")] = None,
+    search: Annotated[bool, typer.Option("--search", help="Short for NAME-search.")] = False,
+    batches: Annotated[int | None, typer.Option(help="Short for --set rollouts.batches=N.")] = None,
+    run: Annotated[
+        str | None, typer.Option(help="The run's name; by default the agent's name and the time.")
+    ] = None,
+    if_exists: Annotated[
+        IfExists, typer.Option(help="What to do where the run exists; only a terminal is asked.")
+    ] = IfExists.ASK,
+    verbose: Verbose = False,
+) -> None:
+    """Train an agent's model."""
+    quiet_prefect(verbose)
+    from flows.recipe.loading import named_recipe
+    from flows.runtime.checks import check_recipe
+
+    name = f"{name}-search" if search else name
+    overrides = [*(set_ or []), *([] if steps is None else [f"steps={steps}"])]
+    overrides += [] if batches is None else [f"rollouts.batches={batches}"]
+    recipe = named_recipe(name, overrides)
+    run = run or f"{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    check_recipe(recipe)
+    check_prefect()  # before a run is deleted
+    settle(run, if_exists)
+    _train(run, recipe, verbose)
+
+
+@app.command()
+def resume(run: Run, verbose: Verbose = False) -> None:
+    """Continue a run where it stopped, by the recipe it was started with."""
+    print(train_with_bar(run, load_checked_recipe(run), verbose))
+
+
+@app.command()
+def fork(
+    run: Run,
+    at: Annotated[int, typer.Option(help="Number of steps that the fork shares.")],
+    as_: Annotated[str | None, typer.Option("--as", help="The fork's name.")] = None,
+    set_: Overrides = None,
+    verbose: Verbose = False,
+) -> None:
+    """Continue a copy of a run from any of its steps; earlier files are shared, not copied."""
+    quiet_prefect(verbose)
+    recipe, name = load_checked_recipe(run, set_ or []), as_ or f"{run}-at-{at}"
+    from flows.runtime.forks import fork_run
+
+    fork_run(folder_of(run), name, at, recipe.model_dump(mode="json"), recipe.fingerprint())
+    _train(name, recipe, verbose)
+
+
+@app.command()
+def replay(
+    run: Run,
+    set_: Overrides = None,
+    as_: Annotated[str | None, typer.Option("--as", help="The new run's name.")] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Train anew from a run's recorded rollouts, say with another algorithm; nothing is sampled."""
+    quiet_prefect(verbose)
+    recipe = load_checked_recipe(run, set_ or [])
+    from flows.runtime.forks import replay_run
+
+    name = as_ or f"{run}-replay-{datetime.now():%Y%m%d-%H%M%S}"
+    replay_run(folder_of(run), name, recipe.model_dump(mode="json"), recipe.fingerprint())
+    _train(name, recipe, verbose)
+
+
+@app.command()
+def evaluate(
+    name: Name,
+    set_: Overrides = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="RUN, RUN@STEP, base, or one of LiteLLM, such as openai/gpt-4o-mini."),
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option(help="The run to evaluate; by default the agent's newest.")
+    ] = None,
+    checkpoint: Annotated[
+        int | None, typer.Option(help="The checkpoint's step; by default the last.")
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Score a model on held-out examples; one that was cut off goes on where it stopped."""
+    quiet_prefect(verbose)
+    from flows.recipe.loading import named_recipe
+    from flows.runtime.checks import find_target
+
+    recipe = named_recipe(name, set_ or [])
+    find_target(recipe, run, checkpoint, model)
+    from flows.evaluate import evaluate as flow
+    from tasks.reports.reports import scores_table
+
+    def explain() -> str:
+        return "stopped; the same command goes on, and repeats no game"
+
+    evaluated = call_flow(flow, explain, recipe=recipe, run=run, checkpoint=checkpoint, model=model)
+    print(scores_table(evaluated.scores))
+    print(f"All numbers are in {evaluated.file}; the games, a line each, in", end=" ")
+    print(", ".join(map(str, evaluated.games.values())))
+
+
+@app.command()
+def dryrun(
+    name: Name,
+    set_: Overrides = None,
+    examples: Annotated[int, typer.Option(min=1, help="The examples to play, twice each.")] = 4,
+    keep: Annotated[bool, typer.Option(help="Keep the files, for `ratchet sql`.")] = False,
+    online: Annotated[
+        bool, typer.Option(help="Use the recipe's own model, service and helper models.")
+    ] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Play a few examples, show what is recorded of them, and train nothing."""
+    from flows.recipe.dry_runs import forget_service, shrink, take_offline
+    from flows.recipe.loading import named_recipe
+
+    recipe = shrink(named_recipe(name, set_ or []), examples)
+    if not online:
+        recipe = take_offline(recipe)
+        forget_service()
+    quiet_prefect(verbose)
+    from flows.runtime.checks import check_start
+
+    run = f"dryruns/{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = folder_of(run)
+    check_start(recipe, folder)
+    from flows.dryrun import dryrun as flow
+
+    def explain() -> str:
+        left = f"{folder.path} is left" if folder.exists() else "nothing is left"
+        return f"stopped; {left}"
+
+    try:
+        result = call_flow(flow, explain, recipe=recipe, run=run)
+    finally:
+        if not keep and folder.exists():
+            folder.delete()
+    print(result.report)
+    if result.failed:
+        raise UserError(f"{result.failed} of {result.rollouts} rollouts failed; see above")
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="RUN, RUN@STEP, RUN:POLICY@STEP, or a base model's id.")
+    ],
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on loopback; 0 chooses a free one.")
+    ] = 0,
+) -> None:
+    """Serve a checkpoint to any OpenAI client, until Ctrl-C or the end of stdin."""
+    from flows.runtime.checks import find_served
+
+    find_served(model)  # before the libraries that serve it are imported
+    from flows.runtime.serving import serve_model, stdin_closed
+
+    with serve_model(model, port) as served:
+        for variable, value in served.exports().items():
+            print(f"export {variable}={value}", flush=True)
+        served.until(stdin_closed())
+
+
+@app.command()
+def init(
+    folder: Annotated[
+        Path, typer.Argument(help="The project's folder; by default the working folder.")
+    ] = Path(),
+) -> None:
+    """Write a project of your own: an agent, its data set, its recipe and its test."""
+    from flows.cli.new_project import AGENT, write_project
+
+    for path in write_project(folder):
+        print(path)
+    print(f"`ratchet dryrun {AGENT}` in {folder.resolve()} plays the agent")
+
+
+@app.command()
+def server(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on loopback.")] = 4200,
+) -> None:
+    """Start a Prefect server with its UI, until Ctrl-C."""
+    from flows.server.prefect_server import run_server
+
+    run_server(port)
+
+
+@app.command()
+def deploy() -> None:
+    """Put the deployments of prefect.yaml, and their work pool, on the Prefect server."""
+    from flows.recipe.loading import check_project
+    from flows.server.prefect_server import deploy_all
+
+    check_project()
+    deploy_all()
+
+
+@app.command()
+def worker() -> None:
+    """Run what the Prefect server schedules, until Ctrl-C."""
+    from flows.server.prefect_server import run_worker
+
+    run_worker()
+
+
+@app.command()
+def runs() -> None:
+    """List the runs of this folder."""
+    from tasks.reports.reports import runs_table
+
+    print(runs_table())
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(help="Names of runs; several are compared.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The page's file; by default report.html in the folder of the run or the runs."
+        ),
+    ] = None,
+) -> None:
+    """Write a page of HTML about a run, or about several: curves, time, costs and rollouts."""
+    from tasks.reports.page import write_report
+    from tasks.storage.run_folder import runs_root
+
+    folders = [folder_of(name) for name in runs]
+    beside = folders[0].report if len(folders) == 1 else runs_root() / "report.html"
+    print(write_report(folders, out or beside))
+
+
+@app.command()
+def sql(
+    statement: Annotated[
+        str, typer.Argument(help="One statement, in DuckDB's SQL, over the views of docs/sql.md.")
+    ],
+    run: Annotated[
+        list[str] | None,
+        typer.Option(help="A run to read; repeat it for several, omit it for all."),
+    ] = None,
+    format: Annotated[
+        Literal["table", "csv", "json", "parquet"], typer.Option(help="Format of the rows.")
+    ] = "table",
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; by default the terminal.")
+    ] = None,
+) -> None:
+    """Ask the files of runs: spans, calls, rollouts, groups, trajectories, datums, steps."""
+    from tasks.recording.queries import answer
+    from tasks.storage.files import write_bytes
+    from tasks.storage.manifest import read_manifest, readable_runs
+
+    runs = [folder_of(name) for name in run] if run else readable_runs()
+    for named in runs if run else ():
+        read_manifest(named)  # refuses a run that is not there
+    if out is None and format == "parquet" and sys.stdout.isatty():
+        raise UserError("Parquet is no text for a terminal: name a file with --out")
+    rows = answer(statement, runs, format)
+    if out is not None:
+        write_bytes(out, rows)
+        return
+    sys.stdout.buffer.write(rows)
+    sys.stdout.flush()
+
+
+@imports.command()
+def trinity(
+    file: Annotated[typer.FileText, typer.Argument(help="A configuration of Trinity-RFT 0.6.0.")],
+    set_: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File of the recipe; by default the terminal.")
+    ] = None,
+) -> None:
+    """Make a recipe of Trinity-RFT's YAML, and say what has no counterpart."""
+    from flows.importing.recipe_text import import_trinity
+    from tasks.storage.files import write_text
+
+    text = import_trinity(file.name, file.read(), set_ or [])
+    if out is None:
+        print(text, end="")
+        return
+    print(f"{write_text(out, text)} is a recipe: `ratchet train {out}` trains it")
+
+
+@app.command()
+def keys() -> None:
+    """List every key of a recipe, for --set."""
+    from flows.recipe.loading import recipe_options
+
+    print(recipe_options())
+
+
+@app.command()
+def verify(run: Run) -> None:
+    """Check that every file of a run, and of its engine, is as it was written."""
+    from tasks.reports.verification import find_damage
+    from tasks.storage.manifest import read_manifest
+
+    folder = folder_of(run)
+    if not folder.exists():
+        read_manifest(folder)  # refuses a run that is not there
+    damage = [*find_damage(folder)]
+    command = [sys.executable, "-P", "-m", "engine", "--verify", "--state", str(folder.engine)]
+    engine = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    damage += [f"{path} is not as the engine wrote it" for path in engine.stdout.splitlines()]
+    if engine.returncode not in (0, 1):
+        damage.append(f"{folder.engine} could not be verified: see above")
+    for sentence in damage:
+        print(sentence)
+    if damage:
+        raise SystemExit(1)
+    print(f"{folder.path} is as it was written: {len(folder.files())} files, and the engine's")
+
+
+@app.command(context_settings=PASSED_ON, add_help_option=False)
+def engine(context: typer.Context) -> None:
+    """Serve the Tinker API on this machine, for any Tinker program."""
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "engine", *context.args])
+
+
+@app.command()
+def pretrain(
+    folder: Annotated[
+        Path, typer.Option(help="Folder of the model; an interrupted build goes on.")
+    ] = Path("runs/pretrain"),
+    seed: Annotated[int, typer.Option(help="Seed of the weights and of every document.")] = 0,
+) -> None:
+    """Build the engine's tiny base model anew; takes about an hour on two cores."""
+    quiet_prefect(verbose=True)
+    from pretraining.flow import pretrain as flow
+
+    built = call_flow(flow, lambda: "stopped; the same command goes on", folder=folder, seed=seed)
+    print(f"{built} is ready: `ratchet engine --base-model {built.resolve()}` serves it")
+
+
+def _train(run: str, recipe: "Recipe", verbose: bool) -> None:
+    """Print what the recipe's preset has become, if it has one; train, and print the summary."""
+    from flows.recipe.presets import describe_preset
+
+    if said := describe_preset(recipe.model_dump()):
+        print(said, flush=True)
+    print(train_with_bar(run, recipe, verbose))

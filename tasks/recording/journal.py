@@ -1,0 +1,256 @@
+"""spans → journal → Parquet: a span is a line with its CRC-32, on disk before an answer leaves."""
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import queue
+import zlib
+from collections import Counter
+from concurrent.futures import Future
+from datetime import datetime
+from io import FileIO
+from pathlib import Path
+from threading import Event, Lock, Thread
+from typing import Self
+
+import orjson
+import pyarrow as pa
+
+from adapters.children import keep_from_children
+from adapters.errors import UserError
+from tasks.recording.spans import SCHEMA, TIMES, Span, check, identity, rows_of, table
+from tasks.storage.files import is_full, is_written
+from tasks.storage.tables import read, write
+
+OPENING = b'{"crc32": "%08x", "span": '
+CLOSING = b"}\n"
+
+FULL_SECONDS = 1.0
+"""Delay between tries to write to a full disk."""
+
+log = logging.getLogger(__name__)
+
+
+class JournalError(UserError):
+    """Refusal of a journal that is damaged or cannot be written."""
+
+
+class Journal:
+    """A batch's journal. A span is synced to disk when its `append` returns.
+
+    Appends that wait at the same time share one write and one sync. One process at a time has a
+    journal open. A journal that is opened after a crash continues after its last whole line.
+    Appends wait while the disk is full. After any other failed write the journal refuses further
+    spans, since the contents of the disk are unknown.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file, spans = _open(path)
+        self._end = self._file.tell()
+        self._known = {identity(span) for span in spans}
+        self._waiting: queue.SimpleQueue[tuple[bytes, Future[None]] | None] = queue.SimpleQueue()
+        self._broken: OSError | None = None
+        self._closed = False
+        self._leaving = Event()
+        self._full = Event()
+        self._adding = Lock()
+        self._writer = Thread(target=self._write, name=f"journal {path.name}", daemon=True)
+        self._writer.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def append(self, span: Span) -> None:
+        """Append a span durably, from any event loop; ValueError if it breaks an invariant."""
+        await asyncio.wrap_future(self._submit(span))
+
+    def append_now(self, span: Span) -> None:
+        """Append a span durably, blocking until it is on disk."""
+        self._submit(span).result()
+
+    @property
+    def full(self) -> bool:
+        """True while appends wait for space on the disk."""
+        return self._full.is_set()
+
+    def append_soon(self, span: Span) -> None:
+        """Append a span without waiting: it reaches the disk no later than any later span."""
+        self._submit(span)
+
+    def close(self) -> None:
+        """Write the waiting spans, unless the disk is full, and close the file."""
+        with self._adding:
+            if self._closed:
+                return
+            self._closed = True
+            self._waiting.put(None)
+        self._leaving.set()
+        self._writer.join()
+        self._file.close()
+
+    def _submit(self, span: Span) -> Future[None]:
+        check(span)
+        line, key = _line(span), identity(span)
+        written: Future[None] = Future()
+        written.set_running_or_notify_cancel()  # a span that has been handed over stays
+        with self._adding:
+            if self._closed:
+                raise JournalError(f"{self.path} is closed; open it again to append to it")
+            if key in self._known:
+                raise ValueError(f"{self.path} already has the span {key}; it is recorded once")
+            self._known.add(key)
+            self._waiting.put((line, written))
+        return written
+
+    def _write(self) -> None:
+        """Run the writer's thread: write all waiting spans with one sync."""
+        ends = False
+        while not ends:
+            gathered = [self._waiting.get()]
+            while not self._waiting.empty():
+                gathered.append(self._waiting.get())
+            ends = None in gathered
+            self._commit([entry for entry in gathered if entry is not None])
+
+    def _commit(self, entries: list[tuple[bytes, Future[None]]]) -> None:
+        try:
+            if self._broken is not None:
+                raise self._broken
+            if entries:
+                self._write_whole(b"".join(line for line, _ in entries))
+        except OSError as error:
+            self._broken = error
+            for _, written in entries:
+                written.set_exception(JournalError(f"{self.path} cannot be written: {error}"))
+            return
+        for _, written in entries:
+            written.set_result(None)
+
+    def _write_whole(self, data: bytes) -> None:
+        """Write and sync once there is space; cut off a partial write first."""
+        while True:
+            try:
+                self._write_once(data)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                self._file.truncate(self._end)
+                if not self.full:
+                    text = "the disk of %s is full; writing goes on when there is space"
+                    log.warning(text, self.path)
+                self._full.set()
+                if self._leaving.wait(FULL_SECONDS):
+                    raise
+            else:
+                self._end += len(data)
+                self._full.clear()
+                return
+
+    def _write_once(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._file.fileno(), rest) :]
+        os.fsync(self._file.fileno())
+
+
+def read_journal(path: Path) -> list[Span]:
+    """Read the spans of a journal, in order. A torn last line does not count."""
+    spans = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            torn = not line.endswith(b"\n")
+            if (torn and _held_a_span(line)) or not (torn or _intact(line)):
+                raise JournalError(
+                    f"{path}, line {number}, is damaged: its checksum does not fit. Restore the "
+                    "file from a copy, or remove the line and lose what was sampled there"
+                )
+            if not torn:
+                spans.append(_span(line))
+    return spans
+
+
+def seal(journal: Path, parquet: Path) -> Path:
+    """Write the rows of a journal's spans to `parquet`, sorted, unless that exists.
+
+    The journal stays, and what is sealed depends on nothing else.
+    """
+    if not is_written(parquet):
+        spans = read_journal(journal)
+        repeated = [key for key, count in Counter(map(identity, spans)).items() if count > 1]
+        if repeated:
+            raise JournalError(f"{journal} has the span {repeated[0]} twice; a span is made once")
+        write(table(rows_of(spans)), parquet)
+    return parquet
+
+
+def read_spans(path: Path) -> pa.Table:
+    """Read the spans of a journal or of its Parquet file: the same table from either."""
+    if path.suffix == ".jsonl":
+        return table(rows_of(read_journal(path)))
+    return read(path, schema=SCHEMA)
+
+
+def _open(path: Path) -> tuple[FileIO, list[Span]]:
+    """Open and lock a journal, cut its torn end, sync its name; return the file and its spans."""
+    file = path.open("ab+", buffering=0)
+    keep_from_children(file)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        spans = read_journal(path)
+    except BlockingIOError as error:
+        file.close()
+        raise JournalError(f"{path} is being written by another process; wait for it") from error
+    except JournalError:
+        file.close()
+        raise
+    file.truncate(path.read_bytes().rfind(b"\n") + 1)
+    file.seek(0, os.SEEK_END)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return file, spans
+
+
+def _line(span: Span) -> bytes:
+    """Write a span as a line; the checksum is over the span's bytes as they stand in the line."""
+    try:
+        data = orjson.dumps(span)
+    except TypeError:  # a number of more than 64 bits, or half of a surrogate pair
+        text = json.dumps(span, default=datetime.isoformat, separators=(",", ":"), allow_nan=False)
+        data = text.encode()
+    return OPENING % zlib.crc32(data) + data + CLOSING
+
+
+def _intact(line: bytes) -> bool:
+    data = _data(line)
+    return line == OPENING % zlib.crc32(data) + data + CLOSING
+
+
+def _held_a_span(tail: bytes) -> bool:
+    """Return whether a tail without a newline holds a whole line, and so was not torn."""
+    text = tail[len(OPENING % 0) :].decode("ascii", "replace")
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except ValueError:
+        return False
+    whole = len(OPENING % 0) + end + len(CLOSING)
+    return len(tail) >= whole and _intact(tail[: whole - 1] + b"\n")
+
+
+def _data(line: bytes) -> bytes:
+    return line[len(OPENING % 0) : -len(CLOSING)]
+
+
+def _span(line: bytes) -> Span:
+    span: Span = json.loads(_data(line))
+    times = {name: datetime.fromisoformat(span[name]) for name in TIMES if span.get(name)}
+    return span | times

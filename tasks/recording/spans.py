@@ -1,0 +1,366 @@
+"""The schema of spans: the records of calls, refusals, rewards, errors and stragglers of a run.
+
+The `gen_ai_` columns are OpenTelemetry's attributes of that name.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from adapters.calls import Begun, Completion, RefusedCall
+from adapters.dialects.structured import outcomes
+from adapters.door.batches import Failure
+from adapters.harness.rewards import Reward, RewardError, check_roles
+
+Span = dict[str, Any]
+"""Row of SCHEMA; missing columns are null. JSON columns hold plain values, times `datetime`s."""
+
+LLM, REWARD, CREDIT, ERROR, BEGUN = "llm", "reward", "credit", "error", "begun"
+CLOSED, LEFT_OUT, REFUSED = "closed", "left_out", "refused"
+KINDS = (LLM, REWARD, CREDIT, ERROR, BEGUN, CLOSED, LEFT_OUT, REFUSED)
+OURS, OTHER = "ratchet", "other"
+
+_time = pa.timestamp("us", "UTC")
+_tokens = pa.list_(pa.field("element", pa.int32(), nullable=False))
+_numbers = pa.list_(pa.field("element", pa.float32(), nullable=False))
+
+SCHEMA = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("shard", pa.string()),
+        ("step", pa.int32()),
+        ("group_id", pa.string()),
+        ("rollout_id", pa.string()),
+        ("attempt", pa.int32()),
+        ("role", pa.string()),
+        ("call", pa.int32()),
+        ("span_id", pa.string()),
+        ("kind", pa.string()),
+        ("started", _time),
+        ("ended", _time),
+        ("status", pa.string()),
+        ("error_type", pa.string()),
+        ("error_message", pa.string()),
+        ("gen_ai_operation_name", pa.string()),
+        ("gen_ai_provider_name", pa.string()),
+        ("gen_ai_request_model", pa.string()),
+        ("gen_ai_request_temperature", pa.float64()),
+        ("gen_ai_request_top_p", pa.float64()),
+        ("gen_ai_request_top_k", pa.int32()),
+        ("gen_ai_request_max_tokens", pa.int32()),
+        ("gen_ai_request_seed", pa.int64()),
+        ("gen_ai_response_id", pa.string()),
+        ("gen_ai_response_finish_reasons", pa.list_(pa.string())),
+        ("gen_ai_usage_input_tokens", pa.int32()),
+        ("gen_ai_usage_output_tokens", pa.int32()),
+        ("messages", pa.json_()),
+        ("reply", pa.json_()),
+        ("tools", pa.json_()),
+        ("attributes", pa.json_()),
+        ("request_sha", pa.string()),
+        ("replayed", pa.bool_()),
+        ("policy_version", pa.string()),
+        ("renderer", pa.string()),
+        ("tokenizer_sha", pa.string()),
+        ("prompt_token_ids", _tokens),
+        ("response_token_ids", _tokens),
+        ("logprobs", _numbers),
+        ("prefix_len", pa.int32()),
+        ("prefix_call", pa.int32()),
+        ("prefix_span_id", pa.string()),
+        ("prefix_how", pa.string()),
+        ("reward_name", pa.string()),
+        ("reward", pa.float64()),
+    ]
+)
+SAMPLING = ("max_tokens", "temperature", "top_p", "top_k")
+JSON = ("messages", "reply", "tools", "attributes")
+TIMES = ("started", "ended")
+
+SECRET = re.compile(r"api[-_]?key|secret|password|authorization|credential|access[-_]token", re.I)
+NAME = re.compile(r"(?P<group>(?P<shard>.+-(?P<step>\d{5,}))-\d{4,})-\d{2,}")
+
+
+def call_span(completion: Completion, run_id: str | None = None) -> Span:
+    """Record a model call."""
+    place, request = completion.place, completion.request
+    reused, (asked, answered) = completion.prefix_call, completion.token_counts
+    return {
+        **_of_rollout(place.rollout_id, place.attempt, run_id),
+        "role": place.role,
+        "call": place.call,
+        "span_id": _call_id(place.rollout_id, place.attempt, place.role, place.call),
+        "kind": LLM,
+        "started": completion.started,
+        "ended": completion.ended,
+        "status": "ok",
+        "gen_ai_operation_name": "chat",
+        "gen_ai_provider_name": OURS if completion.usage is None else OTHER,
+        "gen_ai_request_model": request.model,
+        **_sampling(completion),
+        "gen_ai_request_seed": completion.seed,
+        "gen_ai_response_id": completion.response_id,
+        "gen_ai_response_finish_reasons": [completion.finish_reason],
+        "gen_ai_usage_input_tokens": asked,
+        "gen_ai_usage_output_tokens": answered,
+        "messages": list(request.messages),
+        "reply": completion.message,
+        "tools": list(request.tools),
+        "attributes": without_secrets({"request": dict(request.fields)})
+        | outcomes(request, completion.message)
+        | _cost(completion),
+        "request_sha": completion.request_sha,
+        "replayed": completion.replayed,
+        "policy_version": completion.policy_version,
+        "renderer": completion.renderer,
+        "tokenizer_sha": completion.tokenizer_sha,
+        "prompt_token_ids": list(completion.prompt_tokens),
+        "response_token_ids": list(completion.sampled_tokens),
+        "logprobs": list(completion.logprobs),
+        "prefix_len": completion.prefix_len,
+        "prefix_call": reused,
+        "prefix_span_id": None
+        if reused is None
+        else _call_id(place.rollout_id, place.attempt, place.role, reused),
+        "prefix_how": completion.prefix_how,
+    }
+
+
+def begun_span(begun: Begun, run_id: str | None = None) -> Span:
+    """Record that a call is about to be sampled."""
+    place = begun.place
+    return {
+        **_of_rollout(place.rollout_id, place.attempt, run_id),
+        "role": place.role,
+        "call": place.call,
+        "span_id": f"{_call_id(place.rollout_id, place.attempt, place.role, place.call)}.{BEGUN}",
+        "kind": BEGUN,
+        "started": begun.started,
+        "gen_ai_request_seed": begun.seed,
+        "request_sha": begun.request_sha,
+        "policy_version": begun.policy_version,
+    }
+
+
+def refused_span(refused: RefusedCall, run_id: str | None = None) -> Span:
+    """Record a call that was refused. Nothing was sampled, and nothing reads it but reports.
+
+    `call` counts the refused calls of the role, not its answered ones.
+    """
+    place = refused.rollout_id, refused.attempt, refused.role
+    return {
+        **_of_rollout(refused.rollout_id, refused.attempt, run_id),
+        "role": refused.role,
+        "call": refused.number,
+        "span_id": f"{_call_id(*place, refused.number)}.{REFUSED}",
+        "kind": REFUSED,
+        "started": refused.started,
+        "ended": refused.ended,
+        "status": "error",
+        "error_type": refused.code,
+        "error_message": refused.message,
+        "attributes": {"status": refused.status},
+    }
+
+
+def rows_of(spans: Sequence[Span]) -> list[Span]:
+    """Return the rows that a journal's spans make, which are those of the sealed batch.
+
+    Begun calls that were answered are dropped; those that are left were lost. The record that
+    closes a batch becomes an end of each straggler.
+    """
+    answered = {_place(span) for span in spans if span["kind"] == LLM}
+    rows = [span for span in spans if span["kind"] != BEGUN or _place(span) not in answered]
+    kept = [span for span in rows if span["kind"] != CLOSED]
+    closed = [span for span in rows if span["kind"] == CLOSED]
+    return kept + [end for span in closed for end in _left_out_spans(span)]
+
+
+@dataclass(frozen=True, slots=True)
+class EndedAttempt:
+    """A rollout attempt that has ended, and when it began and ended."""
+
+    rollout_id: str
+    attempt: int
+    started: datetime
+    ended: datetime
+    run_id: str | None = None
+
+
+def reward_span(end: EndedAttempt, reward: float) -> Span:
+    """Record a finished rollout: its reward, and when it began and ended."""
+    return {**_end_span(end, REWARD, REWARD), "reward_name": REWARD, "reward": reward}
+
+
+def credit_span(end: EndedAttempt, reward: float, role: str, call: int | None = None) -> Span:
+    """Record the reward of a role of a finished rollout, or of one call of the role.
+
+    The span is written before the rollout's reward, and counts only if the same attempt has one.
+    """
+    name = role if call is None else f"{role}.{call}"
+    return {
+        **_end_span(end, CREDIT, f"{name}.{CREDIT}"),
+        "role": role,
+        "call": call,
+        "reward_name": "role" if call is None else "call",
+        "reward": reward,
+    }
+
+
+def error_span(end: EndedAttempt, failure: Failure) -> Span:
+    """Record a failed rollout. It has no reward, which is not the same as a reward of 0."""
+    return {
+        **_end_span(end, ERROR, ERROR),
+        "status": "error",
+        "error_type": failure.kind,
+        "error_message": failure.message,
+    }
+
+
+def closed_span(end: EndedAttempt, stragglers: Mapping[str, Mapping[str, Any]]) -> Span:
+    """Record that enough rollouts of a batch have ended, by the end that made them enough.
+
+    `stragglers` maps each rollout that is left out to the attributes of its end. The record is one
+    line of the journal, so that a crash keeps all of the decision or none of it.
+    """
+    return {**_end_span(end, CLOSED, CLOSED), "attributes": {LEFT_OUT: stragglers}}
+
+
+def end_spans(
+    end: EndedAttempt, outcome: Reward | Failure, calls: Mapping[str, Sequence[int]]
+) -> list[Span]:
+    """Return the spans of an end, in the order in which they are recorded.
+
+    The last is the error or the reward. Without it the others count for nothing, so a rollout is
+    never half rewarded. A reward that does not fit the roles and their `calls`, which are the
+    numbers of the answered calls of every role, is an error.
+    """
+    if isinstance(outcome, Reward):
+        try:
+            check_roles(outcome, {role: len(numbers) for role, numbers in calls.items()})
+        except RewardError as error:
+            outcome = Failure(type(error).__name__, str(error))
+    if isinstance(outcome, Failure):
+        return [error_span(end, outcome)]
+    credits = [credit_span(end, reward, role) for role, reward in outcome.roles.items()]
+    for role, rewards in outcome.calls.items():
+        answered = zip(sorted(calls[role]), rewards, strict=True)
+        credits += [credit_span(end, reward, role, call) for call, reward in answered]
+    return [*credits, reward_span(end, outcome.value)]
+
+
+def identity(span: Span) -> tuple[Any, ...]:
+    """Return the key of a span; no two spans of a run share one."""
+    names = ("rollout_id", "attempt", "kind", "role", "call", "reward_name")
+    return tuple(span.get(name) for name in names)
+
+
+def check(span: Span) -> None:
+    """Refuse (ValueError) a span that the assembly of trajectories would misread."""
+    unknown = span.keys() - set(SCHEMA.names)
+    if unknown:
+        raise ValueError(f"a span has no column {', '.join(sorted(unknown))}; see SCHEMA")
+    if span.get("kind") not in KINDS:
+        raise ValueError(f"a span's kind is one of {', '.join(KINDS)}, not {span.get('kind')!r}")
+    if span["kind"] == LLM:
+        _check_tokens(span)
+    if span["kind"] in (REWARD, CREDIT) and not math.isfinite(span["reward"]):
+        raise ValueError(f"{span['span_id']} has the reward {span['reward']}; it must be finite")
+
+
+def table(spans: Iterable[Span]) -> pa.Table:
+    """Convert spans to an Arrow table, sorted so that similar prompts lie together."""
+    rows = sorted(spans, key=_order)
+    return pa.Table.from_pylist([_json_as_text(span) for span in rows], schema=SCHEMA)
+
+
+def without_secrets(value: Any) -> Any:
+    """Replace by `***` every value whose name is that of a secret."""
+    if isinstance(value, list):
+        return [without_secrets(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {k: "***" if SECRET.search(k) else without_secrets(v) for k, v in value.items()}
+
+
+def _check_tokens(span: Span) -> None:
+    who = span["span_id"]
+    sampled, logprobs = span["response_token_ids"], span["logprobs"]
+    if len(logprobs) != len(sampled):
+        raise ValueError(f"{who} has {len(sampled)} tokens and {len(logprobs)} log-probabilities")
+    if not all(map(math.isfinite, logprobs)):
+        raise ValueError(f"{who} has a log-probability that is not a finite number")
+    if not 0 <= span["prefix_len"] <= len(span["prompt_token_ids"]):
+        length = len(span["prompt_token_ids"])
+        raise ValueError(f"{who} keeps {span['prefix_len']} tokens of a prompt of {length}")
+
+
+def _sampling(completion: Completion) -> Span:
+    if completion.sampling is None:
+        return {}
+    return {f"gen_ai_request_{name}": getattr(completion.sampling, name) for name in SAMPLING}
+
+
+def _cost(completion: Completion) -> Span:
+    return {} if completion.usage is None else {"cost": completion.usage.cost}
+
+
+def _of_rollout(rollout_id: str, attempt: int, run_id: str | None) -> Span:
+    named = NAME.fullmatch(rollout_id)
+    if named is None:
+        raise ValueError(
+            f"{rollout_id!r} does not name a rollout; <split>-<step>-<example>-<k> does, "
+            "such as train-00003-0012-01"
+        )
+    return {
+        "run_id": run_id,
+        "shard": named["shard"],
+        "step": int(named["step"]),
+        "group_id": named["group"],
+        "rollout_id": rollout_id,
+        "attempt": attempt,
+    }
+
+
+def _end_span(end: EndedAttempt, kind: str, name: str) -> Span:
+    return {
+        **_of_rollout(end.rollout_id, end.attempt, end.run_id),
+        "span_id": f"{end.rollout_id}.{end.attempt}.{name}",
+        "kind": kind,
+        "started": end.started,
+        "ended": end.ended,
+        "status": "ok",
+    }
+
+
+def _left_out_spans(closed: Span) -> Iterable[Span]:
+    """Yield the ends of the stragglers, without their starts: a player tells those at the end."""
+    attempt, now, run_id = closed["attempt"], closed["ended"], closed["run_id"]
+    for rollout_id, attributes in closed["attributes"][LEFT_OUT].items():
+        span = _end_span(EndedAttempt(rollout_id, attempt, now, now, run_id), LEFT_OUT, LEFT_OUT)
+        yield span | {"started": None, "status": LEFT_OUT, "attributes": attributes}
+
+
+def _call_id(rollout_id: str, attempt: int, role: str, call: int) -> str:
+    return f"{rollout_id}.{attempt}.{role}.{call}"
+
+
+def _place(span: Span) -> tuple[Any, ...]:
+    return tuple(span.get(name) for name in ("rollout_id", "attempt", "role", "call"))
+
+
+def _order(span: Span) -> tuple[Any, ...]:
+    """Return the sort key: rollout, attempt, role, call; spans without a role come last."""
+    role, call = span.get("role"), span.get("call")
+    return span["rollout_id"], span["attempt"], role is None, role or "", call or 0, span["kind"]
+
+
+def _json_as_text(span: Span) -> Span:
+    texts = {k: json.dumps(span[k], ensure_ascii=False) for k in JSON if span.get(k) is not None}
+    return span | texts

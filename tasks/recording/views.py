@@ -1,0 +1,148 @@
+"""Views over the files of runs, for questions in SQL that read nothing else and write nothing."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import duckdb
+import pyarrow as pa
+
+from tasks.recording.journal import read_spans
+from tasks.recording.spans import SCHEMA
+from tasks.storage.json_files import read_json, read_log
+from tasks.storage.run_folder import RunFolder
+from tasks.storage.tables import query_beside, scan
+
+QUERY = query_beside(__file__)
+SPOKEN = query_beside(str(Path(__file__).with_name("spoken")))
+"""The macro `spoken`, which comes before a query that uses it."""
+
+OF_SPANS = ("spans", "calls", "rollouts", "groups")
+LEARNED = ("trajectories", "datums")
+VIEWS = (*OF_SPANS, *LEARNED, "steps", "evaluations")
+
+EVALUATIONS = pa.schema(
+    [
+        ("run", pa.string()),
+        ("step", pa.int32()),
+        ("evaluation", pa.string()),
+        ("played", pa.string()),
+        ("category", pa.string()),
+        ("rollouts", pa.int32()),
+        ("failed", pa.int32()),
+        ("examples", pa.int32()),
+        ("reward", pa.float64()),
+        ("standard_error", pa.float64()),
+        ("lower", pa.float64()),
+        ("upper", pa.float64()),
+        ("reward_failed_as_zero", pa.float64()),
+        ("pass_at", pa.map_(pa.int32(), pa.float64())),
+    ]
+)
+"""Columns of the view `evaluations`: a row for each way of sampling and each category."""
+
+Views: TypeAlias = "duckdb.DuckDBPyConnection"
+"""Connection with views over runs.
+
+The type is text at run time: at the end of a process DuckDB complains on standard error about each
+of its types that a thread still refers to, and Prefect's threads refer to all that a flow imports.
+"""
+
+LOCKS = """
+set enable_external_access = false;
+set python_enable_replacements = false;
+set lock_configuration = true;
+"""
+
+
+def open_views(runs: Sequence[RunFolder], names: Sequence[str] = VIEWS) -> Views:
+    """Open a connection with the named views over runs: all that they have recorded until now.
+
+    Every file is checked first, and a damaged one is refused (Damaged). The torn end of a journal
+    does not count; a call that is being answered shows as begun. The connection opens no file and
+    loads no extension, whatever a statement asks. Close the connection, or use it in a `with`.
+
+    Steps, trajectories and datums have the columns of their files, and are no views without one.
+    """
+    connection = duckdb.connect()
+    connection.execute(LOCKS)
+    if {*names} & {*OF_SPANS}:
+        _register_spans(connection, runs)
+        connection.execute(SPOKEN + QUERY)
+    for name in LEARNED:
+        if name in names:
+            files = dict(_learned(runs, name))
+            if files:
+                connection.register(name, scan(files))
+    if "steps" in names:
+        rows = [{"run": run.name, **row} for run in runs for row in read_log(run.metrics)]
+        if rows:
+            connection.register("steps", _table(rows))
+    if "evaluations" in names:
+        rows = [row for run in runs for row in _evaluations(run)]
+        connection.register("evaluations", pa.Table.from_pylist(rows, schema=EVALUATIONS))
+    return connection
+
+
+def views_in(statement: str) -> list[str]:
+    """List the views that a statement may read: those that it names, or all of them."""
+    words = {word.lower() for word in re.findall(r"\w+", statement)}
+    return [name for name in VIEWS if name in words] or [*VIEWS]
+
+
+def _register_spans(connection: Views, runs: Sequence[RunFolder]) -> None:
+    files: dict[Path, Mapping[str, str]] = {}
+    tables = [_named(SCHEMA.empty_table(), "", "")]
+    for run in runs:
+        sealed, journals = run.all_spans()
+        files |= {path: {"run": run.name, "batch": path.stem} for path in sealed}
+        tables += [_named(read_spans(path), run.name, path.stem) for path in journals]
+    connection.register("journalled", pa.concat_tables(tables))
+    connection.register("sealed", scan(files, SCHEMA) if files else tables[0])
+
+
+def _named(spans: pa.Table, run: str, batch: str) -> pa.Table:
+    for column, value in (("batch", batch), ("run", run)):
+        spans = spans.add_column(0, column, pa.array([value] * len(spans), pa.string()))
+    return spans
+
+
+def _learned(
+    runs: Sequence[RunFolder], name: str
+) -> Iterator[tuple[Path, Mapping[str, str | int]]]:
+    """Yield the files of trajectories or datums, with what their rows are of."""
+    for run in runs:
+        for policy in run.policies():
+            for path in run.learned(policy, name):
+                yield path, {"run": run.name, "policy": policy, "step": int(path.stem)}
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Make a table of rows that differ in their columns; what a row lacks is null."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
+
+
+def _evaluations(run: RunFolder) -> Iterator[dict[str, Any]]:
+    for path in run.evaluations():
+        for how, whole in read_json(path).items():
+            for category, score in {"all": whole, **whole["categories"]}.items():
+                finished, lower_upper = score["finished"], score["finished"]["interval"]
+                yield {
+                    "run": run.name,
+                    "step": int(path.name.split(".")[0]),
+                    "evaluation": path.stem,
+                    "played": how,
+                    "category": category,
+                    "rollouts": score["rollouts"],
+                    "failed": score["failed"],
+                    "examples": finished["examples"],
+                    "reward": finished["mean"],
+                    "standard_error": finished["standard_error"],
+                    **dict(zip(("lower", "upper"), lower_upper or (None, None), strict=True)),
+                    "reward_failed_as_zero": score["failed_as_zero"]["mean"],
+                    "pass_at": [
+                        (int(k), of) for k, of in score["failed_as_zero"]["pass_at"].items()
+                    ],
+                }

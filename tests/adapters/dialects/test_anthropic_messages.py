@@ -1,0 +1,258 @@
+"""The door's messages endpoint, called by Anthropic's client."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+from anthropic.types import TextBlock, ToolUseBlock
+from pydantic import BaseModel
+
+from adapters.calls import Choice, Format, Refused
+from adapters.dialects.anthropic_messages import read, write_error
+from tasks.recording.spans import call_span
+from tests.support.opened_door import ASK, CALL, CHAT, TOKENS, Opened
+
+HELLO = {"role": "user", "content": "hello"}
+USE = {"type": "tool_use", "id": "u", "name": "look", "input": {"at": "x"}}
+TOOL: Any = {"name": "look", "input_schema": {"type": "object"}}
+SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
+
+
+class Verdict(BaseModel):
+    yes: bool
+
+
+@pytest.fixture
+def client(opened: Opened) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=opened.url, api_key=opened.token, max_retries=0) as client:
+        yield client
+
+
+def ask(client: anthropic.Anthropic, **fields: Any) -> Any:
+    return client.messages.create(**{"model": "m", "max_tokens": 100, "messages": ASK, **fields})
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "max_tokens": 9, "messages": [HELLO], **fields}
+
+
+def content(role: str, *blocks: Any) -> dict[str, Any]:
+    return body(messages=[HELLO, {"role": role, "content": list(blocks)}, HELLO])
+
+
+def test_token_ids_of_a_stream_are_refused(client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.BadRequestError, match="ask for token ids without stream"):
+        ask(client, stream=True, extra_body=TOKENS)
+
+
+def test_an_answer_has_usage_and_token_ids(opened: Opened, client: anthropic.Anthropic) -> None:
+    opened.say("Hé!<|im_end|>")
+    answer = ask(client, system="Be short.", extra_body=TOKENS)
+    (span,) = opened.spans
+    assert answer.content == [TextBlock(type="text", text="Hé!")]
+    assert (answer.id, answer.model, answer.role) == (span.response_id, "m", "assistant")
+    assert (answer.stop_reason, answer.stop_sequence) == ("end_turn", None)
+    assert answer.usage.input_tokens == len(span.prompt_tokens) == len(answer.prompt_token_ids)
+    assert answer.usage.output_tokens == len(span.sampled_tokens)
+    assert answer.token_ids == list(span.sampled_tokens)
+    messages = [{"role": "system", "content": "Be short."}, *ASK]
+    assert list(span.prompt_tokens) == CHAT.render(messages, [])
+
+
+def test_stop_reasons(opened: Opened, client: anthropic.Anthropic) -> None:
+    opened.say("one two three<|im_end|>")
+    stopped = ask(client, stop_sequences=["three", "two"])
+    assert stopped.content[0].text == "one"
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "two")
+    opened.say("one")
+    assert ask(client, max_tokens=1).stop_reason == "max_tokens"
+    assert opened.sampler.asked[-1].max_tokens == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_with_tools_keeps_the_tokens_of_its_turns(
+    opened: Opened, client: anthropic.Anthropic, stream: bool
+) -> None:
+    messages: list[Any] = [*ASK]
+    for turn in range(4):
+        opened.say("It is a cat.<|im_end|>" if turn % 2 else f"Let me see.{CALL}")
+        if stream:
+            asked = {"model": "m", "max_tokens": 100, "messages": messages, "tools": [TOOL]}
+            with client.messages.stream(**asked) as streaming:
+                answer = streaming.get_final_message()
+        else:
+            answer = ask(client, messages=messages, tools=[TOOL])
+        messages.append({"role": "assistant", "content": answer.content})
+        if turn % 2:
+            messages.append(HELLO)
+            continue
+        assert answer.stop_reason == "tool_use"
+        call = answer.content[1]
+        assert isinstance(call, ToolUseBlock)
+        assert (call.name, call.input) == ("look", {"at": "x"})
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "a cat"}
+        messages.append({"role": "user", "content": [result]})
+    assert [span.prefix_how for span in opened.spans] == ["new", *["messages"] * 3]
+    for earlier, later in pairwise(opened.spans):
+        whole = [*earlier.prompt_tokens, *earlier.sampled_tokens]
+        assert later.prompt_tokens[: len(whole)] == whole
+
+
+def test_a_stream_holds_the_same_answer(opened: Opened, client: anthropic.Anthropic) -> None:
+    opened.say(f"<think>hm</think>Let me see.{CALL}")
+    pieces = list(ask(client, tools=[TOOL], stream=True))
+    blocks = ["content_block_start", "content_block_delta", "content_block_stop"] * 3
+    kinds = ["message_start", *blocks, "message_delta", "message_stop"]
+    assert [piece.type for piece in pieces] == kinds
+    deltas = [piece.delta for piece in pieces if piece.type == "content_block_delta"]
+    assert deltas[0].thinking == "hm"
+    assert deltas[1].text == "Let me see."
+    assert deltas[2].partial_json == '{"at": "x"}'
+    assert pieces[-2].delta.stop_reason == "tool_use"
+    assert pieces[-2].usage.output_tokens == len(opened.spans[0].sampled_tokens)
+
+
+def test_parse_returns_the_client_s_type_and_the_span_records_a_valid_format(
+    opened: Opened, client: anthropic.Anthropic
+) -> None:
+    opened.say('{"yes": true}<|im_end|>')
+    asked: Any = {"model": "m", "max_tokens": 100, "messages": ASK, "output_format": Verdict}
+    assert client.messages.parse(**asked).parsed_output == Verdict(yes=True)
+    assert call_span(opened.spans[0])["attributes"]["format"]["valid"] is True
+
+
+def test_both_key_headers_and_both_base_urls_work(
+    opened: Opened,
+) -> None:
+    for url in (opened.url, opened.url.removesuffix("/v1")):
+        with anthropic.Anthropic(base_url=url, auth_token=opened.token, max_retries=0) as client:
+            assert ask(client).type == "message"
+            assert [model.id for model in client.models.list()] == ["policy"]
+
+
+def test_refusals_have_anthropic_s_format(opened: Opened) -> None:
+    with anthropic.Anthropic(base_url=opened.url, api_key="wrong", max_retries=0) as client:
+        with pytest.raises(anthropic.AuthenticationError) as refused:
+            ask(client)
+        assert refused.value.type == "authentication_error"
+        with pytest.raises(anthropic.AuthenticationError):
+            client.models.list()
+    with anthropic.Anthropic(base_url=opened.url, api_key=opened.token, max_retries=0) as client:
+        with pytest.raises(anthropic.BadRequestError, match="max_tokens is 0") as refused:
+            ask(client, max_tokens=0)
+        assert refused.value.type == "invalid_request_error"
+    response = httpx.post(
+        f"{opened.url}/messages",
+        headers={"x-api-key": opened.token},
+        content=b"{",
+        timeout=None,
+    )
+    assert response.status_code == 400
+    assert response.json()["type"] == "error"
+
+
+def test_count_tokens_makes_no_call(opened: Opened, client: anthropic.Anthropic) -> None:
+    counted = client.messages.count_tokens(model="m", messages=ASK, tools=[TOOL])
+    assert opened.spans == opened.sampler.asked == []
+    ask(client, tools=[TOOL])
+    assert counted.input_tokens == len(opened.spans[0].prompt_tokens)
+    with pytest.raises(anthropic.BadRequestError):
+        client.messages.count_tokens(model="m", messages=[])
+
+
+def test_a_retry_gets_the_same_answer(opened: Opened, client: anthropic.Anthropic) -> None:
+    first, again = (
+        ask(client, extra_headers={"x-stainless-retry-count": str(count)}) for count in (0, 1)
+    )
+    assert first == again
+    assert len(opened.spans) == 1
+
+
+def test_blocks_become_messages() -> None:
+    said = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}, USE]
+    parts = [{"type": "text", "text": "r1"}, {"type": "text", "text": "r2"}]
+    heard = [
+        {"type": "tool_result", "tool_use_id": "u", "content": parts},
+        {"type": "text", "text": "b"},
+        {"type": "text", "text": "c"},
+    ]
+    messages = [HELLO, {"role": "assistant", "content": said}, {"role": "user", "content": heard}]
+    call = {"type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}
+    request = read(body(messages=messages, system=[{"type": "text", "text": "s"}], odd=1))
+    assert request.messages == [
+        {"role": "system", "content": "s"},
+        HELLO,
+        {
+            "role": "assistant",
+            "content": "a",
+            "reasoning_content": "hm",
+            "tool_calls": [{"id": "u", **call}],
+        },
+        {"role": "tool", "content": "r1r2", "tool_call_id": "u"},
+        {"role": "user", "content": "bc"},
+    ]
+    assert request.fields == {"max_tokens": 9, "odd": 1}
+
+
+def test_tools_become_functions() -> None:
+    described = {**TOOL, "description": "d", "cache_control": {"type": "ephemeral"}}
+    function = {"name": "look", "description": "d", "parameters": {"type": "object"}}
+    assert read(body(tools=[described])).tools == [{"type": "function", "function": function}]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "choice"),
+    [
+        ({"type": "auto"}, Choice()),
+        ({"type": "none"}, Choice("none")),
+        ({"type": "any", "disable_parallel_tool_use": True}, Choice("required", parallel=False)),
+        ({"type": "tool", "name": "look"}, Choice("required", ("look",))),
+    ],
+)
+def test_tool_choice_is_read(chosen: dict[str, Any], choice: Choice) -> None:
+    assert read(body(tools=[TOOL], tool_choice=chosen)).choice == choice
+
+
+def test_output_format_is_read_from_both_fields() -> None:
+    assert read(body(output_format=SCHEMA)).format == Format({"type": "object"})
+    assert read(body(output_config={"format": SCHEMA})).format == Format({"type": "object"})
+
+
+@pytest.mark.parametrize(
+    ("bad", "param"),
+    [
+        ([], None),
+        (body(model=3), "model"),
+        (body(messages=[]), "messages"),
+        (body(messages=["hello"]), "messages[0].role"),
+        (body(messages=[{"role": "tool", "content": "x"}]), "messages[0].role"),
+        (body(messages=[HELLO, {"role": "assistant", "content": "I"}]), "messages[1]"),
+        (body(messages=[{"role": "user", "content": 3}]), "messages[0].content"),
+        (content("user"), "messages[1].content"),
+        (content("user", "x"), "messages[1].content[0]"),
+        (content("user", {"type": "image"}), "messages[1].content[0][0]"),
+        (content("assistant", {"type": "tool_use"}), "messages[1].content[0]"),
+        (content("user", {"type": "tool_result", "content": 0}), "messages[1].content[0].content"),
+        (body(system=3), "system"),
+        (body(tools=[{"type": "bash_20250124", "name": "bash"}]), "tools[0]"),
+        (body(tools=["look"]), "tools[0]"),
+        (body(tool_choice={"type": "any"}), "tool_choice"),
+        (body(tool_choice={"type": "tool"}, tools=[TOOL]), "tool_choice"),
+        (body(tool_choice={"type": "tool", "name": "x"}, tools=[TOOL]), "tool_choice"),
+        (body(tool_choice={"type": []}), "tool_choice"),
+        (body(stop_sequences=[""]), "stop_sequences"),
+        (body(temperature=9), "temperature"),
+        (body(output_config={"format": {"type": "text"}}), "output_config.format"),
+        (body(output_format={"type": "json_schema", "schema": 1}), "output_format.schema"),
+        (body(output_config={"format": SCHEMA}, output_format={}), "output_format"),
+    ],
+)
+def test_a_bad_request_names_its_wrong_field(bad: object, param: str | None) -> None:
+    with pytest.raises(Refused) as refused:
+        read(bad)
+    assert (refused.value.status, refused.value.param) == (400, param)
+    shown: Any = write_error(refused.value)["error"]
+    assert shown["message"].endswith(".")

@@ -1,0 +1,113 @@
+"""Bodies in every dialect: any is read or refused."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.calls import Refused, Request, Sampling
+from adapters.dialects import anthropic_messages, openai_chat, openai_responses
+from adapters.dialects.structured import format_instructions, outcomes
+from adapters.dialects.table import DIALECTS, Dialect
+from adapters.door.prefixes import Prefixes
+from adapters.door.recorded import request_sha
+from tests.support.opened_door import CHAT
+
+WORDS = [
+    *("user", "assistant", "system", "tool", "message", "reasoning", "function", "custom", "look"),
+    *("text", "input_text", "tool_use", "tool_result", "function_call", "function_call_output"),
+    *("auto", "any", "none", "required", "allowed_tools", "json_object", "json_schema", "{}", "["),
+]
+NAMES = [
+    *("type", "role", "content", "text", "name", "id", "call_id", "tool_use_id", "tool_calls"),
+    *("function", "arguments", "input", "output", "format", "schema", "json_schema", "mode"),
+    *("tools", "parameters", "input_schema", "properties", "$ref", "pattern"),
+]
+FIELDS = [
+    *("messages", "input", "system", "instructions", "tools", "tool_choice", "response_format"),
+    *("text", "output_config", "stop", "stop_sequences", "n", "seed", "stream", "max_tokens"),
+    *("include", "temperature", "parallel_tool_calls", "stream_options"),
+]
+PLAIN = st.sampled_from([*WORDS, None, True, False, 0, 1, -1, 0.5, 10**30])
+JSON = st.recursive(
+    PLAIN,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+SAID: Any = [{"role": "user", "content": "hello"}]
+BODIES = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4).map(
+    lambda fields: {"model": "m", "messages": SAID, "input": SAID, **fields}
+)
+
+
+def understood(dialect: Dialect, body: Any) -> Request | Refused:
+    try:
+        return dialect.read(body)
+    except Refused as refused:
+        return refused
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+@given(body=BODIES, said=st.sampled_from(WORDS))
+def test_any_body_becomes_a_prompt_or_is_refused(dialect: Dialect, body: Any, said: str) -> None:
+    request = understood(dialect, body)
+    if isinstance(request, Refused):
+        assert request.status == 400
+        assert "message" in json.dumps(dialect.write_error(request))
+        return
+    assert (
+        Prefixes(CHAT).prompt(request.messages, request.tools, format_instructions(request)).tokens
+    )
+    assert request_sha(request, Sampling(9, 1.0, 1.0, -1))
+    assert isinstance(outcomes(request, {"role": "assistant", "content": said}), dict)
+
+
+def test_a_conversation_has_the_same_prompt_in_every_dialect() -> None:
+    function = {"name": "look", "parameters": {"type": "object"}}
+    system, use = "Be short.", {"name": "look", "arguments": '{"at": "x"}'}
+    call = {"id": "c", "type": "function", "function": use}
+    chat = openai_chat.read(
+        {
+            "model": "m",
+            "messages": [
+                {"role": "system", "content": system},
+                *SAID,
+                {"role": "assistant", "content": "a", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "c", "content": "r"},
+            ],
+            "tools": [{"type": "function", "function": function}],
+        }
+    )
+    responses = openai_responses.read(
+        {
+            "model": "m",
+            "instructions": system,
+            "input": [
+                *SAID,
+                {"role": "assistant", "content": "a"},
+                {"type": "function_call", "call_id": "c", **use},
+                {"type": "function_call_output", "call_id": "c", "output": "r"},
+            ],
+            "tools": [{"type": "function", **function}],
+        }
+    )
+    made = {"type": "tool_use", "id": "c", "name": "look", "input": {"at": "x"}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "r"}
+    messages = anthropic_messages.read(
+        {
+            "model": "m",
+            "system": system,
+            "messages": [
+                *SAID,
+                {"role": "assistant", "content": [{"type": "text", "text": "a"}, made]},
+                {"role": "user", "content": [result]},
+            ],
+            "tools": [{"name": "look", "input_schema": {"type": "object"}}],
+        }
+    )
+    prompts = {tuple(CHAT.render(one.messages, one.tools)) for one in (chat, responses, messages)}
+    assert len(prompts) == 1

@@ -1,0 +1,233 @@
+"""The door's responses endpoint, called by OpenAI's client."""
+
+from itertools import chain, pairwise
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import ResponseFunctionToolCall
+from pydantic import BaseModel
+
+from adapters.calls import Choice, Format, Refused
+from adapters.dialects.openai_responses import read, write_error
+from tasks.recording.spans import call_span
+from tests.support.opened_door import ASK, CALL, CHAT, TOKENS, Opened
+
+HELLO = {"role": "user", "content": "hello"}
+CALLED = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+TOOL: Any = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+NAMES = ("reasoning_text", "output_text")
+
+
+class Verdict(BaseModel):
+    yes: bool
+
+
+def ask(opened: Opened, **fields: Any) -> Any:
+    return opened.client.responses.create(**{"model": "m", "input": ASK, **fields})
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "input": "hello", **fields}
+
+
+def test_an_answer_has_usage_logprobs_and_token_ids(opened: Opened) -> None:
+    opened.say("Hé!<|im_end|>")
+    include: Any = ["message.output_text.logprobs"]
+    answer = ask(
+        opened, input="hello", instructions="Be short.", include=include, extra_body=TOKENS
+    )
+    (span,) = opened.spans
+    assert (answer.output_text, answer.status, answer.id) == ("Hé!", "completed", span.response_id)
+    assert answer.usage.input_tokens == len(span.prompt_tokens) == len(answer.prompt_token_ids)
+    assert answer.usage.output_tokens == len(span.sampled_tokens)
+    assert answer.token_ids == list(span.sampled_tokens)
+    logprobs = answer.output[0].content[0].logprobs
+    assert [entry.logprob for entry in logprobs] == list(span.logprobs)
+    messages = [{"role": "system", "content": "Be short."}, *ASK]
+    assert list(span.prompt_tokens) == CHAT.render(messages, [])
+    assert answer.instructions == "Be short."
+
+
+def test_an_answer_cut_at_max_output_tokens_is_incomplete(opened: Opened) -> None:
+    opened.say("one")
+    answer = ask(opened, max_output_tokens=1)
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert answer.output[0].status == "incomplete"
+    assert list(ask(opened, stream=True))[-1].type == "response.incomplete"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_with_tools_keeps_the_tokens_of_its_turns(
+    opened: Opened, stream: bool
+) -> None:
+    items: list[Any] = [*ASK]
+    for turn in range(4):
+        opened.say("It is a cat.<|im_end|>" if turn % 2 else f"Let me see.{CALL}")
+        if stream:
+            asked = {"model": "m", "input": items, "tools": [TOOL]}
+            with opened.client.responses.stream(**asked) as streaming:
+                answer = streaming.get_final_response()
+        else:
+            answer = ask(opened, input=items, tools=[TOOL])
+        items += answer.output
+        if turn % 2:
+            items.append(HELLO)
+            continue
+        call = answer.output[1]
+        assert isinstance(call, ResponseFunctionToolCall)
+        assert (call.name, call.arguments) == ("look", '{"at": "x"}')
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "a cat"}
+        items.append(result)
+    assert [span.prefix_how for span in opened.spans] == ["new", *["messages"] * 3]
+    for earlier, later in pairwise(opened.spans):
+        whole = [*earlier.prompt_tokens, *earlier.sampled_tokens]
+        assert later.prompt_tokens[: len(whole)] == whole
+
+
+def test_two_tool_calls_of_one_answer_are_one_message(opened: Opened) -> None:
+    opened.say(CALL.removesuffix("<|im_end|>") + "\n" + CALL)
+    answer = ask(opened, tools=[TOOL])
+    assert [item.type for item in answer.output] == ["function_call"] * 2
+    results = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": "a cat"}
+        for call in answer.output
+    ]
+    ask(opened, input=[*ASK, *answer.output, *results], tools=[TOOL])
+    assert opened.spans[1].prefix_how == "messages"
+
+
+def test_a_stream_holds_the_same_answer(opened: Opened) -> None:
+    opened.say(f"<think>hm</think>Let me see.{CALL}")
+    pieces = list(ask(opened, tools=[TOOL], stream=True))
+    assert [piece.sequence_number for piece in pieces] == list(range(len(pieces)))
+    kinds = [piece.type.removeprefix("response.") for piece in pieces]
+    parts = ["content_part.added", "{}.delta", "{}.done", "content_part.done"]
+    thought, said = ([kind.format(name) for kind in parts] for name in NAMES)
+    called = ["function_call_arguments.delta", "function_call_arguments.done"]
+    items = (["output_item.added", *item, "output_item.done"] for item in (thought, said, called))
+    assert kinds == ["created", "in_progress", *chain.from_iterable(items), "completed"]
+    whole = pieces[-1].response
+    assert whole.output_text == "Let me see."
+    assert whole.usage.output_tokens == len(opened.spans[0].sampled_tokens)
+
+
+def test_parse_returns_the_client_s_type_and_the_span_records_a_valid_format(
+    opened: Opened,
+) -> None:
+    opened.say('{"yes": true}<|im_end|>')
+    answer = opened.client.responses.parse(model="m", input=ASK, text_format=Verdict)
+    assert answer.output_parsed == Verdict(yes=True)
+    assert call_span(opened.spans[0])["attributes"]["format"]["valid"] is True
+
+
+def test_previous_response_id_is_refused_in_openai_s_format(opened: Opened) -> None:
+    with pytest.raises(openai.BadRequestError, match="send all items as input") as refused:
+        ask(opened, previous_response_id="resp_1")
+    assert refused.value.param == "previous_response_id"
+    assert opened.spans == []
+
+
+def test_store_is_answered_with_false_and_recorded_as_sent(
+    opened: Opened,
+) -> None:
+    answer = ask(opened, store=True, metadata={"a": "b"})
+    assert (answer.store, answer.metadata) == (False, {"a": "b"})
+    assert opened.spans[0].request.fields["store"] is True
+
+
+def test_items_become_messages() -> None:
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    said = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "a"}],
+    }
+    result = {"type": "function_call_output", "call_id": "c", "output": "r"}
+    items = [
+        {"role": "developer", "content": "d"},
+        HELLO,
+        thought,
+        said,
+        CALLED,
+        result,
+        said,
+        said,
+    ]
+    request = read(body(input=items, odd=1))
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    turn = {"role": "assistant", "content": "a"}
+    assert request.messages == [
+        {"role": "system", "content": "d"},
+        HELLO,
+        {**turn, "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "tool", "content": "r", "tool_call_id": "c"},
+        turn,
+        turn,
+    ]
+    assert request.fields == {"odd": 1}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "choice"),
+    [
+        ("required", Choice("required")),
+        ({"type": "function", "name": "look"}, Choice("required", ("look",))),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [{"name": "look"}]},
+            Choice("required", ("look",)),
+        ),
+    ],
+)
+def test_tool_choice_is_read(chosen: Any, choice: Choice) -> None:
+    request = read(body(tools=[TOOL], tool_choice=chosen))
+    assert request.choice == choice
+    function = {"name": "look", "parameters": {"type": "object"}}
+    assert request.tools == [{"type": "function", "function": function}]
+
+
+def test_text_format_is_read() -> None:
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
+    assert read(body(text={"format": form})).format == Format({"type": "object"})
+    assert read(body(text={"format": {"type": "json_object"}})).format == Format()
+    assert read(body(text={"verbosity": "low"})).format is None
+
+
+@pytest.mark.parametrize(
+    ("bad", "param"),
+    [
+        ([], None),
+        (body(model=""), "model"),
+        (body(input=[]), "input"),
+        (body(input=None), "input"),
+        (body(input=3), "input"),
+        (body(input=["hello"]), "input[0]"),
+        (body(input=[{"type": "item_reference", "id": "x"}]), "input[0]"),
+        (body(input=[{"role": "tool", "content": "x"}]), "input[0].role"),
+        (body(input=[{"role": "user", "content": 3}]), "input[0].content"),
+        (
+            body(input=[{"role": "user", "content": [{"type": "input_image"}]}]),
+            "input[0].content[0]",
+        ),
+        (body(input=[{"type": "function_call", "name": "f"}]), "input[0]"),
+        (body(input=[{"type": "function_call_output", "output": 3}]), "input[0].output"),
+        (body(instructions=3), "instructions"),
+        (body(tools=[{"type": "web_search"}]), "tools[0]"),
+        (body(tools=[{"type": "function"}]), "tools[0]"),
+        (body(tool_choice="required"), "tool_choice"),
+        (body(tool_choice={"type": "function", "name": "x"}), "tool_choice"),
+        (body(text={"format": {"type": "x"}}), "text.format"),
+        (body(text={"format": {"type": "json_schema", "schema": 1}}), "text.format.schema"),
+        (body(conversation="c"), "conversation"),
+        (body(background=True), "background"),
+        (body(max_output_tokens=0), "max_output_tokens"),
+        (body(temperature=9), "temperature"),
+        (body(top_logprobs=2), "top_logprobs"),
+    ],
+)
+def test_a_bad_request_names_its_wrong_field(bad: object, param: str | None) -> None:
+    with pytest.raises(Refused) as refused:
+        read(bad)
+    assert (refused.value.status, refused.value.param) == (400, param)
+    shown: Any = write_error(refused.value)["error"]
+    assert shown["message"].endswith(".")

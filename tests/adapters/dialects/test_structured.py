@@ -1,0 +1,233 @@
+"""Requested formats of answers: the model's instructions, the check and the record."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from adapters.calls import Choice, Format, Message, Refused, Request, Sampling
+from adapters.dialects.structured import create_format, format_instructions, outcomes
+from adapters.door.recorded import request_sha
+from tasks.recording.spans import call_span
+from tests.support.opened_door import ASK, CALL, CHAT, TOOLS, Opened
+
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+SAMPLING = Sampling(9, 1.0, 1.0, -1)
+
+
+class Verdict(BaseModel):
+    yes: bool
+
+
+def request(**fields: Any) -> Request:
+    return Request("m", ASK, fields.pop("tools", []), None, [], {}, **fields)
+
+
+def said(content: str = "", *calls: str) -> Message:
+    message: Message = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = [
+            {"type": "function", "function": {"name": name, "arguments": "{}"}} for name in calls
+        ]
+    return message
+
+
+def valid(form: Format, message: Message) -> tuple[bool | None, str | None]:
+    found: Any = outcomes(request(format=form), message)["format"]
+    return found["valid"], found["error"]
+
+
+def test_a_request_without_a_format_has_no_instruction_and_no_outcome() -> None:
+    assert format_instructions(request()) == format_instructions(request(tools=TOOLS)) == []
+    assert outcomes(request(tools=TOOLS), said("hello", "look")) == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"format": Format()}, "Answer with nothing but a JSON object."),
+        (
+            {"format": Format({"type": "null"})},
+            'Answer with nothing but JSON that fits this schema: {"type": "null"}',
+        ),
+        (
+            {"format": Format(), "tools": TOOLS},
+            "Unless you call a function, answer with nothing but a JSON object.",
+        ),
+        ({"choice": Choice("none"), "tools": TOOLS}, "Call no function; answer in words."),
+        ({"choice": Choice("required"), "tools": TOOLS}, "Call a function."),
+        (
+            {"choice": Choice("required", ("look",), parallel=False), "tools": TOOLS},
+            "Call a function. Call no other function than look. Call at most one function.",
+        ),
+    ],
+)
+def test_format_and_tool_choice_become_one_instruction(fields: dict[str, Any], text: str) -> None:
+    assert format_instructions(request(**fields)) == [{"role": "system", "content": text}]
+
+
+def test_only_a_set_format_changes_the_request_s_digest() -> None:
+    plain, formed = (request_sha(request(format=form), SAMPLING) for form in (None, Format()))
+    assert plain != formed
+    assert plain == request_sha(Request("other", ASK, [], None, [], {"odd": 1}), SAMPLING)
+
+
+def test_an_answer_is_checked_against_its_schema() -> None:
+    assert valid(Format(SCHEMA), said(' {"a": 1} ')) == (True, None)
+    assert valid(Format(SCHEMA), said('{"a": "x"}')) == (False, '$.a: "x" is not of type "integer"')
+    assert valid(Format(SCHEMA), said("Sure!"))[1] == (
+        "not JSON: Expecting value: line 1 column 1 (char 0)"
+    )
+    assert valid(Format(SCHEMA), said('{"a": NaN}'))[0] is False
+    assert valid(Format(), said("{}")) == (True, None)
+    assert valid(Format(), said("[]")) == (False, "not an object: []")
+    assert valid(Format(), said("[" * 10_000))[0] is False
+    assert valid(Format(SCHEMA), said("", "look")) == (None, None)
+
+
+def test_a_circular_reference_asks_for_nothing() -> None:
+    assert valid(Format({"$ref": "#"}), said("{}")) == (True, None)
+
+
+@pytest.mark.parametrize("content", ["[" * 300 + "]" * 300, "1" + "0" * 400, "-1e400"])
+def test_an_answer_of_any_depth_or_size_is_checked_or_said_to_be_unchecked(content: str) -> None:
+    ok, error = valid(Format({"items": {"type": "array"}}), said(content))
+    assert (ok, error) == (True, None) or (ok is False and error is not None)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("pattern", ["^(a+)+$", "^(?=(a+)+$)(a|aa)+\\1$", "(x+x+)+y"])
+def test_a_regular_expression_that_backtracks_is_bounded(pattern: str) -> None:
+    form = create_format({"pattern": pattern}, "here")
+    assert valid(form, said(json.dumps("a" * 40 + "!")))[0] is False
+    assert valid(form, said(json.dumps("x" * 5_000)))[0] is False
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "x"},
+        {"pattern": "("},
+        {"$ref": 3},
+        {"$ref": "https://example.com/schema.json"},
+        {"$ref": "#/$defs/none"},
+    ],
+)
+def test_an_invalid_schema_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(Refused, match="is not a JSON Schema") as refused:
+        create_format(schema, "here")
+    assert (refused.value.status, refused.value.param) == (400, "here")
+
+
+@pytest.mark.parametrize(
+    ("choice", "called", "kept"),
+    [
+        (Choice("required"), ["look"], True),
+        (Choice("required"), [], False),
+        (Choice("none"), [], True),
+        (Choice("auto", ("look",)), [], True),
+        (Choice("auto", ("look",)), ["look", "leap"], False),
+        (Choice(parallel=False), ["look"], True),
+        (Choice(parallel=False), ["look", "look"], False),
+    ],
+)
+def test_the_outcome_says_whether_the_tool_choice_was_followed(
+    choice: Choice, called: list[str], kept: bool
+) -> None:
+    found = outcomes(request(choice=choice, tools=TOOLS), said("", *called))["tool_choice"]
+    assert found["kept"] is kept
+
+
+def test_parse_returns_the_client_s_type_and_the_span_records_a_valid_format(
+    opened: Opened,
+) -> None:
+    opened.say('{"yes": true}<|im_end|>')
+    parsed = opened.client.chat.completions.parse(model="m", messages=ASK, response_format=Verdict)
+    assert parsed.choices[0].message.parsed == Verdict(yes=True)
+    (span,) = opened.spans
+    assert span.request.messages == ASK, "the instruction is not the client's"
+    assert '"yes"' in CHAT.text(span.prompt_tokens)
+    recorded = call_span(span)["attributes"]
+    assert recorded["format"] == {"kind": "json_schema", "valid": True, "error": None}
+    assert recorded["request"]["response_format"]["json_schema"]["name"] == "Verdict"
+
+
+def test_an_answer_in_another_format_is_returned_unchanged(opened: Opened) -> None:
+    opened.say("Yes.<|im_end|>")
+    with pytest.raises(ValidationError):
+        opened.client.chat.completions.parse(model="m", messages=ASK, response_format=Verdict)
+    assert opened.spans[0].message["content"] == "Yes."
+    assert call_span(opened.spans[0])["attributes"]["format"]["valid"] is False
+
+
+def test_prefixes_are_kept_when_the_format_changes(opened: Opened) -> None:
+    forms: list[dict[str, Any]] = [
+        {"response_format": {"type": "json_object"}},
+        {},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        {"tool_choice": "required"},
+        {"tool_choice": "none"},
+        {"parallel_tool_calls": False},
+    ]
+    messages = [*ASK]
+    for form in forms:
+        answer = opened.ask(messages=messages, tools=TOOLS, **form).choices[0].message
+        messages += [{"role": "assistant", "content": answer.content.strip()}, *ASK]
+    assert [span.prefix_how for span in opened.spans] == ["new", *["messages"] * 5]
+    for earlier, later in pairwise(opened.spans):
+        whole = [*earlier.prompt_tokens, *earlier.sampled_tokens]
+        assert later.prompt_tokens[: len(whole)] == whole
+    instruction = CHAT.encode("Unless you call a function, answer with nothing but a JSON object.")
+    text = CHAT.text(opened.spans[-1].prompt_tokens)
+    assert text.count(CHAT.text(instruction)) == 1, "it stays where it was told"
+
+
+def test_a_recorded_answer_is_replayed_only_for_the_same_format(opened: Opened) -> None:
+    form: Any = {"type": "json_object"}
+    opened.say("{}<|im_end|>")
+    opened.ask(response_format=form)
+    for forms in ({"response_format": form}, {}):
+        again = opened.begin_again(opened.spans[:1])
+        again.chat.completions.create(model="m", messages=ASK, **forms)
+    assert [span.replayed for span in opened.spans] == [False, True, False]
+    first, second, third = (call_span(span)["attributes"] for span in opened.spans)
+    assert first["format"] == second["format"]
+    assert "format" not in third
+
+
+def test_a_react_client_can_continue_an_answer_that_had_a_format(opened: Opened) -> None:
+    opened.say("Look: x")
+    opened.ask(response_format={"type": "json_object"})
+    going_on = [*ASK, {"role": "assistant", "content": "Look: x\nObservation: a cat"}, *ASK]
+    opened.ask(messages=going_on)
+    first, second = opened.spans
+    assert (second.prefix_how, second.prefix_call) == ("text", 0)
+    whole = [*first.prompt_tokens, *first.sampled_tokens]
+    assert second.prompt_tokens[: len(whole)] == whole
+
+
+def test_a_tool_call_is_text_if_tool_choice_is_none(opened: Opened) -> None:
+    opened.say(CALL)
+    message = opened.ask(tools=TOOLS, tool_choice="none").choices[0].message
+    assert message.tool_calls is None
+    assert message.content == CALL.removesuffix("<|im_end|>")
+    assert '"name": "look"' in CHAT.text(opened.spans[0].prompt_tokens)
+
+
+def test_a_named_tool_that_is_not_called_is_recorded(opened: Opened) -> None:
+    opened.say("No.<|im_end|>")
+    chosen: Any = {"type": "function", "function": {"name": "look"}}
+    opened.ask(tools=TOOLS, tool_choice=chosen)
+    recorded = json.loads(json.dumps(call_span(opened.spans[0])["attributes"]["tool_choice"]))
+    assert recorded == {"mode": "required", "names": ["look"], "parallel": True, "kept": False}
+
+
+def test_an_invalid_schema_is_refused_in_openai_s_format(opened: Opened) -> None:
+    broken: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "x"}}}
+    with pytest.raises(openai.BadRequestError, match="not a JSON Schema") as error:
+        opened.ask(response_format=broken)
+    assert error.value.param == "response_format.json_schema.schema"
+    assert opened.spans == []

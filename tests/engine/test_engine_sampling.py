@@ -1,0 +1,219 @@
+"""Sampling clients of the unmodified SDK against the engine."""
+
+import numpy as np
+import pytest
+import tinker
+import torch
+from tinker import types
+
+from tests.support.engine_server import Address
+
+PROMPT = types.ModelInput.from_ints([10, 20, 30, 40])
+EOS = 258  # <|im_end|>
+
+
+def params(**changes: object) -> types.SamplingParams:
+    return types.SamplingParams(**{"max_tokens": 6, "seed": 7, "stop": [], **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def base(service: tinker.ServiceClient, address: Address) -> tinker.SamplingClient:
+    return service.create_sampling_client(base_model=address.base_model).result()
+
+
+@pytest.fixture(scope="module")
+def trained(service: tinker.ServiceClient, address: Address) -> tinker.TrainingClient:
+    """Return a client whose weights differ from the base model."""
+    client = service.create_lora_training_client(
+        base_model=address.base_model, rank=4, seed=1
+    ).result()
+    datum = types.Datum(
+        model_input=types.ModelInput.from_ints([10, 20, 30, 40]),
+        loss_fn_inputs={"target_tokens": [20, 30, 40, 50], "weights": [1.0] * 4},  # type: ignore[dict-item]
+    )
+    client.forward_backward([datum], "cross_entropy")
+    client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+    return client
+
+
+def test_equal_seeds_give_equal_tokens_and_other_seeds_others(
+    base: tinker.SamplingClient,
+) -> None:
+    first, again, other = (
+        base.sample(PROMPT, 2, params(seed=seed)).result().sequences for seed in (1, 1, 2)
+    )
+    assert [one.tokens for one in first] == [one.tokens for one in again]
+    assert first[0].tokens != first[1].tokens
+    assert [one.tokens for one in first] != [one.tokens for one in other]
+    assert len({one.sequence_id for one in (*first, *again, *other)}) == 6
+
+
+def test_sampled_logprobs_equal_training_logprobs(trained: tinker.TrainingClient) -> None:
+    sampler = trained.save_weights_and_get_sampling_client().result()
+    sequence = sampler.sample(PROMPT, 1, params(temperature=0.7)).result().sequences[0]
+    tokens = PROMPT.to_ints() + sequence.tokens
+    datum = types.Datum(
+        model_input=types.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)},  # type: ignore[dict-item]
+    )
+    output = trained.forward([datum], "cross_entropy").result().loss_fn_outputs[0]
+    expected = output["logprobs"].to_numpy()[len(PROMPT.to_ints()) - 1 :]
+    assert sequence.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_temperature_0_top_k_1_and_tiny_top_p_are_greedy(
+    base: tinker.SamplingClient,
+) -> None:
+    greedy, one, tiny = (
+        base.sample(PROMPT, 1, params(**how)).result().sequences[0].tokens
+        for how in ({"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-6})
+    )
+    assert greedy == one == tiny
+
+
+def test_stop_token_ends_the_answer_and_is_included(base: tinker.SamplingClient) -> None:
+    tokens = base.sample(PROMPT, 1, params()).result().sequences[0].tokens
+    stopped = base.sample(PROMPT, 1, params(stop=[tokens[2]])).result().sequences[0]
+    assert stopped.tokens == tokens[: tokens.index(tokens[2]) + 1]
+    assert stopped.stop_reason == "stop"
+
+
+def test_stop_string_ends_the_answer(base: tinker.SamplingClient) -> None:
+    tokenizer = base.get_tokenizer()
+    tokens = base.sample(PROMPT, 1, params()).result().sequences[0].tokens
+    printable = next(one for one in tokens if "�" not in tokenizer.decode([one]))
+    stop = tokenizer.decode([printable])
+    stopped = base.sample(PROMPT, 1, params(stop=stop)).result().sequences[0]
+    assert stopped.stop_reason == "stop"
+    assert len(stopped.tokens) <= tokens.index(printable) + 1
+
+
+def test_answer_without_max_tokens_ends_at_the_context_limit(base: tinker.SamplingClient) -> None:
+    sequence = base.sample(PROMPT, 1, params(max_tokens=None)).result().sequences[0]
+    assert len(sequence.tokens) == 256 - 4
+    assert sequence.stop_reason == "length"
+
+
+def test_prompt_logprobs_equal_compute_logprobs(base: tinker.SamplingClient) -> None:
+    scored = base.sample(
+        PROMPT, 1, params(), include_prompt_logprobs=True, topk_prompt_logprobs=3
+    ).result()
+    computed = base.compute_logprobs(PROMPT).result()
+    assert scored.prompt_logprobs == computed
+    assert computed[0] is None
+    table = scored.topk_prompt_logprobs
+    assert table is not None
+    assert table[0] is None
+    assert [len(row or []) for row in table[1:]] == [3, 3, 3]
+
+
+def test_prompt_logprobs_last_n_scores_only_the_last_tokens(
+    base: tinker.SamplingClient,
+) -> None:
+    whole = base.compute_logprobs(PROMPT).result()
+    assert base.compute_logprobs(PROMPT, prompt_logprobs_last_n=2).result() == [
+        None,
+        None,
+        *whole[2:],
+    ]
+
+
+@pytest.mark.parametrize("layout", ["dense", "sparse"])
+def test_target_tokens_are_scored_at_their_positions(
+    base: tinker.SamplingClient, layout: str
+) -> None:
+    ids = torch.full((3, 5), -1, dtype=torch.int64)
+    ids[0, 0], ids[2, 0], ids[2, 3] = 20, 40, 99
+    if layout == "dense":
+        target = types.TensorData.from_torch(ids)
+    else:
+        target = types.TensorData.from_torch_sparse(ids, pad_value=-1)
+    scored = base.sample(PROMPT, 1, params(), target_prompt_logprobs=target).result()
+    assert scored.target_prompt_logprobs is not None
+    found = scored.target_prompt_logprobs.to_numpy()
+    known = base.compute_logprobs(PROMPT).result()
+    assert found[0, 0] == pytest.approx(known[1], abs=1e-5)
+    assert found[2, 0] == pytest.approx(known[3], abs=1e-5)
+    assert found[2, 3] < 0
+    assert np.count_nonzero(found) == 3
+    assert scored.topk_prompt_logprobs is None
+
+
+def test_prompt_alternatives_follow_the_models_distribution(
+    base: tinker.SamplingClient,
+) -> None:
+    draws = 64
+    answered = base.sample(PROMPT, 1, params(), prompt_alt_tokens_k=draws).result()
+    assert answered.prompt_alt_tokens is not None
+    tokens = answered.prompt_alt_tokens.tokens.to_numpy()
+    logprobs = answered.prompt_alt_tokens.logprobs.to_numpy()
+    assert tokens.shape == logprobs.shape == (3, draws)
+    assert ((tokens >= 0) & (tokens < 264)).all()
+    greedy = base.sample(PROMPT, 1, params(temperature=0.0), prompt_alt_tokens_k=1).result()
+    likeliest = base.sample(PROMPT, 1, params(), topk_prompt_logprobs=1).result()
+    assert greedy.prompt_alt_tokens is not None
+    assert likeliest.topk_prompt_logprobs is not None
+    assert greedy.prompt_alt_tokens.tokens.to_numpy()[:, 0].tolist() == [
+        row[0][0] for row in likeliest.topk_prompt_logprobs[1:] if row
+    ]
+
+
+def test_top_k_logprobs_are_returned_for_each_sampled_token(base: tinker.SamplingClient) -> None:
+    answered = base.sample(PROMPT, 2, params(temperature=0.0), topk_sample_logprobs=2).result()
+    for sequence in answered.sequences:
+        table = sequence.topk_logprobs
+        assert table is not None
+        assert [row[0][0] for row in table if row] == sequence.tokens  # greedy: the likeliest
+        assert [row[0][1] for row in table if row] == pytest.approx(sequence.logprobs, abs=1e-4)
+
+
+def test_saved_weights_sample_like_a_snapshot_of_the_same_step(
+    service: tinker.ServiceClient, trained: tinker.TrainingClient, base: tinker.SamplingClient
+) -> None:
+    snapshot = trained.save_weights_and_get_sampling_client().result()
+    path = trained.save_weights_for_sampler("named").result().path
+    named = service.create_sampling_client(model_path=path).result()
+    state = trained.save_state("state").result().path
+    of_state = service.create_sampling_client(model_path=state).result()
+    greedy = params(temperature=0.0)
+    found = [
+        one.sample(PROMPT, 1, greedy).result().sequences[0].logprobs
+        for one in (snapshot, named, of_state, base)
+    ]
+    assert found[0] == found[1] == found[2] != found[3]
+
+
+def test_snapshot_stays_fixed_and_an_inflight_client_follows_training(
+    trained: tinker.TrainingClient,
+) -> None:
+    snapshot = trained.save_weights_and_get_sampling_client().result()
+    inflight = trained.save_weights_and_get_sampling_client(kind="inflight").result()
+    before = snapshot.compute_logprobs(PROMPT).result()
+    assert inflight.compute_logprobs(PROMPT).result() == before
+    trained.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+    newer = trained.save_weights_and_get_sampling_client(kind="inflight").result()
+    assert snapshot.compute_logprobs(PROMPT).result() == before
+    assert inflight.compute_logprobs(PROMPT).result() != before
+    assert inflight.compute_logprobs(PROMPT).result() == newer.compute_logprobs(PROMPT).result()
+
+
+def test_concurrent_requests_give_the_same_answers_as_single_ones(
+    base: tinker.SamplingClient,
+) -> None:
+    futures = [base.sample(PROMPT, 1, params(seed=seed)) for seed in range(200)]
+    together = [future.result().sequences[0] for future in futures]
+    alone = [base.sample(PROMPT, 1, params(seed=seed)).result().sequences[0] for seed in (0, 99)]
+    assert [one.tokens for one in alone] == [together[0].tokens, together[99].tokens]
+    assert [one.logprobs for one in alone] == [together[0].logprobs, together[99].logprobs]
+
+
+def test_requests_without_a_seed_differ(base: tinker.SamplingClient) -> None:
+    tokens = [
+        tuple(base.sample(PROMPT, 1, params(seed=None)).result().sequences[0].tokens)
+        for _ in range(3)
+    ]
+    assert len(set(tokens)) == 3
+
+
+def test_sampling_client_loads_its_tokenizer(base: tinker.SamplingClient) -> None:
+    assert base.get_tokenizer().encode("<|im_end|>") == [EOS]

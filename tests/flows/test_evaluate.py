@@ -1,0 +1,125 @@
+"""evaluate: the base model, a checkpoint or a model of LiteLLM, and no example twice."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.calls import POLICY, Policy, Sampling
+from adapters.door.serving import OpenDoor, ServedModel
+from adapters.harness.batches import BatchRefused
+from flows.evaluate import evaluate
+from flows.runtime.eval_targets import EvalTarget, EvalTargetError, read_checkpoint
+from tasks.recording.journal import Journal, read_journal
+from tasks.reports.games import read_games
+from tasks.reports.reports import runs_table
+from tasks.storage.files import write_text
+from tasks.storage.run_folder import RunError
+from tests.support.small_recipe import small_recipe
+from tests.support.stand_in import CHAT, END, StandIn, letters
+
+ONE_BY_ONE = {"groups": 4, "group_size": 4, "max_tokens": 16, "concurrency": 1}
+
+pytestmark = pytest.mark.usefixtures("prefect_server", "tiny_chat")
+
+
+class CutOff(Exception):
+    """Failure of the journal in the middle of an evaluation."""
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+    return tmp_path
+
+
+def test_an_evaluation_that_was_cut_off_goes_on_and_plays_no_example_twice(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, rewards = Journal.append, []
+
+    async def cut_off(journal: Journal, span: dict[str, Any]) -> None:
+        if span["kind"] == "reward":
+            rewards.append(span)
+            if len(rewards) == 3:
+                raise CutOff
+        await append(journal, span)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", cut_off)
+        with pytest.raises(BatchRefused, match="CutOff"):
+            evaluate(small_recipe(rollouts=ONE_BY_ONE), model="base")
+
+    evaluated = evaluate(small_recipe(rollouts=ONE_BY_ONE), model="base")
+    folder = evaluated.file.parents[1]
+    assert folder.parent == runs / "evaluations"
+    spans = read_journal(folder / "journal" / "test-00000.0.jsonl")
+    ended = [span["rollout_id"] for span in spans if span["kind"] == "reward"]
+    assert len(ended) == len(set(ended)) == 4
+
+    games = [json.loads(line) for line in evaluated.games["sampled"].read_text().splitlines()]
+    assert len({game["index"] for game in games}) == 4
+    assert all(game["identity"] and game["turn_index"] == 1 for game in games)
+    assert games == read_games([folder / "spans" / "test-00000.0.parquet"], ["identity"])
+    assert evaluated.scores["sampled"].rollouts == evaluated.scores["greedy"].rollouts == 4
+    assert "holds no runs yet" in runs_table()
+
+
+@pytest.mark.usefixtures("runs")
+def test_who_is_evaluated_is_said_in_one_way() -> None:
+    recipe = small_recipe()
+    with pytest.raises(EvalTargetError, match="--model RUN@STEP is a run's checkpoint"):
+        EvalTarget.find(recipe, "one", None, "base")
+    with pytest.raises(RunError, match="there is no run at"):
+        EvalTarget.find(recipe, None, None, "none@3")
+    with pytest.raises(EvalTargetError, match="RUN@STEP does, such as one@10"):
+        read_checkpoint("one@last")
+    assert read_checkpoint("one@3") == ("one", 3)
+
+
+def test_a_run_of_an_older_format_is_not_evaluated(runs: Path) -> None:
+    recipe = small_recipe().model_dump(mode="json")
+    write_text(runs / "old" / "manifest.json", json.dumps({"recipe": recipe}))
+    with pytest.raises(RunError, match="written by an older Ratchet, in format 1"):
+        EvalTarget.find(small_recipe(), "old", None, None)
+    with pytest.raises(RunError, match="written by an older Ratchet, in format 1"):
+        EvalTarget.find(small_recipe(), None, None, "old@1")
+    with pytest.raises(RunError, match="no run of the agent 'hello'; train one first"):
+        EvalTarget.find(small_recipe(), None, None, None)
+
+
+def test_the_base_model_is_checkpoint_0_of_a_run_of_its_own() -> None:
+    named = EvalTarget.find(small_recipe(), None, None, "local/tiny-chat")
+    assert (named.run, named.step) == (EvalTarget.find(small_recipe(), None, None, "base").run, 0)
+    assert named.title == "base"
+    other = EvalTarget.find(small_recipe(seed=1), None, None, "base")
+    assert named.run != other.run
+
+
+def test_a_model_of_litellm_answers_as_the_policy(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("litellm")
+    recipe = small_recipe(evaluation={"examples": 2}, rollouts=ONE_BY_ONE)
+    policy = Policy(StandIn(lambda *_: [*letters("I am here."), END]), "0")
+    served = ServedModel("any", policy, Sampling(16, 1.0, 1.0, -1))
+    with OpenDoor(CHAT, served, "a-key") as door:
+        monkeypatch.setenv("OPENAI_BASE_URL", door.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "a-key")
+        evaluated = evaluate(recipe, model="openai/any")
+    assert set(evaluated.scores) == {"sampled"}
+    assert evaluated.scores["sampled"].failed == 0
+    spent = evaluated.scores["sampled"].spent[POLICY]
+    assert (spent.calls, spent.priced, spent.cost) == (2, 0, None)
+    assert spent.sampled_tokens == 2 * len([*letters("I am here."), END])
+    folder = evaluated.file.parents[1]
+    assert folder.name.startswith("hello-openai-any-")
+    calls = [
+        span
+        for span in read_journal(folder / "journal" / "test-00000.0.jsonl")
+        if span["kind"] == "llm"
+    ]
+    assert [call["policy_version"] for call in calls] == ["openai/any"] * 2
+    assert all(call["role"] == "policy" and not call["response_token_ids"] for call in calls)
+    assert [call["reply"]["content"] for call in calls] == ["I am here."] * 2

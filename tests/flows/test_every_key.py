@@ -1,0 +1,352 @@
+"""Every key of a recipe: another value changes what a run consumes, or is refused by its name."""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from flows.recipe.presets import PRESETS, flatten, merge
+from flows.recipe.recipe import CHANGES_NO_RESULT, Recipe
+from flows.runtime.checks import train_split
+from flows.runtime.open_run import greedy_sampling, training_sampling
+from tasks.algorithm.advantages import ADVANTAGES
+from tasks.algorithm.losses import LOSSES
+from tasks.algorithm.settings import Number
+from tasks.datums import build, to_datums
+from tasks.references import SCHEMA as REFERENCES
+from tests.support.small_recipe import small_recipe
+from tests.support.trajectory_rows import table
+
+TABLES = {"roles", "algorithm.advantage_settings", "algorithm.loss_settings"}
+STEPS = 8
+
+OTHERS: Mapping[str, tuple[Any, ...]] = {
+    "agent": ("arithmetic",),
+    "steps": (9,),
+    "seed": (1,),
+    "roles": ({"teller": "policy:other"},),
+    "dataset.path": ("other.csv",),
+    "dataset.columns": (["other"],),
+    "dataset.test_split": ("validation",),
+    "dataset.order": ("sequential", "easy_to_hard", "pass_rate"),
+    "dataset.difficulty": ("length",),
+    "dataset.target": (0.7,),
+    "model.base": ("other/model",),
+    "model.renderer": ("llama-3", "jinja:{{ messages }}"),
+    "model.lora_rank": (4,),
+    "model.train_attention": (False,),
+    "model.train_mlp": (False,),
+    "model.train_unembedding": (False,),
+    "rollouts.groups": (3,),
+    "rollouts.group_size": (6, 1),
+    "rollouts.rounds": (2,),
+    "rollouts.token_budget": (500,),
+    "rollouts.concurrency": (5,),
+    "rollouts.batches": (3,),
+    "rollouts.lag": (3,),
+    "rollouts.order": ("arrival",),
+    "rollouts.weights": ("inflight",),
+    "rollouts.runner": ("dask",),
+    "rollouts.cluster": ("tcp://127.0.0.1:8786",),
+    "rollouts.door": ("http://127.0.0.1:8600",),
+    "rollouts.timeout_seconds": (7,),
+    "rollouts.max_tokens": (7,),
+    "rollouts.temperature": (0.7,),
+    "rollouts.stream": (True,),
+    "rollouts.replay": (False,),
+    "rollouts.max_calls": (7,),
+    "rollouts.partial_groups": ("wait", "drop_group"),
+    "rollouts.attempts": (3,),
+    "rollouts.minimum_group": (3,),
+    "rollouts.quorum": (0.5,),
+    "algorithm.preset": ("dapo", "rec"),
+    "algorithm.advantage": ("leave_one_out", "gigpo", "rebn"),
+    "algorithm.loss": ("cispo", "topr", "rec"),
+    "algorithm.discount": (0.5,),
+    "algorithm.aggregation": ("token_mean", "rollout_mean", "rollout_sum", "fixed"),
+    "algorithm.divisor": (7.0,),
+    "algorithm.rewards": (
+        "select rollout_id, role, reward from rewards where rollout_id not like '%-03'",
+    ),
+    "algorithm.trained_calls": (5,),
+    "algorithm.kl.coefficient": (0.5,),
+    "algorithm.kl.reference": ("run@3",),
+    "algorithm.kl.estimator": ("k3",),
+    "algorithm.kl.placement": ("reward",),
+    "algorithm.kl.discount": (0.5,),
+    "algorithm.kl.baseline": ("mean",),
+    "algorithm.entropy_coefficient": (0.1,),
+    "optimizer.learning_rate": (0.1,),
+    "optimizer.schedule": ("linear", "cosine"),
+    "optimizer.warmup_steps": (2, STEPS - 1),
+    "optimizer.final_fraction": (0.1,),
+    "optimizer.scale_by_ess": (True,),
+    "optimizer.substeps": (2,),
+    "optimizer.epochs": (2,),
+    "optimizer.beta1": (0.8,),
+    "optimizer.beta2": (0.8,),
+    "optimizer.eps": (1e-3,),
+    "optimizer.weight_decay": (0.1,),
+    "optimizer.grad_clip_norm": (1.0,),
+    "evaluation.every": (3,),
+    "evaluation.examples": (9,),
+    "evaluation.rollouts": (3,),
+    "evaluation.threshold": (0.5,),
+    "evaluation.greedy": (False,),
+    "checkpoints.every": (3,),
+    "checkpoints.ttl_seconds": (3600,),
+    "checkpoints.probe_tolerance": (None, 0.1),
+    "service.timeout_seconds": (7,),
+    "tracking.project": ("p",),
+}
+"""Key → values that are not its default."""
+
+KL = {"algorithm": {"kl": {"coefficient": 0.1}}}
+ATTENTION_ONLY = {"model": {"train_mlp": False, "train_unembedding": False}}
+CONTEXTS: Mapping[str, Mapping[str, Any]] = {
+    "plain": {},
+    "lag": {"rollouts": {"lag": 1, "batches": 2}},
+    "rounds": {"rollouts": {"rounds": 3}},
+    "easy to hard": {"dataset": {"order": "easy_to_hard", "difficulty": "length"}},
+    "pass rate": {"dataset": {"order": "pass_rate"}},
+    "calls": {"algorithm": {"trained_calls": 7}, "rollouts": {"rounds": 2}},
+    "alone": {"algorithm": {"advantage": "rebn"}, "rollouts": {"group_size": 1}},
+    "arrival": {"rollouts": {"lag": 1, "batches": 2, "order": "arrival"}},
+    "stream": {"rollouts": {"stream": True, "batches": 2}},
+    "drop_group": {"rollouts": {"partial_groups": "drop_group"}},
+    "wait": {"rollouts": {"partial_groups": "wait", "attempts": 2}},
+    "quorum": {"rollouts": {"quorum": 0.9}},
+    "dask": {"rollouts": {"runner": "dask"}},
+    "cluster": {"rollouts": {"runner": "dask", "cluster": "tcp://localhost:1"}},
+    "cosine": {"optimizer": {"schedule": "cosine"}},
+    "fixed": {"algorithm": {"aggregation": "fixed", "divisor": 3.0}},
+    "kl": KL,
+    "kl in reward": merge(KL, {"algorithm": {"kl": {"placement": "reward"}}}),
+    "attention": ATTENTION_ONLY,
+    **{f"preset {name}": {"algorithm": {"preset": name}} for name in PRESETS},
+    **{f"advantage {name}": {"algorithm": {"advantage": name}} for name in ADVANTAGES},
+    **{f"loss {name}": {"algorithm": {"loss": name}} for name in LOSSES},
+}
+"""Recipes in which every key is tried."""
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from leaves(field.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def find(values: Any, key: str) -> Any:
+    for part in key.split("."):
+        values = values[part]
+    return values
+
+
+def recipe_of(context: Mapping[str, Any], *changes: Mapping[str, Any]) -> Recipe:
+    """Make a small recipe of a context, and of changes over it."""
+    base = small_recipe(steps=STEPS).model_dump(exclude_unset=True)
+    for change in (context, *changes):
+        base = merge(base, change)
+    return Recipe.model_validate(base)
+
+
+def recipe_or_refusal(context: Mapping[str, Any], change: Mapping[str, Any]) -> Recipe | str:
+    """Make a recipe, or return why it is refused."""
+    try:
+        return recipe_of(context, change)
+    except ValidationError as error:
+        return str(error)
+
+
+@cache
+def trajectories() -> Any:
+    """Make two groups of four rollouts of two calls, whose calls have rewards."""
+    generator, rows = np.random.default_rng(0), []
+    for group in range(2):
+        for rollout in range(4):
+            length = 4 + rollout
+            mask = [0, 1, 0, *[1] * (length - 3)]
+            log_q = generator.normal(-1, 0.3, length)
+            rows.append(
+                {
+                    "rollout_id": f"train-00000-000{group}-{rollout:02d}",
+                    "group_id": f"train-00000-000{group}",
+                    "role": "policy",
+                    "first_call": 0,
+                    "policy_version": "00000",
+                    "reward": float(rollout == 1) - 0.5 * group,
+                    "baseline": 0.3 * group,
+                    "tokens": [10, 20, 10, *range(30, 27 + length)],
+                    "logprobs": (log_q * mask).tolist(),
+                    "mask": mask,
+                    "call_numbers": [0, 1],
+                    "call_tokens": [2, length - 2],
+                    "call_rewards": [0.25 * rollout, float(rollout == 1) - 0.5 * group],
+                }
+            )
+    return table(*rows)
+
+
+@cache
+def references() -> Any:
+    """Make a reference that gives each sampled token a little less."""
+    made = trajectories()
+    columns = {name: made[name].combine_chunks() for name in REFERENCES.names[:-1]}
+    logprobs = [
+        [value - 0.1 * (place % 3) if bit else 0.0 for place, (value, bit) in enumerate(pairs)]
+        for row in made.to_pylist()
+        for pairs in [list(zip(row["logprobs"], row["mask"], strict=True))]
+    ]
+    return type(made).from_pydict({**columns, "logprobs": logprobs}, schema=REFERENCES)
+
+
+def trained(recipe: Recipe) -> list[Any]:
+    """Compute what the algorithm makes of the trajectories: the service's inputs and gradients."""
+    return trained_by(recipe.model_dump_json())
+
+
+@cache
+def trained_by(text: str) -> list[Any]:
+    recipe = Recipe.model_validate_json(text)
+    credit, method = recipe.credit(), recipe.update_method()
+    scored = references() if credit.penalty else None
+    batch = build(trajectories(), credit, scored, [{"policy": 0.1}, {"policy": 0.9}])
+    loss = method.request(0).loss
+    found: list[Any] = [loss.name, dict(loss.settings), recipe.rollouts.lag]
+    for datum in to_datums(batch, method.loss, method.loss_settings):
+        inputs = {name: np.array(data.tolist()) for name, data in datum.loss_fn_inputs.items()}
+        found.append({name: values.tolist() for name, values in inputs.items()})
+        if loss.derivative is not None:
+            for apart in np.linspace(-2, 2, 81):
+                found.append(loss.derivative(inputs["logprobs"] + apart, inputs).tolist())
+    return found
+
+
+def consumed(recipe: Recipe, key: str) -> Any:
+    """Return what a run reads of the section of a key."""
+    values, section = recipe.model_dump(mode="json"), key.partition(".")[0]
+    if key == "algorithm.kl.reference":
+        return recipe.algorithm.kl.reference, recipe.credit().penalty
+    if section == "algorithm":
+        return trained(recipe)
+    steps = range(recipe.steps)
+    if section == "optimizer":
+        method = recipe.update_method()
+        requests = [method.request(step).optimizer.model_dump() for step in steps]
+        return requests, method.request(0).share, method.minibatches(list(range(16)))  # pyright: ignore[reportArgumentType]
+    if section in ("evaluation", "checkpoints"):
+        due = [find(values, section), getattr(recipe, section).due]
+        return [*due[:1], [due[1](step, recipe.steps) for step in steps]]
+    if section == "rollouts":
+        rollouts = recipe.rollouts
+        played = training_sampling(recipe), greedy_sampling(recipe), rollouts.steps_under_way()
+        sizes = rollouts.min_group_size(), rollouts.concurrency_of_batch()
+        return values["rollouts"], played, sizes
+    return train_split(recipe), recipe.policies(), find(values, key)
+
+
+def test_each_leaf_of_the_recipe_is_tried_with_a_value_that_is_not_its_default() -> None:
+    keys = {*leaves(Recipe)}
+    assert keys - TABLES == OTHERS.keys() - TABLES
+    plain = small_recipe(steps=STEPS).model_dump()
+    assert not [key for key in OTHERS if find(plain, key) in OTHERS[key]]
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_another_value_of_a_key_changes_what_a_run_consumes_or_is_refused_by_its_name(
+    context: str,
+) -> None:
+    base = recipe_of(CONTEXTS[context])
+    for key, others in OTHERS.items():
+        for other in others:
+            if find(base.model_dump(), key) == other:
+                continue
+            changed = recipe_or_refusal(CONTEXTS[context], nested(key, other))
+            if isinstance(changed, str):
+                keys = [*flatten(PRESETS[other].values)] if key == "algorithm.preset" else [key]
+                named = any(names(one, changed) for one in keys)
+                assert named, f"{key}={other} is refused by: {changed}"
+                continue
+            assert consumed(changed, key) != consumed(base, key), f"{key}={other} does nothing"
+
+
+def names(key: str, said: str) -> bool:
+    """Return whether a refusal names a key, or what it is a part of."""
+    last = key.rpartition(".")[2]
+    return last in said or f"the {last} " in said
+
+
+def test_a_key_that_is_no_part_of_the_fingerprint_is_said_to_change_no_result() -> None:
+    base = recipe_of({})
+    for key, others in OTHERS.items():
+        try:
+            changed = recipe_of({}, nested(key, others[0]))
+        except ValidationError:
+            continue
+        section, _, name = key.partition(".")
+        free = CHANGES_NO_RESULT.get(section, set())
+        unbound = free is True or name in free
+        if key != "algorithm.preset":
+            assert (changed.fingerprint() == base.fingerprint()) == unbound, key
+
+
+@pytest.mark.parametrize(
+    ("kind", "table", "name"),
+    [
+        (kind, table, name)
+        for kind, table in (("advantage", ADVANTAGES), ("loss", LOSSES))
+        for name in table
+    ],
+)
+def test_every_setting_of_a_row_changes_what_is_computed_or_is_refused(
+    kind: str, table: Mapping[str, Any], name: str
+) -> None:
+    known = table[name].settings
+    switches = [{}, *switched_on(known)]
+    for switch in switches:
+        given = {"algorithm": {kind: name, f"{kind}_settings": switch}}
+        base = trained(recipe_of(given))
+        for setting, row in known.items():
+            for other in values_of(row, switch.get(setting)):
+                change = {f"{kind}_settings": switch | {setting: other}}
+                changed = recipe_or_refusal(given, {"algorithm": change})
+                if isinstance(changed, str):
+                    assert setting in changed
+                    continue
+                assert trained(changed) != base, f"{setting}={other} beside {switch}"
+
+
+def switched_on(known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for name, row in known.items():
+        if not isinstance(row, Number):
+            yield from ({name: value} for value in row.names if value != row.default)
+
+
+def values_of(row: Any, given: Any) -> list[Any]:
+    """Return values of a setting other than the one that it has."""
+    now = row.default if given is None else given
+    if not isinstance(row, Number):
+        return [value for value in row.names if value != now]
+    near = (now * 0.5, now * 1.5) if now else (0.6, 0.7)
+    return [value for value in near if row.admits(value) and value != now]
+
+
+def test_refusals_that_the_property_needs_name_the_remedy() -> None:
+    with pytest.raises(ValidationError, match=r"discount 0\.5 does nothing with advantage step_gr"):
+        small_recipe(algorithm={"advantage": "step_grpo", "discount": 0.5})
+    with pytest.raises(ValidationError, match=r"are all false.*leave one of them true"):
+        small_recipe(model={"train_attention": False} | ATTENTION_ONLY["model"])
+    late = {"learning_rate": 0.1, "schedule": "cosine", "warmup_steps": 1}
+    with pytest.raises(ValidationError, match=r"schedule cosine does nothing.*give more steps"):
+        small_recipe(steps=2, optimizer=late)

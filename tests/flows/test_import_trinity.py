@@ -1,0 +1,220 @@
+"""Configurations of Trinity-RFT become recipes, which say what was left out."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.importing.recipe_text import import_trinity
+from flows.importing.translation import ImportRefusal
+from flows.importing.trinity_algorithm import ADVANTAGES, ALGORITHMS, LOSSES
+from flows.importing.trinity_file import known_keys, read_trinity
+from flows.recipe.loading import RecipeError, named_recipe
+from flows.recipe.presets import REFUSED, merge
+from flows.recipe.recipe import Recipe
+from flows.train import train
+from tasks.metrics import read_metrics
+from tests.flows.test_presets import TRINITY
+
+ROOT = Path(__file__).parents[2]
+CONFIG = (ROOT / "tests" / "support" / "trinity.yaml").read_text(encoding="utf-8")
+OURS = [f"dataset.path={ROOT / 'datasets' / 'gsm8k'}", "model.base=local/tiny-chat"]
+"""The data and the model in place of those that the file names."""
+
+
+def imported(*overrides: str, **changes: Any) -> Recipe:
+    """Import the configuration with changes, and make its recipe."""
+    return Recipe.model_validate(yaml.safe_load(text_of(*overrides, **changes)))
+
+
+def text_of(*overrides: str, **changes: Any) -> str:
+    values = merge(yaml.safe_load(CONFIG), changes)
+    return import_trinity("trinity.yaml", yaml.safe_dump(values), [*OURS, *overrides])
+
+
+def algorithm(**values: Any) -> dict[str, Any]:
+    return {"algorithm": {"kl_loss_fn_args": None} | values}
+
+
+def test_the_published_configuration_becomes_a_recipe_with_its_defaults_made_explicit() -> None:
+    recipe = imported()
+    assert (recipe.steps, recipe.seed) == (1, 42), "80 examples are fewer than one step's 96"
+    assert (recipe.agent, recipe.dataset.order) == ("gsm8k", "sequential")
+    rollouts, optimizer = recipe.rollouts, recipe.optimizer
+    assert (rollouts.groups, rollouts.group_size, rollouts.lag) == (96, 8, 1)
+    assert (rollouts.max_tokens, rollouts.temperature) == (2048, 1.0)
+    assert (rollouts.timeout_seconds, rollouts.partial_groups, rollouts.attempts) == (
+        1800,
+        "wait",
+        3,
+    )
+    adam = (optimizer.beta1, optimizer.beta2, optimizer.eps, optimizer.weight_decay)
+    assert (optimizer.learning_rate, *adam) == (1e-5, 0.9, 0.999, 1e-12, 0.01)
+    assert (optimizer.grad_clip_norm, optimizer.schedule) == (1.0, "constant")
+    assert (recipe.model.lora_rank, recipe.checkpoints.every) == (16, 100)
+    assert recipe.model.renderer.startswith("jinja:{{- bos_token }}")
+    assert recipe.tracking.project == "Trinity-RFT-gsm8k"
+    made = recipe.algorithm
+    assert (made.advantage, made.loss, made.aggregation) == (
+        "standardized",
+        "dual_clip",
+        "rollout_mean",
+    )
+    assert made.kl.penalty() is None
+
+
+def test_each_value_says_where_it_comes_from_and_each_key_left_out_what_it_does() -> None:
+    text = text_of()
+    assert "  groups: 96  # buffer.batch_size\n" in text
+    assert "  beta2: 0.999  # Trinity's default of algorithm.optimizer.betas\n" in text
+    assert '  base: "local/tiny-chat"  # given by --set\n' in text
+    told = [key for key in read_trinity("", CONFIG).given if key not in known_keys().defaults]
+    assert len(told) == 13
+    assert all(f"\n# {key}: " in text for key in [*told, "model.max_prompt_tokens"])
+
+
+def test_without_replacements_the_recipe_names_the_model_and_the_data_of_the_file() -> None:
+    recipe = yaml.safe_load(import_trinity("trinity.yaml", CONFIG, ["steps=77"]))
+    assert recipe["dataset"]["path"] == "hub:openai/gsm8k/main"
+    assert (recipe["agent"], recipe["model"]["base"]) == ("gsm8k", "meta-llama/Llama-3.2-3B")
+    with pytest.raises(ImportRefusal, match=r"buffer.total_epochs 1 depend on .*--set steps=…"):
+        import_trinity("trinity.yaml", CONFIG)
+
+
+@pytest.mark.story
+@pytest.mark.usefixtures("prefect_server", "no_tinker")
+def test_the_imported_configuration_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+    small = ("rollouts.groups=4", "rollouts.group_size=4", "rollouts.max_tokens=48", "steps=2")
+    file = tmp_path / "recipe.yaml"
+    without_wandb = {"monitor": {"monitor_type": "tensorboard"}}
+    file.write_text(text_of(*small, "evaluation.examples=4", **without_wandb))
+    train(named_recipe(str(file)), run="imported")
+    steps = read_metrics(tmp_path / "imported" / "metrics.jsonl")
+    assert [step["rollouts/ok"] for step in steps] == [16, 16]
+
+
+def test_an_unknown_key_is_refused_by_name() -> None:
+    with pytest.raises(ImportRefusal, match=r"unknown to Trinity-RFT 0\.6\.0: buffer\.batchsize, "):
+        text_of(buffer={"batchsize": 1}, explorer={"rollout_model": {"engine_nums": 2}})
+
+
+def test_the_environment_is_read_and_other_interpolations_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MODEL", "some/model")
+    monkeypatch.delenv("NOWHERE", raising=False)
+    found = read_trinity("f", "model: {model_path: '${oc.env:MODEL}', temperature: 1}").given
+    assert found["model.model_path"] == "some/model"
+    given = read_trinity("f", "checkpoint_root_dir: '${oc.env:NOWHERE,./here}/runs'").given
+    assert given["checkpoint_root_dir"] == "./here/runs"
+    assert "NOWHERE" not in os.environ
+    with pytest.raises(ImportRefusal, match="needs the environment variable NOWHERE; set it"):
+        read_trinity("f", "name: '${oc.env:NOWHERE}'")
+    with pytest.raises(ImportRefusal, match=r"name has \$\{project\}, which is not resolved"):
+        read_trinity("f", "name: '${project}'")
+
+
+@pytest.mark.parametrize("name", [name for name in TRINITY if name in ALGORITHMS])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_each_algorithm_of_trinity_is_imported(name: str, offset: int) -> None:
+    changes = algorithm(algorithm_type=name)
+    made = imported(synchronizer={"sync_offset": offset}, **changes).algorithm
+    advantage, loss, kl = ALGORITHMS[name]
+    assert made.advantage == ADVANTAGES[advantage].row
+    expected = "ppo" if loss == "ppo" and offset == 0 else LOSSES[loss].row
+    assert made.loss == expected
+    assert made.kl.coefficient == (0.001 if kl == "k2" else 0.0)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_each_other_algorithm_is_refused_with_its_reason(name: str) -> None:
+    with pytest.raises(ImportRefusal, match=f"algorithm.algorithm_type {name} .*; give "):
+        text_of(**algorithm(algorithm_type=name))
+    assert imported("algorithm.preset=grpo", **algorithm(algorithm_type=name)).algorithm.preset
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "value"),
+    [
+        (algorithm(policy_loss_fn_args={"clip_range_high": 0.28}), "clip_high_threshold", 1.28),
+        (algorithm(policy_loss_fn_args={"clip_range": 0.1}), "clip_low_threshold", 0.9),
+        (algorithm(policy_loss_fn_args={"clip_ratio_c": 5}), "dual_clip", 5.0),
+        (
+            algorithm(algorithm_type="rec", policy_loss_fn_args={"clip_mode": "one-side"}),
+            "clip",
+            "one_side",
+        ),
+    ],
+)
+def test_arguments_of_a_loss_become_its_settings(
+    changes: dict[str, Any], key: str, value: object
+) -> None:
+    assert imported(**changes).algorithm.loss_settings[key] == value
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"synchronizer": {"sync_interval": 4}}, "rollouts between 1 and 4 updates old"),
+        ({"synchronizer": {"sync_style": "fully_async"}}, "sync_style fully_async moves weights"),
+        ({"algorithm": {"repeat_times": 1}}, "repeat_times 1 compares no rollouts"),
+        ({"mode": "bench"}, "mode bench scores checkpoints; run ratchet evaluate"),
+        ({"model": {"tinker": {"enable": False}}}, "all weights are trained"),
+        ({"model": {"top_p": 0.9}}, "model.top_p 0.9 cuts the distribution"),
+        ({"stages": [{"stage_name": "sft"}]}, "stages .* trains several stages"),
+        ({"buffer": {"train_batch_size": 96}}, "train_batch_size 96 is not"),
+        (algorithm(kl_loss_fn="k3"), "kl_loss_fn k3 has no counterpart"),
+        (algorithm(kl_loss_fn_args={"adaptive": True}), "kl_loss_fn_args.adaptive"),
+        (algorithm(advantage_fn_args={"rank_penalty": 0.2}), "rank_penalty 0.2 has no counter"),
+        (algorithm(policy_loss_fn_args={"clip": 0.2}), "has clip, which ppo does not read"),
+        (algorithm(optimizer={"lr_scheduler_type": "linear"}), "lr_scheduler_type linear is ref"),
+    ],
+)
+def test_what_no_recipe_says_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ImportRefusal, match=said):
+        text_of(**changes)
+
+
+def test_a_value_of_the_user_settles_what_the_file_cannot_say() -> None:
+    assert imported("rollouts.lag=2", synchronizer={"sync_interval": 4}).rollouts.lag == 2
+    given = imported("rollouts.group_size=5", algorithm={"repeat_times": 1})
+    assert given.rollouts.group_size == 5
+
+
+def test_the_weights_of_a_lora_of_verl_are_imported_too() -> None:
+    lora = [{"name": "lora", "lora_rank": 32, "lora_alpha": 32}]
+    changes = {"tinker": {"enable": False}, "lora_configs": lora}
+    recipe = imported(model=changes)
+    assert (recipe.model.lora_rank, recipe.algorithm.aggregation) == (32, "token_mean")
+
+
+def test_cosine_and_warm_up_are_those_of_the_optimizer() -> None:
+    optimizer = {"lr_scheduler_type": "cosine", "lr_warmup_steps_ratio": 0.2}
+    made = imported("steps=10", algorithm={"optimizer": optimizer}).optimizer
+    assert (made.schedule, made.warmup_steps, made.final_fraction) == ("cosine", 2, 0.01)
+
+
+def test_a_recipe_file_that_is_not_there_is_answered_clearly() -> None:
+    with pytest.raises(RecipeError, match=r"there is no recipe gone\.yaml; give a file, or a name"):
+        named_recipe("gone.yaml")
+
+
+@pytest.mark.parametrize(
+    ("selector", "order", "difficulty"),
+    [
+        ({"selector_type": "shuffle"}, "shuffled", None),
+        ({"selector_type": "offline_easy2hard", "feature_keys": ["n"]}, "easy_to_hard", "n"),
+    ],
+)
+def test_the_order_of_the_tasks_is_imported(
+    selector: dict[str, Any], order: str, difficulty: str | None
+) -> None:
+    taskset = {"explorer_input": {"taskset": {"data_selector": selector}}}
+    dataset = imported(buffer=taskset).dataset
+    assert (dataset.order, dataset.difficulty) == (order, difficulty)
+    selector["selector_type"] = "difficulty_based"
+    with pytest.raises(ImportRefusal, match=r"difficulty_based is no order.*--set dataset.order"):
+        text_of(buffer=taskset)

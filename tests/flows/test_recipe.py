@@ -1,0 +1,271 @@
+"""The recipe: unknown keys, and knobs that would do nothing, are refused."""
+
+import pytest
+from pydantic import ValidationError
+
+from flows.recipe.recipe import Recipe
+from tests.support.small_recipe import small_recipe
+
+
+def test_a_misspelt_key_is_refused_by_name() -> None:
+    with pytest.raises(ValidationError, match=r"rollouts\.groupsize\n  Extra inputs are not"):
+        small_recipe(rollouts={"groupsize": 4})
+
+
+def test_the_fingerprint_changes_with_any_value_and_with_nothing_else() -> None:
+    assert small_recipe().fingerprint() == small_recipe().fingerprint()
+    assert small_recipe(seed=1).fingerprint() != small_recipe().fingerprint()
+
+
+def test_every_number_has_a_largest_and_a_smallest_value() -> None:
+    schema = Recipe.model_json_schema()
+    fields = {
+        f"{title}.{name}": field
+        for title, section in {"Recipe": schema, **schema["$defs"]}.items()
+        for name, field in section["properties"].items()
+    }
+    numbers = {
+        name: kind
+        for name, field in fields.items()
+        for kind in field.get("anyOf", [field])
+        if kind.get("type") in ("integer", "number")
+    }
+    assert len(numbers) > 30
+    for name, kind in numbers.items():
+        assert {"maximum", "exclusiveMaximum"} & kind.keys(), name
+        assert {"minimum", "exclusiveMinimum"} & kind.keys(), name
+
+
+def test_a_recipe_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        small_recipe().steps = 3  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_every_key_is_explained_where_prefects_form_reads_it() -> None:
+    schema = Recipe.model_json_schema()
+    sections = [schema, *schema["$defs"].values()]
+    assert all(section["description"] for section in sections)
+    fields = [field for section in sections for field in section["properties"].values()]
+    values = [field for field in fields if "$ref" not in field]
+    assert len(values) > 30
+    assert all(field.get("description") for field in values)
+
+
+def test_the_first_and_the_last_checkpoint_are_always_scored_and_the_last_saved() -> None:
+    recipe = small_recipe(evaluation={"every": 4}, checkpoints={"every": 5})
+    assert [step for step in range(11) if recipe.evaluation.due(step, 10)] == [0, 4, 8, 10]
+    assert [step for step in range(1, 12) if recipe.checkpoints.due(step, 11)] == [5, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "smallest"),
+    [
+        ({}, 2),
+        ({"minimum_group": 3}, 3),
+        ({"partial_groups": "drop_group"}, 4),
+        ({"partial_groups": "wait", "attempts": 3, "minimum_group": 4}, 4),
+    ],
+)
+def test_partial_groups_are_trained_from_a_size_on(
+    rollouts: dict[str, object], smallest: int
+) -> None:
+    recipe = small_recipe(rollouts={"group_size": 4, **rollouts})
+    assert recipe.rollouts.min_group_size() == smallest
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "said"),
+    [
+        ({"attempts": 2}, "use_rest with attempts 2"),
+        ({"partial_groups": "wait"}, "wait with attempts 1"),
+        ({"partial_groups": "drop_group", "minimum_group": 3}, "would be ignored by drop_group"),
+        ({"group_size": 4, "minimum_group": 5}, "is more than group_size 4"),
+        ({"quorum": 0.5, "partial_groups": "drop_group"}, "0.5 with partial_groups drop_group"),
+        ({"quorum": 0.5, "partial_groups": "wait", "attempts": 2}, "with partial_groups wait"),
+        ({"quorum": 0.9, "groups": 2, "group_size": 4}, "in a batch of 8 .* is rounded up to all"),
+        ({"quorum": 0.9, "batches": 16}, "nothing in a batch of 8 rollouts"),
+        ({"quorum": 0}, "greater than 0"),
+    ],
+)
+def test_a_treatment_of_partial_groups_that_does_nothing_is_refused(
+    rollouts: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        small_recipe(rollouts=rollouts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rollouts": {"stream": True}}, "batches 1 does nothing.*give order shard and 2 batches"),
+        (
+            {"rollouts": {"stream": True, "batches": 2, "order": "arrival", "lag": 2}},
+            "order arrival and batches 2 does nothing",
+        ),
+        (
+            {
+                "rollouts": {"stream": True, "batches": 2},
+                "algorithm": {"aggregation": "token_mean", "advantage": "rebn"},
+            },
+            "with algorithm.aggregation token_mean and algorithm.advantage rebn would change the",
+        ),
+        (
+            {
+                "rollouts": {"stream": True, "batches": 2},
+                "optimizer": {"learning_rate": 0.1, "substeps": 2},
+            },
+            "with optimizer.substeps 2 and optimizer.epochs 1 would change the result",
+        ),
+        (
+            {
+                "rollouts": {"stream": True, "batches": 2},
+                "algorithm": {"advantage": "running_mean"},
+            },
+            "with algorithm.advantage running_mean would change the result",
+        ),
+        ({"algorithm": {"divisor": 8.0}}, "aggregation sum with divisor 8.0: one without the oth"),
+        ({"algorithm": {"aggregation": "fixed"}}, "aggregation fixed with divisor None"),
+        (
+            {"algorithm": {"advantage_settings": {"shift": -0.2}}},
+            "the advantage standardized would ignore shift .it reads: threshold",
+        ),
+        (
+            {"optimizer": {"learning_rate": 0.1, "final_fraction": 0.1}},
+            "final_fraction 0.1 does nothing with schedule constant",
+        ),
+        (
+            {"optimizer": {"learning_rate": 0.1, "warmup_steps": 9}, "steps": 9},
+            "warmup_steps 9 never end in 9 steps",
+        ),
+        (
+            {"dataset": {"path": "x.csv", "order": "easy_to_hard"}},
+            "order easy_to_hard with difficulty None: one without the other does nothing",
+        ),
+        (
+            {"dataset": {"path": "x.csv", "difficulty": "words"}},
+            "order shuffled with difficulty words: one without the other does nothing",
+        ),
+        (
+            {"dataset": {"path": "x.csv", "order": "sequential", "target": 0.7}},
+            "target 0.7 would be ignored by order sequential, which no reward changes",
+        ),
+        (
+            {
+                "dataset": {"path": "x.csv", "order": "pass_rate"},
+                "rollouts": {"order": "arrival", "lag": 1},
+            },
+            "would draw each shard by what happened to arrive before; give rollouts.order shard",
+        ),
+    ],
+)
+def test_a_key_that_does_nothing_or_changes_the_result_is_refused(
+    changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        small_recipe(**changes)
+
+
+def test_the_batches_of_a_streamed_step_are_part_of_the_fingerprint() -> None:
+    prints = {
+        small_recipe(rollouts={"stream": stream, "batches": batches}).fingerprint()
+        for stream, batches in ((False, 2), (False, 3), (True, 2), (True, 3))
+    }
+    assert len(prints) == 3
+
+
+CLUSTER = {"runner": "dask", "cluster": "tls://10.0.0.1:8786"}
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "said"),
+    [
+        ({"runner": "ray"}, "runner ray is not supported.*give runner dask"),
+        ({"cluster": "tls://a:1"}, "would be ignored by the runner threads; give runner dask"),
+        ({"runner": "dask", "door": "https://a:1"}, "would be reached by nobody"),
+        ({"runner": "dask", "cluster": "10.0.0.1:8786"}, "is no address of a Dask scheduler"),
+        ({"runner": "dask", "cluster": "tls://10.0.0.1"}, "is no address of a Dask scheduler"),
+        (
+            {"runner": "dask", "cluster": "tcp://10.0.0.1:8786"},
+            "anybody on the network could run code.*write tls://10.0.0.1:8786",
+        ),
+        (CLUSTER | {"door": "https://10.0.0.2"}, "is no URL of a host and a port"),
+        (CLUSTER | {"door": "https://10.0.0.2:99999"}, "is no URL of a host and a port"),
+        (CLUSTER | {"door": "https://10.0.0.2:8600/v1"}, "is no URL of a host and a port"),
+        (CLUSTER | {"door": "http://10.0.0.2:8600"}, "in clear; write https://10.0.0.2:8600"),
+    ],
+)
+def test_a_place_of_batches_that_is_open_or_does_nothing_is_refused(
+    rollouts: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        small_recipe(rollouts=rollouts)
+
+
+@pytest.mark.parametrize(
+    "rollouts",
+    [
+        {"runner": "dask"},
+        {"runner": "dask", "cluster": "tcp://127.0.0.1:8786"},
+        {"runner": "dask", "cluster": "tcp://localhost:8786", "door": "http://localhost:8600"},
+        CLUSTER | {"door": "https://flow.example.com:8600"},
+    ],
+)
+def test_batches_may_be_played_on_a_cluster(rollouts: dict[str, object]) -> None:
+    assert small_recipe(rollouts=rollouts).rollouts.runner == "dask"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rollouts": {"batches": 3}},
+        {"rollouts": {"runner": "dask"}},
+        {"rollouts": CLUSTER | {"door": "https://10.0.0.2:8600"}},
+        {"service": {"timeout_seconds": 7}},
+        {"checkpoints": {"probe_tolerance": None}},
+    ],
+)
+def test_what_changes_no_result_is_no_part_of_the_fingerprint(changes: dict[str, object]) -> None:
+    bare = {section: {} for section in changes}
+    assert small_recipe(**changes).fingerprint() == small_recipe(**bare).fingerprint()
+
+
+def test_the_batches_of_a_step_share_its_concurrency() -> None:
+    def concurrency(batches: int) -> int:
+        rollouts = {"concurrency": 8, "batches": batches}
+        return small_recipe(rollouts=rollouts).rollouts.concurrency_of_batch()
+
+    assert [concurrency(batches) for batches in (1, 3, 8, 20)] == [8, 2, 1, 1]
+
+
+def test_the_roles_that_the_policy_answers_are_trained_and_policy_always_is() -> None:
+    roles = {"teller": "policy", "judge": "openai/gpt-4o-mini", "listener": "policy"}
+    assert small_recipe(roles=roles).policies() == {"policy": ("policy", "listener", "teller")}
+    assert small_recipe().policies() == {"policy": ("policy",)}
+
+
+def test_each_policy_is_trained_in_its_own_roles_and_the_main_one_comes_first() -> None:
+    roles = {"b": "policy:fox", "a": "policy:fox", "c": "policy", "d": "policy:ant", "e": "x/y"}
+    policies = {"policy": ("policy", "c"), "ant": ("d",), "fox": ("a", "b")}
+    assert small_recipe(roles=roles).policies() == policies
+    assert [*small_recipe(roles=roles).policies()] == [*policies]
+
+
+def test_the_fingerprint_of_a_recipe_is_the_same_in_all_versions_of_a_format() -> None:
+    roles = {"teller": "policy", "listener": "policy"}
+    dataset = {"path": "datasets/hello.csv", "columns": ["identity"]}
+    recipe = Recipe.model_validate(
+        {
+            "agent": "whispers",
+            "steps": 8,
+            "roles": roles,
+            "dataset": dataset,
+            "optimizer": {"learning_rate": 0.005},
+        }
+    )
+    known = "087eef05d76e7bb1639da457e116ec9670c37f228d01f77171e6eb3ba55fd624"
+    assert recipe.fingerprint() == known
+
+
+def test_a_role_that_nobody_can_answer_is_refused() -> None:
+    with pytest.raises(ValidationError, match="the role judge is answered by 'polcy'; give policy"):
+        small_recipe(roles={"judge": "polcy"})

@@ -1,0 +1,85 @@
+"""References: the base model, a checkpoint of another run, and models that cannot be one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adapters.calls import POLICY
+from adapters.errors import UserError
+from flows.recipe.recipe import Recipe
+from flows.train import train
+from tasks.metrics import read_metrics
+from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.tables import arrays, read
+from tests.support.dying_engine import dying_in_update
+from tests.support.small_recipe import small_recipe
+from tests.support.whole_run import die, train_whole
+
+
+def kept_near(reference: str, **changes: object) -> Recipe:
+    divergence = {"coefficient": 0.1, "reference": reference}
+    return small_recipe(algorithm={"kl": divergence}, **changes)
+
+
+@pytest.fixture(scope="module")
+def whole(
+    tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
+) -> Iterator[RunFolder]:
+    with train_whole(kept_near("base"), tmp_path_factory.mktemp("runs")) as run:
+        yield run
+
+
+def test_the_base_model_gives_what_the_untrained_policy_sampled(whole: RunFolder) -> None:
+    for step, apart in ((0, True), (1, False)):
+        trajectories = read(whole.trajectories(POLICY, step))
+        columns = arrays(trajectories["logprobs"]), arrays(trajectories["mask"])
+        references = arrays(read(whole.references(POLICY, step))["logprobs"])
+        differences = [
+            np.abs(ours - theirs)[mask != 0].max()
+            for ours, mask, theirs in zip(*columns, references, strict=True)
+        ]
+        assert (max(differences) < 1e-5) == apart
+
+
+def test_a_tokens_advantage_is_less_by_its_penalty(whole: RunFolder) -> None:
+    trajectories, datums = read(whole.trajectories(POLICY, 1)), read(whole.datums(POLICY, 1))
+    references = read(whole.references(POLICY, 1))
+    names = trajectories["rollout_id"].to_pylist()
+    for row in datums.to_pylist():
+        place = names.index(row["rollout_id"])
+        log_q, log_ref = (
+            arrays(table["logprobs"])[place][1:] for table in (trajectories, references)
+        )
+        sampled = np.array(row["mask"]) != 0
+        expected = row["advantage"] - 0.1 * (log_q - log_ref)[sampled]
+        assert np.array(row["advantages"])[sampled] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.story
+def test_a_checkpoint_of_another_run_stays_the_reference_when_that_run_is_gone(
+    whole: RunFolder, tmp_path: Path
+) -> None:
+    recipe, root = kept_near("whole@2"), whole.path.parent
+    broken = die(recipe, dying_in_update(1), root)
+    first = read(broken.references(POLICY, 0))
+    whole.path.rename(tmp_path / "moved")
+    assert not (root / "whole").exists()
+    train(recipe, run="broken")
+    (tmp_path / "moved").rename(whole.path)
+    assert read(broken.references(POLICY, 0)) == first
+    divergence = [step["kl_reference_v2"] for step in read_metrics(broken.metrics)]
+    assert divergence[0] > 1e-4, "the reference has been trained, and the policy has not"
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [("nobody@1", "names no run"), ("whole@9", "has no checkpoint 9"), ("a b", "names no run")],
+)
+def test_a_reference_that_is_not_there_is_refused_before_anything_starts(
+    whole: RunFolder, reference: str, said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        train(kept_near(reference), run="refused")
+    assert not folder_of("refused").path.exists()

@@ -1,0 +1,103 @@
+"""`serve` answers any OpenAI client with a checkpoint, each call by itself."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from typer.testing import CliRunner
+
+from adapters.calls import Sampling
+from adapters.door.serving import choose_sampling
+from flows.cli.commands import app
+from flows.runtime.eval_targets import EvalTargetError
+from flows.runtime.open_run import open_run
+from flows.runtime.serving import Served, serve_model
+from tests.support.engine_server import Address
+from tests.support.small_recipe import small_recipe
+from tests.support.two_policies import two_policies
+
+ROOT = Path(__file__).parents[2]
+ASK = [{"role": "user", "content": "You are a quiet otter. Who are you?"}]
+
+
+pytestmark = pytest.mark.usefixtures("tiny_chat")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, tiny_chat: Address) -> Iterator[Served]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RATCHET_RUNS", str(tmp_path_factory.mktemp("runs")))
+        with open_run(small_recipe(), "one"):
+            pass  # the run has its checkpoint 0
+        with serve_model("one@0") as endpoint:
+            yield endpoint
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=served.base_url, api_key=served.api_key, max_retries=0) as client:
+        yield client
+
+
+def said(client: openai.OpenAI, **fields: object) -> str | None:
+    answer = client.chat.completions.create(model="any", messages=ASK, **fields)  # type: ignore
+    return answer.choices[0].message.content
+
+
+def test_a_checkpoint_is_served_by_its_name_at_a_plain_address(
+    served: Served, client: openai.OpenAI
+) -> None:
+    assert served.base_url.endswith("/v1")
+    assert [model.id for model in client.models.list()] == ["one@0"]
+    assert set(served.exports()) == {"OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL"}
+
+
+@pytest.mark.usefixtures("served")
+def test_one_policy_of_several_is_served_by_its_name() -> None:
+    with open_run(two_policies(), "several") as run:
+        _, listener = run.policies
+    with serve_model("several:listener@0") as served:
+        assert served.model == "several:listener@0"
+    assert listener.ledger.at(0).sampler != run.ledger.at(0).sampler
+    with (
+        pytest.raises(
+            EvalTargetError, match="several trains no policy 'fox'; there is: policy, li"
+        ),
+        serve_model("several:fox"),
+    ):
+        pass
+
+
+def test_what_the_client_asks_for_is_how_it_is_sampled(client: openai.OpenAI) -> None:
+    assert said(client, temperature=0) == said(client, temperature=0)
+    assert said(client, seed=5) == said(client, seed=5)
+    assert len({said(client) for _ in range(6)}) > 1
+    assert said(client, seed=5, max_tokens=1) != said(client, seed=5, max_tokens=12)
+
+
+def test_answers_have_ids_of_their_own(client: openai.OpenAI) -> None:
+    ids = {client.chat.completions.create(model="m", messages=ASK, seed=1).id for _ in range(2)}  # type: ignore
+    assert len(ids) == 2
+
+
+def test_another_key_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.AuthenticationError):
+        said(client.with_options(api_key="another"))
+
+
+def test_what_a_client_does_not_say_is_the_recipes() -> None:
+    defaults = Sampling(max_tokens=16, temperature=0.7, top_p=1.0, top_k=-1)
+    assert choose_sampling(None, {"temperature": None}, defaults) == defaults
+    asked = choose_sampling(99, {"temperature": 0, "top_p": 0.5, "top_k": 3}, defaults)
+    assert asked == Sampling(99, 0, 0.5, 3)
+
+
+def test_the_command_serves_a_base_model_until_stdin_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    printed = CliRunner().invoke(app, ["serve", "local/tiny-chat"], input="")
+    assert printed.exit_code == 0, printed.output
+    exported = dict(line.split("=", 1) for line in printed.stdout.splitlines())
+    assert exported["export OPENAI_MODEL"] == "local/tiny-chat"
+    assert exported["export OPENAI_BASE_URL"].startswith("http://127.0.0.1:")
+    assert len(exported["export OPENAI_API_KEY"]) >= 32

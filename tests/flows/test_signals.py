@@ -1,0 +1,275 @@
+"""Ctrl-C and SIGTERM end a command in seconds, with one line, and nothing left running."""
+
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+import psutil
+import pytest
+
+from benchmarks.interruptions.signals import Commands, stop_commands
+from tasks.storage.json_files import append_row, write_json
+from tasks.storage.run_folder import RunFolder
+from tests.support.processes import wait_until
+
+HANGING = """
+import subprocess, sys, threading, time
+from adapters.errors import UserError
+from flows.cli.main import plain_errors
+from flows.cli import signals
+from flows.cli.signals import ending_by_signals, explaining
+
+signals.SAYING_SECONDS = 30  # a busy machine has time to say it
+with plain_errors(), ending_by_signals(), explaining(lambda: "stopped in step 7 of 20"):
+    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    print(child.pid, flush=True)
+    {work}
+"""
+"""A command with a child in a session of its own, as the engine is."""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    "work",
+    [
+        "time.sleep(60)",
+        "try: time.sleep(60)\n    finally: threading.Event().wait()",
+        "try: time.sleep(60)\n    except BaseException: raise ValueError('a result of it')",
+        "try: time.sleep(60)\n    except BaseException: raise UserError('a result of it')",
+        "threading.Thread(target=lambda: time.sleep(60)).start(); time.sleep(60)",
+    ],
+    ids=[
+        "at work",
+        "waiting for ever at its end",
+        "failing because of it",
+        "refused because of it",
+        "with a thread",
+    ],
+)
+def test_a_signal_ends_a_command_with_its_status_one_line_and_no_child(
+    number: signal.Signals, status: int, work: str
+) -> None:
+    with start(HANGING.format(work=work)) as process:
+        assert process.stdout is not None
+        child = process.stdout.readline()
+        time.sleep(0.2)
+        began = time.monotonic()
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (status, "ratchet: stopped in step 7 of 20\n")
+    assert time.monotonic() - began < 30, "its work would take 60 s"
+    wait_until("the child's end", lambda: not is_alive(child))
+
+
+def test_a_signal_counts_though_a_library_turns_what_its_handler_raises_into_an_error() -> None:
+    failing = """
+import signal, sys
+from flows.cli import signals
+from flows.cli.signals import ending_by_signals
+
+signals.SAYING_SECONDS = 30
+
+class Terminated(BaseException):
+    pass
+
+def raise_terminated(*_):
+    raise Terminated
+
+sys.setswitchinterval(60)  # the error arrives before any other thread has run
+with ending_by_signals():
+    signal.signal(signal.SIGTERM, raise_terminated)  # as Prefect does while a flow runs
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    except Terminated:
+        raise RuntimeError("Query interrupted")  # as DuckDB does
+"""
+    with start(failing) as process:
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (143, "ratchet: stopped\n")
+
+
+def test_a_signal_in_an_import_ends_the_command_without_an_exception_in_the_module(
+    tmp_path: Path,
+) -> None:
+    """An extension module may abort the process at an exception in its import."""
+    (tmp_path / "slow.py").write_text("""
+import os, time
+print("begun", flush=True)
+try:
+    time.sleep(60)
+except BaseException:
+    os.abort()
+""")
+    importing = f"""
+import sys
+from flows.cli import signals
+from flows.cli.signals import ending_by_signals, explaining
+
+signals.SAYING_SECONDS = 30
+sys.path.append({str(tmp_path)!r})
+with ending_by_signals(), explaining(lambda: "stopped early"):
+    import slow
+"""
+    with start(importing) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "ratchet: stopped early\n")
+
+
+def test_a_process_that_is_started_again_when_it_is_killed_does_not_stay() -> None:
+    starting = """
+import subprocess, threading, time
+from flows.cli import signals
+from flows.cli.signals import ending_by_signals, explaining
+
+signals.SAYING_SECONDS = 30
+
+def start_again():
+    while True:
+        child = subprocess.Popen(["sleep", "60"])
+        print(child.pid, flush=True)
+        child.wait()
+        time.sleep(0.2)
+
+def explain():
+    time.sleep(0.7)
+    return "stopped"
+
+with ending_by_signals(), explaining(explain):
+    threading.Thread(target=start_again, daemon=True).start()
+    time.sleep(60)
+"""
+    with start(starting) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        others, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (143, "ratchet: stopped\n")
+    wait_until("the children's end", lambda: not any(map(is_alive, [first, *others.split()])))
+
+
+@pytest.mark.parametrize(
+    ("explain", "seconds", "printed"), [("endless", 1, ""), ("damaged", 30, "ratchet: stopped\n")]
+)
+def test_a_command_that_cannot_say_where_it_was_ends_all_the_same(
+    explain: str, seconds: int, printed: str
+) -> None:
+    silent = f"""
+import time
+from adapters.errors import UserError
+from flows.cli import signals
+from flows.cli.signals import ending_by_signals, explaining
+
+signals.SAYING_SECONDS = {seconds}
+
+def endless():
+    time.sleep(60)
+
+def damaged():
+    raise UserError("metrics.jsonl is damaged")
+
+with ending_by_signals(), explaining({explain}):
+    print("begun", flush=True)
+    time.sleep(60)
+"""
+    with start(silent) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (143, printed)
+
+
+def test_where_a_run_was_stopped_is_said_before_any_large_library_is_imported(
+    tmp_path: Path,
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    write_json(run.manifest, {})
+    append_row(run.metrics, {"step": 0})
+    program = f"""
+import sys
+from pathlib import Path
+from flows.cli.command_line import _explain_stop
+from tasks.storage.run_folder import RunFolder
+
+print(_explain_stop(RunFolder(Path({str(run.path)!r})), 2))
+print({{"torch", "tinker", "prefect", "pyarrow"}} & {{*sys.modules}})
+"""
+    with start(program) as process:
+        said, errors = process.communicate(timeout=60)
+    assert errors == ""
+    assert said == "stopped in step 2 of 2; `ratchet resume run` goes on\nset()\n"
+
+
+def test_a_forked_process_has_the_usual_effects_of_signals() -> None:
+    forked = """
+import os, signal, time
+from flows.cli.signals import ending_by_signals
+
+with ending_by_signals():
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, b"!")
+        time.sleep(60)
+    os.read(reading, 1)
+    os.kill(child, signal.SIGTERM)
+    print(os.waitpid(child, 0)[1], flush=True)
+    time.sleep(4)
+"""
+    with start(forked) as process:
+        said, errors = process.communicate(timeout=60)
+    assert (process.returncode, said, errors) == (0, f"{int(signal.SIGTERM)}\n", "")
+
+
+def test_a_command_that_no_signal_stops_leaves_the_handlers_as_they_were() -> None:
+    leaving = """
+import signal
+from flows.cli.signals import ending_by_signals
+
+before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+with ending_by_signals():
+    assert signal.getsignal(signal.SIGINT) != before[0]
+assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+assert signal.set_wakeup_fd(-1) == -1
+"""
+    with start(leaving) as process:
+        assert process.communicate(timeout=60) == ("", "")
+
+
+@pytest.mark.parametrize("words", [["runs"], ["keys"], ["train", "hello"], ["dryrun", "hello"]])
+def test_ctrl_c_while_a_command_begins_ends_it(words: list[str], tmp_path: Path) -> None:
+    commands = Commands(tmp_path, Random(0))
+    for after in (0, 0.3):
+        ended = commands.stop(words, signal.SIGINT, after)
+        faults = ended.faults() if ended else []
+        assert [fault for fault in faults if " s to stop" not in fault] == []
+        assert ended is None or ended.seconds < 30
+    assert not [*tmp_path.glob("*/manifest.json")]
+
+
+@pytest.mark.story
+@pytest.mark.timeout(1800)
+def test_commands_that_are_stopped_at_random_moments_end_in_time_and_go_on(tmp_path: Path) -> None:
+    endings, faults = stop_commands(Commands(tmp_path, Random(1)), times=2)
+    assert not faults, faults
+    assert endings, "some come before the command's own end"
+
+
+def start(program: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def is_alive(process: str) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(int(process)).status() != psutil.STATUS_ZOMBIE
+    return False

@@ -1,0 +1,149 @@
+"""A run in Prefect's UI: flow runs named after the run, task runs after files and linked."""
+
+import re
+import time
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    FlowRunFilter,
+    FlowRunFilterName,
+    TaskRunFilter,
+    TaskRunFilterFlowRunId,
+)
+from prefect.client.schemas.objects import Artifact, FlowRun, TaskRun
+
+from flows.evaluate import evaluate
+from flows.runtime.run_summary import RunSummary
+from flows.train import train
+from tests.support.engine_server import Address
+from tests.support.small_recipe import small_recipe
+
+RECORDING_SECONDS = 60
+"""Prefect records task runs a little after they have ended."""
+
+TASK_RUNS = {
+    *("shards/train-00000", "spans/train-00000.0", "spans/train-00000.1"),
+    *("trajectories/00000", "datums/00000", "updates/00000"),
+    *("spans/test-00000.0", "evaluations/00000", "evaluations/00001"),
+}
+
+
+RECIPE = small_recipe(
+    steps=1,
+    rollouts={"groups": 2, "group_size": 2, "max_tokens": 8, "batches": 2},
+    evaluation={"examples": 1, "greedy": False},
+)
+
+
+def flow_run_called(name: str) -> FlowRun:
+    named = FlowRunFilter(name=FlowRunFilterName(any_=[name]))
+    with get_client(sync_client=True) as client:
+        [flow_run] = client.read_flow_runs(flow_run_filter=named)
+    return flow_run
+
+
+@pytest.fixture(scope="module")
+def summary(root: Path, prefect_server: None, tiny_chat: Address) -> RunSummary:
+    """The summary of a training of one step, in two batches."""
+    return train(RECIPE, run="linked")
+
+
+@pytest.fixture(scope="module")
+def evaluation(summary: RunSummary) -> tuple[FlowRun, float | None]:
+    """The flow run of an evaluation of that training's run, and its score."""
+    evaluated = evaluate(RECIPE, run=summary.run)
+    return flow_run_called("evaluate linked@1"), evaluated.scores["sampled"].finished.mean
+
+
+def artifacts_of(flow_run: FlowRun) -> dict[str, Artifact]:
+    own = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run.id]))
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(artifact_filter=own)
+    return {str(artifact.key): artifact for artifact in found}
+
+
+@pytest.fixture(scope="module")
+def flow_run(summary: RunSummary) -> FlowRun:
+    """The flow run of that training."""
+    return flow_run_called(summary.run)
+
+
+@pytest.fixture(scope="module")
+def task_runs(flow_run: FlowRun) -> dict[str, TaskRun]:
+    """The task runs of that flow run, by name."""
+    own = TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[flow_run.id]))
+    deadline = time.monotonic() + RECORDING_SECONDS
+    while True:
+        with get_client(sync_client=True) as client:
+            runs = {run.name: run for run in client.read_task_runs(task_run_filter=own, limit=200)}
+        if runs.keys() >= TASK_RUNS or time.monotonic() > deadline:
+            return runs
+        time.sleep(0.5)
+
+
+def inputs(run: TaskRun, parameter: str) -> set[UUID]:
+    return {given.id for given in run.task_inputs[parameter] if given.input_type == "task_run"}
+
+
+def test_a_flow_run_is_named_after_its_run(flow_run: FlowRun) -> None:
+    assert flow_run.name == "linked"
+
+
+def test_the_last_state_of_a_training_says_its_gain(flow_run: FlowRun, summary: RunSummary) -> None:
+    assert flow_run.state is not None
+    assert flow_run.state.message == summary.outcome
+    assert re.fullmatch(r"held-out reward \d\.\d\d → \d\.\d\d in 1 steps", summary.outcome)
+
+
+def test_an_evaluation_is_named_after_its_checkpoint_and_ends_with_its_score(
+    evaluation: tuple[FlowRun, float],
+) -> None:
+    flow_run, score = evaluation
+    assert flow_run.state is not None
+    assert flow_run.state.message == f"held-out reward {score:.2f} sampled"
+
+
+def test_a_training_leaves_curves_metrics_transcripts_and_evaluations(flow_run: FlowRun) -> None:
+    artifacts = artifacts_of(flow_run)
+    shown = ("progress", "curves", "metrics", "transcripts", "evaluations")
+    assert artifacts.keys() == {f"linked-{what}" for what in shown}
+    assert "![curves](data:image/svg+xml;base64," in str(artifacts["linked-curves"].data)
+    assert "## best: train-00000-" in str(artifacts["linked-transcripts"].data)
+    said = "The best, the middle and the worst rollout of linked in step 0 by reward, and up to 3"
+    assert (artifacts["linked-transcripts"].description or "").startswith(said)
+
+
+def test_evaluations_link_to_the_flow_run_that_trained_the_checkpoint(
+    flow_run: FlowRun, evaluation: tuple[FlowRun, float]
+) -> None:
+    """The training's own artifact has another version, of the same key."""
+    for scored_by in (flow_run, evaluation[0]):
+        text = str(artifacts_of(scored_by)["linked-evaluations"].data)
+        assert f"[linked](../../runs/flow-run/{flow_run.id}) trained these" in text
+        assert "[curves](../../artifacts/key/linked-curves)" in text
+        assert re.findall(r"^\| (linked@\d \w+) \| all \| 1 \| 0 \|", text, re.M) == [
+            "linked@0 sampled",
+            "linked@1 sampled",
+        ]
+        assert len(re.findall(r"^\| linked@\d \| `tinker://", text, re.M)) == 2
+
+
+def test_task_runs_are_named_after_their_files(task_runs: dict[str, TaskRun]) -> None:
+    assert task_runs.keys() >= TASK_RUNS
+
+
+def test_each_task_run_is_linked_to_those_whose_files_it_reads(
+    task_runs: dict[str, TaskRun],
+) -> None:
+    batches = {task_runs[f"spans/train-00000.{number}"].id for number in (0, 1)}
+    for batch in ("spans/train-00000.0", "spans/train-00000.1"):
+        assert inputs(task_runs[batch], "shard") == {task_runs["shards/train-00000"].id}
+    assert inputs(task_runs["trajectories/00000"], "spans") == batches
+    assembled = task_runs["trajectories/00000"].id
+    assert inputs(task_runs["datums/00000"], "trajectories") == {assembled}
+    assert inputs(task_runs["updates/00000"], "datums") == {task_runs["datums/00000"].id}

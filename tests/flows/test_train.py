@@ -1,0 +1,180 @@
+"""The stories of training: it repeats itself, it goes on, and it says what is wrong."""
+
+import json
+import logging
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from adapters.errors import ServiceError
+from adapters.harness.agents import AgentError
+from flows.evaluate import evaluate
+from flows.runtime.open_run import open_run
+from flows.train import train
+from tasks.checkpoints import Ledger
+from tasks.examples.reading import DatasetError
+from tasks.metrics import read_metrics
+from tasks.rollouts import RolloutServer
+from tasks.storage.run_folder import RunError
+from tests.support.dying_engine import dying_in_batch, dying_in_update, ending_the_run
+from tests.support.small_recipe import HELLO, small_recipe
+
+OF_A_RESTART = ("seconds/", "replay/", "rollouts/retried", "calls/lost")
+
+pytestmark = pytest.mark.usefixtures("prefect_server", "no_tinker")
+
+
+@pytest.fixture(scope="module")
+def trained(
+    tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
+) -> Iterator[Path]:
+    """A run of two steps."""
+    root = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RATCHET_RUNS", str(root))
+        train(small_recipe(), run="one")
+        yield root / "one"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+    return tmp_path
+
+
+def final_weights(run: Path) -> dict[str, str]:
+    """Return the SHA-256 of the LoRA and of the optimizer's state of the last checkpoint."""
+    last = json.loads((run / "checkpoints.jsonl").read_text().splitlines()[-1])
+    name = last["state"].removeprefix("tinker://")
+    files = (run / "engine").rglob(f"{name}.*/*.safetensors")
+    return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def without_clocks(run: Path) -> list[dict[str, float]]:
+    """Return the metrics that an interrupted run shares with an undisturbed one."""
+    rows = read_metrics(run / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if not k.startswith(OF_A_RESTART)} for row in rows]
+
+
+@pytest.mark.story
+def test_the_same_recipe_twice_is_the_same_run_byte_for_byte(trained: Path, runs: Path) -> None:
+    train(small_recipe(), run="two")
+    assert len(final_weights(trained)) == 2
+    assert final_weights(runs / "two") == final_weights(trained)
+    assert without_clocks(runs / "two") == without_clocks(trained)
+
+
+def test_what_is_sampled_is_what_is_trained(trained: Path) -> None:
+    first = read_metrics(trained / "metrics.jsonl")[0]
+    assert abs(first["kl_sample_train_v1"]) <= 1e-4
+    assert first["kl_sample_train_v2"] <= 1e-8
+    assert first["rollouts/ok"] == 16
+
+
+@pytest.mark.story
+def test_a_run_that_is_whole_is_read_and_not_repeated(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a rollout was started")
+
+    monkeypatch.setattr(RolloutServer, "play", refuse)
+    outcome = train(small_recipe(), run="one")
+    assert outcome.steps == 2
+    assert outcome.before is not None
+    assert outcome.after is not None
+
+
+@pytest.mark.story
+def test_a_checkpoint_is_scored_anew_only_by_other_settings(trained: Path) -> None:
+    evaluations = trained / "evaluations"
+    assert set(evaluate(small_recipe(), run="one").scores) == {"sampled", "greedy"}
+    assert {path.name for path in evaluations.iterdir()} == {"00000.json", "00002.json"}
+
+    wider = small_recipe(evaluation={"examples": 6, "rollouts": 2, "greedy": False})
+    score = evaluate(wider, run="one", checkpoint=0).scores["sampled"]
+    assert (score.rollouts, set(score.finished.pass_at)) == (12, {1, 2})
+    assert len(list(evaluations.iterdir())) == 3
+
+
+def test_a_run_is_bound_to_its_recipe(trained: Path) -> None:
+    with pytest.raises(RunError, match="seed: 0 → 1"):
+        train(small_recipe(seed=1), run="one")
+
+
+@pytest.mark.story
+def test_a_run_whose_engine_dies_goes_on_by_itself(
+    trained: Path,
+    runs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(runs))
+    with dying_in_batch("train-00001.0"), caplog.at_level(logging.WARNING):
+        train(small_recipe(), run="broken")
+    assert "the run is started again (start 2 of 3), since the engine" in caplog.text
+    assert len(final_weights(trained)) == 2
+    assert final_weights(runs / "broken") == final_weights(trained)
+    assert without_clocks(runs / "broken") == without_clocks(trained)
+
+
+@pytest.mark.story
+def test_an_engine_that_dies_in_an_update_leaves_it_in_doubt_and_it_is_rebuilt(
+    trained: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(runs))
+    with dying_in_update(1), ending_the_run():
+        train(small_recipe(), run="doubtful")
+    assert Ledger(runs / "doubtful" / "checkpoints.jsonl").in_doubt() == 2
+    train(small_recipe(), run="doubtful")
+    assert final_weights(runs / "doubtful") == final_weights(trained)
+    assert without_clocks(runs / "doubtful") == without_clocks(trained)
+    update = json.loads((runs / "doubtful" / "updates" / "00001.json").read_text())
+    assert update["probe/max_difference"] <= 1e-4
+    assert update["probe/optimizer_step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        (
+            {"agent": "helo"},
+            AgentError,
+            "no agent 'helo'; there are: arithmetic, gsm8k, guess_the_number, hello",
+        ),
+        ({"dataset": {"path": "none.csv"}}, DatasetError, "none.csv does not exist"),
+        (
+            {"dataset": {"path": str(HELLO), "columns": ["name"]}},
+            DatasetError,
+            "has no column 'name' (found: identity, split)",
+        ),
+        ({"model": {"base": "/no/such/model"}}, ServiceError, "/no/such/model"),
+    ],
+)
+def test_what_a_user_can_mend_is_said_in_a_sentence(
+    runs: Path, changes: dict[str, object], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error) as raised:
+        train(small_recipe(**changes), run="one")
+    assert said in str(raised.value)
+
+
+def test_a_run_that_cannot_be_opened_leaves_no_folder(runs: Path, tmp_path: Path) -> None:
+    no_model = tmp_path / "model"
+    no_model.mkdir()
+    recipe = small_recipe(model={"base": str(no_model)})
+    with pytest.raises(ServiceError, match=r"no config\.json"), open_run(recipe, "one"):
+        pass
+    assert not (runs / "one").exists()
+
+
+def test_a_key_of_the_wrong_form_is_refused_and_not_shown(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "sk-secret")
+    with pytest.raises(ServiceError) as raised:
+        train(small_recipe(), run="one")
+    assert "starts with 'tml-'" in str(raised.value)
+    assert "sk-secret" not in str(raised.value)

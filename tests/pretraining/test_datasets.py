@@ -1,0 +1,96 @@
+import csv
+import hashlib
+import json
+import re
+from fractions import Fraction
+from operator import add, mul, sub, truediv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretraining.corpora import arithmetic, gem_guesses, guess_the_number, hello, word_problems
+
+DATASETS = Path(__file__).parents[2] / "datasets"
+FILES = [
+    "hello.csv",
+    "arithmetic.jsonl",
+    "guess_the_number.jsonl",
+    "gem_games.jsonl",
+    "twenty_questions.csv",
+]
+SPLITS = {"gsm8k/train.jsonl": 80, "gsm8k/test.jsonl": 20}
+"""Files of one split → their rows."""
+CALCULATION = re.compile(r"(\d+[-+*/]\d+)=<<(\d+)([-+*/])(\d+)=(\d+)>>(\d+)")
+OPERATORS = {"+": add, "-": sub, "*": mul, "/": truediv}
+HALVES_AND_THIRDS = {"2", "3"}
+"""Numbers that a question says in words."""
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    with (DATASETS / name).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file)) if name.endswith("csv") else [*map(json.loads, file)]
+
+
+@pytest.mark.parametrize("name", [*FILES, *SPLITS])
+def test_the_readme_tells_each_file_by_its_hash(name: str) -> None:
+    digest = hashlib.sha256((DATASETS / name).read_bytes()).hexdigest()
+    assert digest in (DATASETS / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_held_out_row_is_trained_on(name: str) -> None:
+    bare = [{**row, "split": ""} for row in rows(name)]
+    assert len({json.dumps(row, sort_keys=True) for row in bare}) == len(bare)
+    assert {row["split"] for row in rows(name)} == {"train", "test"}
+
+
+def test_the_files_are_what_their_generators_write() -> None:
+    assert rows("hello.csv") == hello.examples()
+    assert rows("arithmetic.jsonl") == arithmetic.examples()
+    assert rows("guess_the_number.jsonl") == guess_the_number.examples()
+    assert rows("gem_games.jsonl") == gem_guesses.examples()
+    assert {split: rows(f"gsm8k/{split}.jsonl") for split in ("train", "test")} == (
+        word_problems.examples()
+    )
+
+
+def test_word_problems_are_held_out_by_their_file() -> None:
+    assert {name: len(rows(name)) for name in SPLITS} == SPLITS
+    asked = [row["question"] for name in SPLITS for row in rows(name)]
+    assert len(set(asked)) == len(asked)
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_the_calculations_of_word_problems_are_right(name: str) -> None:
+    """Each is written as 2+3=<<2+3=5>>5, and the last one's result is the answer."""
+    for row in rows(name):
+        assert set(row) == {"question", "answer"}
+        *lines, answer = row["answer"].splitlines()
+        steps = [CALCULATION.findall(line) for line in lines]
+        assert [len(step) for step in steps] in ([1], [1, 1], [1, 1, 1])
+        for [(written, left, sign, right, result, said)] in steps:
+            assert written == f"{left}{sign}{right}"
+            assert Fraction(result) == OPERATORS[sign](Fraction(left), Fraction(right))
+            assert said == result
+        assert answer == f"#### {steps[-1][0][4]}"
+        given = re.findall(r"\d+", row["question"])
+        known = {*given, *(step[0][4] for step in steps), *HALVES_AND_THIRDS}
+        assert {number for step in steps for number in (step[0][1], step[0][3])} <= known
+
+
+def test_hello_has_enough_identities() -> None:
+    splits = [row["split"] for row in rows("hello.csv")]
+    assert (splits.count("train"), splits.count("test")) == (400, 128)
+
+
+def test_every_fact_is_yes_no_or_neither() -> None:
+    for row in rows("twenty_questions.csv"):
+        assert {row[column] for column in row if column.endswith("?")} <= {"yes", "no", "n/a"}
+
+
+def test_two_hundred_nouns_in_ten_categories_are_split_alike() -> None:
+    nouns = rows("twenty_questions.csv")
+    assert len({noun["answer"] for noun in nouns}) == 210
+    held_out = [noun["category"] for noun in nouns if noun["split"] == "test"]
+    assert {held_out.count(category) for category in held_out} == {4}

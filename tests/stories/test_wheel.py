@@ -1,0 +1,158 @@
+"""The wheel in a new environment, in an empty folder: what a user does first."""
+
+import json
+import os
+import subprocess
+import sysconfig
+import venv
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows.cli.new_project import AGENT
+from tests.support.prefect_team import open_team, read_log, wait_for_schedule
+from tests.support.processes import ROOT
+
+PYTHON = ROOT / os.environ.get("WHEEL_PYTHON", ".venv-wheel/bin/python")
+pytestmark = [
+    pytest.mark.story,
+    pytest.mark.skipif(
+        not PYTHON.exists(),
+        reason=f"there is no {PYTHON} to build the wheel; run `make wheel`",
+    ),
+]
+
+SMALL = {
+    "steps": 2,
+    "rollouts.groups": 2,
+    "rollouts.group_size": 4,
+    "evaluation.examples": 2,
+    "evaluation.greedy": "false",
+}
+SECONDS = 900
+"""Time for one command on a busy machine; a run takes half a minute on an idle one."""
+
+OWN = """
+from importlib.util import find_spec
+
+import introduce
+import mine
+
+
+async def play(example, **endpoint):
+    assert [name for name in ("agents", "datasets", "tests", "runs") if find_spec(name)] == []
+    return mine.REWARD + await introduce.play(example, **endpoint)
+"""
+
+
+@pytest.fixture(scope="module")
+def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The commands of a new environment with the wheel; its dependencies are this one's."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [str(PYTHON), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    subprocess.run([*build, str(ROOT)], check=True, timeout=SECONDS)
+    [wheel] = folder.glob("*.whl")
+    environment = folder / "environment"
+    venv.create(environment, with_pip=False, symlinks=True)
+    [packages] = environment.glob("lib/python*/site-packages")
+    # A folder on the path, whose own .pth files do not count: an editable install is not seen.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    python = environment / "bin" / "python"
+    install = [*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run(install, check=True, timeout=SECONDS)
+    return python.parent
+
+
+@pytest.fixture(scope="module")
+def variables() -> Mapping[str, str]:
+    """The environment of a user who has neither a checkout nor a service."""
+    own = ("PYTHONPATH", "RATCHET_RUNS")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in own and not name.startswith(("PREFECT_", "TINKER_"))
+    }
+
+
+@pytest.fixture(scope="module")
+def project(
+    tmp_path_factory: pytest.TempPathFactory, binaries: Path, variables: Mapping[str, str]
+) -> Path:
+    """A folder that had nothing in it before `ratchet init`."""
+    folder = tmp_path_factory.mktemp("project")
+    run(folder, variables, binaries / "ratchet", "init")
+    return folder
+
+
+def run(folder: Path, variables: Mapping[str, str], command: Path, *words: str) -> str:
+    """Run a command in a folder, and return what it prints; DuckDB has nothing to complain of."""
+    ran = subprocess.run(
+        [str(command), *words],
+        cwd=folder,
+        env=dict(variables),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "leaked" not in ran.stderr, ran.stderr
+    return ran.stdout
+
+
+def small(**changes: object) -> Iterator[str]:
+    for key, value in {**SMALL, **changes}.items():
+        yield from ("--set", f"{key}={value}")
+
+
+def test_an_example_is_trained_in_the_user_s_folder(
+    project: Path, binaries: Path, variables: Mapping[str, str]
+) -> None:
+    said = run(project, variables, binaries / "ratchet", "train", "hello", *small())
+    assert " in 2 steps: " in said
+    [metrics] = project.glob("runs/hello-*/metrics.jsonl")
+    assert len(metrics.read_text().splitlines()) == 2
+    page = run(project, variables, binaries / "ratchet", "report", metrics.parent.name)
+    assert "</html>" in (project / page.strip()).read_text()
+
+
+def test_the_new_project_s_test_passes_and_its_agent_plays(
+    project: Path, binaries: Path, variables: Mapping[str, str]
+) -> None:
+    run(project, variables, binaries / "python", "-m", "pytest", "-p", "no:cacheprovider", "tests")
+    said = run(project, variables, binaries / "ratchet", "dryrun", AGENT, "--examples", "1")
+    assert "# transcript" in said
+
+
+def test_an_agent_of_the_user_s_imports_what_lies_beside_it_and_no_folder(
+    project: Path, binaries: Path, variables: Mapping[str, str]
+) -> None:
+    (project / "agents" / "own.py").write_text(OWN)
+    (project / "mine.py").write_text("REWARD = 0.5\n")
+    own = ["dryrun", AGENT, "--set", "agent=own", "--examples", "1"]
+    assert "# transcript" in run(project, variables, binaries / "ratchet", *own)
+
+
+def test_a_schedule_of_the_new_project_trains_on_a_server(
+    project: Path, binaries: Path, variables: Mapping[str, str], tmp_path: Path
+) -> None:
+    declared = yaml.safe_load((project / "prefect.yaml").read_text())
+    [training, evaluation] = declared["deployments"]
+    training["parameters"]["recipe"] |= {
+        "steps": 1,
+        "rollouts": {"groups": 2, "group_size": 2},
+        "evaluation": {"examples": 2, "greedy": False},
+    }
+    training["schedules"] = [{"interval": 60}]
+    deployments = [training, evaluation]
+    (project / "prefect.yaml").write_text(yaml.safe_dump(declared | {"deployments": deployments}))
+    with open_team([str(binaries / "ratchet")], project, tmp_path, variables) as api:
+        deployment = api.get(f"/deployments/name/train/{AGENT}").json()
+        ended = wait_for_schedule(api, deployment["id"])
+        assert ended["state"]["type"] == "COMPLETED", read_log(api, ended["id"])
+    assert ended["state"]["message"].startswith("held-out reward ")
+    made = json.loads((project / "runs" / ended["name"] / "manifest.json").read_text())
+    assert made["recipe"]["agent"] == AGENT

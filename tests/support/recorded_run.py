@@ -1,0 +1,29 @@
+"""A run with one step of two rollouts: a journal and the three Parquet files made from it."""
+
+from pathlib import Path
+
+from adapters.calls import POLICY
+from tasks.algorithm.advantages import CreditAssignment
+from tasks.datums import write_datums
+from tasks.recording.journal import seal
+from tasks.recording.spans import EndedAttempt, reward_span
+from tasks.storage.run_folder import RunFolder
+from tasks.trajectories import write_trajectories
+from tests.tasks.test_journal import NOON, call, written
+
+BATCH = "train-00000.0"
+CENTRED = CreditAssignment("centred")
+
+
+def record_run(folder: Path) -> RunFolder:
+    """Record the rollouts of a step, and make its trajectories and its four datums."""
+    run = RunFolder(folder)
+    group = {"group_id": "train-00000-0000", "prefix_how": "new", "policy_version": "00000"}
+    spans = [call(number, rollout) | group for number in (1, 2) for rollout in (0, 1)]
+    for rollout in (0, 1):
+        end = EndedAttempt(f"train-00000-0000-0{rollout}", 0, NOON, NOON)
+        spans.append(reward_span(end, float(rollout)))
+    sealed = seal(written(run.journal(BATCH), *spans), run.spans(BATCH))
+    write_trajectories(run.trajectories(POLICY, 0), [sealed])
+    write_datums(run.datums(POLICY, 0), run.trajectories(POLICY, 0), CENTRED)
+    return run

@@ -1,0 +1,127 @@
+"""KL estimators and penalties of tokens, by their definitions; numbers by hand."""
+
+from math import exp
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flows.recipe.algorithm import Divergence
+from tasks.algorithm.advantages import CreditAssignment
+from tasks.algorithm.divergences import ESTIMATORS, Penalty
+from tasks.datums import build
+from tasks.references import SCHEMA
+from tests.support.trajectory_rows import table
+from tests.tasks.test_returns import advantages, trajectory
+
+DEFINITIONS = {
+    "k1": lambda q, ref: q - ref,
+    "k2": lambda q, ref: (q - ref) ** 2 / 2,
+    "k3": lambda q, ref: exp(ref - q) - 1 - (ref - q),
+    "low_var_kl": lambda q, ref: min(exp(ref - q) - 1 - (ref - q), 10),
+    "abs": lambda q, ref: abs(q - ref),
+}
+LOG_PROBABILITY = st.floats(-8, 0)
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+@given(q=LOG_PROBABILITY, ref=LOG_PROBABILITY)
+def test_an_estimator_follows_its_definition(name: str, q: float, ref: float) -> None:
+    estimate = ESTIMATORS[name].estimate(np.array([ref - q]))
+    assert estimate[0] == pytest.approx(DEFINITIONS[name](q, ref), rel=1e-6, abs=1e-6)
+
+
+def test_every_estimator_has_a_definition() -> None:
+    assert DEFINITIONS.keys() == ESTIMATORS.keys()
+
+
+@pytest.mark.parametrize("name", ["k1", "k3"])
+def test_an_estimator_is_the_divergence_in_expectation(name: str) -> None:
+    """KL(q, ref) of q = (0.7, 0.2, 0.1) and ref = (0.5, 0.25, 0.25), over all three tokens."""
+    q, ref = np.array([0.7, 0.2, 0.1]), np.array([0.5, 0.25, 0.25])
+    exact = float((q * np.log(q / ref)).sum())
+    assert float((q * ESTIMATORS[name].estimate(np.log(ref / q))).sum()) == pytest.approx(exact)
+
+
+def test_a_penalty_counts_later_tokens_by_its_discount_and_may_have_a_baseline() -> None:
+    """The sampled tokens are the last three; their k1 is 1, 2 and 3, and the mean is 2."""
+    log_q, mask = np.zeros(4), np.array([0, 1, 1, 1])
+    of_tokens = Penalty(0.5).of_tokens(log_q, np.array([-9.0, -1.0, -2.0, -3.0]), mask)
+    assert of_tokens.tolist() == [0.0, 0.5, 1.0, 1.5]
+    for penalty, expected in (
+        (Penalty(0.5), [0.0, 0.5, 1.0, 1.5]),
+        (Penalty(0.5, discount=0.5), [0.6875, 1.375, 1.75, 1.5]),
+        (Penalty(0.5, baseline="mean"), [0.0, -0.5, 0.0, 0.5]),
+        (Penalty(0.5, baseline="mean", discount=1.0), [0.0, 0.0, 0.5, 0.5]),
+    ):
+        assert penalty.from_advantages([of_tokens], [mask])[0].tolist() == expected
+
+
+def references(*rows: dict, logprobs: list[float]) -> pa.Table:
+    names = SCHEMA.names[:-1]
+    made = [{n: row[n] for n in names} | {"logprobs": logprobs} for row in rows]
+    return pa.Table.from_pylist(made, schema=SCHEMA)
+
+
+def test_a_penalty_lessens_the_advantage_of_each_token() -> None:
+    """Sampled tokens have log q = -1; the reference gives -1.5 and -1, so k1 is 0.5 and 0."""
+    rows = trajectory(0, 1.0, [None]), trajectory(1, 0.0, [None])
+    of_reference = references(*rows, logprobs=[0.0, -1.5, -1.0])
+    credit = CreditAssignment("centred", penalty=Penalty(0.1))
+    datums = build(table(*rows), credit, of_reference)
+    assert advantages(datums) == [pytest.approx([0.45, 0.5]), pytest.approx([-0.55, -0.5])]
+    assert datums["advantage"].to_pylist() == [0.5, -0.5], "it is what the comparison gave"
+
+
+def test_a_penalty_in_the_reward_is_compared_with_the_group_s() -> None:
+    """Both are equally far from the reference, so only the rewards differ, and none moves."""
+    rows = trajectory(0, 1.0, [None]), trajectory(1, 0.0, [None])
+    of_reference = references(*rows, logprobs=[0.0, -1.5, -1.0])
+    in_reward = Penalty(0.1, placement="reward")
+    datums = build(table(*rows), CreditAssignment("centred", penalty=in_reward), of_reference)
+    assert advantages(datums) == [pytest.approx([0.5, 0.5]), pytest.approx([-0.5, -0.5])]
+
+
+def test_reinforce_plus_plus_whitens_the_returns_of_tokens() -> None:
+    """The returns are 1 - 0.05, 1, -0.05 and 0: the first token of each answer costs 0.05."""
+    rows = trajectory(0, 1.0, [None]), trajectory(1, 0.0, [None])
+    of_reference = references(*rows, logprobs=[0.0, -1.5, -1.0])
+    credit = CreditAssignment("reinforce_plus_plus", penalty=Penalty(0.1, placement="reward"))
+    returns = np.array([0.95, 1.0, -0.05, 0.0])
+    whitened = (returns - returns.mean()) / returns.std(ddof=1)
+    made = np.concatenate(advantages(build(table(*rows), credit, of_reference)))
+    assert made == pytest.approx(whitened, abs=1e-6)
+
+
+def test_what_all_rollouts_earn_alike_trains_by_the_terms_of_its_tokens_alone() -> None:
+    rows = trajectory(0, 1.0, [None]), trajectory(1, 1.0, [None])
+    assert build(table(*rows), CreditAssignment("centred")).num_rows == 0
+    bonus = CreditAssignment("centred", entropy_coefficient=0.01)
+    assert advantages(build(table(*rows), bonus)) == [pytest.approx([0.01, 0.01])] * 2
+
+
+def test_references_of_other_trajectories_are_refused() -> None:
+    rows = trajectory(0, 1.0, [None]), trajectory(1, 0.0, [None])
+    credit = CreditAssignment("centred", penalty=Penalty(0.1))
+    with pytest.raises(ValueError, match="not those of its trajectories"):
+        build(table(*rows), credit, references(rows[0], logprobs=[0.0, -1.5, -1.0]))
+    with pytest.raises(ValueError, match="needs the references"):
+        build(table(*rows), credit)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"estimator": "k2"}, "coefficient 0 ignores estimator"),
+        ({"reference": "sft@3", "discount": 0.5}, "coefficient 0 ignores reference, discount"),
+        ({"coefficient": 0.1, "estimator": "k4"}, "no KL estimator 'k4'"),
+        ({"coefficient": 0.1, "estimator": "corrected_k3"}, "give k3"),
+        ({"coefficient": 0.1, "placement": "reward", "discount": 0.5}, "ignores discount"),
+        ({"coefficient": 0.1, "placement": "reward", "baseline": "mean"}, "ignores baseline"),
+    ],
+)
+def test_a_setting_that_would_do_nothing_is_refused(settings: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Divergence.model_validate(settings)

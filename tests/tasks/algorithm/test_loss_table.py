@@ -1,0 +1,123 @@
+"""The table of losses agrees with Tinker, with the engine, with the datums and with the recipe."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from pydantic import ValidationError
+from tinker.types import LossFnType
+
+from benchmarks.algorithms import describe_advantages, describe_losses
+from engine.training.losses import LOSSES as ENGINE_LOSSES
+from tasks.algorithm.losses import LOSSES, check_loss, find_loss, service_loss
+from tasks.algorithm.settings import Option
+from tasks.datums import read_datums
+from tests.support.small_recipe import small_recipe
+from tests.tasks.test_datums import trajectory, written
+
+every_loss = pytest.mark.parametrize("loss", LOSSES)
+BUILT_IN = [name for name, loss in LOSSES.items() if loss.service_loss == name]
+
+
+def test_the_table_has_exactly_the_losses_of_tinker_that_the_engine_serves() -> None:
+    assert set(ENGINE_LOSSES) == set(get_args(LossFnType)) & set(ENGINE_LOSSES)
+    assert {*BUILT_IN, "dro"} == set(ENGINE_LOSSES)  # Tinker's dro has no mask
+    assert {loss.service_loss for loss in LOSSES.values()} == set(BUILT_IN)
+
+
+@pytest.mark.parametrize("loss", BUILT_IN)
+def test_the_table_has_the_inputs_settings_and_defaults_that_the_engine_reads(loss: str) -> None:
+    ours, engine = LOSSES[loss], ENGINE_LOSSES[loss]
+    inputs = ours.inputs.keys() - {"target_tokens"}
+    assert set(engine.required) <= inputs <= {*engine.required, *engine.optional}
+    assert service_loss(loss, {}).settings == engine.defaults
+
+
+@every_loss
+def test_every_loss_reads_its_inputs_from_datums(tmp_path: Path, loss: str) -> None:
+    path = written(tmp_path, trajectory(0, 1.0, [0, 0, 1]), trajectory(1, 0.0, [0, 1]))
+    datums = read_datums(path, loss)
+    assert len(datums) == 2
+    assert all(datum.loss_fn_inputs.keys() == LOSSES[loss].inputs.keys() for datum in datums)
+
+
+@every_loss
+def test_a_recipe_takes_every_loss_with_the_settings_that_it_reads(loss: str) -> None:
+    known = LOSSES[loss].settings
+    settings = {
+        name: setting.default
+        for name, setting in known.items()
+        if isinstance(setting, Option) or setting.used_by is None
+    }
+    recipe = small_recipe(algorithm={"loss": loss, "loss_settings": settings})
+    request = recipe.update_method().request(0)
+    assert request.loss.name == LOSSES[loss].service_loss
+    assert (request.loss.derivative is None) == (LOSSES[loss].weighted is None)
+
+
+@every_loss
+def test_a_setting_that_a_loss_ignores_is_refused_with_the_ones_it_reads(loss: str) -> None:
+    read = ", ".join(list(LOSSES[loss].settings)[:1]) or "none"
+    said = rf"the loss {loss} would ignore clips \(it reads: {read}.*\); remove them or choose ano"
+    with pytest.raises(ValueError, match=said):
+        check_loss(loss, {"clips": 1.0})
+    with pytest.raises(ValidationError, match=said):
+        small_recipe(algorithm={"loss": loss, "loss_settings": {"clips": 1.0}})
+
+
+def test_stable_reinforce_is_refused_with_its_reason_and_what_to_use() -> None:
+    said = "stable_reinforce has no published formula.*not be replayed.*; give gspo or cispo"
+    with pytest.raises(ValidationError, match=said):
+        small_recipe(algorithm={"loss": "stable_reinforce"})
+
+
+def test_the_tables_of_the_docs_are_those_of_the_code() -> None:
+    said = Path("docs/algorithms.md").read_text(encoding="utf-8")
+    for table in (describe_losses(), describe_advantages()):
+        assert table.partition("\n\n")[2] in said
+
+
+@pytest.mark.parametrize("name", ["grpo", ""])
+def test_an_unknown_loss_is_refused_with_the_known_ones(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"no loss '{name}' \(there is: importance_sampling, ppo"):
+        find_loss(name)
+    with pytest.raises(ValidationError, match="there is: importance_sampling, ppo"):
+        small_recipe(algorithm={"loss": name})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"clip_low_threshold": 1.5}, "needs a number from 0 to 1 as its clip_low_threshold, not"),
+        ({"clip_low_threshold": "low"}, "needs a number from 0 to 1"),
+        ({"clip_high_threshold": 0.5}, "needs a number from 1 to inf"),
+    ],
+)
+def test_a_setting_out_of_its_bounds_is_refused(settings: dict, said: str) -> None:
+    with pytest.raises(ValidationError, match=f"the loss ppo {said}"):
+        small_recipe(algorithm={"loss": "ppo", "loss_settings": settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "ignored"),
+    [
+        ({"clip_low_threshold": 0.9}, "clip_low_threshold"),
+        ({"clip": "one_side", "ring_low_threshold": 0.1}, "ring_low_threshold"),
+        ({"weight": "ratio", "temperature": 2.0}, "temperature"),
+        ({"regularizer_coefficient": 0.5}, "regularizer_coefficient"),
+    ],
+)
+def test_a_setting_that_another_one_switches_off_is_refused(settings: dict, ignored: str) -> None:
+    with pytest.raises(ValidationError, match=f"the loss rec would ignore {ignored} "):
+        small_recipe(algorithm={"loss": "rec", "loss_settings": settings})
+
+
+def test_opmd_is_cross_entropy_with_constant_weights(tmp_path: Path) -> None:
+    path = written(tmp_path, trajectory(0, 1.0, [0, 1]), trajectory(1, 0.0, [0, 1]))
+    for tau in (0.0, 1.0, 3.0):
+        plain, opmd = (
+            [datum.loss_fn_inputs["weights"].tolist() for datum in read_datums(path, loss, given)]
+            for loss, given in (("cross_entropy", {}), ("opmd", {"tau": tau}))
+        )
+        assert [[weight / (1 + tau) for weight in of] for of in plain] == opmd
+    assert service_loss("opmd", {"tau": 3.0}).settings == {}

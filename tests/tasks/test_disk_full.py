@@ -1,0 +1,220 @@
+"""A full disk stops the writing and not the run: when there is space again, everything is there."""
+
+import asyncio
+import errno
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from adapters.calls import Completion
+from adapters.door.batches import PlannedRollout, PlaySettings
+from adapters.door.door import Door
+from adapters.harness.batches import play_batch
+from tasks.recording import journal as journals
+from tasks.recording.journal import Journal, JournalError, read_journal
+from tasks.recording.spans import call_span
+from tasks.rollouts import RolloutServer, write_spans
+from tasks.storage.run_folder import RunFolder
+from tasks.storage.tables import read
+from tests.support.door_batches import ListRecorder
+from tests.support.opened_door import open_door, opened_batch
+from tests.support.played_batch import BATCH, PAIRS, Stage, open_stage, write_examples
+from tests.support.processes import wait_until
+from tests.tasks.test_journal import call
+from tests.tasks.test_recorded import EXAMPLE, talks
+
+SAID = "the disk of {} is full; writing goes on when there is space"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command here")
+    if mounted.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "FULL_SECONDS", 0.02)
+
+
+def fill(disk: Path) -> Path:
+    """A file that takes all the space there is."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"x" * 512)
+    return ballast
+
+
+def free_later(ballast: Path, wait: Callable[[], object]) -> threading.Thread:
+    """Free the disk, in a thread, when a wait is over."""
+
+    def free() -> None:
+        wait()
+        ballast.unlink()
+
+    thread = threading.Thread(target=free)
+    thread.start()
+    return thread
+
+
+def free_when_full(ballast: Path, journal: Journal) -> threading.Thread:
+    """Free the disk when a journal has met it full."""
+    return free_later(ballast, lambda: wait_until("a full disk", lambda: journal.full))
+
+
+def test_appends_wait_while_the_disk_is_full_and_none_is_lost(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = small_disk / "j.jsonl"
+
+    async def append_all(journal: Journal) -> None:
+        await asyncio.gather(*(journal.append(call(number)) for number in range(600, 604)))
+
+    with Journal(path) as journal:
+        journal.append_now(call(0))
+        ballast = fill(small_disk)
+        freeing = free_when_full(ballast, journal)
+        asyncio.run(append_all(journal))
+        assert not ballast.exists()
+        journal.append_now(call(9))
+    freeing.join()
+    assert [span["call"] for span in read_journal(path)] == [0, *range(600, 604), 9]
+    said = [record.message for record in caplog.records if record.name.startswith("tasks")]
+    assert said == [SAID.format(path)], "it is said once"
+
+
+def test_a_line_that_only_partly_fitted_is_cut_before_it_is_written_again(
+    small_disk: Path,
+) -> None:
+    path = small_disk / "j.jsonl"
+    with Journal(path) as journal:
+        journal.append_now(call(0))
+        whole = path.stat().st_size
+        ballast = fill(small_disk)
+        added = threading.Thread(target=journal.append_now, args=(long_call(),))
+        added.start()
+        wait_until("a full disk", lambda: journal.full)
+        wait_until("the cut of what was written of it", lambda: path.stat().st_size == whole)
+        ballast.unlink()
+        added.join(60)
+    assert [span["call"] for span in read_journal(path)] == [0, 2000]
+
+
+def long_call() -> dict:
+    """A span of some pages, so that a part of it fits where the whole does not."""
+    return call(2000)
+
+
+def test_a_journal_that_is_closed_while_the_disk_is_full_gives_up(small_disk: Path) -> None:
+    journal = Journal(small_disk / "j.jsonl")
+    ballast, errors = fill(small_disk), []
+
+    def add() -> None:
+        try:
+            journal.append_now(long_call())
+        except JournalError as error:
+            errors.append(str(error))
+
+    added = threading.Thread(target=add)
+    added.start()
+    wait_until("a full disk", lambda: journal.full)
+    journal.close()
+    added.join(60)
+    ballast.unlink()
+    assert len(errors) == 1
+    assert "No space left on device" in errors[0]
+    assert read_journal(journal.path) == []
+
+
+class JournalledCalls(ListRecorder):
+    """Recorder whose completions are spans of a journal."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__([PlannedRollout("train-00000-0000-00", {})])
+        self._journal = journal
+
+    async def answered(self, completion: Completion) -> None:
+        await self._journal.append(call_span(completion))
+
+
+def test_an_answer_waits_at_the_door_until_it_is_on_disk(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = small_disk / "j.jsonl"
+    with (
+        Journal(path) as journal,
+        open_door() as door,
+        opened_batch(door, JournalledCalls(journal)) as opened,
+    ):
+        opened.ask()
+        ballast = fill(small_disk)
+        freeing = free_when_full(ballast, journal)
+        answer = opened.ask(user="x" * 5000)  # the field is recorded, so a page and more
+        assert not ballast.exists()
+        freeing.join()
+    first, second = read_journal(path)
+    assert second["gen_ai_response_id"] == answer.id != first["gen_ai_response_id"]
+    assert SAID.format(path) in caplog.messages
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with open_stage(tmp_path_factory.mktemp("state")) as stage:
+        yield stage
+
+
+def test_the_time_of_a_rollout_does_not_run_while_the_disk_is_full(
+    small_disk: Path, tmp_path: Path, stage: Stage
+) -> None:
+    journals_on, rest = RunFolder(small_disk), RunFolder(tmp_path)
+    journals_on.journal(BATCH).parent.mkdir()
+    journals_on.journal(BATCH).touch()
+    shard = write_examples(rest, [EXAMPLE])
+    settings = PlaySettings(f"{talks.__module__}:{talks.__name__}", ["policy"], 2, 5)
+    freeing = free_later(fill(small_disk), lambda: time.sleep(7))
+    with Door(stage.chat, {}, run_seed=0) as door:
+        server = RolloutServer(journals_on, door, stage.service, settings)
+        write_spans(rest.spans(BATCH), shard, PAIRS, server, stage.sampled_by, play_batch)
+    freeing.join()
+    rows = read(rest.spans(BATCH)).to_pylist()
+    assert [row["kind"] for row in rows if row["kind"] != "llm"] == ["reward"] * 2
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_sync_that_finds_no_space_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Some file systems tell only then."""
+    sync, failures = os.fsync, iter([code, code])
+
+    def full(file: int) -> None:
+        failure = next(failures, None)
+        if failure is not None:
+            raise OSError(failure, "full")
+        sync(file)
+
+    path = tmp_path / "j.jsonl"
+    with Journal(path) as journal:
+        monkeypatch.setattr(os, "fsync", full)
+        journal.append_now(call(0))
+        journal.append_now(call(1))
+    assert [span["call"] for span in read_journal(path)] == [0, 1]

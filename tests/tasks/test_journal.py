@@ -1,0 +1,209 @@
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.recording.journal import Journal, JournalError, read_journal, read_spans, seal
+from tasks.recording.spans import EndedAttempt, Span, reward_span
+
+ROOT = Path(__file__).parents[2]
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def call(number: int, rollout: int = 0) -> Span:
+    tokens = list(range(number + 1))
+    return {
+        "rollout_id": f"train-00000-0000-{rollout:02d}",
+        "attempt": 0,
+        "role": "policy",
+        "call": number,
+        "span_id": f"{rollout}.{number}",
+        "kind": "llm",
+        "started": NOON,
+        "messages": [{"role": "user", "content": "é\n\u2028"}],
+        "prompt_token_ids": tokens,
+        "response_token_ids": tokens,
+        "logprobs": [-0.1] * len(tokens),
+        "prefix_len": number,
+    }
+
+
+def written(path: Path, *spans: Span) -> Path:
+    with Journal(path) as journal:
+        for span in spans:
+            journal.append_now(span)
+    return path
+
+
+def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
+    spans = [call(0), call(1), reward_span(EndedAttempt("train-00000-0000-00", 0, NOON, NOON), 0.1)]
+    assert read_journal(written(tmp_path / "new" / "j.jsonl", *spans)) == spans
+
+
+def test_what_json_can_say_and_few_writers_can_is_read_back(tmp_path: Path) -> None:
+    span = {**call(0), "attributes": {"seed": 10**30, "text": "half a pair: \ud800", "é": -0.0}}
+    assert read_journal(written(tmp_path / "j.jsonl", span)) == [span]
+
+
+def test_a_span_is_in_the_file_when_append_returns(tmp_path: Path) -> None:
+    async def append_many(journal: Journal) -> None:
+        async def append(number: int) -> None:
+            await journal.append(call(number))
+            assert any(span["call"] == number for span in read_journal(journal.path))
+
+        await asyncio.gather(*(append(number) for number in range(20)))
+
+    with Journal(tmp_path / "j.jsonl") as journal:
+        asyncio.run(append_many(journal))
+    assert len(read_journal(journal.path)) == 20
+
+
+def test_appends_that_wait_together_are_synced_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncs = []
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (syncs.append(file), sync(file)))
+
+    async def append_all(journal: Journal) -> None:
+        await asyncio.gather(*(journal.append(call(0, rollout)) for rollout in range(100)))
+
+    with Journal(tmp_path / "j.jsonl") as journal:
+        syncs.clear()
+        asyncio.run(append_all(journal))
+    assert len(syncs) < 50
+
+
+@pytest.mark.parametrize("kept", [1, 10, -1])
+def test_a_torn_last_line_never_counted(tmp_path: Path, kept: int) -> None:
+    path = written(tmp_path / "j.jsonl", call(0), call(1))
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + second[:kept])
+    assert read_journal(path) == [call(0)]
+    written(path, call(1), call(2))
+    assert read_journal(path) == [call(0), call(1), call(2)]
+
+
+@settings(max_examples=200)
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_found(
+    tmp_path_factory: pytest.TempPathFactory, place: float, bit: int
+) -> None:
+    path = tmp_path_factory.mktemp("flip") / "j.jsonl"
+    data = bytearray(written(path, call(0), call(1)).read_bytes())
+    at = int(place * (len(data) - 1))  # the last newline apart: without it the line is torn
+    data[at] ^= 1 << bit
+    path.write_bytes(data)
+    with pytest.raises(JournalError, match=r"j\.jsonl, line [12], is damaged"):
+        read_journal(path)
+
+
+def test_a_span_is_recorded_once(tmp_path: Path) -> None:
+    path = written(tmp_path / "j.jsonl", call(0))
+    with Journal(path) as journal:
+        with pytest.raises(ValueError, match="already has the span"):
+            journal.append_now(call(0))
+        journal.append_now(call(1))
+    assert len(read_journal(path)) == 2
+
+
+def test_a_span_that_breaks_an_invariant_is_not_written(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j.jsonl") as journal, pytest.raises(ValueError, match="prompt of 1"):
+        journal.append_now(call(0) | {"prefix_len": 2})
+    assert read_journal(journal.path) == []
+
+
+def test_a_journal_is_one_writer_s_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    with Journal(path), pytest.raises(JournalError, match="being written by another"):
+        Journal(path)
+    written(path, call(0))
+
+
+def test_a_closed_journal_says_so(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j.jsonl")
+    journal.close()
+    journal.close()
+    with pytest.raises(JournalError, match="is closed"):
+        journal.append_now(call(0))
+
+
+def test_after_a_failed_write_nothing_more_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with Journal(tmp_path / "j.jsonl") as journal:
+        monkeypatch.setattr(os, "fsync", broken)
+        with pytest.raises(JournalError, match="Input/output error"):
+            journal.append_now(call(0))
+        monkeypatch.undo()
+        with pytest.raises(JournalError, match="Input/output error"):
+            journal.append_now(call(1))
+
+
+def test_a_killed_writer_loses_nothing_it_had_confirmed(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    fields = {name: value for name, value in call(0).items() if name != "started"}
+    script = (
+        "import os; from pathlib import Path; from tasks.recording.journal import Journal\n"
+        f"journal = Journal(Path({str(path)!r}))\n"
+        f"for number in range(50): journal.append_now({fields!r} | {{'call': number}})\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False)
+    assert done.returncode == -9
+    assert [span["call"] for span in read_journal(path)] == list(range(50))
+
+
+def test_sealing_sorts_and_is_done_once(tmp_path: Path) -> None:
+    journal = written(tmp_path / "j.jsonl", call(1), call(0, rollout=1), call(0))
+    parquet = seal(journal, tmp_path / "spans" / "s.parquet")
+    first = parquet.stat().st_mtime_ns
+    assert read_spans(parquet)["span_id"].to_pylist() == ["0.0", "0.1", "1.0"]
+    assert read_spans(parquet) == read_spans(journal)
+    assert seal(journal, parquet).stat().st_mtime_ns == first
+
+
+def test_a_journal_with_a_span_twice_is_not_sealed(tmp_path: Path) -> None:
+    path = written(tmp_path / "j.jsonl", call(0))
+    path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(JournalError, match="twice"):
+        seal(path, tmp_path / "s.parquet")
+    assert not (tmp_path / "s.parquet").exists()
+
+
+def test_duckdb_reads_what_was_sealed(tmp_path: Path) -> None:
+    parquet = seal(written(tmp_path / "j.jsonl", call(2)), tmp_path / "s.parquet")
+    query = (
+        "select prompt_token_ids || response_token_ids, logprobs[1], messages->>'$[0].content', "
+        "started = '2026-01-01 12:00:00+00' from read_parquet($path)"
+    )
+    with duckdb.connect() as connection:
+        row = connection.execute(query, {"path": str(parquet)}).fetchone()
+    assert row == ([0, 1, 2, 0, 1, 2], pytest.approx(-0.1), "é\n\u2028", True)
+
+
+def test_token_columns_are_split_by_byte(tmp_path: Path) -> None:
+    parquet = seal(written(tmp_path / "j.jsonl", call(2)), tmp_path / "s.parquet")
+    group = pq.ParquetFile(parquet).metadata.row_group(0)
+    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    for name in ("prompt_token_ids", "response_token_ids", "logprobs"):
+        column = columns[f"{name}.list.element"]
+        assert "BYTE_STREAM_SPLIT" in column.encodings
+        assert (column.compression, column.has_dictionary_page) == ("ZSTD", False)
+
+
+def test_a_line_can_be_read_without_us(tmp_path: Path) -> None:
+    line = written(tmp_path / "j.jsonl", call(0)).read_text().split("\n")[0]
+    assert json.loads(line)["span"]["prompt_token_ids"] == [0]

@@ -1,0 +1,185 @@
+"""A run is bound to one recipe and to one format, and knows its parent."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.reports.reports import list_runs, runs_table
+from tasks.storage.json_files import write_json
+from tasks.storage.manifest import (
+    FORK,
+    FORMAT,
+    SEALED,
+    bind_run,
+    latest_run,
+    lineage,
+    parent_of,
+    read_manifest,
+    recipe_of,
+    write_manifest,
+)
+from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from tests.support.processes import ROOT
+
+RECIPE = {
+    "agent": "hello",
+    "steps": 2,
+    "dataset": {"path": __file__},
+    "roles": {},
+    "optimizer": {"learning_rate": 0.1},
+}
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+    return tmp_path
+
+
+def make_run(name: str, **changes: Any) -> RunFolder:
+    with bind_run(name, RECIPE | changes, "f00d") as run:
+        return run
+
+
+def test_the_docs_name_the_format_that_is_read() -> None:
+    said = (ROOT / "docs" / "what-survives.md").read_text(encoding="utf-8")
+    assert f"(this version reads format {FORMAT})" in said
+
+
+def make_run_of_format(name: str, number: int | None) -> RunFolder:
+    """Make a run whose manifest has this format, or none."""
+    run = make_run(name)
+    manifest = {key: value for key, value in read_manifest(run).items() if key != "format"}
+    if number is None:
+        run.manifest.write_text(json.dumps(manifest))
+    elif number < SEALED:
+        run.manifest.write_text(json.dumps(manifest | {"format": number}))
+    else:
+        write_json(run.manifest, manifest | {"format": number})
+    return run
+
+
+def test_the_manifest_says_what_the_run_depends_on(root: Path) -> None:
+    run = make_run("one")
+    manifest = read_manifest(run)
+    assert run.path == root / "one"
+    assert recipe_of(run) == RECIPE
+    assert (manifest["fingerprint"], manifest["format"]) == ("f00d", FORMAT)
+    assert len(manifest["dataset_sha256"]) == 64
+    assert manifest["versions"]["tinker"] == "0.38.0"
+
+
+def test_another_recipe_is_refused_with_what_differs() -> None:
+    make_run("one")
+    other = {**RECIPE, "optimizer": {"learning_rate": 0.2}}
+    with (
+        pytest.raises(RunError, match=r"optimizer.learning_rate: 0.1 → 0.2"),
+        bind_run("one", other, "beef"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden"])
+def test_a_name_that_leaves_the_folder_is_refused(name: str) -> None:
+    with pytest.raises(RunError, match="cannot name a run"), bind_run(name, RECIPE, "f00d"):
+        pass
+
+
+def test_a_run_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(RunError, match="there is no run at"):
+        recipe_of(folder_of("none"))
+
+
+def test_the_newest_run_of_an_agent_is_found() -> None:
+    for name in ("b", "a"):
+        make_run(name)
+    assert latest_run("hello", {}).name == "a"
+    with pytest.raises(RunError, match="no run of the agent 'arithmetic'; train"):
+        latest_run("arithmetic", {})
+
+
+def test_the_newest_run_of_an_agent_has_the_same_roles_whoever_helps_in_them() -> None:
+    make_run("one", roles={"teller": "policy", "judge": "function:package.module:name"})
+    make_run("two", roles={"teller": "policy:teller", "judge": "function:package.module:name"})
+    make_run("three")
+    assert latest_run("hello", {"teller": "policy", "judge": "openai/gpt-4o-mini"}).name == "one"
+    assert latest_run("hello", {"teller": "policy:teller", "judge": "openai/o"}).name == "two"
+    with pytest.raises(RunError, match="no run of the agent 'hello' with the roles teller; train"):
+        latest_run("hello", {"teller": "policy"})
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (
+            None,
+            "was written by an older Ratchet, in format 1, and this one reads format 4; continu",
+        ),
+        (3, "was written by an older Ratchet, in format 3"),
+        (5, "was written by a newer Ratchet, in format 5"),
+    ],
+)
+def test_a_run_of_another_format_is_refused(number: int | None, said: str) -> None:
+    run = make_run_of_format("old", number)
+    for refuse in (read_manifest, recipe_of, parent_of, lineage):
+        with pytest.raises(RunError, match=said):
+            refuse(run)
+    with pytest.raises(RunError, match=said), bind_run("old", RECIPE, "f00d"):
+        pass
+
+
+def test_a_run_of_another_format_is_listed_as_such() -> None:
+    make_run("new")
+    make_run_of_format("old", None)
+    assert {run.name: run.state for run in list_runs()} == {
+        "new": "stopped",
+        "old": "of another format",
+    }
+    assert runs_table().splitlines()[-1].split() == [
+        *("old", "-", "0", "0", "-", "0"),
+        *("of", "another", "format"),
+    ]
+
+
+def test_the_newest_run_may_be_beside_runs_of_another_format(root: Path) -> None:
+    make_run("new")
+    make_run_of_format("old", None)
+    foreign = root / "foreign" / "manifest.json"
+    foreign.parent.mkdir()
+    foreign.write_text("{}")
+    assert latest_run("hello", {}).name == "new"
+    folder_of("new").delete()
+    with pytest.raises(RunError, match="no run of the agent 'hello'; train one first"):
+        latest_run("hello", {})
+
+
+def make_fork(name: str, parent: RunFolder, step: int, rate: float) -> RunFolder:
+    """Bind a folder as a fork of `parent` at `step`, with a learning rate of its own."""
+    manifest, run = read_manifest(parent), folder_of(name)
+    kept = {key: manifest[key] for key in ("fingerprint", "recipe", "parent") if key in manifest}
+    recipe = RECIPE | {"optimizer": {"learning_rate": rate}}
+    described = {"run": parent.name, "how": FORK, "step": step, **kept}
+    write_manifest(run, recipe, f"{rate}", described)
+    return run
+
+
+def rates(run: RunFolder) -> list[tuple[int, float]]:
+    return [(step, recipe["optimizer"]["learning_rate"]) for step, recipe in lineage(run)]
+
+
+def test_the_lineage_of_a_run_is_its_ancestors_recipes_by_their_first_steps() -> None:
+    first = make_run("first")
+    assert rates(first) == [(0, 0.1)]
+    second = make_fork("second", first, 3, 0.2)
+    assert rates(second) == [(0, 0.1), (3, 0.2)]
+    assert rates(make_fork("third", second, 5, 0.3)) == [(0, 0.1), (3, 0.2), (5, 0.3)]
+
+
+def test_the_parent_of_a_fork_is_recorded() -> None:
+    first = make_run("first")
+    assert parent_of(first) is None
+    parent = parent_of(make_fork("second", first, 3, 0.2))
+    assert parent is not None
+    assert (parent["run"], parent["step"], parent["recipe"]) == ("first", 3, RECIPE)

@@ -1,0 +1,306 @@
+"""A step → one flat row of numbers."""
+
+import json
+import math
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adapters.calls import POLICY
+from tasks.algorithm.advantages import CreditAssignment
+from tasks.datums import read_datums, write_datums
+from tasks.metrics import StepFiles, divergence, measure, read_metrics, record_metrics
+from tasks.recording.spans import table
+from tasks.storage.tables import write
+from tasks.trajectories import write_trajectories
+
+BEGAN = datetime(2026, 1, 1, 12, tzinfo=UTC)
+WEIGHTS = [math.exp(-difference) for difference in (0.5, -0.5, 1.0)]
+"""Importance weights of the sampled tokens in the tests of divergence."""
+
+
+def rollout(group: int, index: int, *rows: dict, attempt: int = 0) -> list[dict]:
+    """Spans of one attempt of one second; an attempt begins ten seconds after the one before."""
+    name, began = f"train-00000-{group:04d}", BEGAN + attempt * timedelta(seconds=10)
+    place = {"rollout_id": f"{name}-{index:02d}", "group_id": name, "attempt": attempt}
+    place |= {"started": began, "ended": began + timedelta(seconds=1)}
+    call = {"kind": "llm", "role": "policy", "prefix_how": "new", "policy_version": "00000"}
+    return [
+        place
+        | (call | {"call": number, "prefix_len": 0} if "prompt_token_ids" in row else {})
+        | row
+        for number, row in enumerate(rows)
+    ]
+
+
+def said(prompt: list[int], response: list[int], logprob: float = -1.0, **columns: object) -> dict:
+    tokens = {"prompt_token_ids": prompt, "response_token_ids": response}
+    return tokens | {"logprobs": [logprob] * len(response)} | columns
+
+
+def ended(reward: float) -> dict:
+    return {"kind": "reward", "reward_name": "reward", "reward": reward}
+
+
+FAILED = {"kind": "error", "error_type": "TimeoutError"}
+LEFT_OUT = {"kind": "left_out", "started": None}
+
+
+def files(folder: Path, *rollouts: list[dict]) -> StepFiles:
+    rows = [row for spans in rollouts for row in spans]
+    spans = write(table(rows), folder / "spans.parquet")
+    trajectories, datums = folder / "trajectories.parquet", folder / "datums.parquet"
+    write_trajectories(trajectories, [spans])
+    write_datums(datums, trajectories, CreditAssignment("centred"))
+    return StepFiles([spans], {POLICY: trajectories}, {}, {POLICY: datums}, {})
+
+
+def test_a_step_in_numbers(tmp_path: Path) -> None:
+    kept = {"prefix_len": 3, "prefix_call": 0, "prefix_how": "messages"}
+    made = files(
+        tmp_path,
+        rollout(0, 0, said([1, 2], [3]), said([1, 2, 3, 4], [5, 6], -2.0, **kept), ended(1.0)),
+        rollout(0, 1, said([1, 2], [3]), said([1, 7], [8], prefix_how="unknown"), ended(0.0)),
+        rollout(0, 2, said([1, 2], [3, 3, 3]), FAILED),
+        rollout(1, 0, FAILED),
+        rollout(1, 0, said([1], [2]), said([1], [9], role="judge"), ended(0.5), attempt=1),
+    )
+    assert measure(made) == {
+        "rollouts/ok": 3,
+        "rollouts/failed": 1,
+        "rollouts/retried": 1,
+        "rollouts/without_calls": 0,
+        "calls": 6,
+        "calls/other_roles": 1,
+        "calls/lost": 0,
+        "replay/calls": 0,
+        "replay/tokens": 0,
+        "replay/rollouts": 0,
+        "replay/diverged": 0,
+        "calls/refused": 0,
+        "tokens/prompt": 2 + 4 + 2 + 2 + 2 + 1,
+        "tokens/sampled": 1 + 2 + 1 + 1 + 3 + 1,
+        "prefix/reused_fraction": 3 / 13,
+        "reward/mean": 0.5,
+        "reward/std": pytest.approx(np.sqrt(0.5 / 3)),
+        "groups": 2,
+        "groups/partial": 1,
+        "groups/dropped": 0,
+        "groups/uniform_fraction": 0.5,
+        "trajectories": 4,
+        "prefix/broken": 1,
+        "prefix/broken/unknown": 1,
+        # Sampled where there is a reward: -1, -2, -2 · -1, -1 · -1.
+        "entropy": 8 / 6,
+        "datums": 3,
+        "datums/dropped": 1,
+        "tokens/trained": 5,
+        "seconds/sampling": 11.0,
+        "seconds/rollout": 1.0,
+    }
+
+
+def test_stragglers_are_counted_beside_what_was_kept_and_are_no_failures(tmp_path: Path) -> None:
+    given = said([1], [2, 3], replayed=True)
+    made = files(
+        tmp_path,
+        *[rollout(0, index, said([1], [2]), ended(float(index))) for index in range(2)],
+        rollout(0, 2, said([1], [2, 3]), said([1], [4])),
+        rollout(0, 2, given, LEFT_OUT, attempt=1),
+        rollout(1, 0, said([1], [2, 3, 4]), ended(1.0)),
+        rollout(1, 1, LEFT_OUT),
+        rollout(1, 2, FAILED),
+    )
+    metrics = measure(made, min_group_size=2)
+    measured = {name: value for name, value in metrics.items() if name.startswith("stragglers/")}
+    assert measured == {
+        "stragglers/count": 2,
+        "stragglers/calls": 1.0,
+        "stragglers/tokens": 1.5,
+        "stragglers/kept_calls": 1.0,
+        "stragglers/kept_tokens": 5 / 3,
+    }
+    assert (metrics["rollouts/ok"], metrics["rollouts/failed"]) == (3, 1)
+    assert (metrics["groups/partial"], metrics["groups/dropped"]) == (2, 1)
+
+
+def test_answers_are_counted_that_kept_to_the_form_they_were_asked_for(tmp_path: Path) -> None:
+    formed = [{"format": {"valid": valid}} for valid in (True, False, None)]
+    kept = [{"tool_choice": {"kept": True}}, {}]
+    calls = [said([1], [2], attributes=found) for found in (*formed, *kept)]
+    metrics = measure(files(tmp_path, rollout(0, 0, *calls, ended(1.0))))
+    assert (metrics["format/valid_fraction"], metrics["tool_choice/kept_fraction"]) == (0.5, 1.0)
+
+
+def test_a_call_counts_where_it_was_sampled_and_not_where_it_was_given_again(
+    tmp_path: Path,
+) -> None:
+    first, again = {"request_sha": "a", "replayed": False}, {"request_sha": "a", "replayed": True}
+    other = {"request_sha": "b", "replayed": False}
+    lost = {"kind": "begun", "role": "policy", "call": 2, "request_sha": "c", "ended": None}
+    undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
+    end = ended(1.0)
+    whole = [said([1], [2, 3], **first), said([4], [5], **other), end]
+    cut = rollout(0, 0, said([1], [2, 3], **first), lost)
+    resumed = rollout(0, 0, said([1], [2, 3], **again), said([4], [5], **other), end, attempt=1)
+    expected = measure(files(undisturbed, rollout(0, 0, *whole)))
+    assert measure(files(disturbed, cut, resumed)) == expected | {
+        "rollouts/retried": 1,
+        "calls/lost": 1,
+        "replay/calls": 1,
+        "replay/tokens": 2,
+        "replay/rollouts": 1,
+        "seconds/sampling": 11.0,
+        "seconds/rollout": 1.0,
+    }
+
+
+def test_a_step_in_which_everything_failed_has_counts_and_no_means(tmp_path: Path) -> None:
+    metrics = measure(files(tmp_path, rollout(0, 0, FAILED)))
+    assert metrics["rollouts/failed"] == 1
+    assert metrics["groups"] == metrics["datums"] == metrics["tokens/sampled"] == 0
+    assert metrics.keys().isdisjoint({"reward/mean", "entropy", "groups/uniform_fraction"})
+
+
+def test_partial_and_dropped_groups_are_counted(tmp_path: Path) -> None:
+    answered = said([1], [2])
+    made = files(
+        tmp_path,
+        *[rollout(0, index, answered, ended(float(index))) for index in range(3)],
+        *[rollout(1, index, answered, ended(float(index))) for index in range(2)],
+        rollout(1, 2, FAILED),
+        rollout(2, 0, answered, ended(1.0)),
+        rollout(2, 1, answered, FAILED),
+        rollout(2, 2, ended(1.0)),
+        rollout(3, 0, FAILED),
+    )
+    names = ("groups", "groups/partial", "groups/dropped")
+    counts = {
+        size: [measure(made, min_group_size=size)[name] for name in names] for size in (1, 2, 3)
+    }
+    assert counts == {1: [3, 3, 1], 2: [3, 3, 2], 3: [3, 3, 3]}
+
+
+def test_a_rollout_that_never_called_the_policy_has_a_reward_all_the_same(tmp_path: Path) -> None:
+    metrics = measure(files(tmp_path, rollout(0, 0, ended(1.0)), rollout(0, 1, ended(0.0))))
+    assert (metrics["reward/mean"], metrics["groups"]) == (0.5, 0)
+
+
+def test_divergence_is_over_sampled_tokens_only(tmp_path: Path) -> None:
+    made = files(
+        tmp_path,
+        rollout(0, 0, said([1, 2], [3, 4], -1.0), ended(1.0)),
+        rollout(0, 1, said([1], [2], -1.0), ended(0.0)),
+    )
+    # Differences log q - log p: .5, -.5 and 1.
+    returned = [np.array([-9.0, -1.5, -0.5]), np.array([-2.0])]
+    assert divergence(made.datums[POLICY], returned, step=0) == {
+        "kl_sample_train_v1": pytest.approx(1 / 3),
+        "kl_sample_train_v2": pytest.approx((0.25 + 0.25 + 1) / 3 / 2),
+        "ess": pytest.approx(sum(WEIGHTS) ** 2 / (3 * sum(w**2 for w in WEIGHTS))),
+        "lag": 0,
+    }
+
+
+def test_divergence_is_given_for_each_lag_of_a_step_that_was_sampled_by_earlier_weights(
+    tmp_path: Path,
+) -> None:
+    old = {"policy_version": "00002"}
+    made = files(
+        tmp_path,
+        rollout(0, 0, said([1, 2], [3, 4], -1.0), ended(1.0)),
+        rollout(0, 1, said([1], [2], -1.0) | old, ended(0.0)),
+    )
+    returned = [np.array([-9.0, -1.5, -0.5]), np.array([-2.0])]
+    measured = divergence(made.datums[POLICY], returned, step=3)
+    assert measured["lag"] == pytest.approx((3 + 3 + 1) / 3)
+    by_lag = {name: value for name, value in measured.items() if "/lag_" in name}
+    assert by_lag == {
+        "kl_sample_train_v1/lag_3": 0,
+        "kl_sample_train_v2/lag_3": pytest.approx(0.125),
+        "ess/lag_3": pytest.approx(sum(WEIGHTS[:2]) ** 2 / (2 * sum(w**2 for w in WEIGHTS[:2]))),
+        "kl_sample_train_v1/lag_1": 1,
+        "kl_sample_train_v2/lag_1": 0.5,
+        "ess/lag_1": 1,
+    }
+
+
+def test_log_probabilities_of_other_tokens_than_were_sampled_are_refused(tmp_path: Path) -> None:
+    made = files(
+        tmp_path,
+        rollout(0, 0, said([1], [2, 3]), ended(1.0)),
+        rollout(0, 1, said([1], [2]), ended(0.0)),
+    )
+    with pytest.raises(ValueError, match=r"a datum of train-00000-0000-00 has 2 targets, but 1"):
+        divergence(made.datums[POLICY], [np.zeros(1), np.zeros(1)], step=0)
+    with pytest.raises(ValueError, match="has 2 datums, but 1 came back"):
+        divergence(made.datums[POLICY], [np.zeros(2)], step=0)
+
+
+def test_an_empty_batch_diverges_from_nothing(tmp_path: Path) -> None:
+    made = files(tmp_path, rollout(0, 0, said([1], [2]), ended(1.0)))
+    assert divergence(made.datums[POLICY], [], step=0) == {}
+
+
+def bigram_rollouts(logits: np.ndarray, count: int, length: int) -> list[list[dict]]:
+    """Rollouts sampled from a bigram model: row `a` of `logits` is what follows token `a`."""
+    rng = np.random.default_rng(0)
+    rollouts = []
+    for index in range(count):
+        tokens, logprobs = [0], []
+        for _ in range(length):
+            follows = logits[tokens[-1]]
+            tokens.append(int(rng.choice(len(follows), p=np.exp(follows))))
+            logprobs.append(float(follows[tokens[-1]]))
+        call = said(tokens[:1], tokens[1:]) | {"logprobs": logprobs}
+        rollouts.append(rollout(0, index, call, ended(float(index % 2))))
+    return rollouts
+
+
+def test_a_batch_without_its_final_targets_shows_in_the_divergence(tmp_path: Path) -> None:
+    """The classic mistake: inputs cut at the front too, so that each target is one too late."""
+    logits = np.random.default_rng(1).normal(scale=1.0, size=(16, 16))
+    logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    made = files(tmp_path, *bigram_rollouts(logits, count=16, length=16))
+    right, wrong = [], []
+    for datum in read_datums(made.datums[POLICY], "importance_sampling"):
+        inputs = np.array(datum.model_input.to_ints())
+        targets = datum.loss_fn_inputs["target_tokens"].to_numpy()
+        right.append(logits[inputs, targets])
+        # The final target is missing: the rest stands one place off, with a zero in the gap.
+        wrong.append(np.append(logits[inputs[1:], targets[1:]], 0.0))
+    healthy, broken = (
+        divergence(made.datums[POLICY], logprobs, step=0) for logprobs in (right, wrong)
+    )
+    assert abs(healthy["kl_sample_train_v1"]) < 1e-6
+    assert healthy["kl_sample_train_v2"] < 1e-6
+    assert broken["kl_sample_train_v2"] > 0.3
+
+
+def test_a_step_is_recorded_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert read_metrics(path) == []
+    record_metrics(path, 0, {"reward/mean": 0.5})
+    record_metrics(path, 1, {"reward/mean": 0.75})
+    record_metrics(path, 1, {"reward/mean": 9.0})
+    assert read_metrics(path) == [
+        {"step": 0, "reward/mean": 0.5},
+        {"step": 1, "reward/mean": 0.75},
+    ]
+
+
+def test_a_line_that_was_cut_off_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    record_metrics(path, 0, {"reward/mean": 0.5})
+    with path.open("a") as file:
+        file.write('{"step": 1, "rew')
+    assert [row["step"] for row in read_metrics(path)] == [0]
+    record_metrics(path, 1, {"reward/mean": 0.75})
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 1]
+
+
+def test_a_number_that_json_cannot_hold_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        record_metrics(tmp_path / "metrics.jsonl", 0, {"entropy": float("nan")})

@@ -1,0 +1,303 @@
+"""A call that was answered is answered again: nothing that was sampled is sampled twice."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, BadRequestError
+
+from adapters.calls import POLICY, Policy, Sampling
+from adapters.door.batches import PlaySettings, SampledBy
+from adapters.door.door import Door
+from adapters.harness.batches import play_batch
+from tasks.algorithm.advantages import CreditAssignment
+from tasks.datums import write_datums
+from tasks.metrics import Metrics, StepFiles, measure
+from tasks.recording.journal import read_journal
+from tasks.recording.recorded_calls import recorded_calls
+from tasks.recording.spans import EndedAttempt, Span, reward_span
+from tasks.rollouts import RolloutServer, write_spans
+from tasks.storage.run_folder import RunFolder
+from tasks.storage.tables import read
+from tasks.trajectories import write_trajectories
+from tests.support.played_batch import BATCH, PAIRS, SHARD, Stage, open_stage, write_examples
+from tests.tasks.test_journal import NOON
+
+EXAMPLE = {"turns": ["one", "two", "three"]}
+SAMPLING = Sampling(max_tokens=12, temperature=1.0, top_p=1.0, top_k=-1)
+CLOCKS_AND_RESTARTS = ("seconds/", "replay/", "rollouts/retried", "calls/lost")
+
+Collect = Callable[..., RunFolder]
+
+
+async def talks(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
+    """Play three turns, each with all of the conversation before it."""
+    messages: list[Any] = []
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        for turn in example["turns"]:
+            messages.append({"role": "user", "content": turn})
+            answer = await client.chat.completions.create(model=model, messages=messages)
+            messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+    return float(len(messages[-1]["content"]))
+
+
+async def talks_otherwise(example: dict[str, Any], **endpoint: str) -> float:
+    """Play the same first turn, and another second one."""
+    return await talks({"turns": ["one", "other", "three"]}, **endpoint)
+
+
+async def talks_between_refusals(example: dict[str, Any], **endpoint: str) -> float:
+    """Play `talks`, after a call with a field that is refused and one whose prompt is too long."""
+    client = AsyncOpenAI(base_url=endpoint["base_url"], api_key=endpoint["api_key"])
+    refused: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": "hi"}], "temperature": 9},
+        {"messages": [{"role": "user", "content": "a cat " * 1200}]},
+    ]
+    async with client:
+        for fields in refused:
+            with pytest.raises(BadRequestError):
+                await client.chat.completions.create(model=endpoint["model"], **fields)
+    return await talks(example, **endpoint)
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with open_stage(tmp_path_factory.mktemp("state")) as stage:
+        yield stage
+
+
+@pytest.fixture(scope="module")
+def collect(stage: Stage) -> Collect:
+    """Return a function that plays what a run's journal lacks, and seals it."""
+
+    def collected(
+        folder: Path, agent: Any = talks, version: str = "00000", replay: bool = True
+    ) -> RunFolder:
+        run = RunFolder(folder)
+        shard = write_examples(run, [EXAMPLE])
+        sampled_by = SampledBy({POLICY: Policy(stage.sampler, version)}, SAMPLING)
+        settings = PlaySettings(f"{agent.__module__}:{agent.__name__}", [POLICY], 2, 30.0)
+        with Door(stage.chat, {}, run_seed=0) as door:
+            server = RolloutServer(run, door, stage.service, settings, replay)
+            write_spans(run.spans(BATCH), shard, PAIRS, server, lambda: sampled_by, play_batch)
+        return run
+
+    return collected
+
+
+@pytest.fixture(scope="module")
+def whole(collect: Collect, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Play a batch that nothing disturbs."""
+    return collect(tmp_path_factory.mktemp("whole"))
+
+
+Lines = list[tuple[bytes, Span]]
+
+
+def journalled(run: RunFolder) -> Lines:
+    """Return the lines of a run's journal, each with its span."""
+    path = run.journal(BATCH)
+    lines = path.read_bytes().splitlines(keepends=True)
+    return list(zip(lines, read_journal(path), strict=True))
+
+
+def written(folder: Path, lines: Lines) -> Path:
+    """Write a journal of these lines; return the run's folder."""
+    journal = RunFolder(folder).journal(BATCH)
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    journal.write_bytes(b"".join(line for line, _ in lines))
+    return folder
+
+
+def cut_after(whole: RunFolder, calls: int) -> Lines:
+    """Return what a kill leaves: the first calls of each rollout, and that the next was begun."""
+    return [
+        (line, span)
+        for line, span in journalled(whole)
+        if span["kind"] in ("begun", "llm") and span["call"] < calls + (span["kind"] == "begun")
+    ]
+
+
+def rewarded(run: RunFolder) -> list[tuple[Any, ...]]:
+    """Return what the attempts with a reward consist of."""
+    rows = read(run.spans(BATCH)).to_pylist()
+    ended = {(row["rollout_id"], row["attempt"]) for row in rows if row["kind"] == "reward"}
+    columns = ("rollout_id", "kind", "call", "prompt_token_ids", "response_token_ids", "logprobs")
+    columns += ("reply", "reward", "prefix_len", "prefix_call", "prefix_how")
+    return [
+        tuple(row[name] for name in columns)
+        for row in rows
+        if (row["rollout_id"], row["attempt"]) in ended and row["kind"] != "begun"
+    ]
+
+
+def calls(run: RunFolder, *, replayed: bool) -> list[Span]:
+    rows = read(run.spans(BATCH)).to_pylist()
+    return [row for row in rows if row["kind"] == "llm" and row["replayed"] is replayed]
+
+
+def sampled_twice(run: RunFolder) -> int:
+    """Count the tokens of calls that were sampled before, by rollout, role and number."""
+    seen: set[tuple[Any, ...]] = set()
+    tokens = 0
+    for row in calls(run, replayed=False):
+        key = (row["rollout_id"], row["role"], row["call"])
+        tokens += len(row["response_token_ids"]) if key in seen else 0
+        seen.add(key)
+    return tokens
+
+
+def measured(run: RunFolder) -> Metrics:
+    spans, trajectories, datums = [run.spans(BATCH)], *made_of(run)
+    write_trajectories(trajectories, spans)
+    write_datums(datums, trajectories, CreditAssignment("centred"))
+    return measure(StepFiles(spans, {POLICY: trajectories}, {}, {POLICY: datums}, {}))
+
+
+def made_of(run: RunFolder) -> tuple[Path, Path]:
+    """Return the paths of the trajectories and of the datums."""
+    return run.trajectories(POLICY, 0), run.datums(POLICY, 0)
+
+
+def compared(metrics: Metrics) -> Metrics:
+    return {k: v for k, v in metrics.items() if not k.startswith(CLOCKS_AND_RESTARTS)}
+
+
+def test_a_rollout_cut_off_after_two_calls_samples_only_the_third(
+    collect: Collect, whole: RunFolder, tmp_path: Path
+) -> None:
+    run = collect(written(tmp_path, cut_after(whole, 2)))
+    assert [row["call"] for row in calls(run, replayed=True)] == [0, 1] * 2
+    assert [row["call"] for row in calls(run, replayed=False)] == [0, 1, 2] * 2
+    assert rewarded(run) == rewarded(whole)
+    assert sampled_twice(run) == 0
+    metrics = measured(run)
+    assert compared(metrics) == compared(measured(whole))
+    assert (metrics["replay/calls"], metrics["replay/rollouts"]) == (4, 2)
+    assert (metrics["replay/diverged"], metrics["calls/lost"]) == (0, 2)
+    tokens = sum(len(row["response_token_ids"]) for row in calls(run, replayed=True))
+    assert metrics["replay/tokens"] == tokens > 0
+
+
+def test_what_was_recorded_is_the_same_file_of_datums(
+    collect: Collect, whole: RunFolder, tmp_path: Path
+) -> None:
+    run = collect(written(tmp_path, cut_after(whole, 1)))
+    measured(run)
+    measured(whole)
+    datums = [each.datums(POLICY, 0).read_bytes() for each in (run, whole)]
+    assert datums[0] == datums[1]
+
+
+def test_refused_calls_are_rows_and_change_nothing_that_is_replayed_or_trained(
+    collect: Collect, tmp_path: Path
+) -> None:
+    whole = collect(tmp_path / "whole", talks_between_refusals)
+    rows = read(whole.spans(BATCH)).to_pylist()
+    refused = [row for row in rows if row["kind"] == "refused"]
+    assert [(row["call"], row["error_type"]) for row in refused] == [
+        (0, "refused"),
+        (1, "context_length_exceeded"),
+    ] * 2
+    assert "context length is 2048 tokens, and the messages have 24" in refused[1]["error_message"]
+    # What is too long has a number, since a retry of it might be answered; so calls begin at 1.
+    assert [row["call"] for row in calls(whole, replayed=False)] == [1, 2, 3] * 2
+    kept = [one for one in journalled(whole) if one[1]["kind"] == "refused"] + cut_after(whole, 3)
+    run = collect(written(tmp_path / "cut", kept), talks_between_refusals)
+    assert [row["call"] for row in calls(run, replayed=True)] == [1, 2] * 2
+    assert (sampled_twice(run), rewarded(run)) == (0, rewarded(whole))
+    assert compared(measured(run)) == compared(measured(whole))
+    datums = [each.datums(POLICY, 0).read_bytes() for each in (run, whole)]
+    assert datums[0] == datums[1]
+
+
+def test_without_replay_everything_is_sampled_again(
+    collect: Collect, whole: RunFolder, tmp_path: Path
+) -> None:
+    run = collect(written(tmp_path, cut_after(whole, 2)), replay=False)
+    assert calls(run, replayed=True) == []
+    assert sampled_twice(run) > 0
+    assert rewarded(run) == rewarded(whole), "the seeds are the same, so the tokens are"
+
+
+def test_replay_ends_at_the_first_request_that_differs(
+    collect: Collect, whole: RunFolder, tmp_path: Path
+) -> None:
+    run = collect(written(tmp_path, cut_after(whole, 3)), talks_otherwise)
+    assert [row["call"] for row in calls(run, replayed=True)] == [0, 0]
+    again = [row for row in calls(run, replayed=False) if row["attempt"] == 1]
+    assert [row["call"] for row in again] == [1, 2] * 2
+    assert measured(run)["replay/diverged"] == 2
+
+
+def test_an_answer_of_other_weights_is_not_given_again(
+    collect: Collect, whole: RunFolder, tmp_path: Path
+) -> None:
+    run = collect(written(tmp_path, cut_after(whole, 2)), version="00001")
+    assert calls(run, replayed=True) == []
+
+
+def test_a_rollout_cut_off_while_it_was_replayed_loses_nothing(
+    collect: Collect, whole: RunFolder, tmp_path: Path
+) -> None:
+    first = collect(written(tmp_path / "first", cut_after(whole, 2)))
+    kept = [
+        (line, span)
+        for line, span in journalled(first)
+        if span["attempt"] == 0 or (span["kind"], span.get("call")) == ("llm", 0)
+    ]
+    again = collect(written(tmp_path / "second", kept))
+    assert [(row["attempt"], row["call"]) for row in calls(again, replayed=True)] == [
+        (1, 0),
+        (2, 0),
+        (2, 1),
+    ] * 2
+    assert rewarded(again) == rewarded(whole)
+    assert sampled_twice(again) == 0
+
+
+def test_a_finished_rollout_is_not_played_again(
+    collect: Collect, whole: RunFolder, tmp_path: Path
+) -> None:
+    finished = f"{SHARD}-0000-01"
+    ended = [(line, span) for line, span in journalled(whole) if span["rollout_id"] == finished]
+    others = [(line, span) for line, span in cut_after(whole, 2) if span["rollout_id"] != finished]
+    run = collect(written(tmp_path, others + ended))
+    rows = read(run.spans(BATCH)).to_pylist()
+    assert {row["attempt"] for row in rows if row["rollout_id"] == finished} == {0}
+    assert {row["attempt"] for row in rows if row["rollout_id"] != finished} == {0, 1}
+
+
+def test_an_answer_that_was_lost_does_not_end_replay(
+    collect: Collect, whole: RunFolder, tmp_path: Path
+) -> None:
+    kept = [
+        (line, span)
+        for line, span in cut_after(whole, 3)
+        if (span["kind"], span["call"]) != ("llm", 1)
+    ]
+    run = collect(written(tmp_path, kept))
+    assert [row["call"] for row in calls(run, replayed=True)] == [0, 2] * 2
+    assert rewarded(run) == rewarded(whole)
+    assert sampled_twice(run) == 0
+
+
+def test_a_rollout_that_failed_begins_anew(whole: RunFolder) -> None:
+    spans = read_journal(whole.journal(BATCH))
+    first = [span for span in spans if span["rollout_id"].endswith("-00")]
+    ended = EndedAttempt(first[0]["rollout_id"], 0, NOON, NOON)
+    failed = reward_span(ended, 1.0) | {"kind": "error"}
+    assert [call.place.call for call in recorded_calls(first)[first[0]["rollout_id"]]] == [0, 1, 2]
+    assert recorded_calls([*first, failed]) == {}
+
+
+def test_a_call_that_was_asked_otherwise_hides_what_followed_it_before(whole: RunFolder) -> None:
+    spans = [
+        span
+        for span in read_journal(whole.journal(BATCH))
+        if span["kind"] == "llm" and span["rollout_id"].endswith("-00")
+    ]
+    otherwise = spans[1] | {"attempt": 1, "request_sha": "another"}
+    (recorded,) = recorded_calls([*spans, otherwise]).values()
+    assert [(call.place.attempt, call.place.call) for call in recorded] == [(0, 0), (1, 1)]

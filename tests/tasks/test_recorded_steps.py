@@ -1,0 +1,192 @@
+"""The recorded steps of a policy: the method of each, and files made again from their sources."""
+
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+from tinker import AdamParams
+
+from adapters.calls import POLICY
+from adapters.tinker.live_policy import LoraSpec
+from flows.recipe.recipe import Recipe
+from flows.runtime.forks import fork_run
+from tasks.algorithm.advantages import CreditAssignment
+from tasks.algorithm.update_method import UpdateMethod
+from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
+from tasks.datums import write_datums
+from tasks.metrics import read_metrics, record_metrics
+from tasks.recovery import Era, RecordedSteps, TrainedPolicy
+from tasks.storage.manifest import lineage, write_manifest
+from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.tables import read, write
+from tests.support.recorded_run import CENTRED, record_run
+from tests.support.small_recipe import small_recipe
+from tests.support.trajectory_rows import table
+from tests.tasks.test_datums import trajectory
+
+LORA = LoraSpec("base", 4, 0, train_attn=True, train_mlp=True, train_unembed=True)
+METHOD = UpdateMethod("importance_sampling", {}, AdamParams(learning_rate=0.1))
+RUNNING = CreditAssignment("running_mean")
+RUNNING_ERA = Era(0, RUNNING, METHOD)
+POLICY_OF_TWO = TrainedPolicy(POLICY, (POLICY, "fox"), LORA)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return record_run(tmp_path_factory.mktemp("run"))
+
+
+def recorded(
+    run: RunFolder, name: str = POLICY, credit: CreditAssignment = CENTRED
+) -> RecordedSteps:
+    return RecordedSteps(run, TrainedPolicy(name, (POLICY,), LORA), (Era(0, credit, METHOD),))
+
+
+@pytest.mark.parametrize("deleted", [1, 2, 3])
+def test_deleted_files_are_made_again_byte_for_byte(
+    run: RunFolder, tmp_path: Path, deleted: int
+) -> None:
+    copy = RunFolder(copytree(run.path, tmp_path / "run"))
+    names = ["datums/00000.parquet", "trajectories/00000.parquet", "spans/train-00000.0.parquet"]
+    for name in names[:deleted]:
+        (copy.path / name).unlink()
+    assert [len(datums) for datums in recorded(copy).batch(0).passes] == [4]
+    for name in names:
+        assert (copy.path / name).read_bytes() == (run.path / name).read_bytes()
+
+
+def test_another_policy_s_files_are_made_in_its_own_folder(run: RunFolder, tmp_path: Path) -> None:
+    copy = RunFolder(copytree(run.path, tmp_path / "run"))
+    assert recorded(copy, "fox").optimizer_steps(1) == 1
+    for stage in ("trajectories", "datums"):
+        made = copy.path / "policies" / "fox" / stage / "00000.parquet"
+        assert made.read_bytes() == (copy.path / stage / "00000.parquet").read_bytes()
+
+
+def test_datums_are_made_again_by_the_credit_of_their_era(run: RunFolder, tmp_path: Path) -> None:
+    copy = RunFolder(copytree(run.path, tmp_path / "run"))
+    copy.datums(POLICY, 0).unlink()
+    credit = CreditAssignment("centred", min_group_size=3)
+    assert recorded(copy, credit=credit).batch(0).passes == []
+    assert recorded(copy).optimizer_steps(1) == 0
+
+
+def test_datums_whose_sources_are_gone_are_refused(tmp_path: Path) -> None:
+    steps = recorded(RunFolder(tmp_path))
+    assert steps.optimizer_steps(1) is None
+    with pytest.raises(CheckpointError, match=r"datums/00000\.parquet is gone, but step 0 must be"):
+        steps.batch(0)
+
+
+def record_steps(folder: Path) -> RunFolder:
+    """Record three steps: the roles' mean rewards are 0.5, then 1 and 2.5, then 0 and 5."""
+    run, steps = RunFolder(folder), RecordedSteps(RunFolder(folder), POLICY_OF_TWO, (RUNNING_ERA,))
+    rewards = [{"policy": (0.0, 1.0)}, {"policy": (1.0,), "fox": (0.0, 5.0)}]
+    rewards += [{"policy": (0.0,), "fox": (5.0,)}]
+    for step, of_step in enumerate(rewards):
+        rows = [
+            trajectory(rollout, reward, [0, 1]) | {"role": role}
+            for role, values in of_step.items()
+            for rollout, reward in enumerate(values)
+        ]
+        path = write(table(*rows), run.trajectories(POLICY, step))
+        write_datums(run.datums(POLICY, step), path, RUNNING, None, steps.history(step))
+    return run
+
+
+def test_each_role_is_compared_with_its_own_earlier_steps(tmp_path: Path) -> None:
+    run = record_steps(tmp_path)
+    made = [
+        {(row["role"], row["reward"]): row["advantage"] for row in read(path).to_pylist()}
+        for path in (run.datums(POLICY, step) for step in range(3))
+    ]
+    assert made[0] == {("policy", 0.0): -0.5, ("policy", 1.0): 0.5}
+    # The fox is new in the second step, and is compared with its mean there.
+    assert made[1] == {("policy", 1.0): 0.5, ("fox", 0.0): -2.5, ("fox", 5.0): 2.5}
+    baseline = (0.95 * 0.5 + 1.0) / 1.95
+    assert made[2] == {("policy", 0.0): pytest.approx(-baseline), ("fox", 5.0): 2.5}
+
+
+@pytest.mark.parametrize("gone", [[], ["rewards/00000.json", "rewards/00001.json"]])
+def test_datums_that_depend_on_earlier_steps_are_made_again_byte_for_byte(
+    tmp_path: Path, gone: list[str]
+) -> None:
+    run = record_steps(tmp_path)
+    names = [*gone, "datums/00001.parquet", "datums/00002.parquet"]
+    before = {name: (run.path / name).read_bytes() for name in names}
+    for name in names:
+        (run.path / name).unlink()
+    steps = RecordedSteps(run, POLICY_OF_TWO, (RUNNING_ERA,))
+    assert steps.optimizer_steps(3) == 3
+    assert {name: (run.path / name).read_bytes() for name in names} == before
+
+
+def test_an_advantage_without_a_history_reads_and_writes_none(run: RunFolder) -> None:
+    assert recorded(run).history(1) == []
+    assert not run.rewards(POLICY, 0).exists()
+
+
+def test_a_history_whose_sources_are_gone_is_refused(tmp_path: Path) -> None:
+    steps = RecordedSteps(RunFolder(tmp_path), POLICY_OF_TWO, (RUNNING_ERA,))
+    with pytest.raises(CheckpointError, match=r"rewards/00000\.json is gone, but later steps are"):
+        steps.history(1)
+
+
+def recipe_of_rate(rate: float) -> Recipe:
+    return small_recipe(steps=9, optimizer={"learning_rate": rate})
+
+
+def finish_steps(run: RunFolder, last: int) -> None:
+    """Record the metrics and the checkpoints of the steps before `last`."""
+    ledger = Ledger(run.checkpoints(POLICY))
+    for step in range(len(read_metrics(run.metrics)), last):
+        ledger.add(Checkpoint(step + 1, f"tinker://{run.name}/{step + 1}"))
+        record_metrics(run.metrics, step, {"datums": 1})
+
+
+def make_fork(parent: RunFolder, name: str, step: int, rate: float) -> RunFolder:
+    recipe = recipe_of_rate(rate)
+    return fork_run(parent, name, step, recipe.model_dump(mode="json"), recipe.fingerprint())
+
+
+def rates(run: RunFolder, steps: int) -> list[float]:
+    """Return the learning rate by which each step was made."""
+    eras = [
+        Era(first, recipe.credit(), recipe.update_method())
+        for first, recipe in ((at, Recipe.model_validate(made)) for at, made in lineage(run))
+    ]
+    policy = TrainedPolicy(POLICY, (POLICY,), LORA)
+    recorded = RecordedSteps(run, policy, tuple(eras))
+    return [recorded.era(step).method.optimizer.learning_rate for step in range(steps)]
+
+
+@pytest.fixture
+def fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run of rate 0.1, forked after 3 steps at rate 0.2, which has done 6 steps."""
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+    parent, recipe = folder_of("parent"), recipe_of_rate(0.1)
+    write_manifest(parent, recipe.model_dump(mode="json"), recipe.fingerprint())
+    finish_steps(parent, 5)
+    fork = make_fork(parent, "fork", 3, 0.2)
+    finish_steps(fork, 6)
+    return fork
+
+
+def test_the_steps_that_a_fork_shares_were_made_by_its_parent_s_method(fork: RunFolder) -> None:
+    assert rates(folder_of("parent"), 5) == [0.1] * 5
+    assert rates(fork, 6) == [0.1] * 3 + [0.2] * 3
+
+
+def test_a_fork_of_a_fork_has_the_methods_of_both_ancestors(fork: RunFolder) -> None:
+    assert rates(make_fork(fork, "later", 5, 0.3), 7) == [0.1] * 3 + [0.2] * 2 + [0.3] * 2
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_fork_before_its_parent_s_own_fork_has_nothing_of_the_parent_s_method(
+    fork: RunFolder, step: int
+) -> None:
+    earlier = make_fork(fork, "earlier", step, 0.3)
+    assert rates(earlier, 7) == [0.1] * step + [0.3] * (7 - step)
+    finish_steps(earlier, 6)
+    again = make_fork(earlier, "again", 5, 0.4)
+    assert rates(again, 7) == [0.1] * step + [0.3] * (5 - step) + [0.4] * 2

@@ -1,0 +1,319 @@
+"""`ratchet report`: a page about runs that shows what was said, runs none of it and asks nobody."""
+
+import logging
+import re
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+from xml.etree import ElementTree
+
+import pytest
+from tokenizers import Tokenizer
+from typer.testing import CliRunner
+
+from adapters.calls import POLICY
+from flows.cli.commands import app
+from flows.runtime.forks import fork_run
+from tasks.algorithm.advantages import CreditAssignment
+from tasks.datums import write_datums
+from tasks.evaluations import ScoredRollout, score
+from tasks.metrics import record_metrics
+from tasks.recording.spans import Span
+from tasks.recording.views import open_views
+from tasks.reports.artifact_texts import describe_curves, describe_training
+from tasks.reports.artifacts import Artifacts
+from tasks.reports.curves import read_curves
+from tasks.reports.page import render_report
+from tasks.storage.json_files import append_row, write_json
+from tasks.storage.manifest import read_manifest, write_manifest
+from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.trajectories import write_trajectories
+from tests.support.engine_server import Address
+from tests.support.small_recipe import small_recipe
+from tests.support.two_policies import two_policies
+from tests.support.whole_run import train_whole
+from tests.tasks.test_journal import NOON
+from tests.tasks.test_reports import rollout, said, sealed
+
+TINY = Path(__file__).parents[2] / "engine" / "tiny_chat"
+TOKENIZER = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+HOSTILE = "<script>alert(1)</script> & <img src='http://127.0.0.1:9/x.png' onerror=\"alert(2)\">"
+
+
+@pytest.fixture(scope="module")
+def whole(
+    tmp_path_factory: pytest.TempPathFactory, prefect_server: None, tiny_chat: Address
+) -> Iterator[RunFolder]:
+    with train_whole(two_policies(), tmp_path_factory.mktemp("runs")) as run:
+        yield run
+
+
+class PageReader(HTMLParser):
+    """Elements of a page, each with its attributes, and the text of each class."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, Mapping[str, str | None]]] = []
+        self.text = ""
+        self.pieces: list[tuple[str | None, str]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        tag, attributes = self.elements[-1] if self.elements else ("", {})
+        if tag == "span":
+            self.pieces.append((attributes.get("class"), data))
+
+    def titles(self, mark: str) -> list[str]:
+        """List the titles of the tokens whose class begins with `mark`."""
+        spans = [attributes for tag, attributes in self.elements if tag == "span"]
+        marked = [span for span in spans if (span.get("class") or "").startswith(mark)]
+        return [title for span in marked if (title := span.get("title"))]
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def begin_run(name: str, base: str = str(TINY), **changes: Any) -> RunFolder:
+    recipe = small_recipe(**changes).model_dump(mode="json")
+    recipe["model"]["base"] = base
+    run = folder_of(name)
+    write_manifest(run, recipe, "f00d")
+    return run
+
+
+def answered(answer: str, **columns: object) -> dict:
+    tokens = TOKENIZER.encode(answer).ids
+    return said(f"Say {HOSTILE}", answer) | {
+        "prompt_token_ids": TOKENIZER.encode(f"Say {HOSTILE}").ids,
+        "response_token_ids": tokens,
+        "logprobs": [-0.5] * len(tokens),
+        "started": NOON,
+        "ended": NOON + timedelta(seconds=2),
+        **columns,
+    }
+
+
+def rewarded(reward: float) -> dict:
+    return {
+        "kind": "reward",
+        "reward_name": "reward",
+        "reward": reward,
+        "attributes": {"example_id": 0, "example": {"question": HOSTILE}},
+        "started": NOON,
+        "ended": NOON + timedelta(minutes=2),
+    }
+
+
+def record_step(run: RunFolder, step: int, *rollouts: list[Span]) -> None:
+    spans = sealed(run.spans(f"train-{step:05d}.0"), *rollouts)
+    run.journal(f"train-{step:05d}.0").parent.mkdir(exist_ok=True)
+    run.journal(f"train-{step:05d}.0").touch()
+    write_trajectories(run.trajectories(POLICY, step), [spans])
+    write_datums(
+        run.datums(POLICY, step), run.trajectories(POLICY, step), CreditAssignment("centred")
+    )
+    record_metrics(
+        run.metrics, step, {"reward/mean": 0.5, "tokens/sampled": 40, "calls": 4, "entropy": 0.7}
+    )
+
+
+def record_run(name: str, **changes: Any) -> RunFolder:
+    """Record a run of one step: rewards 1, 0.25 and 0 in a group, and a judge's answer."""
+    run = begin_run(name, **changes)
+    judged = answered(f"Judged {HOSTILE}", role="judge", call=1) | {
+        "prompt_token_ids": [],
+        "response_token_ids": [],
+        "logprobs": [],
+        "attributes": {"cost": 0.25},
+    }
+    record_step(
+        run,
+        0,
+        rollout(0, answered(f"Good {HOSTILE}"), judged, rewarded(1.0)),
+        rollout(1, answered("Fair"), rewarded(0.25)),
+        rollout(2, answered("Bad"), rewarded(0.0)),
+    )
+    return run
+
+
+def test_what_models_and_users_wrote_is_shown_and_never_run() -> None:
+    names = [f"<b>&${name}" for name in "ab"]
+    page = render_report([record_run(name) for name in names])
+    read = PageReader(page)
+    assert {tag for tag, _ in read.elements}.isdisjoint({"script", "img", "iframe", "object"})
+    shown = "".join(text for _, text in read.pieces)
+    assert shown.count(f"Good {HOSTILE}") == 2, "token by token"
+    assert f"Judged {HOSTILE}" in read.text
+    assert names[0] in read.text
+    assert not any(name.startswith("on") for _, found in read.elements for name in found)
+
+
+def test_a_page_asks_no_network_for_anything() -> None:
+    page = render_report([record_run("hello")])
+    elements = PageReader(page).elements
+    links = [
+        value
+        for _, attributes in elements
+        for name, value in attributes.items()
+        if name in ("src", "href", "xlink:href", "srcset", "data", "action", "poster")
+    ]
+    assert [link for link in links if not (link or "").startswith(("#", "data:,"))] == []
+    assert re.findall(r"url\((?!#)", page) + re.findall(r"@import", page) == []
+    assert ("meta", "default-src 'none'; style-src 'unsafe-inline'; img-src data:") in [
+        (tag, attributes.get("content")) for tag, attributes in elements
+    ]
+
+
+def test_trained_tokens_carry_their_advantages() -> None:
+    read = PageReader(render_report([record_run("hello")]))
+    best, middle, worst = 1 - 1.25 / 3, 0.25 - 1.25 / 3, -1.25 / 3
+    likely = "probability 0.607"
+    assert {*read.titles("up-4")} == {f"advantage {best:+.4g}, {likely}"}
+    assert {*read.titles("down-2")} == {f"advantage {middle:+.4g}, {likely}"}
+    assert {*read.titles("down-3")} == {f"advantage {worst:+.4g}, {likely}"}
+    assert len(read.titles("up")) == len(TOKENIZER.encode(f"Good {HOSTILE}").ids)
+    assert "".join(text for mark, text in read.pieces if mark == "down-2").strip() == "Fair"
+
+
+def test_tokens_of_a_uniform_group_are_sampled_and_not_trained() -> None:
+    run = begin_run("hello")
+    record_step(run, 0, *(rollout(k, answered("Same"), rewarded(1.0)) for k in range(3)))
+    read = PageReader(render_report([run]))
+    assert read.titles("up") + read.titles("down") == []
+    assert {*read.titles("sampled")} == {"not trained, probability 0.607"}
+
+
+def test_without_the_tokenizer_tokens_are_numbers() -> None:
+    run = begin_run("hello", base="nobody/has-this-model")
+    record_step(run, 0, rollout(0, answered("Good"), rewarded(1.0)))
+    text = PageReader(render_report([run])).text
+    assert "The tokenizer of nobody/has-this-model is not on this machine" in text
+    assert all(f" {token} " in text for token in TOKENIZER.encode("Good").ids)
+
+
+def test_a_run_that_has_just_begun_has_a_page() -> None:
+    assert "No step is done yet" in PageReader(render_report([begin_run("hello")])).text
+    both = PageReader(render_report([begin_run("new"), record_run("old")])).text
+    assert "0 of 2 steps" in both
+    assert "1 of 2 steps" in both
+
+
+def test_runs_are_compared_by_what_their_recipes_differ_in(tmp_path: Path) -> None:
+    runs = [record_run("one"), record_run("two", seed=7, optimizer={"learning_rate": 0.001})]
+    table = render_report(runs).split("key that differs")[1].split("</table>")[0]
+    assert re.findall(r"<tr class=\"differs\"><td>(.*?)</td>", table) == [
+        "seed",
+        "optimizer.learning_rate",
+    ]
+    assert [*re.findall(r"<td class=\"value\">(.*?)</td>", table)] == ["0", "7", "0.005", "0.001"]
+
+
+def test_scores_and_costs_are_told() -> None:
+    run = record_run("hello", roles={"judge": "openai/gpt-4o-mini"})
+    for step, reward in ((0, 0.0), (1, 1.0)):
+        scores = score([ScoredRollout(str(k), reward) for k in range(4)])
+        write_json(run.evaluation(f"{step:05d}"), {"sampled": scores.model_dump(mode="json")})
+    page = render_report([run])
+    text = " ".join(PageReader(page).text.split())
+    assert "held-out reward, sampled: 0.000 (0.00 to 0.49) → 1.000 (0.51 to 1.00)" in text
+    cells = re.search(r"<td>judge</td><td>(.*?)</td>.*?<td>([^<]*)</td></tr>", page, re.S)
+    assert cells is not None
+    assert (cells[1], cells[2].strip()) == ("openai/gpt-4o-mini", "0.25")
+
+
+def test_errors_are_shown_to_their_last_line_and_equal_ones_once() -> None:
+    error = f"{HOSTILE}\n" * 40 + "the last line"
+    failed = {"kind": "error", "error_type": "TimeoutError", "error_message": error}
+    failed |= {"started": NOON, "ended": NOON}
+    run = record_run("hello")
+    assert "What failed" not in PageReader(render_report([run])).text
+    good = answered("Good"), rewarded(1.0)
+    record_step(run, 1, *(rollout(k, failed, step=1) for k in range(2)), rollout(2, *good, step=1))
+    text = PageReader(render_report([run])).text
+    assert "2 times, in train-00001-0000-00, train-00001-0000-01" in text
+    assert text.count(f"TimeoutError: {error}") == 1
+
+
+def test_minutes_are_those_in_which_the_run_was_open() -> None:
+    run = record_run("hello")
+    again = NOON + timedelta(hours=5)
+    append_row(run.owners, {"opened": f"{again:%Y-%m-%d %H:%M:%S} UTC"})
+    later = rewarded(1.0) | {"started": again, "ended": again + timedelta(minutes=3)}
+    record_step(run, 1, rollout(0, answered("Good"), later, step=1))
+    with open_views([run]) as views:
+        curves = read_curves(run, views)
+    assert curves.minutes == [0, pytest.approx(2), pytest.approx(5)]
+    assert curves.tokens == [0, 40, 80]
+
+
+def test_the_command_writes_the_page_beside_what_it_is_about(runs: Path, tmp_path: Path) -> None:
+    record_run("one")
+    record_run("two")
+
+    def report(*arguments: str) -> str:
+        result = CliRunner().invoke(app, ["report", *arguments])
+        assert result.exit_code == 0, result.output
+        return result.stdout.strip()
+
+    assert report("one") == str(runs / "one" / "report.html")
+    assert report("one", "two") == str(runs / "report.html")
+    assert report("two", "--out", str(tmp_path / "page.html")) == str(tmp_path / "page.html")
+    assert "2 runs" in (runs / "report.html").read_text()
+    assert folder_of("one").report not in folder_of("one").files(), "it is made of the others"
+
+
+def test_the_curves_of_an_artifact_are_a_picture_that_needs_no_page() -> None:
+    text = describe_curves(record_run("hello"))
+    [(kind, encoded)] = re.findall(r"^!\[curves\]\(data:image/(.*?);base64,(.*)\)$", text, re.M)
+    picture = ElementTree.fromstring(b64decode(encoded))
+    assert kind == "svg+xml"
+    panels = picture.findall("{*}svg")
+    assert len({(panel.get("x"), panel.get("y")) for panel in panels}) == len(panels) >= 3
+    [palette] = picture.findall("{*}style")
+    used = {*re.findall(r"var\((--[\w-]+)\)", b64decode(encoded).decode())}
+    assert used <= {*re.findall(r"(--[\w-]+): ", palette.text or "")}
+
+
+def test_names_of_runs_are_no_markdown() -> None:
+    text = describe_training(folder_of("a_[b]_c"), UUID(int=1))
+    assert f"[a\\_\\[b\\]\\_c](../../runs/flow-run/{UUID(int=1)})" in text
+    assert "[curves](../../artifacts/key/a-b-c-curves)" in text
+
+
+def test_a_report_that_cannot_be_made_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    run = record_run("hello")
+    artifacts = Artifacts(run)
+    artifacts._write_report()
+    assert run.report.exists()
+    spans = run.spans("train-00000.0")
+    spans.write_bytes(spans.read_bytes()[:-9] + b"x" + spans.read_bytes()[-8:])
+    with caplog.at_level(logging.WARNING):
+        artifacts._write_report()
+    assert f"the report of {run.path} cannot be shown: " in caplog.text
+    assert "train-00000.0.parquet is damaged" in caplog.text
+
+
+def test_a_run_of_two_policies_ends_with_its_report_and_a_fork_names_its_parent(
+    whole: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = PageReader(whole.report.read_text(encoding="utf-8"))
+    assert "2 of 2 steps" in read.text
+    assert "by the policy listener" in read.text
+    assert "policy:listener" in read.text
+    assert "solid, dashed" in read.text
+    monkeypatch.setenv("RATCHET_RUNS", str(whole.path.parent))
+    recipe = read_manifest(whole)["recipe"] | {"steps": 3}
+    fork = fork_run(whole, "fork", 1, recipe, "f00d")
+    text = " ".join(PageReader(render_report([fork])).text.split())
+    assert "fork of whole, which gave 1 steps; changed: steps: 2 → 3" in text

@@ -1,0 +1,204 @@
+"""A run → what a person wants to read of it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from adapters.calls import POLICY
+from tasks.checkpoints import Ledger
+from tasks.evaluations import ScoredRollout, Spent, score
+from tasks.metrics import record_metrics
+from tasks.recording.spans import Span, table
+from tasks.reports.failures import read_failures
+from tasks.reports.reports import list_runs, runs_table, scores_table, transcripts
+from tasks.storage.manifest import write_manifest
+from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.tables import write
+
+LONG = "\n".join(f"line {number} of a long answer to a request" for number in range(40))
+
+
+def said(question: str, answer: str, **columns: object) -> dict:
+    """A call of three prompt tokens and as many sampled ones as the answer has words."""
+    count = len(answer.split())
+    return {
+        "kind": "llm",
+        "role": "policy",
+        "call": 0,
+        "messages": [{"role": "user", "content": question}],
+        "reply": {"role": "assistant", "content": answer},
+        "prompt_token_ids": [1, 2, 3],
+        "response_token_ids": list(range(count)),
+        "logprobs": [-1.0] * count,
+        "prefix_len": 0,
+        "prefix_how": "new",
+    } | columns
+
+
+def ended(reward: float | None, error: str = "too late") -> dict:
+    if reward is None:
+        return {"kind": "error", "error_type": "TimeoutError", "error_message": error}
+    return {"kind": "reward", "reward_name": "reward", "reward": reward}
+
+
+def rollout(index: int, *rows: dict, step: int = 0, attempt: int = 0) -> list[Span]:
+    group = f"train-{step:05d}-0000"
+    place = {"rollout_id": f"{group}-{index:02d}", "group_id": group, "attempt": attempt}
+    return [place | {"step": step} | row for row in rows]
+
+
+def sealed(path: Path, *rollouts: list[Span]) -> Path:
+    return write(table([span for spans in rollouts for span in spans]), path)
+
+
+def test_transcripts_show_the_best_the_middle_and_the_worst(tmp_path: Path) -> None:
+    rewards = {0: 0.5, 1: None, 2: 1.0, 3: -1.0, 4: 0.0}
+    spans = sealed(
+        tmp_path / "spans.parquet",
+        *(rollout(k, said("Who are you?", f"I am {k}"), ended(r)) for k, r in rewards.items()),
+    )
+    text = transcripts([spans])
+    titles = re.findall(r"^## (.*)\n\n(.*)$", text, re.M)
+    assert titles == [
+        ("best: train-00000-0000-02", "reward 1"),
+        ("middle: train-00000-0000-04", "reward 0"),
+        ("worst: train-00000-0000-03", "reward -1"),
+        ("failed: train-00000-0000-01", "TimeoutError: too late"),
+    ]
+    assert "**user**\n\n```text\nWho are you?\n```" in text
+    assert "**assistant**\n\n```text\nI am 2\n```" in text
+
+
+@pytest.mark.parametrize(("count", "titles"), [(1, ["best"]), (2, ["best", "worst"])])
+def test_few_rollouts_are_each_shown_once(tmp_path: Path, count: int, titles: list[str]) -> None:
+    rollouts = [rollout(k, said("?", "!"), ended(float(k))) for k in range(count)]
+    text = transcripts([sealed(tmp_path / "spans.parquet", *rollouts)])
+    assert re.findall(r"^## (\w+):", text, re.M) == titles
+
+
+def test_a_conversation_is_told_once_by_its_last_call(tmp_path: Path) -> None:
+    history = [
+        {"role": "user", "content": "one?"},
+        {"role": "assistant", "content": "first"},
+        {"role": "user", "content": "two?"},
+    ]
+    calls = [
+        said("one?", "first"),
+        said("", "second", call=1, messages=history, prefix_call=0, prefix_how="messages"),
+        said("elsewhere?", "third", call=2),
+    ]
+    spans = sealed(tmp_path / "spans.parquet", rollout(0, *calls, ended(1.0)))
+    text = transcripts([spans])
+    assert [text.count(word) for word in ("first", "second", "third")] == [1, 1, 1]
+
+
+def test_tool_calls_are_part_of_what_was_said_and_no_text_ends_its_block(tmp_path: Path) -> None:
+    call = {"function": {"name": "search", "arguments": '{"q": "x"}'}}
+    reply = {"role": "assistant", "content": "```\nlook", "tool_calls": [call]}
+    spans = sealed(tmp_path / "s.parquet", rollout(0, said("?", "", reply=reply), ended(1.0)))
+    assert '````text\n```\nlook\nsearch({"q": "x"})\n````' in transcripts([spans])
+
+
+def test_failed_rollouts_are_shown_once_for_each_error_to_its_last_line(tmp_path: Path) -> None:
+    errors = [LONG, LONG, *("abcd")]
+    rollouts = [rollout(k, ended(None, error)) for k, error in enumerate(errors)]
+    text = transcripts([sealed(tmp_path / "s.parquet", *rollouts)])
+    assert re.findall(r"^## failed: train-00000-0000-(\d+)", text, re.M) == ["00", "02", "03"]
+    assert f"## failed: train-00000-0000-00\n\nTimeoutError: {LONG}" in text
+
+
+def test_a_transcript_says_which_calls_were_refused_and_why(tmp_path: Path) -> None:
+    why = {"error_type": "context_length_exceeded", "error_message": LONG}
+    refused = {"kind": "refused", "role": "policy", "call": 0, "status": "error", **why}
+    spans = sealed(tmp_path / "s.parquet", rollout(0, refused, said("?", "!"), ended(1.0)))
+    told = f"context_length_exceeded: {LONG}"
+    assert f"*a call of the policy was refused*\n\n```text\n{told}\n```" in transcripts([spans])
+    (failure,) = read_failures([spans])
+    assert str(failure) == f"train-00000-0000-00, a call that was refused:\n{told}"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+
+
+def make_run(name: str, steps: int, done: int) -> RunFolder:
+    run = folder_of(name)
+    recipe = {"agent": "hello", "steps": steps, "dataset": {"path": __file__}}
+    write_manifest(run, recipe, "f00d")
+    for step in range(done):
+        record_metrics(run.metrics, step, {"reward/mean": step / 4})
+    return run
+
+
+@pytest.mark.usefixtures("runs")
+def test_runs_are_listed_with_their_state() -> None:
+    make_run("a", steps=2, done=2)
+    make_run("b", steps=4, done=2)
+    running = make_run("c", steps=4, done=0)
+    Ledger(make_run("d", steps=4, done=2).checkpoints(POLICY)).begin(3)
+    with running.locked():
+        runs = list_runs()
+    assert [(run.name, run.done, run.steps, run.reward, run.state) for run in runs] == [
+        ("a", 2, 2, 0.25, "finished"),
+        ("b", 2, 4, 0.25, "stopped"),
+        ("c", 0, 4, None, "running"),
+        ("d", 2, 4, 0.25, "stopped, update 2 in doubt"),
+    ]
+
+
+@pytest.mark.usefixtures("runs")
+def test_the_terminal_gets_a_table_in_columns() -> None:
+    assert "holds no runs yet" in runs_table()
+    make_run("hello-1", steps=4, done=1)
+    assert runs_table().splitlines() == [
+        "run      agent  steps  of  reward  failed  state",
+        "hello-1  hello  1      4   0       0       stopped",
+    ]
+
+
+@pytest.mark.usefixtures("runs")
+def test_below_the_table_is_the_last_error_of_each_run_to_its_last_line() -> None:
+    make_run("sound", steps=4, done=1)
+    run = make_run("broken", steps=4, done=1)
+    rollouts = [rollout(k, ended(None, LONG), step=1) for k in range(5)]
+    sealed(run.spans("train-00001.0"), *rollouts)
+    run.journal("train-00001.0").parent.mkdir()
+    run.journal("train-00001.0").touch()
+    record_metrics(run.metrics, 1, {"rollouts/failed": 5})
+    listed, _, error = runs_table().partition("\n\n")
+    assert listed.splitlines()[1].split() == ["broken", "hello", "2", "4", "-", "5", "stopped"]
+    named = "train-00001-0000-00, train-00001-0000-01, train-00001-0000-02 and 2 more"
+    assert error == f"broken, {named}:\nTimeoutError: {LONG}"
+    run.spans("train-00001.0").write_bytes(b"what is this?")
+    assert "train-00001.0.parquet is damaged" in runs_table()
+
+
+def test_scores_are_a_line_for_each_category_with_their_intervals() -> None:
+    outcomes = [
+        ScoredRollout("a", 1.0, "bird"),
+        ScoredRollout("b", 0.0, "bird"),
+        ScoredRollout("c", None, "fish"),
+    ]
+    assert scores_table({"greedy": score(outcomes)}).splitlines() == [
+        "played  category  examples  failed  reward  95 % interval",
+        "greedy  all       2         1       0.5     0.0945 to 0.905",
+        "greedy  bird      2         0       0.5     0.0945 to 0.905",
+        "greedy  fish      0         1       -       -",
+    ]
+
+
+def test_scores_say_what_roles_spent_where_anybody_knows_it() -> None:
+    judged = Spent(calls=3, priced=2, prompt_tokens=90, sampled_tokens=10, cost=0.25)
+    free = Spent(calls=1, priced=0, prompt_tokens=0, sampled_tokens=0, cost=None)
+    outcomes = [
+        ScoredRollout("a", 1.0, "bird", {"judge": judged, "scripted": free}),
+        ScoredRollout("b", 1.0, "fish"),
+    ]
+    assert scores_table({"greedy": score(outcomes)}).splitlines() == [
+        "played  category  examples  failed  reward  95 % interval  judge tokens  judge USD",
+        "greedy  all       2         0       1       0.342 to 1     100           0.25",
+        "greedy  bird      1         0       1       0.207 to 1     100           0.25",
+        "greedy  fish      1         0       1       0.207 to 1     -             -",
+    ]

@@ -1,0 +1,181 @@
+"""A rollout ends as a row: with its reward, or with the error that it failed with."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from adapters.chat import Chat
+from tasks.reports.dryruns import describe
+from tasks.rollouts import BatchPlan
+from tasks.storage.run_folder import RunFolder
+from tests.support.engine_server import TINY
+from tests.support.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
+
+EXAMPLES = ({"name": "a"}, {"name": "b"})
+together = threading.Barrier(2)
+
+
+async def asks(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        await client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": example["name"]}]
+        )
+    return 1.0 if example["name"] == "a" else -1.0
+
+
+def asks_plainly(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
+    together.wait(60)  # passes only if two plain functions run at the same time
+    with OpenAI(base_url=base_url, api_key=api_key) as client:
+        client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": example["name"]}]
+        )
+    return 0.5
+
+
+async def asks_at_length(example: dict[str, Any], **where: str) -> float:
+    await asks({"name": "a cat " * 2200}, **where)
+    return 1.0
+
+
+async def raises(example: dict[str, Any], **_: str) -> float:
+    raise KeyError(example["name"])
+
+
+async def raises_nothing(example: dict[str, Any], **_: str) -> float:
+    raise RuntimeError
+
+
+async def hangs(example: dict[str, Any], **_: str) -> float:
+    await asyncio.sleep(60)
+    return 1.0
+
+
+async def returns_nan(example: dict[str, Any], **_: str) -> float:
+    return float("nan")
+
+
+async def returns_text(example: dict[str, Any], **_: str) -> Any:
+    return "good"
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with open_stage(tmp_path_factory.mktemp("state")) as stage:
+        yield stage
+
+
+@pytest.fixture
+def collect(stage: Stage, tmp_path: Path) -> Any:
+    def collected(agent: Any, group_size: int = 2) -> Spans:
+        seconds = 1.0 if agent is hangs else 60.0
+        plan = BatchPlan(SHARD, 0, group_size)
+        return stage.play(tmp_path, agent, EXAMPLES, plan, timeout_seconds=seconds)
+
+    return collected
+
+
+def test_a_prompt_beyond_what_the_model_has_read_is_answered_and_said_to_be(
+    stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = stage.service.tokenizer_of(stage.sampler)
+    served = Chat(tokenizer, context=stage.service.context(str(TINY)))
+    spans = replace(stage, chat=served).play(tmp_path, asks_at_length)
+    calls = [span for span in spans if span["kind"] == "llm"]
+    (prompt,) = {span["gen_ai_usage_input_tokens"] for span in calls}
+    assert (len(calls), prompt > 4300) == (2, True)
+    assert [end["reward"] for end in ends(spans)] == [1.0, 1.0]
+    (noise,) = [said.getMessage() for said in caplog.records if said.name == "adapters.chat"]
+    assert noise.startswith(f"a prompt of {prompt} tokens is beyond the 2048 that ")
+    text = describe([RunFolder(tmp_path).spans(BATCH)], {}, {}, served.read_context)
+    assert f"prompts of up to {prompt} tokens are beyond the 2048 that the model has read" in text
+
+
+def test_each_rollout_leaves_its_calls_and_its_reward(collect: Any) -> None:
+    spans = collect(asks)
+    assert [(end["rollout_id"], end["reward"]) for end in ends(spans)] == [
+        ("train-00000-0000-00", 1.0),
+        ("train-00000-0000-01", 1.0),
+        ("train-00000-0001-00", -1.0),
+        ("train-00000-0001-01", -1.0),
+    ]
+    calls = [span for span in spans if span["kind"] == "llm"]
+    assert len(calls) == 4
+    assert {call["policy_version"] for call in calls} == {"00000"}
+    assert ends(spans)[2]["attributes"] == {"example_id": 1, "example": {"name": "b"}}
+
+
+def test_siblings_of_a_group_sample_differently(collect: Any) -> None:
+    calls = [span for span in collect(asks, group_size=6) if span["kind"] == "llm"]
+    answers = {
+        tuple(call["response_token_ids"]) for call in calls if call["group_id"].endswith("-0000")
+    }
+    assert len(answers) > 1
+
+
+def test_plain_functions_run_side_by_side(collect: Any) -> None:
+    assert [end["reward"] for end in ends(collect(asks_plainly, group_size=1))] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("agent", "error"),
+    [
+        (raises, "KeyError"),
+        (hangs, "TimeoutError"),
+        (returns_nan, "RewardError"),
+        (returns_text, "RewardError"),
+    ],
+)
+def test_a_failed_rollout_is_a_row_with_its_error_and_no_reward(
+    collect: Any, agent: Any, error: str
+) -> None:
+    rows = ends(collect(agent, group_size=1))
+    assert [(row["kind"], row["error_type"], row.get("reward")) for row in rows] == [
+        ("error", error, None)
+    ] * 2
+
+
+def test_a_failure_without_a_message_still_says_what_failed(collect: Any) -> None:
+    (row, _) = ends(collect(raises_nothing, group_size=1))
+    assert row["error_message"] == "RuntimeError without a message"
+
+
+def test_only_rollouts_that_have_not_ended_are_played_again(collect: Any, tmp_path: Path) -> None:
+    collect(asks, group_size=1)
+    (tmp_path / "spans" / f"{BATCH}.parquet").unlink()
+    rows = ends(collect(asks, group_size=2))
+    assert [(row["rollout_id"][-7:], row["attempt"]) for row in rows] == [
+        ("0000-00", 0),
+        ("0000-01", 1),
+        ("0001-00", 0),
+        ("0001-01", 1),
+    ]
+
+
+def test_an_interrupted_rollout_is_the_next_attempt_and_samples_nothing_again(
+    collect: Any, tmp_path: Path
+) -> None:
+    collect(asks, group_size=1)
+    (tmp_path / "spans" / f"{BATCH}.parquet").unlink()
+    journal = tmp_path / "journal" / f"{BATCH}.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(line for line in lines if b'"kind":"reward"' not in line))
+    spans = collect(asks, group_size=1)
+    assert [row["attempt"] for row in ends(spans)] == [1, 1]
+    calls = [span for span in spans if span["kind"] == "llm"]
+    assert [(call["attempt"], call["replayed"]) for call in calls] == [(0, False)] * 2 + [
+        (1, True)
+    ] * 2
+
+
+def test_a_batch_that_has_ended_is_not_opened_again(collect: Any, tmp_path: Path) -> None:
+    collect(asks, group_size=1)
+    before = (tmp_path / "journal" / f"{BATCH}.jsonl").read_bytes()
+    (tmp_path / "spans" / f"{BATCH}.parquet").unlink()
+    collect(raises, group_size=1)
+    assert (tmp_path / "journal" / f"{BATCH}.jsonl").read_bytes() == before
