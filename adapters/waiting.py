@@ -1,6 +1,9 @@
-"""A wait that is logged while it lasts and that may have a limit."""
+"""Waits: one that is logged while it lasts, and one for the end of tasks that are cancelled."""
 
+import asyncio
 import logging
+from collections.abc import Awaitable
+from typing import Protocol
 
 from adapters.running_clock import running_clock
 
@@ -48,3 +51,21 @@ class Wait:
         last = "" if self.limit is None else f"; it is given up after {self.limit:.0f} s"
         log.log(self._level, "waiting for %s for %.0f s%s%s", self.what, seconds, more, last)
         self._level = logging.INFO
+
+
+class Cancellable(Awaitable[object], Protocol):
+    """An asyncio task or future."""
+
+    def cancel(self) -> bool: ...
+
+
+async def cancel_and_wait(*tasks: Cancellable) -> None:
+    """Cancel the tasks that have not ended, and wait until each has ended with its own children.
+
+    If tasks were left to the end of the event loop, it would cancel children beside their parents,
+    some of them before they begin. anyio, which ends its children in order, then leaves coroutines
+    that never ran.
+    """
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

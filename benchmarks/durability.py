@@ -27,15 +27,10 @@ from transformers import AutoTokenizer
 
 from adapters.calls import POLICY, Begun, Completion, Policy, RefusedCall, Sampler, Sampling
 from adapters.chat import Chat
-from adapters.door.batches import (
-    OpenBatch,
-    PlannedRollout,
-    PlaySettings,
-    RolloutEnd,
-    SampledBy,
-)
+from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
 from adapters.door.door import Door
-from adapters.harness.batches import BATCH, ROLE, Batch
+from adapters.harness.batches import Batch
+from adapters.player_protocol import BEGIN, ROLE, PlaySettings
 from adapters.tinker.service import connect
 from benchmarks.measuring import Took, describe_machine, format_table, paired_ratio, time_in_turns
 from benchmarks.turns import TURNS, Turn, make_turns
@@ -119,16 +114,15 @@ def ask_door(chat: Chat, sampler: Sampler, rollouts: int, folder: Path | None) -
     ):
         batch = OpenBatch(shard, CallsRecorder(names, journal), sampled_by, settings)
         with door.opened(batch) as token:
-            begun = Batch(door.address, shard, token, 0, (POLICY,), TIMEOUT_SECONDS)
+            begun = Batch(door.address, shard, token, 0, (POLICY,))
             asyncio.run(_ask_all(begun, names))
 
 
 async def _ask_all(batch: Batch, rollouts: Sequence[str]) -> None:
     limits = httpx.Limits(max_connections=None)
     headers = {"authorization": f"Bearer {batch.token}"}
-    timeout = batch.timeout_seconds
-    async with httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout) as client:
-        begun = await client.post(batch.door + BATCH.format(batch=batch.name) + "/begin")
+    async with httpx.AsyncClient(headers=headers, limits=limits, timeout=TIMEOUT_SECONDS) as client:
+        begun = await client.post(batch.door + BEGIN.format(batch=batch.name))
         begun.raise_for_status()
         await asyncio.gather(*(_ask(client, batch.url(ROLE, name)) for name in rollouts))
 

@@ -10,14 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from adapters.calls import Begun, Completion, RefusedCall
-from adapters.door.batches import (
-    OpenBatch,
-    PlannedRollout,
-    PlaySettings,
-    RolloutEnd,
-    SampledBy,
-)
+from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
 from adapters.door.door import Door
+from adapters.player_protocol import PlaySettings
 from adapters.tinker.service import Service
 from tasks.algorithm.quorum import quorum_size
 from tasks.recording.journal import Journal, read_journal, seal

@@ -11,11 +11,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import datetime
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse
 
 from adapters.addresses import Listener
 from adapters.app_server import ANY_PORT
@@ -23,19 +21,31 @@ from adapters.calls import POLICY, Completion, Refused
 from adapters.calls import Request as ChatRequest
 from adapters.chat import Chat
 from adapters.dialects.fields import bad_request
-from adapters.dialects.request_body import parse_json, read_body
+from adapters.dialects.request_body import read_body
 from adapters.door.backends import Backend
-from adapters.door.batches import Attempt, Failure, OpenBatch
+from adapters.door.batches import Attempt, OpenBatch
 from adapters.door.call_sequence import UNRECORDED, RequestMeta
 from adapters.door.chat_api import Caller, ChatApi, read_number, token_of
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.recorded import Answer
 from adapters.errors import UserError
-from adapters.harness.batches import BATCH, CLOSED, ROLE, ROLLOUT
-from adapters.harness.rewards import Reward, RewardError, read_reward
-
-LONGEST = 1e9
-"""Bound on the seconds of a rollout attempt, 30 years, so that its start is a date."""
+from adapters.player_protocol import (
+    BEGIN,
+    END,
+    NOT_BEGUN,
+    NOT_RECORDED,
+    OVER,
+    ROLE,
+    WAITED,
+    BegunBatch,
+    BegunRollout,
+    PlayedRollout,
+    Record,
+    RecordedEnd,
+    WaitedTime,
+    read_record,
+    write_record,
+)
 
 
 class Door(ChatApi):
@@ -61,9 +71,9 @@ class Door(ChatApi):
         self._openings: Counter[str] = Counter()
         self._open: dict[str, OpenBatch] = {}
         super().__init__(chat, ROLE, listener)
-        self.app.add_api_route(f"{BATCH}/begin", self._begin, methods=["POST"])
-        self.app.add_api_route(f"{ROLLOUT}/waited", self._waited, methods=["GET"])
-        self.app.add_api_route(f"{ROLLOUT}/end", self._end, methods=["POST"])
+        self.app.add_api_route(BEGIN, self._begin, methods=["POST"])
+        self.app.add_api_route(WAITED, self._waited, methods=["GET"])
+        self.app.add_api_route(END, self._end, methods=["POST"])
 
     @contextmanager
     def opened(self, batch: OpenBatch) -> Iterator[str]:
@@ -133,7 +143,7 @@ class Door(ChatApi):
         self.check_token(request)
         name = request.path_params["batch"]
         if name not in self._open:
-            raise Refused(410, f"The batch {name} is not open.", code="over")
+            raise Refused(410, f"The batch {name} is not open.", code=OVER)
         return self._open[name]
 
     def _find_attempt(self, request: Request) -> tuple[OpenBatch, Attempt]:
@@ -147,41 +157,30 @@ class Door(ChatApi):
         try:
             number, rollouts = await batch.begin()
         except UserError as error:
-            raise Refused(500, f"{batch.name} cannot begin: {error}", code="not_begun") from error
+            raise Refused(500, f"{batch.name} cannot begin: {error}", code=NOT_BEGUN) from error
         left = [
-            {"id": rollout.id, "example": rollout.example, "apart": rollout.id in batch.lost}
+            BegunRollout(rollout.id, rollout.example, rollout.id in batch.lost)
             for rollout in rollouts
         ]
-        return JSONResponse({"attempt": number, "rollouts": left, **asdict(batch.settings)})
+        return _answer(BegunBatch(number, left, batch.settings))
 
     async def _waited(self, request: Request) -> Response:
         _, attempt = self._find_attempt(request)
-        return JSONResponse({"seconds": attempt.seconds_waited()})
+        return _answer(WaitedTime(attempt.seconds_waited()))
 
     async def _end(self, request: Request) -> Response:
         batch, attempt = self._find_attempt(request)
-        outcome, seconds = _read_end(parse_json(await read_body(request)))
         try:
-            closes = await batch.end(attempt.rollout.id, attempt.number, outcome, seconds)
+            end = read_record(PlayedRollout, await read_body(request))
+        except ValueError as error:
+            raise bad_request(f"The end of a rollout cannot be read ({error}).") from error
+        try:
+            closes = await batch.end(attempt.rollout.id, attempt.number, end)
         except UNRECORDED as error:
             text = f"The end of {attempt.rollout.id} could not be recorded ({error})."
-            raise Refused(500, text, code="not_recorded") from error
-        return JSONResponse({CLOSED: closes})
+            raise Refused(500, text, code=NOT_RECORDED) from error
+        return _answer(RecordedEnd(closes))
 
 
-def _read_end(body: object) -> tuple[Reward | Failure, float]:
-    """Read {"reward": …} or {"failed": kind, "message": text}, each with its "seconds"."""
-    match body:
-        case {"reward": reward, "seconds": int() | float() as seconds} if 0 <= seconds < LONGEST:
-            try:
-                return read_reward(reward), seconds
-            except (RewardError, OverflowError) as error:
-                raise bad_request(str(error), "reward") from error
-        case {
-            "failed": str(kind),
-            "message": str(message),
-            "seconds": int() | float() as seconds,
-        } if 0 <= seconds < LONGEST:
-            return Failure(kind, message), seconds
-    text = "The end of a rollout has `seconds`, from 0, and `reward`, or `failed` and `message`."
-    raise bad_request(text)
+def _answer(record: Record) -> Response:
+    return Response(write_record(record), media_type="application/json")

@@ -14,8 +14,8 @@ from typing import Any, ParamSpec, TypeVar
 from adapters.calls import POLICY, Example
 from adapters.harness.current_rollout import rollout_context
 from adapters.harness.imports import build_client_models
-from adapters.harness.rewards import Reward, read_reward
 from adapters.project.modules import PLAY, AgentError, load_agent_file, load_module, no_agent
+from adapters.rewards import Reward, read_reward
 from adapters.silence import keep_silent
 
 ROLES = "roles"

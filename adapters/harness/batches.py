@@ -4,48 +4,53 @@ The player needs three strings: the door's address, the batch's name, and the ba
 """
 
 import asyncio
-import json
 import os
 import time
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from traceback import TracebackException
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx
 
-from adapters.calls import POLICY, Example
-from adapters.cancelling import cancel_and_wait
+from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.harness.agents import AgentExit, Endpoint, Play, contained_task, load_agent
-from adapters.harness.apart import Outcome, playing_apart
+from adapters.harness.apart import playing_apart
 from adapters.harness.current_rollout import tls
 from adapters.harness.imports import when_imported
 from adapters.harness.loop_watchdog import watch_event_loop
-from adapters.harness.rewards import Reward
+from adapters.player_protocol import (
+    BEGIN,
+    CLOSED,
+    END,
+    ROLE,
+    WAITED,
+    BegunBatch,
+    BegunRollout,
+    Failure,
+    Outcome,
+    PlayedRollout,
+    PlaySettings,
+    R,
+    RecordedEnd,
+    WaitedTime,
+    read_record,
+    shorten_message,
+    write_record,
+)
+from adapters.rewards import Reward
 from adapters.running_clock import running_clock
-
-BATCH = "/batch/{batch}"
-ROLLOUT = BATCH + "/rollout/{rollout_id}/attempt/{attempt}"
-ROLE = ROLLOUT + "/role/{role}/v1"
-"""Paths of the door."""
-
-CLOSED = "closed"
-"""Word of the door that a batch is closed, and that what has not ended is left out."""
-
-LONGEST_MESSAGE = 10_000
-"""Characters that are kept of an error's message: few enough for the last line of a program. Of a
-longer one the middle is left out, since its last line often says most."""
-CUT = "\n…\n"
+from adapters.waiting import cancel_and_wait
 
 ENDS_AT_A_TIME = 4
 """Ends that are told at a time. httpx's pool walks through all that wait for a connection, so a
 hundred at once cost five times as much each."""
 
-MOST_APART = os.cpu_count() or 1
-"""Rollouts of a batch that are played apart at a time."""
+MOST_ISOLATED = os.cpu_count() or 1
+"""Rollouts of a batch that are played in processes of their own at a time."""
 
 T = TypeVar("T")
 
@@ -59,7 +64,6 @@ class Batch:
     token: str
     attempt: int
     roles: tuple[str, ...]
-    timeout_seconds: float
 
     def url(self, path: str, rollout_id: str, role: str = POLICY) -> str:
         """Return the URL of a rollout's route, or of one of its roles."""
@@ -95,13 +99,12 @@ async def play_batch(door: str, batch: str, token: str) -> None:
         watch_event_loop(),
         httpx.AsyncClient(headers=bearer, timeout=None, verify=tls()) as http,
     ):
-        response = await http.post(door + BATCH.format(batch=batch) + "/begin")
-        begun = _read(response)
-        roles = tuple(begun["roles"])
-        attempt = Batch(door, batch, token, begun["attempt"], roles, begun["timeout_seconds"])
-        agent = LoadedAgent(begun["agent"], load_for_roles(begun["agent"], roles))
-        player = _Player(attempt, agent, http, begun["concurrency"])
-        playing = [asyncio.create_task(player.play(rollout)) for rollout in begun["rollouts"]]
+        begun = _read(BegunBatch, await http.post(door + BEGIN.format(batch=batch)))
+        roles = tuple(begun.settings.roles)
+        play = load_for_roles(begun.settings.agent, roles)
+        attempt = Batch(door, batch, token, begun.attempt, roles)
+        player = _Player(attempt, begun.settings, play, http)
+        playing = [asyncio.create_task(player.play(rollout)) for rollout in begun.rollouts]
         try:
             with suppress(BatchClosed):
                 await asyncio.gather(*playing)
@@ -122,70 +125,55 @@ async def play_to_end(playing: Awaitable[Reward]) -> Outcome:
         reward = await playing
     except Exception as error:  # noqa: BLE001  An agent may raise anything; here it is a row.
         return _failure(error)
-    return {"reward": reward.to_json()}
+    return reward
 
 
-def _failure(error: Exception) -> Outcome:
+def _failure(error: Exception) -> Failure:
     kind = type(error).__name__
     told = str(TracebackException(type(error), error, None))  # its `__str__` may raise
-    return {"failed": kind, "message": shorten_message(told) or f"{kind} without a message"}
-
-
-def shorten_message(told: str) -> str:
-    """Leave out the middle of an error's message that is longer than LONGEST_MESSAGE."""
-    if len(told) <= LONGEST_MESSAGE:
-        return told
-    return told[: LONGEST_MESSAGE // 2] + CUT + told[-LONGEST_MESSAGE // 2 :]
-
-
-@dataclass(frozen=True)
-class LoadedAgent:
-    """An agent, by its name and as the function that plays it."""
-
-    name: str
-    play: Play
+    return Failure(kind, shorten_message(told) or f"{kind} without a message")
 
 
 class _Player:
     """Player of the rollouts of one attempt at a batch."""
 
     def __init__(
-        self, batch: Batch, agent: LoadedAgent, http: httpx.AsyncClient, concurrency: int
+        self, batch: Batch, settings: PlaySettings, play: Play, http: httpx.AsyncClient
     ) -> None:
         self._batch = batch
-        self._agent = agent
+        self._settings = settings
+        self._play = play
         self._http = http
-        self._places = asyncio.Semaphore(concurrency)
-        self._places_apart = asyncio.Semaphore(MOST_APART)
+        self._places = asyncio.Semaphore(settings.concurrency)
+        self._places_isolated = asyncio.Semaphore(MOST_ISOLATED)
         self._ends = asyncio.Semaphore(ENDS_AT_A_TIME)
 
-    async def play(self, rollout: Mapping[str, Any]) -> None:
+    async def play(self, rollout: BegunRollout) -> None:
         """Run the agent on a rollout's example, and tell the door how that ended."""
-        rollout_id, example = rollout["id"], rollout["example"]
-        play = self._play_apart if rollout["apart"] else self._play
-        async with self._places, self._places_apart if rollout["apart"] else nullcontext():
+        play = self._play_isolated if rollout.isolated else self._play_here
+        async with self._places, self._places_isolated if rollout.isolated else nullcontext():
             started = time.monotonic()
-            outcome = await play(rollout_id, example)
-        end = {**outcome, "seconds": time.monotonic() - started}
-        url, content = self._url("/end", rollout_id), write_outcome(end)
+            outcome = await play(rollout)
+        end = PlayedRollout(outcome, time.monotonic() - started)
         async with self._ends:
-            response = await self._http.post(url, content=content)
-        if _read(response)[CLOSED]:
+            url = self._batch.url(END, rollout.id)
+            response = await self._http.post(url, content=write_record(end))
+        if _read(RecordedEnd, response).closed:
             raise BatchClosed
 
-    async def _play(self, rollout_id: str, example: Example) -> Outcome:
-        playing = self._agent.play(example, self._batch.endpoints(rollout_id))
-        return await play_to_end(self._within_time(playing, rollout_id))
+    async def _play_here(self, rollout: BegunRollout) -> Outcome:
+        playing = self._play(rollout.example, self._batch.endpoints(rollout.id))
+        return await play_to_end(self._within_time(playing, rollout))
 
-    async def _play_apart(self, rollout_id: str, example: Example) -> Outcome:
-        endpoints = self._batch.endpoints(rollout_id)
+    async def _play_isolated(self, rollout: BegunRollout) -> Outcome:
+        endpoints = self._batch.endpoints(rollout.id)
         try:
-            async with playing_apart(self._agent.name, example, endpoints) as playing:
-                return await self._within_time(playing, rollout_id)
+            async with playing_apart(self._settings.agent, rollout.example, endpoints) as playing:
+                return await self._within_time(playing, rollout)
         except (AgentExit, TimeoutError) as error:
             return _failure(error)
 
-    async def _within_time(self, playing: Coroutine[Any, Any, T], rollout_id: str) -> T:
+    async def _within_time(self, playing: Coroutine[None, None, T], rollout: BegunRollout) -> T:
         """Await the agent for as long as its own time lasts; TimeoutError when that is over.
 
         Time in which the agent waits for answers of the door does not count, nor does time in
@@ -193,15 +181,15 @@ class _Player:
         that an agent may get more time than its limit, and never less).
         """
         clock = running_clock()
-        limit, started = self._batch.timeout_seconds, clock.seconds()
+        limit, started = self._settings.timeout_seconds, clock.seconds()
         left, work = limit, asyncio.create_task(playing)
         try:
             while left > 0 or work.done():
                 await asyncio.wait([work], timeout=left)
                 if work.done():
                     return work.result()
-                response = await self._http.get(self._url("/waited", rollout_id))
-                waited = _read(response)["seconds"]
+                response = await self._http.get(self._batch.url(WAITED, rollout.id))
+                waited = _read(WaitedTime, response).seconds
                 left = limit + waited - (clock.seconds() - started)
         finally:
             await cancel_and_wait(work)
@@ -210,20 +198,13 @@ class _Player:
             "look for what it waits for, or give a larger rollouts.timeout_seconds"
         )
 
-    def _url(self, route: str, rollout_id: str) -> str:
-        return self._batch.url(ROLLOUT + route, rollout_id)
 
-
-def write_outcome(end: Mapping[str, object]) -> bytes:
-    """Write an outcome as a line of JSON, with a question mark for a character that UTF-8 lacks."""
-    return json.dumps(end, ensure_ascii=False).encode(errors="replace")
-
-
-def _read(response: httpx.Response) -> dict[str, Any]:
+def _read(kind: type[R], response: httpx.Response) -> R:
+    """Read the door's answer; BatchClosed or BatchRefused if it is a refusal."""
     if response.is_error:
         error = response.json()["error"]
         raise BatchClosed if error["code"] == CLOSED else BatchRefused(error["message"])
-    return response.json()
+    return read_record(kind, response.content)
 
 
 @cache

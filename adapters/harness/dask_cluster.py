@@ -19,11 +19,10 @@ import httpx
 from pydantic import SecretStr
 
 from adapters.addresses import LOOPBACK, Certificate, Listener, listener_of
-from adapters.cancelling import cancel_and_wait
 from adapters.errors import PassingError, UserError
 from adapters.harness.agents import in_thread
 from adapters.harness.batches import play_batch
-from adapters.waiting import Wait
+from adapters.waiting import Wait, cancel_and_wait
 
 try:
     import dask.config

@@ -14,7 +14,6 @@ import numpy as np
 import tinker
 from renderers.base import Tokenizer
 
-from adapters.cancelling import cancel_and_wait
 from adapters.errors import EngineDied
 from adapters.running_clock import running_clock
 from adapters.tinker.engines import TinkerServer, check_key, needs_engine, running_engine
@@ -25,7 +24,7 @@ from adapters.tinker.faults import (
     TimedOut,
     translate_error,
 )
-from adapters.waiting import FIRST_WORD_SECONDS, Wait
+from adapters.waiting import FIRST_WORD_SECONDS, Wait, cancel_and_wait
 
 CLOSING_SECONDS = 5.0
 DEAD_CLOSING_SECONDS = 0.5

@@ -14,9 +14,9 @@ from adapters.addresses import Listener
 from adapters.calls import Sampling
 from adapters.chat import Chat
 from adapters.door.backends import create_backends
-from adapters.door.batches import PlaySettings
 from adapters.door.door import Door
 from adapters.errors import EngineDied
+from adapters.player_protocol import PlaySettings
 from adapters.tinker.service import Service, connect
 from adapters.tracking import Tracker
 from flows.recipe.recipe import Recipe

@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("distributed", reason="Dask is not installed: make setup")
 
-from adapters.cancelling import cancel_and_wait
 from adapters.errors import PassingError
 from adapters.harness.batches import BatchRefused, play_batch
 from adapters.harness.dask_cluster import DaskCluster, DoorUnreachable, open_cluster
+from adapters.waiting import cancel_and_wait
 from tasks.recording.journal import read_spans
 from tests.support.dask_by_hand import HandCluster, by_hand
 from tests.support.played_batch import BATCH

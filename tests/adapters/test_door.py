@@ -15,12 +15,12 @@ import tinker
 from adapters.addresses import Listener
 from adapters.app_server import CannotListen
 from adapters.calls import Completion
-from adapters.cancelling import cancel_and_wait
 from adapters.door import call_sequence
 from adapters.door.batches import MOST_REFUSALS, PlannedRollout
 from adapters.door.call_sequence import CallSequence
 from adapters.door.door import Door
-from adapters.harness.batches import ROLE
+from adapters.player_protocol import ROLE
+from adapters.waiting import cancel_and_wait
 from tests.support.door_batches import ListRecorder, bearer
 from tests.support.opened_door import ASK, CALL, CHAT, TOKENS, TOOLS, Opened, opened_batch
 

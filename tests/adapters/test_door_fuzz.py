@@ -23,7 +23,8 @@ from openai.types.responses.response_create_params import ResponseCreateParams
 from pydantic import TypeAdapter
 
 from adapters.dialects.table import DIALECTS
-from adapters.harness.batches import ROLE, Batch
+from adapters.harness.batches import Batch
+from adapters.player_protocol import ROLE
 from tests.support.door_batches import bearer
 from tests.support.recording_sampler import RecordedRollouts
 from tests.support.requests_from_document import complaint, drawn, written

@@ -12,7 +12,7 @@ import pytest
 
 from adapters.harness.agents import load_agent
 from adapters.harness.environments import NoEnvironment
-from adapters.harness.rewards import Reward
+from adapters.rewards import Reward
 from tests.support.scripted_door import ScriptedDoor, scripted_door
 
 pytest.importorskip("gem", reason="GEM is not installed: pip install gem-llm==0.1.0")

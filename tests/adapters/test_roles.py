@@ -11,13 +11,14 @@ from openai import AsyncOpenAI
 
 from adapters.calls import POLICY, Message, Place, Policy, Request, Sampling
 from adapters.door.backends import create_backends
-from adapters.door.batches import PlaySettings, SampledBy
+from adapters.door.batches import SampledBy
 from adapters.door.door import Door
 from adapters.door.prefixes import Prefixes
 from adapters.door.recorded import Memory, Recorded
 from adapters.door.roles import check_role
 from adapters.door.scripted import ScriptError
 from adapters.harness.batches import play_batch
+from adapters.player_protocol import PlaySettings
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import write_datums
 from tasks.metrics import StepFiles, measure

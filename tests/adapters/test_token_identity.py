@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 from tinker import SamplingParams
 
-from adapters.harness.batches import ROLE, Batch
+from adapters.harness.batches import Batch
+from adapters.player_protocol import ROLE
 from tests.support.door_batches import bearer
 from tests.support.recording_sampler import RecordedRollouts
 from tests.support.stand_in import CHAT, StandIn, anything, letters, tool_call, turn

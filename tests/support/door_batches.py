@@ -6,9 +6,10 @@ from dataclasses import replace
 import httpx
 
 from adapters.calls import Begun, Completion, RefusedCall
-from adapters.door.batches import OpenBatch, PlannedRollout, PlaySettings, RolloutEnd, SampledBy
+from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
 from adapters.door.door import Door
-from adapters.harness.batches import BATCH, Batch
+from adapters.harness.batches import Batch
+from adapters.player_protocol import BEGIN, BegunBatch, PlaySettings, read_record
 
 
 class ListRecorder:
@@ -55,11 +56,10 @@ def batch_at(
 
 def begin(door: Door, name: str, token: str) -> Batch:
     """Begin the next attempt at an open batch, as a player does."""
-    url = door.address + BATCH.format(batch=name) + "/begin"
-    begun = httpx.post(url, headers=bearer(token), timeout=None).raise_for_status().json()
-    return Batch(
-        door.address, name, token, begun["attempt"], tuple(begun["roles"]), begun["timeout_seconds"]
-    )
+    url = door.address + BEGIN.format(batch=name)
+    response = httpx.post(url, headers=bearer(token), timeout=None).raise_for_status()
+    begun = read_record(BegunBatch, response.content)
+    return Batch(door.address, name, token, begun.attempt, tuple(begun.settings.roles))
 
 
 def bearer(token: str) -> dict[str, str]:

@@ -17,7 +17,8 @@ from adapters.calls import POLICY, Completion, Policy, Sampling
 from adapters.chat import Chat
 from adapters.door.batches import PlannedRollout, SampledBy
 from adapters.door.door import Door
-from adapters.harness.batches import ROLE, ROLLOUT, Batch
+from adapters.harness.batches import Batch
+from adapters.player_protocol import END, ROLE
 from tests.support.door_batches import ListRecorder, batch_at, bearer, begin
 
 TINY = Path(__file__).parents[2] / "engine" / "tiny_chat"
@@ -101,8 +102,8 @@ class Opened:
 
     def end(self, reward: float = 1.0) -> httpx.Response:
         """Report the rollout's end, as its player does."""
-        url = self.batch.url(ROLLOUT, self.rollout) + "/end"
-        end = {"reward": reward, "seconds": 1.0}
+        url = self.batch.url(END, self.rollout)
+        end = {"outcome": {"reward": reward}, "seconds": 1.0}
         return httpx.post(url, json=end, headers=bearer(self.token), timeout=None)
 
 

@@ -12,9 +12,10 @@ from tinker import ModelInput, SampleResponse, SamplingParams
 
 from adapters.calls import POLICY, Place, Policy, Sampler, Sampling
 from adapters.chat import Chat
-from adapters.door.batches import PlaySettings, SampledBy
+from adapters.door.batches import SampledBy
 from adapters.door.door import Door
-from adapters.harness.batches import BATCH, ROLLOUT, Batch
+from adapters.harness.batches import Batch
+from adapters.player_protocol import BEGIN, END, PlaySettings
 from tasks.recording.journal import read_spans
 from tasks.rollouts import BatchPlan, RolloutServer, write_spans
 from tasks.storage.run_folder import RunFolder
@@ -104,12 +105,12 @@ class RecordedRollouts:
 
         async def play_batch(door: str, name: str, token: str) -> None:
             async with httpx.AsyncClient(headers=bearer(token), timeout=None) as http:
-                url = door + BATCH.format(batch=name) + "/begin"
+                url = door + BEGIN.format(batch=name)
                 begun = (await http.post(url)).raise_for_status().json()
-                batch = Batch(door, name, token, begun["attempt"], (POLICY,), 0)
+                batch = Batch(door, name, token, begun["attempt"], (POLICY,))
                 await asyncio.to_thread(play, batch, names)
-                ends = (batch.url(ROLLOUT, rollout) + "/end" for rollout in names)
-                reward = {"reward": 1.0, "seconds": 0.0}
+                ends = (batch.url(END, rollout) for rollout in names)
+                reward = {"outcome": {"reward": 1.0}, "seconds": 0.0}
                 ended = await asyncio.gather(*(http.post(end, json=reward) for end in ends))
                 assert {response.status_code for response in ended} == {200}
 

@@ -1,6 +1,7 @@
 """Rewards: what an agent returns, read as those of its rollout, its roles and their calls."""
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -87,7 +88,7 @@ def _is_list(value: object) -> TypeGuard[Sequence[object]]:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, bool | int | float) and math.isfinite(value)
+    return isinstance(value, bool | int | float) and abs(value) <= sys.float_info.max
 
 
 def _no_reward(value: object) -> RewardError:

@@ -1,0 +1,172 @@
+"""The protocol between the door and the player of a rollout batch: paths, records, and codes.
+
+A player begins an attempt at a batch, plays its rollouts, and tells the door of each end. The
+records are sent as JSON. Whoever receives one reads it strictly: true is no number.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, TypeVar
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+)
+
+from adapters.calls import Example, JsonObject
+from adapters.rewards import Reward, read_reward
+
+BATCH = "/batch/{batch}"
+BEGIN = BATCH + "/begin"
+ROLLOUT = BATCH + "/rollout/{rollout_id}/attempt/{attempt}"
+END = ROLLOUT + "/end"
+WAITED = ROLLOUT + "/waited"
+ROLE = ROLLOUT + "/role/{role}/v1"
+"""Paths of the door."""
+
+CLOSED = "closed"
+"""Code of a refusal: the batch is closed, and what has not ended is left out."""
+OVER = "over"
+"""Code of a refusal: the batch, or the attempt at a rollout, has ended."""
+NOT_BEGUN = "not_begun"
+"""Code of a refusal: the batch cannot begin, or the attempt at a rollout has not begun."""
+NOT_RECORDED = "not_recorded"
+"""Code of a refusal: what was told could not be recorded."""
+
+LONGEST_ROLLOUT = 1e9
+"""Bound on the seconds of a rollout attempt, 30 years, so that its start is a date."""
+
+LONGEST_MESSAGE = 10_000
+"""Characters that are kept of an error's message: few enough for the last line of a program. Of a
+longer one the middle is left out, since its last line often says most."""
+CUT = "\n…\n"
+
+
+Seconds = Annotated[float, Field(ge=0, lt=LONGEST_ROLLOUT)]
+
+
+class Record:
+    """Base of what door and player send each other."""
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class PlaySettings(Record):
+    """Settings of a batch for its player: the agent, its roles, and its limits."""
+
+    agent: str
+    roles: Sequence[str]
+    concurrency: int
+    timeout_seconds: float
+
+
+@dataclass(frozen=True)
+class BegunRollout(Record):
+    """A rollout to play. An `isolated` one is played in a process of its own."""
+
+    id: str
+    example: Example
+    isolated: bool
+
+
+@dataclass(frozen=True)
+class BegunBatch(Record):
+    """An attempt at a batch: the rollouts that are left, and how they are played."""
+
+    attempt: Annotated[int, Field(ge=0)]
+    rollouts: Sequence[BegunRollout]
+    settings: PlaySettings
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Error of an agent: the name of its class, and its message."""
+
+    kind: str
+    message: str
+
+
+Outcome = Reward | Failure
+
+
+def write_outcome(outcome: Outcome) -> JsonObject:
+    """Return the JSON object of an outcome."""
+    if isinstance(outcome, Failure):
+        return {"failed": outcome.kind, "message": outcome.message}
+    return {"reward": outcome.to_json()}
+
+
+def read_outcome(value: object) -> Outcome:
+    """Read what `write_outcome` returns; ValueError if the value is no outcome."""
+    match value:
+        case {"failed": str(kind), "message": str(message), **rest} if not rest:
+            return Failure(kind, message)
+        case {"reward": reward, **rest} if not rest:
+            return read_reward(reward)
+    raise ValueError("an outcome has `reward`, or `failed` and `message`, and nothing else")
+
+
+@dataclass(frozen=True)
+class PlayedRollout(Record):
+    """End of a rollout attempt, as its player tells it."""
+
+    outcome: Annotated[Outcome, PlainValidator(read_outcome), PlainSerializer(write_outcome)]
+    seconds: Seconds
+    """Time from the beginning of the attempt to its end."""
+
+
+@dataclass(frozen=True)
+class RecordedEnd(Record):
+    """Answer to the end of a rollout attempt, once that is recorded."""
+
+    closed: bool
+    """Whether the end closes the batch, so that what has not ended is left out."""
+
+
+@dataclass(frozen=True)
+class WaitedTime(Record):
+    """Time in which the agent of a rollout attempt could get no answer."""
+
+    seconds: Seconds
+
+
+R = TypeVar("R", bound=Record)
+
+
+def read_record(kind: type[R], content: bytes) -> R:
+    """Read a record from JSON; ValueError if the content is no such record."""
+    try:
+        return _adapter(kind).validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from error
+
+
+def write_record(record: Record) -> bytes:
+    """Write a record as JSON; ValueError if it has a number that JSON lacks."""
+    return write_json(_adapter(type(record)).dump_python(record))
+
+
+def write_json(value: Mapping[str, object]) -> bytes:
+    """Write a line of JSON, with a question mark for a character that UTF-8 lacks."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode(errors="replace")
+
+
+@cache
+def _adapter(kind: type[R]) -> TypeAdapter[R]:
+    return TypeAdapter(kind)
+
+
+def shorten_message(told: str) -> str:
+    """Leave out the middle of an error's message that is longer than LONGEST_MESSAGE."""
+    if len(told) <= LONGEST_MESSAGE:
+        return told
+    return told[: LONGEST_MESSAGE // 2] + CUT + told[-LONGEST_MESSAGE // 2 :]
