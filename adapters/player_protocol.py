@@ -1,9 +1,12 @@
 """The protocol between the door and the player of a rollout batch: paths, records, and codes.
 
-A player begins an attempt at a batch, plays its rollouts, and tells the door of each end. The
-records are sent as JSON. Whoever receives one reads it strictly: true is no number.
+A player begins an attempt at a batch, plays its rollouts, and tells the door of each end. It shows
+the token of the batch. The agent of a rollout shows another key, which opens the roles of that
+rollout attempt and nothing else: an agent cannot tell the door its own reward. The records are sent
+as JSON. Whoever receives one reads it strictly: true is no number.
 """
 
+import hmac
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -135,6 +138,14 @@ class WaitedTime(Record):
     """Time in which the agent of a rollout attempt could get no answer."""
 
     seconds: Seconds
+
+
+def derive_key(token: str, rollout_id: str, attempt: str | int) -> str:
+    """Derive an agent's key of a rollout attempt from the token of the batch, by HMAC.
+
+    From the key, neither the token nor the key of another attempt can be derived.
+    """
+    return hmac.new(token.encode(), f"{rollout_id}/{attempt}".encode(), "sha256").hexdigest()
 
 
 R = TypeVar("R", bound=Record)

@@ -29,8 +29,9 @@ from adapters.calls import POLICY, Begun, Completion, Policy, RefusedCall, Sampl
 from adapters.chat import Chat
 from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
 from adapters.door.door import Door
+from adapters.harness.agents import Endpoint
 from adapters.harness.batches import Batch
-from adapters.player_protocol import BEGIN, ROLE, PlaySettings
+from adapters.player_protocol import BEGIN, PlaySettings
 from adapters.tinker.service import connect
 from benchmarks.measuring import Took, describe_machine, format_table, paired_ratio, time_in_turns
 from benchmarks.turns import TURNS, Turn, make_turns
@@ -124,14 +125,17 @@ async def _ask_all(batch: Batch, rollouts: Sequence[str]) -> None:
     async with httpx.AsyncClient(headers=headers, limits=limits, timeout=TIMEOUT_SECONDS) as client:
         begun = await client.post(batch.door + BEGIN.format(batch=batch.name))
         begun.raise_for_status()
-        await asyncio.gather(*(_ask(client, batch.url(ROLE, name)) for name in rollouts))
+        await asyncio.gather(*(_ask(client, batch.endpoints(name)[POLICY]) for name in rollouts))
 
 
-async def _ask(client: httpx.AsyncClient, base_url: str) -> None:
+async def _ask(client: httpx.AsyncClient, policy: Endpoint) -> None:
+    headers = {"authorization": f"Bearer {policy.api_key}"}
     messages = [{"role": "user", "content": "You are a quiet otter. Who are you?"}]
     for _ in range(CALLS):
         body = {"model": POLICY, "messages": messages}
-        answer = await client.post(f"{base_url}/chat/completions", json=body)
+        answer = await client.post(
+            f"{policy.base_url}/chat/completions", headers=headers, json=body
+        )
         said = answer.raise_for_status().json()["choices"][0]["message"]
         messages = [*messages, said, {"role": "user", "content": "And who are you now?"}]
 

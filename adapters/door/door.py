@@ -1,7 +1,8 @@
 """The door: an OpenAI-compatible proxy between the agents of a run and the models behind them.
 
 Its address says whose call a request is. Each opening of a rollout batch has a token of its own,
-which opens that batch until it is closed.
+which is the player's and opens the batch until it is closed. The calls of a rollout attempt are
+opened by a key that is derived from the token.
 """
 
 import asyncio
@@ -43,6 +44,7 @@ from adapters.player_protocol import (
     Record,
     RecordedEnd,
     WaitedTime,
+    derive_key,
     read_record,
     write_record,
 )
@@ -97,11 +99,16 @@ class Door(ChatApi):
         return hmac.new(self._secret, opening.encode(), "sha256").hexdigest()
 
     def check_token(self, request: Request) -> None:
-        """Refuse a request whose token is not that of the batch in its path."""
-        _, named, batch, *_ = [*request.url.path.split("/"), "", ""]
-        expected = self.token(batch if named == "batch" else "")
+        """Refuse a request whose key does not open its path: a role's, or another of a batch."""
+        match request.url.path.split("/"):
+            case [_, "batch", batch, "rollout", rollout_id, "attempt", attempt, "role", *_]:
+                expected = derive_key(self.token(batch), rollout_id, attempt)
+            case [_, "batch", batch, *_]:
+                expected = self.token(batch)
+            case _:
+                expected = self.token("")  # which nobody has
         if not hmac.compare_digest(token_of(request).encode(), expected.encode()):
-            text = "The API key does not open this batch; use the one the agent was started with."
+            text = "The API key does not open this path; use the one the agent was started with."
             raise Refused(401, text, code="invalid_api_key")
 
     def find_caller(self, request: Request) -> Caller:

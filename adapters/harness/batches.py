@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Awaitable, Coroutine
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from traceback import TracebackException
 from typing import TypeVar
@@ -22,6 +22,7 @@ from adapters.harness.apart import playing_apart
 from adapters.harness.current_rollout import tls
 from adapters.harness.imports import when_imported
 from adapters.harness.loop_watchdog import watch_event_loop
+from adapters.harness.programs.process import mask
 from adapters.player_protocol import (
     BEGIN,
     CLOSED,
@@ -37,6 +38,7 @@ from adapters.player_protocol import (
     R,
     RecordedEnd,
     WaitedTime,
+    derive_key,
     read_record,
     shorten_message,
     write_record,
@@ -71,10 +73,15 @@ class Batch:
             batch=self.name, attempt=self.attempt, rollout_id=rollout_id, role=role
         )
 
+    def key(self, rollout_id: str) -> str:
+        """Return the key of the agent of a rollout."""
+        return derive_key(self.token, rollout_id, self.attempt)
+
     def endpoints(self, rollout_id: str) -> dict[str, Endpoint]:
         """Return where the agent finds each of its roles."""
+        key = self.key(rollout_id)
         return {
-            role: Endpoint(self.url(ROLE, rollout_id, role), api_key=self.token, model=role)
+            role: Endpoint(self.url(ROLE, rollout_id, role), api_key=key, model=role)
             for role in self.roles
         }
 
@@ -154,6 +161,9 @@ class _Player:
         async with self._places, self._places_isolated if rollout.isolated else nullcontext():
             started = time.monotonic()
             outcome = await play(rollout)
+        if isinstance(outcome, Failure):
+            told = mask(outcome.message, [self._batch.key(rollout.id)])
+            outcome = replace(outcome, message=told)
         end = PlayedRollout(outcome, time.monotonic() - started)
         async with self._ends:
             url = self._batch.url(END, rollout.id)

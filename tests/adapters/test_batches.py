@@ -26,6 +26,7 @@ from adapters.door.batches import (
 from adapters.door.door import Door
 from adapters.harness.batches import Batch
 from adapters.player_protocol import BEGIN, END, ROLE, ROLLOUT, WAITED
+from adapters.rewards import Reward
 from tests.support.door_batches import ListRecorder, batch_at, bearer
 from tests.support.opened_door import ASK, SAMPLING, Scripted
 from tests.support.processes import wait_until
@@ -33,6 +34,7 @@ from tests.support.processes import wait_until
 Log = list[tuple[str, str, int]]
 """What happened to which rollout in which attempt, in order; `plan` comes without a rollout."""
 
+BODY = {"model": "m", "messages": ASK}
 ENDED = {"outcome": {"reward": 1.0}, "seconds": 0.5}
 NUMBERS = count()
 HTTP = httpx.Client(timeout=None)
@@ -85,10 +87,17 @@ class BatchClient:
         with self.door.opened(self.batch) as self.token:
             yield
 
+    def at(self, attempt: int) -> Batch:
+        """Return an attempt at the batch, as its player has it."""
+        return Batch(self.door.address, self.batch.name, self.token, attempt, (POLICY,))
+
     def url(self, attempt: int, route: str, rollout: int = 0) -> str:
         """Return a URL of a rollout in an attempt."""
-        batch = Batch(self.door.address, self.batch.name, self.token, attempt, (POLICY,))
-        return batch.url(route, self.rollouts[rollout])
+        return self.at(attempt).url(route, self.rollouts[rollout])
+
+    def key(self, attempt: int, rollout: int = 0) -> str:
+        """Return the key of a rollout's agent in an attempt."""
+        return self.at(attempt).key(self.rollouts[rollout])
 
     def begin(self) -> tuple[int, list[str]]:
         """Begin an attempt; return its number and the rollouts that are left."""
@@ -98,15 +107,15 @@ class BatchClient:
     def call(self, attempt: int, rollout: int = 0) -> int:
         """Ask for an answer; return the status."""
         url = self.url(attempt, ROLE, rollout) + "/chat/completions"
-        return self.post(url, {"model": "m", "messages": ASK}).status_code
+        return self.post(url, BODY, self.key(attempt, rollout)).status_code
 
     def end(self, attempt: int, rollout: int = 0) -> int:
         """Report an end; return the status."""
         return self.post(self.url(attempt, END, rollout), ENDED).status_code
 
-    def post(self, url: str, body: Any = None) -> httpx.Response:
-        """Send a request of which no other is a repetition."""
-        headers = bearer(self.token) | {"x-stainless-retry-count": "0"}
+    def post(self, url: str, body: Any = None, key: str | None = None) -> httpx.Response:
+        """Send a request of which no other is a repetition, by default with the batch's token."""
+        headers = bearer(key or self.token) | {"x-stainless-retry-count": "0"}
         return HTTP.post(url, json=body, headers=headers)
 
 
@@ -422,6 +431,46 @@ def test_a_batch_that_is_opened_again_refuses_the_token_of_its_first_opening(
         assert (batch.call(0), batch.end(0)) == (401, 401)
         batch.token = second
         assert batch.begin() == (1, batch.rollouts)
+
+
+def test_the_key_of_an_agent_opens_the_roles_of_its_own_attempt_and_nothing_else(
+    batch: BatchClient, open_door: Door
+) -> None:
+    other = BatchClient(open_door)
+    batch.begin()
+    batch.begin()
+    with other.opened():
+        other.begin()
+        key, chat = batch.key(1), "/chat/completions"
+        refused = [
+            batch.post(batch.url(1, END), {"outcome": {"reward": 99.0}, "seconds": 1.0}, key),
+            batch.post(batch.begin_url, None, key),
+            HTTP.get(batch.url(1, WAITED), headers=bearer(key)),
+            batch.post(batch.url(1, ROLE, rollout=1) + chat, BODY, key),
+            batch.post(batch.url(0, ROLE) + chat, BODY, key),
+            batch.post(batch.url(1, ROLE).replace("attempt/1", "attempt/01") + chat, BODY, key),
+            other.post(other.url(0, ROLE) + chat, BODY, key),
+            batch.post(batch.url(1, ROLE) + "/../../../end", ENDED, key),
+            batch.post(batch.url(1, END).replace("/end", "%2fend"), ENDED, key),
+        ]
+        codes = [(response.status_code, response.json()["error"]["code"]) for response in refused]
+        assert codes == [(401, "invalid_api_key")] * len(refused)
+        assert (batch.recorder.ends, batch.recorder.completions, other.recorder.ends) == (
+            [],
+            [],
+            [],
+        )
+        base = batch.url(1, ROLE)
+        for path in (f"{base}/models", f"{base}/openapi.json"):
+            assert HTTP.get(path, headers=bearer(key)).status_code == 200
+        assert (batch.call(1), batch.end(1), batch.end(1, 1)) == (200, 200, 200)
+        assert [end.outcome for end in batch.recorder.ends] == [Reward(1.0)] * 2
+
+
+def test_the_token_of_a_batch_is_the_player_s_and_opens_no_role(batch: BatchClient) -> None:
+    batch.begin()
+    response = batch.post(batch.url(0, ROLE) + "/chat/completions", BODY)
+    assert (response.status_code, batch.recorder.completions) == (401, [])
 
 
 @pytest.mark.parametrize("length", ["content-length: 1073741824", "transfer-encoding: chunked"])

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -158,11 +159,11 @@ def play(client: Client, engine: tinker.SamplingClient, folder: Path) -> Recorde
     }
 
     def run_program(batch: Batch, rollouts: Sequence[str]) -> None:
-        urls = [part for name in rollouts for part in (ways[name], batch.url(ROLE, name))]
+        given = [(ways[name], batch.url(ROLE, name), batch.key(name)) for name in rollouts]
         program = subprocess.run(
-            [*client.command, *urls],
+            [*client.command, *chain.from_iterable(given)],
             cwd=folder,
-            env=environment(folder, batch.token),
+            env=environment(folder),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -173,10 +174,10 @@ def play(client: Client, engine: tinker.SamplingClient, folder: Path) -> Recorde
     return RecordedRollouts(folder, len(ways), Prompted(engine, lines), CHAT, run_program)
 
 
-def environment(home: Path, token: str) -> dict[str, str]:
+def environment(home: Path) -> dict[str, str]:
     """Return a program's environment: the folder it may write to, and the model it asks."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
-    own = {"HOME": str(home), "TMPDIR": str(home), "OPENAI_API_KEY": token, "OPENAI_MODEL": POLICY}
+    own = {"HOME": str(home), "TMPDIR": str(home), "OPENAI_MODEL": POLICY}
     return kept | own
 
 

@@ -59,7 +59,7 @@ def test_logprobs_and_token_ids_are_given_only_if_asked_for(opened: Opened) -> N
             for stream in (False, True):
                 body = {"model": "m", "stream": stream, **fields, **told}
                 url = f"{opened.url}/{path}"
-                said = httpx.post(url, json=body, headers=bearer(opened.token), timeout=None)
+                said = httpx.post(url, json=body, headers=bearer(opened.key), timeout=None)
                 refused = bool(told) and stream and path == "messages"
                 assert said.is_success is not refused
                 asked = bool(told) and not refused
@@ -83,7 +83,7 @@ def test_a_conversation_keeps_the_tokens_of_its_turns(opened: Opened) -> None:
 
 def test_the_async_client_asks_for_many_at_once(opened: Opened) -> None:
     async def ask_all() -> list[str | None]:
-        async with openai.AsyncOpenAI(base_url=opened.url, api_key=opened.token) as client:
+        async with openai.AsyncOpenAI(base_url=opened.url, api_key=opened.key) as client:
             asked = [client.chat.completions.create(model="m", messages=ASK) for _ in range(16)]
             return [answer.choices[0].message.content for answer in await asyncio.gather(*asked)]
 
@@ -224,8 +224,8 @@ def test_a_client_that_is_refused_without_end_is_recorded_so_far(opened: Opened)
     assert len(opened.refusals) == MOST_REFUSALS
 
 
-def test_only_the_batch_s_token_opens_the_door(opened: Opened) -> None:
-    for key in ("wrong", opened.token[:-1], opened.token + "x"):
+def test_only_the_rollout_s_key_opens_the_door(opened: Opened) -> None:
+    for key in ("wrong", opened.key[:-1], opened.key + "x"):
         response = opened.post(b"{}", authorization=f"Bearer {key}")
         assert response.status_code == 401
         assert response.json()["error"]["code"] == "invalid_api_key"
@@ -237,7 +237,7 @@ def test_models_are_listed_and_all_else_is_not_there(opened: Opened) -> None:
     assert [model.id for model in opened.client.models.list()] == ["policy"]
     for method, path in [("POST", "/completions"), ("GET", "/chat/completions"), ("GET", "/x")]:
         response = httpx.request(
-            method, opened.url + path, headers=bearer(opened.token), timeout=None
+            method, opened.url + path, headers=bearer(opened.key), timeout=None
         )
         assert (response.status_code, response.json()["error"]["code"]) == (404, "unknown_url")
 
@@ -300,11 +300,11 @@ def test_n_answers_that_were_lost_are_given_again(opened: Opened) -> None:
 
 
 def test_only_rollouts_that_are_being_played_are_answered(opened: Opened) -> None:
-    another = opened.batch.url(ROLE, "train-00009-0000-00")
-    later = replace(opened.batch, attempt=opened.batch.attempt + 1).url(ROLE, opened.rollout)
-    for url, status in ((another, 410), (later, 404)):
+    another, later = "train-00009-0000-00", replace(opened.batch, attempt=opened.batch.attempt + 1)
+    for batch, rollout, status in ((opened.batch, another, 410), (later, opened.rollout, 404)):
+        client = opened.at(batch.url(ROLE, rollout)).with_options(api_key=batch.key(rollout))
         with pytest.raises(openai.APIStatusError, match="not being played") as error:
-            opened.at(url).chat.completions.create(model="m", messages=ASK)
+            client.chat.completions.create(model="m", messages=ASK)
         assert error.value.status_code == status
     judge = opened.at(opened.batch.url(ROLE, opened.rollout, "judge"))
     with pytest.raises(openai.NotFoundError, match="role 'judge'"):
@@ -390,7 +390,7 @@ def test_a_lost_answer_is_given_again(opened: Opened) -> None:
 @pytest.mark.usefixtures("held_until_resent")
 def test_equal_requests_under_way_are_one_where_nobody_counts_tries(opened: Opened) -> None:
     async def ask_twice() -> list[httpx.Response]:
-        async with httpx.AsyncClient(headers=bearer(opened.token), timeout=None) as client:
+        async with httpx.AsyncClient(headers=bearer(opened.key), timeout=None) as client:
             body = {"model": "m", "messages": ASK}
             asked = [client.post(f"{opened.url}/chat/completions", json=body) for _ in range(2)]
             return list(await asyncio.gather(*asked))
@@ -404,7 +404,7 @@ def give_up(opened: Opened) -> None:
     """Have a client leave while its call is being sampled."""
 
     async def leave() -> None:
-        async with openai.AsyncOpenAI(base_url=opened.url, api_key=opened.token) as client:
+        async with openai.AsyncOpenAI(base_url=opened.url, api_key=opened.key) as client:
             asking = asyncio.create_task(client.chat.completions.create(model="any", messages=ASK))
             while not opened.sampler.asked and not asking.done():
                 await asyncio.sleep(0.01)

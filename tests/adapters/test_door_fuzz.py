@@ -11,7 +11,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,10 @@ from openai.types.chat.completion_create_params import CompletionCreateParams
 from openai.types.responses.response_create_params import ResponseCreateParams
 from pydantic import TypeAdapter
 
+from adapters.calls import POLICY
 from adapters.dialects.table import DIALECTS
+from adapters.harness.agents import Endpoint
 from adapters.harness.batches import Batch
-from adapters.player_protocol import ROLE
 from tests.support.door_batches import bearer
 from tests.support.recording_sampler import RecordedRollouts
 from tests.support.requests_from_document import complaint, drawn, written
@@ -49,11 +49,11 @@ log = logging.getLogger(__name__)
 Complain = Callable[[httpx.Response], str]
 """Says what is wrong with the answer to a request; empty if nothing is."""
 
-Ask = Callable[[int, str], tuple[httpx.Request, Complain]]
-"""Makes the request of a number, to a base URL."""
+Ask = Callable[[int, Endpoint], tuple[httpx.Request, Complain]]
+"""Makes the request of a number, to an endpoint."""
 
-AskBy = Callable[[str, str], Ask]
-"""Makes the requests for a door, by one of its base URLs and its token."""
+AskBy = Callable[[Endpoint], Ask]
+"""Makes the requests for a door, by one of its endpoints."""
 
 
 def schemas() -> dict[str, dict[str, Any]]:
@@ -96,21 +96,21 @@ ODD_PATHS = (
 )
 
 
-def by_type(token: str, number: int, url: str) -> tuple[httpx.Request, Complain]:
+def by_type(number: int, to: Endpoint) -> tuple[httpx.Request, Complain]:
     """Make a request that clients' types allow, or nearly do."""
     chosen = random.Random(number)
     path = [*SCHEMAS][number % len(SCHEMAS)]
     drawn = Drawn(SCHEMAS[path], number)
     body = drawn.body()
     content = drawn.written(drawn.damaged(body) if chosen.random() < 0.5 else body)
-    headers = {**bearer(token), "content-type": "application/json"}
+    headers = {**bearer(to.api_key), "content-type": "application/json"}
     if chosen.random() < 0.2:
         headers |= chosen.choice(ODD_HEADERS)
     if chosen.random() < 0.1:
         path = chosen.choice(ODD_PATHS)
     method = "POST" if chosen.random() < 0.95 else chosen.choice(("GET", "PUT", "DELETE", "PATCH"))
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-    return httpx.Request(method, url + path, content=content, headers=raw), undecent
+    return httpx.Request(method, to.base_url + path, content=content, headers=raw), undecent
 
 
 def undecent(response: httpx.Response) -> str:
@@ -130,12 +130,12 @@ def undecent(response: httpx.Response) -> str:
     return "" if decent else f"{response.status_code} {response.text[:500]}"
 
 
-async def send_all(many: int, ask: Ask, urls: list[str]) -> tuple[list[str], Counter[int]]:
+async def send_all(many: int, ask: Ask, to: list[Endpoint]) -> tuple[list[str], Counter[int]]:
     """Send requests; return what was wrong with which, and how often each status was answered."""
     free, bad, statuses = asyncio.Semaphore(AT_ONCE), [], Counter()
 
     async def send(client: httpx.AsyncClient, number: int) -> None:
-        request, complain = ask(number, urls[number // A_ROLLOUT])
+        request, complain = ask(number, to[number // A_ROLLOUT])
         try:
             async with free:
                 response = await client.send(request)
@@ -159,9 +159,9 @@ def fuzz(folder: Path, many: int, ask_by: AskBy) -> Counter[int]:
     found: list[tuple[list[str], Counter[int]]] = []
 
     def play(batch: Batch, rollouts: Sequence[str]) -> None:
-        urls = [batch.url(ROLE, rollout) for rollout in rollouts]
-        ask, started = ask_by(urls[0], batch.token), time.monotonic()
-        found.append(asyncio.run(send_all(many, ask, urls)))
+        to = [batch.endpoints(rollout)[POLICY] for rollout in rollouts]
+        ask, started = ask_by(to[0]), time.monotonic()
+        found.append(asyncio.run(send_all(many, ask, to)))
         seconds = time.monotonic() - started
         log.info("%d requests, %d bad, %.0f s: %s", many, len(found[0][0]), seconds, found[0][1])
 
@@ -178,15 +178,17 @@ def fuzz(folder: Path, many: int, ask_by: AskBy) -> Counter[int]:
     return statuses
 
 
-def by_document(url: str, token: str) -> Ask:
+def by_document(one: Endpoint) -> Ask:
     """Make requests that the document at this door allows, and as many that it forbids."""
-    headers = bearer(token)
-    described = httpx.get(f"{url}/openapi.json", headers=headers, timeout=None).json()
+    headers, url = bearer(one.api_key), f"{one.base_url}/openapi.json"
+    described = httpx.get(url, headers=headers, timeout=None).json()
     cases = drawn(described, BY_DOCUMENT)
 
-    def ask(number: int, to: str) -> tuple[httpx.Request, Complain]:
+    def ask(number: int, to: Endpoint) -> tuple[httpx.Request, Complain]:
         case = cases[number]
-        return written(case, to, headers), lambda response: complaint(case, response)
+        return written(case, to.base_url, bearer(to.api_key)), lambda response: complaint(
+            case, response
+        )
 
     return ask
 
@@ -204,5 +206,5 @@ def test_what_the_document_allows_and_forbids_is_answered_as_it_says(tmp_path: P
 
 
 def test_whatever_clients_may_send_is_answered_or_refused(tmp_path: Path) -> None:
-    statuses = fuzz(tmp_path, BY_TYPES, lambda _, token: partial(by_type, token))
+    statuses = fuzz(tmp_path, BY_TYPES, lambda _: by_type)
     assert statuses[200] > BY_TYPES / 20

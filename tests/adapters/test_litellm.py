@@ -50,7 +50,7 @@ class Guess(BaseModel):
 @pytest.fixture
 def helper(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> Opened:
     """Put a door in the place of OpenAI, with its key in the environment."""
-    monkeypatch.setenv("OPENAI_API_KEY", opened.token)
+    monkeypatch.setenv("OPENAI_API_KEY", opened.key)
     monkeypatch.setenv("OPENAI_API_BASE", opened.url)
     return opened
 
@@ -104,7 +104,7 @@ def test_nothing_of_a_client_says_where_the_key_is_sent(helper: Opened) -> None:
 def test_a_helper_s_refusal_is_final_and_shows_no_key(
     helper: Opened, monkeypatch: pytest.MonkeyPatch, key: str | None, model: str, code: str
 ) -> None:
-    key = key or helper.token
+    key = key or helper.key
     monkeypatch.setenv("OPENAI_API_KEY", key)
     with pytest.raises(Refused) as refused:
         ask_helper(model)

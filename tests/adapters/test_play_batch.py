@@ -1,6 +1,8 @@
 """The player of a batch, with agents that fail, wait and return whatever they like."""
 
 import asyncio
+import shlex
+import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -97,7 +99,7 @@ class HeldSampler(Scripted):
 
 
 def batch_of(
-    agent: Callable[..., Any],
+    agent: Callable[..., Any] | str,
     examples: Iterable[dict[str, Any]],
     sampler: Scripted,
     seconds: float = AMPLE,
@@ -106,7 +108,7 @@ def batch_of(
     names = (f"train-00000-{number:04d}-00" for number in count())
     rollouts = [PlannedRollout(*one) for one in zip(names, examples, strict=False)]
     recorder, policy = ListRecorder(rollouts), cast(Any, Policy(cast(Any, sampler), "v0"))
-    name = f"{agent.__module__}:{agent.__name__}"
+    name = agent if isinstance(agent, str) else f"{agent.__module__}:{agent.__name__}"
     settings = PlaySettings(name, [POLICY], concurrency=8, timeout_seconds=seconds)
     sampled_by = SampledBy({POLICY: policy}, SAMPLING)
     return OpenBatch("train-00000.0", recorder, sampled_by, settings), recorder
@@ -114,7 +116,7 @@ def batch_of(
 
 def play(
     door: Door,
-    agent: Callable[..., Any],
+    agent: Callable[..., Any] | str,
     examples: Iterable[dict[str, Any]],
     sampler: Scripted | None = None,
     seconds: float = AMPLE,
@@ -152,6 +154,15 @@ def test_whatever_an_agent_raises_is_a_row_with_a_message(
         "TimeoutError without a message",
         "<exception str() failed>",
     ]
+
+
+async def tells_its_key(example: dict[str, Any], *, api_key: str, **_: str) -> float:
+    raise ValueError(f"the key {api_key} does not fit")
+
+
+def test_an_agent_s_error_is_recorded_without_its_key(open_door: Door) -> None:
+    [end] = play(open_door, tells_its_key, [{}])
+    assert end.outcome == Failure("ValueError", "the key *** does not fit")
 
 
 def test_what_is_no_reward_is_a_row_with_its_error(open_door: Door) -> None:
@@ -201,7 +212,27 @@ def test_a_player_that_is_superseded_is_refused_and_records_no_end(open_door: Do
     assert recorder.ends == []
 
 
+GREEDY = """
+import json, os, urllib.error, urllib.request
+own = os.environ["OPENAI_BASE_URL"].partition("/role/")[0]
+told = json.dumps({"outcome": {"reward": 99}, "seconds": 1}).encode()
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+for path in (f"{own}/end", own.partition("/rollout/")[0] + "/begin"):
+    try:
+        urllib.request.urlopen(urllib.request.Request(path, told, headers))
+    except urllib.error.HTTPError as error:
+        assert error.code == 401
+print(0.25)
+"""
+
+
+def test_a_program_that_tells_the_door_its_own_reward_gets_the_true_one(open_door: Door) -> None:
+    agent = f"command:{shlex.join([sys.executable, '-I', '-c', GREEDY])}"
+    ends = play(open_door, agent, [{}, {}])
+    assert [end.outcome for end in ends] == [Reward(0.25)] * 2
+
+
 def test_a_player_without_the_token_is_refused(open_door: Door) -> None:
     batch, _ = batch_of(asks, [], Scripted())
-    with open_door.opened(batch), pytest.raises(BatchRefused, match="does not open this batch"):
+    with open_door.opened(batch), pytest.raises(BatchRefused, match="does not open this path"):
         asyncio.run(play_batch(open_door.address, batch.name, "wrong"))

@@ -305,7 +305,7 @@ def test_a_model_of_litellm_answers_a_role_and_its_cost_is_counted(
 ) -> None:
     """Another door stands in the place of OpenAI."""
     opened.say("game 1<|im_end|>")
-    monkeypatch.setenv("OPENAI_API_KEY", opened.token)
+    monkeypatch.setenv("OPENAI_API_KEY", opened.key)
     monkeypatch.setenv("OPENAI_API_BASE", opened.url)
     spans = collect({**ROLES, "judge": "openai/gpt-4o-mini"}, group_size=1)
     (call,) = calls_of(spans, "judge")

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 from tinker import SamplingParams
 
+from adapters.calls import POLICY
+from adapters.harness.agents import Endpoint
 from adapters.harness.batches import Batch
-from adapters.player_protocol import ROLE
 from tests.support.door_batches import bearer
 from tests.support.recording_sampler import RecordedRollouts
 from tests.support.stand_in import CHAT, StandIn, anything, letters, tool_call, turn
@@ -60,10 +61,11 @@ def repeated(message: Message, history: str) -> list[Message]:
     return [said, {"role": "user", "content": "go on"}]
 
 
-async def play(client: httpx.AsyncClient, url: str, history: str, turns: int) -> None:
+async def play(client: httpx.AsyncClient, endpoint: Endpoint, history: str, turns: int) -> None:
     messages: list[Message] = [{"role": "user", "content": f"play {history}"}]
     for _ in range(turns):
-        response = await client.post(f"{url}/chat/completions", json=asked(history, messages))
+        url, headers = f"{endpoint.base_url}/chat/completions", bearer(endpoint.api_key)
+        response = await client.post(url, headers=headers, json=asked(history, messages))
         response.raise_for_status()
         messages += repeated(response.json()["choices"][0]["message"], history)
 
@@ -74,10 +76,10 @@ async def play_all(batch: Batch, rollouts: Sequence[str]) -> None:
     async def one(client: httpx.AsyncClient, number: int, rollout: str) -> None:
         async with free:
             turns = 3 if number // len(HISTORIES) % 10 else 6
-            url = batch.url(ROLE, rollout)
-            await play(client, url, HISTORIES[number % len(HISTORIES)], turns)
+            endpoint = batch.endpoints(rollout)[POLICY]
+            await play(client, endpoint, HISTORIES[number % len(HISTORIES)], turns)
 
-    async with httpx.AsyncClient(headers=bearer(batch.token), timeout=120) as client:
+    async with httpx.AsyncClient(timeout=120) as client:
         await asyncio.gather(*(one(client, *numbered) for numbered in enumerate(rollouts)))
 
 

@@ -69,7 +69,7 @@ def opened(
 
 
 def client_of(batch: Batch) -> openai.OpenAI:
-    return openai.OpenAI(base_url=batch.url(ROLE, ROLLOUT), api_key=batch.token)
+    return openai.OpenAI(base_url=batch.url(ROLE, ROLLOUT), api_key=batch.key(ROLLOUT))
 
 
 def played(sampler: tinker.SamplingClient, path: Path, attempts: int) -> list[list[str]]:

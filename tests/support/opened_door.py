@@ -72,11 +72,10 @@ class Opened:
         self.door, self.batch, self.sampler = door, batch, sampler
         self.spans, self.ends = recorder.completions, recorder.ends
         self.refusals = recorder.refusals
-        self.token = batch.token
         self._recorder = recorder
         (self.rollout,) = recorder.rollouts
-        self.url = batch.url(ROLE, self.rollout)
-        self.client = openai.OpenAI(base_url=self.url, api_key=self.token, max_retries=0)
+        self.url, self.key = batch.url(ROLE, self.rollout), batch.key(self.rollout)
+        self.client = openai.OpenAI(base_url=self.url, api_key=self.key, max_retries=0)
 
     def say(self, text: str) -> None:
         self.sampler.text = text
@@ -89,7 +88,7 @@ class Opened:
         return self.client.with_options(base_url=url)
 
     def post(self, content: bytes, **headers: str) -> httpx.Response:
-        headers = {**bearer(self.token), **headers}
+        headers = {**bearer(self.key), **headers}
         return httpx.post(
             f"{self.url}/chat/completions", content=content, headers=headers, timeout=None
         )
@@ -97,14 +96,15 @@ class Opened:
     def begin_again(self, recorded: Sequence[Completion] = ()) -> openai.OpenAI:
         """Begin the next attempt, for which `recorded` are earlier calls; return its client."""
         self._recorder.remember(self.rollout, recorded)
-        batch = begin(self.door, self.batch.name, self.token)
-        return self.at(batch.url(ROLE, self.rollout))
+        batch = begin(self.door, self.batch.name, self.batch.token)
+        key = batch.key(self.rollout)
+        return self.client.with_options(base_url=batch.url(ROLE, self.rollout), api_key=key)
 
     def end(self, reward: float = 1.0) -> httpx.Response:
         """Report the rollout's end, as its player does."""
         url = self.batch.url(END, self.rollout)
         end = {"outcome": {"reward": reward}, "seconds": 1.0}
-        return httpx.post(url, json=end, headers=bearer(self.token), timeout=None)
+        return httpx.post(url, json=end, headers=bearer(self.batch.token), timeout=None)
 
 
 @contextmanager

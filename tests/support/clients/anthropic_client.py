@@ -10,7 +10,6 @@ from anthropic import Anthropic, AsyncAnthropic
 from ways import QUESTIONS, run
 
 MODEL = os.environ["OPENAI_MODEL"]
-KEY = os.environ["OPENAI_API_KEY"]
 TOOLS: Any = [
     {
         "name": "look",
@@ -21,9 +20,13 @@ TOOLS: Any = [
 BOX: Any = {"role": "user", "content": "What is in the box?"}
 
 
+def at(base_url: str) -> dict[str, str]:
+    return {"base_url": base_url, "api_key": os.environ["OPENAI_API_KEY"]}
+
+
 def sync(base_url: str) -> None:
     messages: Any = []
-    with Anthropic(base_url=base_url, api_key=KEY) as client:
+    with Anthropic(**at(base_url)) as client:
         for question in QUESTIONS:
             messages.append({"role": "user", "content": question})
             answer = client.messages.create(
@@ -35,7 +38,7 @@ def sync(base_url: str) -> None:
 def asynchronous(base_url: str) -> None:
     async def talk() -> None:
         messages: Any = []
-        async with AsyncAnthropic(base_url=base_url, api_key=KEY) as client:
+        async with AsyncAnthropic(**at(base_url)) as client:
             for question in QUESTIONS:
                 messages.append({"role": "user", "content": question})
                 answer: Any = await client.messages.create(
@@ -48,7 +51,7 @@ def asynchronous(base_url: str) -> None:
 
 def stream(base_url: str) -> None:
     messages: Any = []
-    with Anthropic(base_url=base_url, api_key=KEY) as client:
+    with Anthropic(**at(base_url)) as client:
         for question in QUESTIONS:
             messages.append({"role": "user", "content": question})
             with client.messages.stream(
@@ -60,7 +63,7 @@ def stream(base_url: str) -> None:
 
 def tools(base_url: str) -> None:
     messages: Any = [BOX]
-    with Anthropic(base_url=base_url, api_key=KEY) as client:
+    with Anthropic(**at(base_url)) as client:
         while messages[-1]["role"] == "user":
             answer = client.messages.create(
                 model=MODEL, max_tokens=200, messages=messages, tools=TOOLS
@@ -70,7 +73,7 @@ def tools(base_url: str) -> None:
 
 def tools_streamed(base_url: str) -> None:
     messages: Any = [BOX]
-    with Anthropic(base_url=base_url, api_key=KEY) as client:
+    with Anthropic(**at(base_url)) as client:
         while messages[-1]["role"] == "user":
             with client.messages.stream(
                 model=MODEL, max_tokens=200, messages=messages, tools=TOOLS

@@ -1,4 +1,4 @@
-// Node's own fetch, whole and streamed. Arguments: NAME URL NAME URL …, each a rollout's base URL.
+// Node's own fetch, whole and streamed. Arguments: NAME URL KEY NAME URL KEY …, those of a rollout each.
 
 const QUESTIONS = ["Who are you?", "What is 2 + 3?", "Say it again."];
 
@@ -28,8 +28,9 @@ async function streamed(baseUrl, messages) {
 
 const ways = { whole, streamed };
 const given = process.argv.slice(2);
-for (let i = 0; i < given.length; i += 2) {
+for (let i = 0; i < given.length; i += 3) {
   const messages = [];
+  process.env.OPENAI_API_KEY = given[i + 2];
   for (const question of QUESTIONS) {
     messages.push({ role: "user", content: question });
     const content = await ways[given[i]](given[i + 1], messages);

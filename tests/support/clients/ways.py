@@ -1,5 +1,6 @@
-"""What every client says, and how its arguments choose its ways: NAME URL NAME URL …"""
+"""What every client says, and how its arguments choose its ways: NAME URL KEY NAME URL KEY …"""
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,8 +21,9 @@ TOOLS: Any = [
 
 
 def run(*ways: Way) -> None:
-    """Run each way that an argument names, with the base URL that follows the name."""
+    """Run each way that an argument names, with the base URL and the key that follow the name."""
     named = {way.__name__: way for way in ways}
     arguments = iter(sys.argv[1:])
-    for name, base_url in zip(arguments, arguments, strict=True):
+    for name, base_url, key in zip(arguments, arguments, arguments, strict=True):
+        os.environ["OPENAI_API_KEY"] = key
         named[name](base_url)
