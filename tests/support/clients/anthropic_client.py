@@ -20,7 +20,7 @@ TOOLS: Any = [
 BOX: Any = {"role": "user", "content": "What is in the box?"}
 
 
-def at(base_url: str) -> dict[str, str]:
+def at(base_url: str) -> dict[str, Any]:
     return {"base_url": base_url, "api_key": os.environ["OPENAI_API_KEY"]}
 
 
