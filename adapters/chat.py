@@ -190,4 +190,4 @@ def _tool_call(call: ParsedToolCall) -> ToolCall:
 
 def _declared_context(tokenizer: object) -> int | None:
     declared = getattr(tokenizer, "model_max_length", None)
-    return declared if isinstance(declared, int) and declared < UNLIMITED else None
+    return declared if type(declared) is int and declared < UNLIMITED else None

@@ -12,6 +12,7 @@ from adapters.addresses import Listener
 from adapters.calls import POLICY, Begun, Completion, Place, Policy, Refused, Sampling
 from adapters.calls import Request as ChatRequest
 from adapters.chat import Chat
+from adapters.dialects.fields import read_field
 from adapters.door.call_sequence import CallSequence, RequestMeta
 from adapters.door.chat_api import Caller, ChatApi, token_of
 from adapters.door.policy_backend import PolicyBackend
@@ -89,14 +90,13 @@ def choose_sampling(
     max_tokens: int | None, fields: Mapping[str, object], defaults: Sampling
 ) -> Sampling:
     """Take the client's numbers over the defaults; null counts as absent."""
-
-    def number(name: str, default: float) -> float:
-        value = fields.get(name)
-        return value if isinstance(value, int | float) else default
-
+    temperature, top_p = (
+        read_field(fields, name, (int, float), "a number") for name in ("temperature", "top_p")
+    )
+    top_k = read_field(fields, "top_k", int, "an integer")
     return Sampling(
         max_tokens or defaults.max_tokens,
-        number("temperature", defaults.temperature),
-        number("top_p", defaults.top_p),
-        int(number("top_k", defaults.top_k)),
+        defaults.temperature if temperature is None else temperature,
+        defaults.top_p if top_p is None else top_p,
+        defaults.top_k if top_k is None else top_k,
     )

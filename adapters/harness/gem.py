@@ -147,7 +147,7 @@ class Game:
 
 def _read_seed(example: Example) -> int:
     seed = example.get(SEED)
-    if isinstance(seed, int) and 0 <= seed < SEEDS:
+    if type(seed) is int and 0 <= seed < SEEDS:
         return seed
     raise ValueError(
         f"the example's column {SEED!r} is {seed!r}; a GEM environment needs a whole number from 0 "

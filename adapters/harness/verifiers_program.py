@@ -68,7 +68,7 @@ class Games:
     async def _play(
         self, number: int, example: Mapping[str, object], policy: Mapping[str, str]
     ) -> float:
-        row = _find_row(self._environment, example)
+        row = find_row(self._environment, example)
         variable = f"API_KEY_{number}"  # verifiers takes a key from a variable only
         os.environ[variable] = policy["api_key"]
         client = importlib.import_module("verifiers.types").ClientConfig(
@@ -83,11 +83,12 @@ class Games:
         return played["reward"]
 
 
-def _find_row(environment: Environment, example: Mapping[str, object]) -> dict[str, object]:
+def find_row(environment: Environment, example: Mapping[str, object]) -> dict[str, object]:
+    """Return the row of the data set that an example names."""
     held_out = example.get("split") == "test"
     rows = environment.get_eval_dataset() if held_out else environment.get_dataset()
     row = example.get("row")
-    if not isinstance(row, int) or not 0 <= row < len(rows):
+    if type(row) is not int or not 0 <= row < len(rows):
         raise ValueError(
             f"the example's column 'row' is {row!r}; a verifiers environment needs the number of a "
             f"row of its data set, here 0 to {len(rows) - 1}"

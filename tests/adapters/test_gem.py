@@ -110,7 +110,9 @@ def test_an_invalid_move_ends_the_game_with_the_environment_s_reward() -> None:
     assert (len(door.calls), reward.value) == (1, -0.1)
 
 
-@pytest.mark.parametrize("example", [{}, {"seed": "7"}, {"seed": -1}, {"seed": 2**32}])
+@pytest.mark.parametrize(
+    "example", [{}, {"seed": "7"}, {"seed": -1}, {"seed": 2**32}, {"seed": True}]
+)
 def test_an_example_without_a_valid_seed_is_refused(example: dict[str, Any]) -> None:
     with (
         scripted_door(str) as door,

@@ -41,6 +41,7 @@ while True:
     for place in requests[0]["example"]["order"]:
         request = next(r for r in requests if r["example"]["place"] == place)
         print("now", place, "[" * 5000, "x" * 70_000, '{"id": 0.5}', '[1]', sep="\\n")
+        print('{"id": true, "reward": 7}', '{"id": 1.0, "reward": 7}', sep="\\n")
         print('{"id": 999, "reward": 7}', "{" + '"id": %d, "reward": 7' % request["id"])
         write(request, reward=place)
 """

@@ -11,6 +11,7 @@ import pytest
 from adapters.harness.agents import load_agent
 from adapters.harness.environments import NoEnvironment
 from adapters.harness.programs.process import CommandFailed
+from adapters.harness.verifiers_program import find_row
 from tests.support.scripted_door import scripted_door
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +87,7 @@ def test_the_documented_environment_plays_its_row_and_returns_its_rubric_s_rewar
 @pytest.mark.parametrize(
     ("arguments", "example", "said"),
     [
+        ("", {"row": True}, "is True; a verifiers environment needs .* here 0 to 3"),
         ("", {"row": 4}, "is 4; a verifiers environment needs .* here 0 to 3"),
         ("?frist=5", {"row": 0}, "unexpected keyword argument 'frist'"),
         ("-too", {"row": 0}, "Could not import 'doubled-sums-too'"),
@@ -97,6 +99,27 @@ def test_a_failed_game_says_why(
 ) -> None:
     with scripted_door(answer) as door, pytest.raises(CommandFailed, match=f"(?s){said}"):
         asyncio.run(load_agent(f"{sums}{arguments}")(example, door.endpoints()))
+
+
+class OneRow:
+    """Environment of one row."""
+
+    def get_dataset(self) -> list[dict[str, object]]:
+        return [{"question": "What is 0 + 0?"}]
+
+    get_eval_dataset = get_dataset
+
+    async def run_rollout(
+        self, row: dict[str, object], client: object, model: str, sampling_args: dict[str, object]
+    ) -> dict[str, Any]:
+        return {"reward": 1.0}
+
+
+@pytest.mark.parametrize("row", [True, False, "0", 1, -1, None, 0.0])
+def test_a_row_is_a_whole_number_of_the_data_set(row: object) -> None:
+    assert find_row(OneRow(), {"row": 0}) == OneRow().get_dataset()[0]
+    with pytest.raises(ValueError, match="here 0 to 0"):
+        find_row(OneRow(), {"row": row})
 
 
 def test_a_missing_verifiers_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from adapters.dialects.structured import format_instructions, outcomes
 from adapters.dialects.table import DIALECTS, Dialect
 from adapters.door.prefixes import Prefixes
 from adapters.door.recorded import request_sha
+from adapters.door.serving import choose_sampling
 from tests.support.opened_door import CHAT
 
 WORDS = [
@@ -64,6 +65,33 @@ def test_any_body_becomes_a_prompt_or_is_refused(dialect: Dialect, body: Any, sa
     )
     assert request_sha(request, Sampling(9, 1.0, 1.0, -1))
     assert isinstance(outcomes(request, {"role": "assistant", "content": said}), dict)
+
+
+NUMBERS = {
+    "/chat/completions": (
+        *("n", "max_tokens", "max_completion_tokens", "seed", "temperature", "top_p"),
+        *("frequency_penalty", "presence_penalty", "top_logprobs"),
+    ),
+    "/responses": ("max_output_tokens", "seed", "temperature", "top_p", "top_logprobs"),
+    "/messages": ("max_tokens", "temperature", "top_p"),
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), [(path, field) for path, fields in NUMBERS.items() for field in fields]
+)
+def test_true_is_not_read_as_the_number_1(path: str, field: str) -> None:
+    body = {"model": "m", "messages": SAID, "input": SAID}
+    with pytest.raises(Refused, match=f"{field} is a boolean; it must be") as refused:
+        DIALECTS[path].read({**body, field: True})
+    assert (refused.value.status, refused.value.param) == (400, field)
+
+
+def test_a_client_outside_a_run_may_choose_its_sampling_by_numbers_alone() -> None:
+    defaults = Sampling(9, 1.0, 0.5, -1)
+    for field, value in (("temperature", True), ("top_p", "1"), ("top_k", True), ("top_k", 2.5)):
+        with pytest.raises(Refused, match=f"{field} is .*; it must be"):
+            choose_sampling(None, {field: value}, defaults)
 
 
 def test_a_conversation_has_the_same_prompt_in_every_dialect() -> None:
