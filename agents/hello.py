@@ -1,12 +1,8 @@
 """The smallest agent: the prompt names an identity, and claiming it earns the reward."""
 
-import ssl
 from typing import Any
 
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-
-TLS = ssl.create_default_context()
-"""TLS context, shared because reading the certificates takes 20 ms."""
+from openai import AsyncOpenAI
 
 
 async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
@@ -14,8 +10,7 @@ async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: s
 
     `example` has the column `identity`, such as "a quiet otter".
     """
-    http = DefaultAsyncHttpxClient(verify=TLS)
-    async with AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http) as client:
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
         completion = await client.chat.completions.create(
             model=model,
             messages=[{"role": "user", "content": question(example["identity"])}],

@@ -7,10 +7,8 @@ The module also runs alone, against any OpenAI-compatible URL, and prints one ga
 
 import asyncio
 import os
-import ssl
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 # CrewAI reads these at import: no telemetry, no version check, no tracing.
@@ -19,17 +17,11 @@ os.environ.setdefault("CREWAI_DISABLE_VERSION_CHECK", "true")
 os.environ.setdefault("CREWAI_TRACING_ENABLED", "false")
 os.environ.setdefault("CREWAI_TESTING", "true")
 
-# Every LLM makes two clients, and each reads all certificates, which takes 40 ms. If the system has
-# a folder of certificates, OpenSSL reads only those that it needs.
-CERTIFICATES = ssl.get_default_verify_paths().capath
-if CERTIFICATES and any(Path(CERTIFICATES).glob("*.0")):
-    os.environ.setdefault("SSL_CERT_DIR", CERTIFICATES)
-
-from crewai import LLM, Agent  # noqa: E402
-from crewai.flow.flow import Flow, listen, router, start  # noqa: E402
-from crewai.tools import BaseTool  # noqa: E402
-from crewai.utilities.types import LLMMessage  # noqa: E402
-from pydantic import BaseModel  # noqa: E402
+from crewai import LLM, Agent
+from crewai.flow.flow import Flow, listen, router, start
+from crewai.tools import BaseTool
+from crewai.utilities.types import LLMMessage
+from pydantic import BaseModel
 
 TURNS = 20
 LONGEST_QUERY = 500

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from adapters.calls import POLICY, Example
 from adapters.harness.current_rollout import rollout_context
 from adapters.harness.imports import build_client_models
+from adapters.harness.tls import share_contexts
 from adapters.project.modules import PLAY, AgentError, load_agent_file, load_module, no_agent
 from adapters.rewards import Reward, read_reward
 from adapters.silence import keep_silent
@@ -60,6 +61,7 @@ def load_agent(name: str, roles: Collection[str] = ()) -> Play:
     """
     keep_silent()  # before the agent imports a framework that reads the settings
     build_client_models()
+    share_contexts()
     function = _find_function(name)
     knows_roles = ROLES in _parameters(name, function)
     if roles and not knows_roles:

@@ -19,10 +19,10 @@ from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.harness.agents import AgentExit, Endpoint, Play, contained_task, load_agent
 from adapters.harness.apart import playing_apart
-from adapters.harness.current_rollout import tls
 from adapters.harness.imports import when_imported
 from adapters.harness.loop_watchdog import watch_event_loop
 from adapters.harness.programs.process import mask
+from adapters.harness.tls import tls
 from adapters.player_protocol import (
     BEGIN,
     CLOSED,

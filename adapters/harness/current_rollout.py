@@ -1,14 +1,13 @@
 """The rollout that the current context plays, for programs that name a model and no address."""
 
-import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 
 import httpx
 
 from adapters.calls import Refused
+from adapters.harness.tls import tls
 
 Roles = Mapping[str, Mapping[str, str]]
 """Role → its base_url, api_key and model."""
@@ -49,12 +48,6 @@ async def await_role(role: str, body: Mapping[str, object]) -> dict[str, object]
             return _read(await http.send(_request(role, body)))
         except httpx.TransportError as error:
             raise _unreachable(error) from error
-
-
-@cache
-def tls() -> ssl.SSLContext:
-    """Load the certificates once, which takes 50 ms."""
-    return ssl.create_default_context()
 
 
 def _request(role: str, body: Mapping[str, object]) -> httpx.Request:

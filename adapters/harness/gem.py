@@ -4,7 +4,6 @@ import importlib
 import inspect
 import logging
 import random
-import ssl
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from types import ModuleType
 from typing import Protocol
 
 import numpy as np
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from openai import AsyncOpenAI
 
 from adapters.calls import POLICY, Example, JsonObject
 from adapters.harness.environments import NoEnvironment, split_name
@@ -50,14 +49,12 @@ def gem(name: str) -> Callable[..., Coroutine[None, None, dict[str, list[float]]
     in the event loop and delays other rollouts.
     """
     begin = game_of(name)
-    tls = ssl.create_default_context()
 
     async def play(
         example: Example, *, base_url: str, api_key: str, model: str
     ) -> dict[str, list[float]]:
         game = begin(_read_seed(example))
-        http = DefaultAsyncHttpxClient(verify=tls)
-        async with AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http) as client:
+        async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
             while not game.over:
                 answered = await client.chat.completions.create(
                     model=model,

@@ -16,7 +16,7 @@ from adapters.calls import POLICY, Policy
 from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
 from adapters.door.door import Door
 from adapters.harness.batches import BatchRefused, play_batch
-from adapters.harness.current_rollout import tls
+from adapters.harness.tls import tls
 from adapters.player_protocol import CUT, LONGEST_MESSAGE, Failure, PlaySettings
 from adapters.rewards import Reward
 from tests.support.door_batches import ListRecorder, bearer, begin
