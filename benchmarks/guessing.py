@@ -6,7 +6,7 @@ nothing in it knows that it may be started again.
 
 from typing import Any
 
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from openai import AsyncOpenAI
 
 from adapters.project.modules import load_agent_file
 
@@ -20,8 +20,7 @@ async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: s
     high, secret = int(example["high"]), int(example["secret"])
     messages: list[Any] = [{"role": "user", "content": game.opening(high, int(example["guesses"]))}]
     guess = None
-    http = DefaultAsyncHttpxClient(verify=game.TLS)
-    async with AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http) as client:
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
         for _ in range(TURNS):
             completion = await client.chat.completions.create(model=model, messages=messages)
             answer = completion.choices[0].message.content or ""

@@ -2,10 +2,9 @@
 
 import asyncio
 import random
-from functools import partial
-from typing import Any
 
 import httpx
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from adapters.project.modules import load_agent_file
 
@@ -19,8 +18,11 @@ async def pause(_: httpx.Request) -> None:
     await asyncio.sleep(MEDIAN_SECONDS * random.lognormvariate(0, SIGMA))
 
 
-slow_client: Any = partial(
-    guess_the_number.DefaultAsyncHttpxClient, event_hooks={"request": [pause]}
-)
-vars(guess_the_number)["DefaultAsyncHttpxClient"] = slow_client
+def create_slow_client(*, base_url: str, api_key: str) -> AsyncOpenAI:
+    """Return a client whose every request pauses first."""
+    http = DefaultAsyncHttpxClient(event_hooks={"request": [pause]})
+    return AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http)
+
+
+vars(guess_the_number)["AsyncOpenAI"] = create_slow_client
 play = guess_the_number.play
