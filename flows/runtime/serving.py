@@ -13,7 +13,7 @@ from adapters.calls import Policy, Sampling
 from adapters.chat import Chat
 from adapters.door.serving import OpenDoor, ServedModel
 from adapters.tinker.service import PatientSampler, Service, connect
-from flows.recipe.recipe import Model
+from flows.recipe.run_recipe import Model
 from flows.runtime.checks import ServedCheckpoint, find_served
 from tasks.storage.manifest import bind_run
 

@@ -125,8 +125,8 @@ class RunFolder:
         return self._of(policy) / "references" / f"{step:05d}.parquet"
 
     def rewards(self, policy: str, step: int) -> Path:
-        """Return the mean reward of each of a policy's roles at a step."""
-        return self._of(policy) / "rewards" / f"{step:05d}.json"
+        """Return the shaped rewards of a policy's roles at a step."""
+        return self._of(policy) / "rewards" / f"{step:05d}.parquet"
 
     def datums(self, policy: str, step: int) -> Path:
         """Return the training batch of a policy at a step."""

@@ -24,7 +24,6 @@ from adapters.harness.rewards import Reward
 from tasks import rollouts
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.quorum import quorum_size
-from tasks.datums import write_datums
 from tasks.evaluations import score_spans
 from tasks.recording.journal import Journal, read_journal, read_spans, seal
 from tasks.recording.views import open_views
@@ -34,6 +33,7 @@ from tasks.rollouts import BatchPlan, JournalRecorder, RolloutServer
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tasks.trajectories import write_trajectories
+from tests.support.credited import write_datums
 from tests.support.dask_agents import talks
 from tests.support.played_batch import BATCH, SHARD, service_without_engine, write_examples
 from tests.support.played_shard import AGENT, CountingSampler, PlayedShard
