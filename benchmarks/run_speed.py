@@ -26,8 +26,8 @@ os.environ.setdefault("TINKER_TELEMETRY", "0")
 from transformers import AutoTokenizer
 
 from adapters.calls import POLICY, Place
-from adapters.chat import Chat
 from adapters.project.modules import load_agent_file
+from adapters.rendering.chat import Chat
 from benchmarks.measuring import describe_machine, format_table, paired_ratio
 from benchmarks.timelines import Timeline, read_bare_timeline, read_run_timeline, rollout_times
 from engine.model.base_models import find

@@ -9,10 +9,10 @@ from typing import Protocol
 
 from adapters.calls import Begun, Completion, Place, Refused, Request
 from adapters.cancelling import cancel_and_wait
-from adapters.chat import Chat
 from adapters.door.prefixes import Prefixes
 from adapters.door.recorded import Answer, Memory, Recorded
 from adapters.errors import UserError
+from adapters.rendering.chat import Chat
 
 KEPT_ANSWERS = 16
 """Finished answers that are kept for clients that lost them."""

@@ -8,11 +8,11 @@ import tinker
 from tinker import ModelInput, SamplingParams
 
 from adapters.calls import Begun, Completion, Message, Place, Policy, Refused, Request, Sampling
-from adapters.chat import Chat
 from adapters.dialects.structured import format_instructions
 from adapters.door.prefixes import Prompt
 from adapters.door.recorded import Memory, request_sha
 from adapters.errors import EngineDied
+from adapters.rendering.chat import Chat
 
 EMPTY_ANSWER = " ?"
 """The text sent for an empty answer: several clients crash on one, or ask again without end."""

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from adapters.addresses import check_runner
+from adapters.network.addresses import check_runner
 from flows.recipe.section import LONGEST_SECONDS, MOST_ROLLOUTS, Section
 from tasks.algorithm.quorum import quorum_size
 

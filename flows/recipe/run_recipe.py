@@ -10,7 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
-from adapters.renderer_names import resolve_renderer
+from adapters.rendering.renderer_names import resolve_renderer
 from flows.recipe.algorithm import Optimizer
 from flows.recipe.section import LONGEST_SECONDS, MOST_STEPS, Section
 from tasks.algorithm.learning_rates import default_learning_rate

@@ -11,7 +11,7 @@ from pathlib import Path
 from adapters.calls import POLICY
 from adapters.errors import ServiceError
 from adapters.harness.agents import load_agent
-from adapters.renderer_names import TEMPLATE, find_config
+from adapters.rendering.renderer_names import TEMPLATE, find_config
 from adapters.tinker.engines import LOCAL, check_key, check_reachable, needs_engine
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe, read_recipe

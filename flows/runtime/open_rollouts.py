@@ -10,13 +10,13 @@ from typing import Protocol
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from adapters.addresses import Listener
 from adapters.calls import Policy, Sampling
-from adapters.chat import Chat
 from adapters.door.backends import create_backends
 from adapters.door.batches import PlaySettings, SampledBy
 from adapters.door.door import Door
 from adapters.harness.batches import play_batch
+from adapters.network.addresses import Listener
+from adapters.rendering.chat import Chat
 from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Rollouts
 from flows.runtime.open_run import OpenRun

@@ -74,7 +74,7 @@ def open_reference(
     recipe: Recipe, folder: RunFolder, service: "Service"
 ) -> "PatientSampler | None":
     """Return the policy from which the penalty measures the divergence; None without a penalty."""
-    from adapters.chat import fingerprint  # imports the renderers
+    from adapters.rendering.chat import fingerprint  # imports the renderers
 
     divergence, base = recipe.algorithm.kl, recipe.model.base
     name = divergence.reference

@@ -11,13 +11,14 @@ from openai import AsyncOpenAI
 
 from adapters.calls import POLICY, Message, Place, Policy, Request, Sampling
 from adapters.door.backends import create_backends
-from adapters.door.batches import PlaySettings, SampledBy
+from adapters.door.batches import SampledBy
 from adapters.door.door import Door
 from adapters.door.prefixes import Prefixes
 from adapters.door.recorded import Memory, Recorded
 from adapters.door.roles import check_role
 from adapters.door.scripted import ScriptError
 from adapters.harness.batches import play_batch
+from adapters.player_protocol import PlaySettings
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.metrics import StepFiles, measure
 from tasks.recording.journal import read_journal, seal
@@ -304,7 +305,7 @@ def test_a_model_of_litellm_answers_a_role_and_its_cost_is_counted(
 ) -> None:
     """Another door stands in the place of OpenAI."""
     opened.say("game 1<|im_end|>")
-    monkeypatch.setenv("OPENAI_API_KEY", opened.token)
+    monkeypatch.setenv("OPENAI_API_KEY", opened.key)
     monkeypatch.setenv("OPENAI_API_BASE", opened.url)
     spans = collect({**ROLES, "judge": "openai/gpt-4o-mini"}, group_size=1)
     (call,) = calls_of(spans, "judge")

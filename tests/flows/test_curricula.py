@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.door.batches import Failure
+from adapters.player_protocol import Failure
 from adapters.project.modules import load_agent_file
 from benchmarks.interruptions.compare_runs import differing_parts, read_contents
 from flows.recipe.recipe import Recipe

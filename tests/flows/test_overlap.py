@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from adapters.calls import POLICY
-from adapters.door.batches import PlaySettings
 from adapters.door.door import Door
+from adapters.player_protocol import PlaySettings
 from adapters.tinker.faults import ServiceRefused
 from adapters.tinker.live_policy import LivePolicy, UpdateResult
 from benchmarks.interruptions.compare_runs import differing_parts, read_contents

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from tinker import ModelInput, SampleResponse, SamplingParams
 
 from adapters.calls import POLICY
-from adapters.door.batches import Failure, PlaySettings, RolloutEnd
+from adapters.door.batches import RolloutEnd
 from adapters.harness.batches import play_batch
-from adapters.harness.rewards import Reward
+from adapters.player_protocol import Failure, PlaySettings
+from adapters.rewards import Reward
 from tasks import rollouts
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.quorum import quorum_size

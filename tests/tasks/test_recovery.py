@@ -16,8 +16,8 @@ from safetensors.torch import load
 from tinker import AdamParams
 
 from adapters.calls import POLICY
-from adapters.door.batches import PlaySettings
 from adapters.door.door import Door
+from adapters.player_protocol import PlaySettings
 from adapters.tinker.engines import TinkerServer
 from adapters.tinker.faults import ServiceFailed
 from adapters.tinker.live_policy import LivePolicy, LoraSpec
