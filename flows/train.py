@@ -35,6 +35,7 @@ from flows.runtime.overlap import end_batches, iterate_steps, train_split_at
 from flows.runtime.references import open_reference
 from tasks.metrics import StepFiles
 from tasks.reports.artifacts import Artifacts
+from tasks.rollouts import reopen_stopped
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.run_folder import folder_of, shard_name
 
@@ -48,21 +49,23 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
         recipe: Everything the run depends on.
         run: Its name, a folder under runs/; a run that exists continues where it stopped.
     """
-    name, rollouts, groups = run or name_of_run(), recipe.rollouts, training_groups(recipe)
+    run, rollouts, groups = run or name_of_run(), recipe.rollouts, training_groups(recipe)
     size = ShardSize(rollouts.groups, rollouts.batches, rollouts.rounds)
-    check_start(recipe, folder_of(name))
-    with open_run(recipe, name) as opened, open_rollouts(opened, recipe) as runners:
+    check_start(recipe, folder_of(run))
+    with open_run(recipe, run) as opened, open_rollouts(opened, recipe) as runners:
 
         def sample(
             step: int, checkpoint: int | CheckpointAtBegin, number: int
         ) -> Mapping[str, Spans]:
-            path = opened.folder.shard(shard_name("train", step))
+            name = shard_name("train", step)
+            if number == 0:
+                reopen_stopped(opened.folder, name, rollouts.most_failed)
             source = train_split_at(recipe, opened.folder, step)
-            shard = draw_shard(path, source, recipe.seed, step, size)
+            shard = draw_shard(opened.folder.shard(name), source, recipe.seed, step, size)
             return runners.training.submit_shard(shard, checkpoint, groups, number)
 
         batches = iterate_steps(opened, rollouts, sample, recipe.algorithm.trained_calls)
-        steps = end_batches(opened, batches, recipe.credit(), recipe.update_method())
+        steps = end_batches(opened, recipe, batches)
         learn(opened, recipe, steps, HeldOutEvaluations(recipe, opened, runners.evaluation))
     summary = summarize_run(opened.folder)
     return complete(summary, summary.outcome)

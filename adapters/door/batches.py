@@ -94,6 +94,8 @@ class RolloutEnd:
     calls: Mapping[str, Sequence[int]]
     refused: int
     """Calls that were refused because the attempt had made all it may make."""
+    unanswered: Refused | None = None
+    """Refusal of a call that the service has not answered, if there is one."""
 
 
 class BatchRecorder(CallRecorder, Protocol):
@@ -171,6 +173,11 @@ class Attempt:
         text = f"{self.rollout.id}, attempt {self.number}, is {state}."
         left_out = self.state is AttemptState.LEFT_OUT
         return Refused(410, text, code=CLOSED if left_out else OVER)
+
+    def unanswered(self) -> Refused | None:
+        """Return the refusal of a call that the service has not answered, if there is one."""
+        refusals = (one for calls in self.roles.values() for one in calls.unanswered.values())
+        return next(refusals, None)
 
     async def finish_calls(self) -> None:
         """Refuse further calls, and wait until those being answered are recorded."""
@@ -265,6 +272,10 @@ class OpenBatch:
                 played.seconds,
                 calls | {role: calls.answered for role, calls in attempt.roles.items()},
                 sum(calls.refused for calls in attempt.roles.values()),
+                next(
+                    (no for calls in attempt.roles.values() for no in calls.unanswered.values()),
+                    None,
+                ),
             )
         )
         if closes:

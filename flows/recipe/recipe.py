@@ -120,7 +120,7 @@ class Recipe(RunRecipe):
     changes_no_result: ClassVar[Mapping[str, Any]] = {
         **RunRecipe.changes_no_result,
         "algorithm": {"preset"},
-        "rollouts": {"batches", "runner", "cluster", "door"},
+        "rollouts": {"batches", "runner", "cluster", "door", "most_failed"},
     }
 
     @property

@@ -19,10 +19,8 @@ from flows.recipe.rollouts import Rollouts
 from flows.runtime.by_policy import accumulate
 from flows.runtime.open_rollouts import CheckpointAtBegin, Spans, wait_for_batches
 from flows.runtime.open_run import OpenRun
-from tasks.algorithm.advantages import CreditAssignment
-from tasks.algorithm.update_method import UpdateMethod
 from tasks.examples.reading import Source
-from tasks.rollouts import measure_yield
+from tasks.rollouts import check_rewards, measure_yield
 from tasks.storage.arrivals import ArrivalLedger
 from tasks.storage.manifest import lineage
 from tasks.storage.run_folder import RunFolder, shard_name
@@ -48,20 +46,22 @@ def iterate_steps(
     return steps if rollouts.rounds == 1 else sample_on(steps, rollouts, submit, trained_calls)
 
 
-def end_batches(
-    run: OpenRun, steps: Steps, credit: CreditAssignment, method: UpdateMethod
-) -> Iterator[tuple[int, list[Path]]]:
+def end_batches(run: OpenRun, recipe: Recipe, steps: Steps) -> Iterator[tuple[int, list[Path]]]:
     """Yield each step with the sealed spans of its batches, when they have ended.
 
     By a method by batch, the pass of each batch is submitted when it has ended, in their order.
+    StepStopped ends a run of which a step has too few rewards.
     """
+    credit, method = recipe.credit(), recipe.update_method()
     for step, batches in steps:
         for batch in batches if method.by_batch else ():
             batch.wait()
             if not batch.state.is_completed():
                 break
             accumulate(run, step, batch.result(), credit, method)
-        yield step, wait_for_batches(batches)
+        spans = wait_for_batches(batches)
+        check_rewards(spans, recipe.rollouts.most_failed)
+        yield step, spans
 
 
 def steps_by_shard(steps: range, lag: int, submit: Submit) -> Steps:

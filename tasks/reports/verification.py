@@ -21,6 +21,7 @@ READERS: Mapping[str, Callable[[Path], object]] = {
     "reference.json": read_json,
     "shards": read_rows,
     "journal": read_journal,
+    "stopped": read_journal,
     "spans": verified,
     "trajectories": verified,
     "references": verified,

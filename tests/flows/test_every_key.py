@@ -63,6 +63,7 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "rollouts.attempts": (3,),
     "rollouts.minimum_group": (3,),
     "rollouts.quorum": (0.5,),
+    "rollouts.most_failed": (0.5,),
     "algorithm.preset": ("dapo", "rec"),
     "algorithm.advantage": ("leave_one_out", "gigpo", "rebn"),
     "algorithm.loss": ("cispo", "topr", "rec"),
