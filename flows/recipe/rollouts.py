@@ -45,7 +45,7 @@ class Rollouts(Section):
     """Weights of a batch: those of the checkpoint by which it began; or `inflight` ones, which each
     update changes while rollouts are played, so that no other run repeats them."""
 
-    runner: Literal["threads", "dask", "ray"] = "threads"
+    runner: Literal["threads", "dask"] = "threads"
     """Where batches are played: in threads of the flow's process, or by the processes of a Dask
     cluster (docs/scaling.md)."""
 

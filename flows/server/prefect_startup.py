@@ -34,8 +34,9 @@ def start_server() -> Iterator[Callable[[], None]]:
     if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
         yield lambda: None
         return
-    from flows.server.embedded_server import EmbeddedServer
+    from flows.server.embedded_server import EmbeddedServer, sweep_orphans
 
+    sweep_orphans()
     server, over = EmbeddedServer(), Event()
     with ThreadPoolExecutor(1, "prefect-server", _block_ctrl_c) as starting:
         started = starting.submit(server.start)

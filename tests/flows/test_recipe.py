@@ -179,7 +179,6 @@ CLUSTER = {"runner": "dask", "cluster": "tls://10.0.0.1:8786"}
 @pytest.mark.parametrize(
     ("rollouts", "said"),
     [
-        ({"runner": "ray"}, "runner ray is not supported.*give runner dask"),
         ({"cluster": "tls://a:1"}, "would be ignored by the runner threads; give runner dask"),
         ({"runner": "dask", "door": "https://a:1"}, "would be reached by nobody"),
         ({"runner": "dask", "cluster": "10.0.0.1:8786"}, "is no address of a Dask scheduler"),
