@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict
 
+import numpy as np
 import tinker.types
 import zstandard
 from fastapi import APIRouter, Request
@@ -24,6 +25,7 @@ LARGEST_BODY = 2**29
 
 @router.post("/create_model")
 async def create_model(request: tinker.types.CreateModelRequest, engine: TheEngine) -> Submitted:
+    engine.registry.open_session(request.session_id)
     engine.check_base_model(request.base_model)
     _check_optimizer(request.optimizer_config)
     if request.lora_config is None:
@@ -130,19 +132,18 @@ async def forward_backward(request: Request, engine: TheEngine) -> Submitted:
     body = _decompress(await request.body(), request.headers.get("content-encoding"))
     message = wire.parse(body)
     live_model = engine.live_model(message.model_id)
-    loss = wire.decode_loss_request(message)
+    data, config = wire.decode_data(message), wire.decode_config(message)
 
-    def compute() -> tuple[list[wire.Arrays], dict[str, float]]:
-        outputs, metrics = live_model.trainer.forward_backward(
-            loss.data, loss.loss, loss.config, backward=loss.backward
+    def compute() -> tuple[list[np.ndarray], dict[str, float]]:
+        return live_model.trainer.forward_backward(
+            data, message.loss_fn, config, backward=not message.forward_only
         )
-        return list(outputs), metrics
 
     async def work() -> Answer:
         outputs, metrics = await engine.on_device(compute)
         return protobuf_answer(wire.encode_losses(outputs, metrics))
 
-    return submit_in_order(engine, loss.model_id, loss.seq_id, work)
+    return submit_in_order(engine, message.model_id, message.seq_id or None, work)
 
 
 def _decompress(body: bytes, encoding: str | None) -> bytes:
