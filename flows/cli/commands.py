@@ -13,7 +13,7 @@ from adapters.errors import UserError
 from flows.cli.command_line import call_flow, load_checked_recipe, train_with_bar
 from flows.cli.existing_run import IfExists, settle
 from flows.server.prefect_startup import check_prefect, quiet_prefect
-from tasks.storage.run_folder import folder_of
+from tasks.storage.run_folder import folder_of, name_run
 
 if TYPE_CHECKING:
     from flows.recipe.recipe import Recipe
@@ -70,7 +70,7 @@ def train(
     overrides = [*(set_ or []), *([] if steps is None else [f"steps={steps}"])]
     overrides += [] if batches is None else [f"rollouts.batches={batches}"]
     recipe = named_recipe(name, overrides)
-    run = run or f"{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    run = run or name_run(Path(name).stem, _now())
     check_recipe(recipe)
     check_prefect()  # before a run is deleted
     settle(run, if_exists)
@@ -112,7 +112,7 @@ def replay(
     recipe = load_checked_recipe(run, set_ or [])
     from flows.runtime.forks import replay_run
 
-    name = as_ or f"{run}-replay-{datetime.now():%Y%m%d-%H%M%S}"
+    name = as_ or name_run(run, "replay", _now())
     replay_run(folder_of(run), name, recipe.model_dump(mode="json"), recipe.fingerprint())
     _train(name, recipe, verbose)
 
@@ -174,7 +174,7 @@ def dryrun(
     quiet_prefect(verbose)
     from flows.runtime.checks import check_start
 
-    run = f"dryruns/{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    run = f"dryruns/{name_run(Path(name).stem, _now())}"
     folder = folder_of(run)
     check_start(recipe, folder)
     from flows.dryrun import dryrun as flow
@@ -385,6 +385,10 @@ def pretrain(
 
     built = call_flow(flow, lambda: "stopped; the same command goes on", folder=folder, seed=seed)
     print(f"{built} is ready: `ratchet engine --base-model {built.resolve()}` serves it")
+
+
+def _now() -> str:
+    return f"{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _train(run: str, recipe: "Recipe", verbose: bool) -> None:
