@@ -33,6 +33,7 @@ def check_start(recipe: Recipe, run: RunFolder) -> SavedReference | None:
 
     Return the checkpoint of another run that the run is to be bound to, if it needs one.
     """
+    run.check_writable()
     if run.exists():
         check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
     check_recipe(recipe)

@@ -128,6 +128,7 @@ def _new_run(
     manifest = read_manifest(parent)
     kept = {key: manifest[key] for key in ("fingerprint", "recipe", "parent") if key in manifest}
     aside = RunFolder(run.path.with_name(f".{run.name}.{uuid4().hex[:8]}.partial"))
+    aside.check_writable()
     aside.path.mkdir(parents=True)
     try:
         yield aside

@@ -14,7 +14,7 @@ from pathlib import Path
 from adapters.calls import POLICY
 from adapters.children import keep_from_children
 from adapters.errors import UserError
-from tasks.storage.files import PARTIAL
+from tasks.storage.files import PARTIAL, check_writable
 from tasks.storage.owners import Ownership, last_owner, take_over
 
 APART = ("evaluations", "dryruns")
@@ -235,9 +235,15 @@ class RunFolder:
                 return True
         return False
 
+    def check_writable(self) -> None:
+        """Refuse (UserError) a folder in which nothing can be written."""
+        check_writable(self.path, "another folder of runs as RATCHET_RUNS")
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes out; the kernel drops the lock when this process ends."""
+        self.check_writable()
+        self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "lock").open("a+") as file:
             keep_from_children(file)
             try:
