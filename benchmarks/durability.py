@@ -26,16 +26,11 @@ from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
 from adapters.calls import POLICY, Begun, Completion, Policy, RefusedCall, Sampler, Sampling
-from adapters.chat import Chat
-from adapters.door.batches import (
-    OpenBatch,
-    PlannedRollout,
-    PlaySettings,
-    RolloutEnd,
-    SampledBy,
-)
+from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
 from adapters.door.door import Door
-from adapters.harness.batches import BATCH, ROLE, Batch
+from adapters.harness.batches import Batch
+from adapters.player_protocol import BEGIN, ROLE, PlaySettings
+from adapters.rendering.chat import Chat
 from adapters.tinker.service import connect
 from benchmarks.measuring import Took, describe_machine, format_table, paired_ratio, time_in_turns
 from benchmarks.turns import TURNS, Turn, make_turns
@@ -125,19 +120,23 @@ def ask_door(chat: Chat, sampler: Sampler, rollouts: int, folder: Path | None) -
 
 async def _ask_all(batch: Batch, rollouts: Sequence[str]) -> None:
     limits = httpx.Limits(max_connections=None)
-    headers = {"authorization": f"Bearer {batch.token}"}
     timeout = batch.timeout_seconds
-    async with httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout) as client:
-        begun = await client.post(batch.door + BATCH.format(batch=batch.name) + "/begin")
-        begun.raise_for_status()
-        await asyncio.gather(*(_ask(client, batch.url(ROLE, name)) for name in rollouts))
+    async with httpx.AsyncClient(limits=limits, timeout=timeout) as client:
+        url = batch.door + BEGIN.format(batch=batch.name)
+        (await client.post(url, headers=_bearer(batch.token))).raise_for_status()
+        await asyncio.gather(*(_ask(client, batch, name) for name in rollouts))
 
 
-async def _ask(client: httpx.AsyncClient, base_url: str) -> None:
+def _bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def _ask(client: httpx.AsyncClient, batch: Batch, rollout: str) -> None:
+    url, key = f"{batch.url(ROLE, rollout)}/chat/completions", _bearer(batch.key(rollout))
     messages = [{"role": "user", "content": "You are a quiet otter. Who are you?"}]
     for _ in range(CALLS):
         body = {"model": POLICY, "messages": messages}
-        answer = await client.post(f"{base_url}/chat/completions", json=body)
+        answer = await client.post(url, json=body, headers=key)
         said = answer.raise_for_status().json()["choices"][0]["message"]
         messages = [*messages, said, {"role": "user", "content": "And who are you now?"}]
 

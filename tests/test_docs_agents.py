@@ -18,7 +18,7 @@ from prefect.settings import PREFECT_API_URL
 
 from adapters.harness.agents import Endpoint, load_agent
 from adapters.harness.programs.process import CommandFailed
-from adapters.harness.rewards import Reward
+from adapters.rewards import Reward
 from flows.cli.new_project import AGENT, write_project
 from flows.recipe.recipe import Recipe
 from flows.server.prefect_server import POOL

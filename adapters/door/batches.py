@@ -17,10 +17,18 @@ from enum import StrEnum
 from typing import Protocol
 
 from adapters.calls import Completion, Example, Place, Policy, Refused, RefusedCall, Sampling
-from adapters.chat import Chat
 from adapters.door.call_sequence import UNRECORDED, CallRecorder, CallSequence
-from adapters.harness.batches import CLOSED, shorten_message
-from adapters.harness.rewards import Reward
+from adapters.player_protocol import (
+    CLOSED,
+    NOT_BEGUN,
+    OVER,
+    Failure,
+    Outcome,
+    PlayedRollout,
+    PlaySettings,
+    shorten_message,
+)
+from adapters.rendering.chat import Chat
 from adapters.running_clock import RunningClock, running_clock
 
 MOST_REFUSALS = 100
@@ -65,14 +73,6 @@ CHANGES: Mapping[AttemptState, frozenset[AttemptState]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """Error of an agent: the name of its class, and its message."""
-
-    kind: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class PlannedRollout:
     """A rollout that has not ended: its example, its past failures, its recorded calls."""
 
@@ -88,12 +88,14 @@ class RolloutEnd:
 
     rollout_id: str
     attempt: int
-    outcome: Reward | Failure
+    outcome: Outcome
     seconds: float
     """Time from the beginning of the attempt to its end."""
     calls: Mapping[str, Sequence[int]]
     refused: int
     """Calls that were refused because the attempt had made all it may make."""
+    unanswered: Refused | None = None
+    """Refusal of a call that the service has not answered, if there is one."""
 
 
 class BatchRecorder(CallRecorder, Protocol):
@@ -110,16 +112,6 @@ class BatchRecorder(CallRecorder, Protocol):
     async def ended(self, end: RolloutEnd) -> bool:
         """Record an end durably; return whether it closes the batch, which leaves out the rest."""
         ...
-
-
-@dataclass(frozen=True)
-class PlaySettings:
-    """Settings of a batch for its player: the agent, its roles, and its limits."""
-
-    agent: str
-    roles: Sequence[str]
-    concurrency: int
-    timeout_seconds: float
 
 
 @dataclass(frozen=True)
@@ -180,7 +172,12 @@ class Attempt:
         """Return the refusal of what comes after the attempt's end, which calls it by a state."""
         text = f"{self.rollout.id}, attempt {self.number}, is {state}."
         left_out = self.state is AttemptState.LEFT_OUT
-        return Refused(410, text, code=CLOSED if left_out else "over")
+        return Refused(410, text, code=CLOSED if left_out else OVER)
+
+    def unanswered(self) -> Refused | None:
+        """Return the refusal of a call that the service has not answered, if there is one."""
+        refusals = (one for calls in self.roles.values() for one in calls.unanswered.values())
+        return next(refusals, None)
 
     async def finish_calls(self) -> None:
         """Refuse further calls, and wait until those being answered are recorded."""
@@ -206,7 +203,7 @@ class OpenBatch:
         """Rollouts that were being played when a later attempt at the batch began. Whatever ended
         the player may have been one of them, so each is played apart from the others."""
         self.opening = 0
-        """Number of the batch's opening by its flow, who has seen what ended the one before."""
+        """How often the flow has opened this batch."""
         self._began_in = 0
         self._attempt = -1
         self._attempts: dict[str, Attempt] = {}
@@ -248,35 +245,37 @@ class OpenBatch:
         await asyncio.gather(*self._ending, return_exceptions=True)
         self._superseded -= settled
 
-    async def end(
-        self, rollout_id: str, number: int, outcome: Reward | Failure, seconds: float
-    ) -> bool:
-        """Record the end of an attempt, which took `seconds`, once its last calls are recorded.
+    async def end(self, rollout_id: str, number: int, played: PlayedRollout) -> bool:
+        """Record the end of an attempt once its last calls are recorded.
 
         Return whether the batch is closed by it: the attempts that have not ended are left out.
         """
         attempt = self.attempt(rollout_id, number)
         attempt.change(AttemptState.ENDING)
-        task = asyncio.create_task(self._end(attempt, outcome, seconds))
+        task = asyncio.create_task(self._end(attempt, played))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
         return await asyncio.shield(task)
 
-    async def _end(self, attempt: Attempt, outcome: Reward | Failure, seconds: float) -> bool:
+    async def _end(self, attempt: Attempt, played: PlayedRollout) -> bool:
         await attempt.finish_calls()
         if self._attempts.get(attempt.rollout.id) is not attempt:
             attempt.change(AttemptState.SUPERSEDED)
-        failed = isinstance(outcome, Failure)
+        failed = isinstance(played.outcome, Failure)
         attempt.change(AttemptState.FAILED if failed else AttemptState.REWARDED)
         calls = {role: [] for role in self.settings.roles}
         closes = await self._recorder.ended(
             RolloutEnd(
                 attempt.rollout.id,
                 attempt.number,
-                outcome,
-                seconds,
+                played.outcome,
+                played.seconds,
                 calls | {role: calls.answered for role, calls in attempt.roles.items()},
                 sum(calls.refused for calls in attempt.roles.values()),
+                next(
+                    (no for calls in attempt.roles.values() for no in calls.unanswered.values()),
+                    None,
+                ),
             )
         )
         if closes:
@@ -291,9 +290,9 @@ class OpenBatch:
         if attempt is None or number > attempt.number:
             text = f"{rollout_id}, attempt {number}, is not being played."
             over = number <= self._attempt
-            raise Refused(410 if over else 404, text, code="over" if over else "not_begun")
+            raise Refused(410 if over else 404, text, code=OVER if over else NOT_BEGUN)
         if number < attempt.number:
-            raise Refused(410, f"{rollout_id}, attempt {number}, is over.", code="over")
+            raise Refused(410, f"{rollout_id}, attempt {number}, is over.", code=OVER)
         if attempt.state is not AttemptState.PLAYING:
             raise attempt.refusal("over")
         return attempt

@@ -1,7 +1,8 @@
 """The door: an OpenAI-compatible proxy between the agents of a run and the models behind them.
 
 Its address says whose call a request is. Each opening of a rollout batch has a token of its own,
-which opens that batch until it is closed.
+which opens that batch for its player until it is closed, and from which the keys of its agents are
+made.
 """
 
 import asyncio
@@ -11,31 +12,41 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import datetime
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse
 
-from adapters.addresses import Listener
-from adapters.app_server import ANY_PORT
 from adapters.calls import POLICY, Completion, Refused
 from adapters.calls import Request as ChatRequest
-from adapters.chat import Chat
 from adapters.dialects.fields import bad_request
-from adapters.dialects.request_body import parse_json, read_body
+from adapters.dialects.request_body import read_body
 from adapters.door.backends import Backend
-from adapters.door.batches import Attempt, Failure, OpenBatch
+from adapters.door.batches import Attempt, OpenBatch
 from adapters.door.call_sequence import UNRECORDED, RequestMeta
 from adapters.door.chat_api import Caller, ChatApi, read_number, token_of
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.recorded import Answer
 from adapters.errors import UserError
-from adapters.harness.batches import BATCH, CLOSED, ROLE, ROLLOUT
-from adapters.harness.rewards import Reward, RewardError, read_reward
-
-LONGEST = 1e9
-"""Bound on the seconds of a rollout attempt, 30 years, so that its start is a date."""
+from adapters.network.addresses import Listener
+from adapters.network.app_server import ANY_PORT
+from adapters.player_protocol import (
+    BEGIN,
+    END,
+    NOT_BEGUN,
+    NOT_RECORDED,
+    OVER,
+    ROLE,
+    WAITED,
+    BegunBatch,
+    BegunRollout,
+    PlayedRollout,
+    RecordedEnd,
+    WaitedTime,
+    read_record,
+    rollout_key,
+    write_record,
+)
+from adapters.rendering.chat import Chat
 
 
 class Door(ChatApi):
@@ -61,9 +72,9 @@ class Door(ChatApi):
         self._openings: Counter[str] = Counter()
         self._open: dict[str, OpenBatch] = {}
         super().__init__(chat, ROLE, listener)
-        self.app.add_api_route(f"{BATCH}/begin", self._begin, methods=["POST"])
-        self.app.add_api_route(f"{ROLLOUT}/waited", self._waited, methods=["GET"])
-        self.app.add_api_route(f"{ROLLOUT}/end", self._end, methods=["POST"])
+        self.app.add_api_route(BEGIN, self._begin, methods=["POST"])
+        self.app.add_api_route(WAITED, self._waited, methods=["GET"])
+        self.app.add_api_route(END, self._end, methods=["POST"])
 
     @contextmanager
     def opened(self, batch: OpenBatch) -> Iterator[str]:
@@ -87,12 +98,23 @@ class Door(ChatApi):
         return hmac.new(self._secret, opening.encode(), "sha256").hexdigest()
 
     def check_token(self, request: Request) -> None:
-        """Refuse a request whose token is not that of the batch in its path."""
-        _, named, batch, *_ = [*request.url.path.split("/"), "", ""]
-        expected = self.token(batch if named == "batch" else "")
-        if not hmac.compare_digest(token_of(request).encode(), expected.encode()):
-            text = "The API key does not open this batch; use the one the agent was started with."
+        """Refuse a request whose token is not that of the batch, or of the role, in its path."""
+        if not hmac.compare_digest(token_of(request).encode(), self._expected(request).encode()):
+            text = (
+                "The API key does not open this path; use the one that the agent was started with."
+            )
             raise Refused(401, text, code="invalid_api_key")
+
+    def _expected(self, request: Request) -> str:
+        """Return what opens a path: below a role the key of its rollout attempt, or else the
+        token of the batch."""
+        match request.url.path.split("/"):
+            case ["", "batch", batch, "rollout", rollout, "attempt", attempt, "role", *_]:
+                number = read_number(attempt)
+                return rollout_key(self.token(batch), rollout, -1 if number is None else number)
+            case ["", "batch", batch, *_]:
+                return self.token(batch)
+        return self.token("")
 
     def find_caller(self, request: Request) -> Caller:
         """Return who answers a role of a rollout attempt, from the request's path."""
@@ -133,7 +155,7 @@ class Door(ChatApi):
         self.check_token(request)
         name = request.path_params["batch"]
         if name not in self._open:
-            raise Refused(410, f"The batch {name} is not open.", code="over")
+            raise Refused(410, f"The batch {name} is not open.", code=OVER)
         return self._open[name]
 
     def _find_attempt(self, request: Request) -> tuple[OpenBatch, Attempt]:
@@ -147,41 +169,34 @@ class Door(ChatApi):
         try:
             number, rollouts = await batch.begin()
         except UserError as error:
-            raise Refused(500, f"{batch.name} cannot begin: {error}", code="not_begun") from error
+            raise Refused(500, f"{batch.name} cannot begin: {error}", code=NOT_BEGUN) from error
         left = [
-            {"id": rollout.id, "example": rollout.example, "apart": rollout.id in batch.lost}
+            BegunRollout(rollout.id, rollout.example, rollout.id in batch.lost)
             for rollout in rollouts
         ]
-        return JSONResponse({"attempt": number, "rollouts": left, **asdict(batch.settings)})
+        return _respond(BegunBatch(number, left, batch.settings))
 
     async def _waited(self, request: Request) -> Response:
         _, attempt = self._find_attempt(request)
-        return JSONResponse({"seconds": attempt.seconds_waited()})
+        return _respond(WaitedTime(attempt.seconds_waited()))
 
     async def _end(self, request: Request) -> Response:
         batch, attempt = self._find_attempt(request)
-        outcome, seconds = _read_end(parse_json(await read_body(request)))
+        played = _read_end(await read_body(request))
         try:
-            closes = await batch.end(attempt.rollout.id, attempt.number, outcome, seconds)
+            closes = await batch.end(attempt.rollout.id, attempt.number, played)
         except UNRECORDED as error:
             text = f"The end of {attempt.rollout.id} could not be recorded ({error})."
-            raise Refused(500, text, code="not_recorded") from error
-        return JSONResponse({CLOSED: closes})
+            raise Refused(500, text, code=NOT_RECORDED) from error
+        return _respond(RecordedEnd(closes))
 
 
-def _read_end(body: object) -> tuple[Reward | Failure, float]:
-    """Read {"reward": …} or {"failed": kind, "message": text}, each with its "seconds"."""
-    match body:
-        case {"reward": reward, "seconds": int() | float() as seconds} if 0 <= seconds < LONGEST:
-            try:
-                return read_reward(reward), seconds
-            except (RewardError, OverflowError) as error:
-                raise bad_request(str(error), "reward") from error
-        case {
-            "failed": str(kind),
-            "message": str(message),
-            "seconds": int() | float() as seconds,
-        } if 0 <= seconds < LONGEST:
-            return Failure(kind, message), seconds
-    text = "The end of a rollout has `seconds`, from 0, and `reward`, or `failed` and `message`."
-    raise bad_request(text)
+def _respond(record: BegunBatch | RecordedEnd | WaitedTime) -> Response:
+    return Response(write_record(record), media_type="application/json")
+
+
+def _read_end(content: bytes) -> PlayedRollout:
+    try:
+        return read_record(PlayedRollout, content)
+    except (ValueError, OverflowError) as error:
+        raise bad_request(f"This is not the end of a rollout: {error}") from error

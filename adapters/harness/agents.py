@@ -14,17 +14,17 @@ from typing import Any, ParamSpec, TypeVar
 from adapters.calls import POLICY, Example
 from adapters.harness.current_rollout import rollout_context
 from adapters.harness.imports import build_client_models
-from adapters.harness.rewards import Reward, read_reward
 from adapters.project.modules import PLAY, AgentError, load_agent_file, load_module, no_agent
+from adapters.rewards import Reward, read_reward
 from adapters.silence import keep_silent
 
 ROLES = "roles"
 
 KINDS = {
     "command": "adapters.harness.programs.commands",
-    "gem": "adapters.harness.gem",
+    "gem": "adapters.harness.environments.gem",
     "resident": "adapters.harness.programs.resident",
-    "verifiers": "adapters.harness.verifiers",
+    "verifiers": "adapters.harness.environments.verifiers",
 }
 """The prefix of a name that is not a Python function's → the module whose function of the same name
 makes the agent. The module is imported when it is needed: GEM's takes a second."""

@@ -4,19 +4,16 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
-from typing import cast
 
 from adapters.calls import Example
 from adapters.harness.agents import AgentExit, Endpoint
 from adapters.harness.programs.commands import last_json, running_program
 from adapters.harness.programs.process import Program
+from adapters.player_protocol import Outcome, read_outcome
 
 PROGRAM = "adapters.harness.apart_program"
-
-Outcome = Mapping[str, object]
-"""The JSON of a reward, or of an error: {"reward": …} or {"failed": kind, "message": text}."""
 
 
 @asynccontextmanager
@@ -44,9 +41,8 @@ async def playing_apart(
 
 async def _outcome(program: Program, secrets: list[str]) -> Outcome:
     await program.silent.wait()
-    said = last_json(program)
-    if said and isinstance(said[0], dict):
-        return cast(Outcome, said[0])
+    with suppress(ValueError, IndexError):
+        return read_outcome(last_json(program)[0])
     raise AgentExit(
         f"the agent's process {program.end()} without an outcome, after the process in which it "
         f"played before was lost; look for what ends it{program.output('stderr', secrets)}"

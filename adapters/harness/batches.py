@@ -4,10 +4,9 @@ The player needs three strings: the door's address, the batch's name, and the ba
 """
 
 import asyncio
-import json
 import os
 import time
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -20,25 +19,31 @@ from adapters.calls import POLICY, Example
 from adapters.cancelling import cancel_and_wait
 from adapters.errors import UserError
 from adapters.harness.agents import AgentExit, Endpoint, Play, contained_task, load_agent
-from adapters.harness.apart import Outcome, playing_apart
+from adapters.harness.apart import playing_apart
 from adapters.harness.current_rollout import tls
 from adapters.harness.imports import when_imported
 from adapters.harness.loop_watchdog import watch_event_loop
-from adapters.harness.rewards import Reward
+from adapters.player_protocol import (
+    BEGIN,
+    CLOSED,
+    END,
+    ROLE,
+    WAITED,
+    BegunBatch,
+    BegunRollout,
+    Failure,
+    Outcome,
+    PlayedRollout,
+    Record,
+    RecordedEnd,
+    WaitedTime,
+    read_record,
+    rollout_key,
+    shorten_message,
+    write_record,
+)
+from adapters.rewards import Reward
 from adapters.running_clock import running_clock
-
-BATCH = "/batch/{batch}"
-ROLLOUT = BATCH + "/rollout/{rollout_id}/attempt/{attempt}"
-ROLE = ROLLOUT + "/role/{role}/v1"
-"""Paths of the door."""
-
-CLOSED = "closed"
-"""Word of the door that a batch is closed, and that what has not ended is left out."""
-
-LONGEST_MESSAGE = 10_000
-"""Characters that are kept of an error's message: few enough for the last line of a program. Of a
-longer one the middle is left out, since its last line often says most."""
-CUT = "\n…\n"
 
 ENDS_AT_A_TIME = 4
 """Ends that are told at a time. httpx's pool walks through all that wait for a connection, so a
@@ -70,9 +75,13 @@ class Batch:
     def endpoints(self, rollout_id: str) -> dict[str, Endpoint]:
         """Return where the agent finds each of its roles."""
         return {
-            role: Endpoint(self.url(ROLE, rollout_id, role), api_key=self.token, model=role)
+            role: Endpoint(self.url(ROLE, rollout_id, role), self.key(rollout_id), model=role)
             for role in self.roles
         }
+
+    def key(self, rollout_id: str) -> str:
+        """Return the key that the rollout's agent gets."""
+        return rollout_key(self.token, rollout_id, self.attempt)
 
 
 class BatchRefused(UserError):
@@ -95,13 +104,13 @@ async def play_batch(door: str, batch: str, token: str) -> None:
         watch_event_loop(),
         httpx.AsyncClient(headers=bearer, timeout=None, verify=tls()) as http,
     ):
-        response = await http.post(door + BATCH.format(batch=batch) + "/begin")
-        begun = _read(response)
-        roles = tuple(begun["roles"])
-        attempt = Batch(door, batch, token, begun["attempt"], roles, begun["timeout_seconds"])
-        agent = LoadedAgent(begun["agent"], load_for_roles(begun["agent"], roles))
-        player = _Player(attempt, agent, http, begun["concurrency"])
-        playing = [asyncio.create_task(player.play(rollout)) for rollout in begun["rollouts"]]
+        response = await http.post(door + BEGIN.format(batch=batch))
+        begun = _read(BegunBatch, response)
+        settings, roles = begun.settings, tuple(begun.settings.roles)
+        attempt = Batch(door, batch, token, begun.attempt, roles, settings.timeout_seconds)
+        agent = LoadedAgent(settings.agent, load_for_roles(settings.agent, roles))
+        player = _Player(attempt, agent, http, settings.concurrency)
+        playing = [asyncio.create_task(player.play(rollout)) for rollout in begun.rollouts]
         try:
             with suppress(BatchClosed):
                 await asyncio.gather(*playing)
@@ -122,20 +131,13 @@ async def play_to_end(playing: Awaitable[Reward]) -> Outcome:
         reward = await playing
     except Exception as error:  # noqa: BLE001  An agent may raise anything; here it is a row.
         return _failure(error)
-    return {"reward": reward.to_json()}
+    return reward
 
 
-def _failure(error: Exception) -> Outcome:
+def _failure(error: Exception) -> Failure:
     kind = type(error).__name__
     told = str(TracebackException(type(error), error, None))  # its `__str__` may raise
-    return {"failed": kind, "message": shorten_message(told) or f"{kind} without a message"}
-
-
-def shorten_message(told: str) -> str:
-    """Leave out the middle of an error's message that is longer than LONGEST_MESSAGE."""
-    if len(told) <= LONGEST_MESSAGE:
-        return told
-    return told[: LONGEST_MESSAGE // 2] + CUT + told[-LONGEST_MESSAGE // 2 :]
+    return Failure(kind, shorten_message(told) or f"{kind} without a message")
 
 
 @dataclass(frozen=True)
@@ -159,18 +161,17 @@ class _Player:
         self._places_apart = asyncio.Semaphore(MOST_APART)
         self._ends = asyncio.Semaphore(ENDS_AT_A_TIME)
 
-    async def play(self, rollout: Mapping[str, Any]) -> None:
+    async def play(self, rollout: BegunRollout) -> None:
         """Run the agent on a rollout's example, and tell the door how that ended."""
-        rollout_id, example = rollout["id"], rollout["example"]
-        play = self._play_apart if rollout["apart"] else self._play
-        async with self._places, self._places_apart if rollout["apart"] else nullcontext():
+        play = self._play_apart if rollout.isolated else self._play
+        async with self._places, self._places_apart if rollout.isolated else nullcontext():
             started = time.monotonic()
-            outcome = await play(rollout_id, example)
-        end = {**outcome, "seconds": time.monotonic() - started}
-        url, content = self._url("/end", rollout_id), write_outcome(end)
+            outcome = await play(rollout.id, rollout.example)
+        end = PlayedRollout(outcome, time.monotonic() - started)
+        url, content = self._batch.url(END, rollout.id), write_record(end)
         async with self._ends:
             response = await self._http.post(url, content=content)
-        if _read(response)[CLOSED]:
+        if _read(RecordedEnd, response).closed:
             raise BatchClosed
 
     async def _play(self, rollout_id: str, example: Example) -> Outcome:
@@ -189,8 +190,8 @@ class _Player:
         """Await the agent for as long as its own time lasts; TimeoutError when that is over.
 
         Time in which the agent waits for answers of the door does not count, nor does time in
-        which this process stood still (which counts as both if the door is in this process, so
-        that an agent may get more time than its limit, and never less).
+        which this process stood still. A stall in a process that the door shares is subtracted
+        twice, so the limit only loosens.
         """
         clock = running_clock()
         limit, started = self._batch.timeout_seconds, clock.seconds()
@@ -200,8 +201,8 @@ class _Player:
                 await asyncio.wait([work], timeout=left)
                 if work.done():
                     return work.result()
-                response = await self._http.get(self._url("/waited", rollout_id))
-                waited = _read(response)["seconds"]
+                response = await self._http.get(self._batch.url(WAITED, rollout_id))
+                waited = _read(WaitedTime, response).seconds
                 left = limit + waited - (clock.seconds() - started)
         finally:
             await cancel_and_wait(work)
@@ -210,20 +211,12 @@ class _Player:
             "look for what it waits for, or give a larger rollouts.timeout_seconds"
         )
 
-    def _url(self, route: str, rollout_id: str) -> str:
-        return self._batch.url(ROLLOUT + route, rollout_id)
 
-
-def write_outcome(end: Mapping[str, object]) -> bytes:
-    """Write an outcome as a line of JSON, with a question mark for a character that UTF-8 lacks."""
-    return json.dumps(end, ensure_ascii=False).encode(errors="replace")
-
-
-def _read(response: httpx.Response) -> dict[str, Any]:
+def _read(kind: type[Record], response: httpx.Response) -> Record:
     if response.is_error:
         error = response.json()["error"]
         raise BatchClosed if error["code"] == CLOSED else BatchRefused(error["message"])
-    return response.json()
+    return read_record(kind, response.content)
 
 
 @cache

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from adapters.addresses import check_runner
+from adapters.network.addresses import check_runner
 from flows.recipe.section import LONGEST_SECONDS, MOST_ROLLOUTS, Section
 from tasks.algorithm.quorum import quorum_size
 
@@ -86,6 +86,10 @@ class Rollouts(Section):
 
     minimum_group: int = Field(default=2, ge=2, le=MOST_ROLLOUTS)
     """Size below which a group is not trained; `drop_group` trains whole groups only."""
+
+    most_failed: float = Field(default=1.0, ge=0, le=1)
+    """Share of a step's rollouts that may fail; a step of which more fail stops the run, and so
+    does any step without a reward. A run that is resumed plays such a step anew."""
 
     quorum: float = Field(default=1.0, gt=0, le=1)
     """Share of each batch's rollouts that must have a reward; the others, the stragglers, are then

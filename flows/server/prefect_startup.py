@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
-from adapters.addresses import check_listener
 from adapters.errors import UserError
+from adapters.network.addresses import check_listener
 from adapters.waiting import Wait
 
 if TYPE_CHECKING:

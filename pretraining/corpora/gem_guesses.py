@@ -5,7 +5,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from adapters.harness.gem import Game, game_of
+from adapters.harness.environments.gem import Game, game_of
 from pretraining.corpora.conversation import Conversation, Exam
 
 ENVIRONMENT = "game:GuessTheNumber-v0-easy"

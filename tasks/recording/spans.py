@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from adapters.calls import Begun, Completion, RefusedCall
 from adapters.dialects.structured import outcomes
-from adapters.door.batches import Failure
-from adapters.harness.rewards import Reward, RewardError, check_roles
+from adapters.player_protocol import Failure
+from adapters.rewards import Reward, RewardError, check_roles
 
 Span = dict[str, Any]
 """Row of SCHEMA; missing columns are null. JSON columns hold plain values, times `datetime`s."""

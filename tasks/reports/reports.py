@@ -148,7 +148,9 @@ def _line(run: RunFolder) -> RunLine:
     state = "running" if run.is_open() else "finished" if done >= steps else _stopped(run)
     reward = rows[-1].get("reward/mean") if rows else None
     failed = sum(int(row.get("rollouts/failed", 0)) for row in rows)
-    return RunLine(run.name, recipe["agent"], done, steps, reward, failed, state)
+    return RunLine(
+        run.name, recipe.get("agent", recipe["flow"]), done, steps, reward, failed, state
+    )
 
 
 def _last_error(run: RunFolder) -> str:

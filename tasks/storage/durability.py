@@ -36,6 +36,11 @@ class DurableTask(Task[P, Path]):
     ) -> Path:
         return super().__call__(*args, return_state=True, **kwargs).result()
 
+    def make(self, *args: P.args, **kwargs: P.kwargs) -> Path:
+        """Write the file unless it is there, as the task does, but unknown to Prefect."""
+        made: Path | State[Path] = self.fn(*args, **kwargs)
+        return made if isinstance(made, Path) else made.result()
+
 
 def durable(
     name: str, write: Callable[Concatenate[Path, P], None]

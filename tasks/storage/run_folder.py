@@ -126,8 +126,8 @@ class RunFolder:
         return self._of(policy) / "references" / f"{step:05d}.parquet"
 
     def rewards(self, policy: str, step: int) -> Path:
-        """Return the mean reward of each of a policy's roles at a step."""
-        return self._of(policy) / "rewards" / f"{step:05d}.json"
+        """Return the shaped rewards of a policy's roles at a step."""
+        return self._of(policy) / "rewards" / f"{step:05d}.parquet"
 
     def datums(self, policy: str, step: int) -> Path:
         """Return the training batch of a policy at a step."""
@@ -186,6 +186,17 @@ class RunFolder:
         shard = batch.rpartition(".")[0]
         files = [self.shard(shard), self.journal(batch), self.spans(batch)]
         return [path for path in files if path.exists()]
+
+    def set_aside(self, batch: str) -> None:
+        """Put the journal of a batch into `stopped`, so that the batch is played anew.
+
+        The Parquet file goes first: a batch that has one counts as played.
+        """
+        aside = self.path / "stopped"
+        aside.mkdir(exist_ok=True)
+        earlier = len([*aside.glob(f"{batch}.*.jsonl")])
+        self.spans(batch).unlink(missing_ok=True)
+        self.journal(batch).replace(aside / f"{batch}.{earlier}.jsonl")
 
     def held_out(self, step: int) -> list[str]:
         """List the sealed batches of held-out examples that checkpoint `step` has played."""

@@ -8,7 +8,7 @@ import pytest
 
 from adapters.calls import POLICY
 from adapters.harness.agents import AgentError, Endpoint, load_agent
-from adapters.harness.rewards import Reward, RewardError
+from adapters.rewards import Reward, RewardError
 
 ENDPOINTS = {POLICY: Endpoint("http://127.0.0.1:1/v1", "key", "policy")}
 

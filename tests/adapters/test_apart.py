@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 from adapters.calls import POLICY
-from adapters.door.batches import Failure, RolloutEnd
+from adapters.door.batches import RolloutEnd
 from adapters.door.door import Door
-from adapters.harness import batches
 from adapters.harness.apart import PROGRAM
 from adapters.harness.batches import play_batch
-from adapters.harness.rewards import Reward
+from adapters.player_protocol import Failure, shorten_message
+from adapters.rewards import Reward
 from tests.adapters.test_play_batch import TIMEOUT, batch_of
 from tests.support.door_batches import bearer, begin
 from tests.support.opened_door import ASK, Scripted
@@ -87,7 +87,7 @@ def test_what_an_agent_does_to_its_process_costs_only_its_rollout(
     assert exits.message.endswith("the key is ***, and the end is near")
     assert "was ended by signal 9 without an outcome" in kills.message
     assert f"longer than {TIMEOUT:g} s of its own time" in never_ends.message
-    assert raises == Failure("ValueError", batches.shorten_message("?" * 1_000_000))
+    assert raises == Failure("ValueError", shorten_message("?" * 1_000_000))
     assert [prints, works] == [Reward(1.0)] * 2
     process, variable = file.read_text().split()
     assert (int(process) != os.getpid(), variable) == (True, "yes")

@@ -24,8 +24,9 @@ from adapters.door.batches import (
     SampledBy,
 )
 from adapters.door.door import Door
-from adapters.harness.batches import BATCH, ROLE, ROLLOUT, Batch
-from tests.support.door_batches import ListRecorder, batch_at, bearer
+from adapters.harness.batches import Batch
+from adapters.player_protocol import BATCH, ROLE, ROLLOUT
+from tests.support.door_batches import ListRecorder, batch_at, bearer, key_for
 from tests.support.opened_door import ASK, SAMPLING, Scripted
 from tests.support.processes import wait_until
 
@@ -101,11 +102,11 @@ class BatchClient:
     def end(self, attempt: int, rollout: int = 0) -> int:
         """Report an end; return the status."""
         url = self.url(attempt, ROLLOUT, rollout) + "/end"
-        return self.post(url, {"reward": 1.0, "seconds": 0.5}).status_code
+        return self.post(url, {"outcome": {"reward": 1.0}, "seconds": 0.5}).status_code
 
     def post(self, url: str, body: Any = None) -> httpx.Response:
         """Send a request of which no other is a repetition."""
-        headers = bearer(self.token) | {"x-stainless-retry-count": "0"}
+        headers = bearer(key_for(self.token, url)) | {"x-stainless-retry-count": "0"}
         return HTTP.post(url, json=body, headers=headers)
 
 
@@ -133,13 +134,15 @@ def test_a_begin_hands_out_what_is_left_and_what_a_player_needs(batch: BatchClie
     assert begun == {
         "attempt": 0,
         "rollouts": [
-            {"id": first, "example": {"k": 0}, "apart": False},
-            {"id": second, "example": {"k": 1}, "apart": False},
+            {"id": first, "example": {"k": 0}, "isolated": False},
+            {"id": second, "example": {"k": 1}, "isolated": False},
         ],
-        "agent": "hello",
-        "roles": [POLICY],
-        "concurrency": 8,
-        "timeout_seconds": 10.0,
+        "settings": {
+            "agent": "hello",
+            "roles": [POLICY],
+            "concurrency": 8,
+            "timeout_seconds": 10.0,
+        },
     }
     assert batch.end(0, 0) == 200
     assert batch.begin() == (1, [second])
@@ -168,7 +171,7 @@ def test_an_end_that_closes_the_batch_cuts_off_what_has_not_ended(batch: BatchCl
     status, ended = asyncio.run(together((0, batch.call, 0), (0.3, lambda: batch.end(0, 1), -1)))
     assert (status, ended) == (410, 200)
     assert time.monotonic() - started < 30
-    late = batch.post(batch.url(0, ROLLOUT) + "/end", {"reward": 1.0, "seconds": 0.5})
+    late = batch.post(batch.url(0, ROLLOUT) + "/end", {"outcome": {"reward": 1.0}, "seconds": 0.5})
     assert (late.status_code, late.json()["error"]["code"]) == (410, "closed")
     assert (batch.call(0), batch.sampler.asked) == (410, batch.sampler.asked[:1])
     assert [kind for kind, *_ in batch.recorder.log] == ["plan", "end"], "the call is lost"
@@ -181,7 +184,9 @@ def test_what_was_being_played_when_an_attempt_was_superseded_is_played_apart(
     assert batch.end(0, 0) == 200
     for _ in range(2):
         begun = batch.post(batch.begin_url).json()
-        assert begun["rollouts"] == [{"id": batch.rollouts[1], "example": {"k": 1}, "apart": True}]
+        assert begun["rollouts"] == [
+            {"id": batch.rollouts[1], "example": {"k": 1}, "isolated": True}
+        ]
 
 
 def test_a_batch_that_is_opened_again_by_its_flow_is_not_played_apart(
@@ -191,7 +196,7 @@ def test_a_batch_that_is_opened_again_by_its_flow_is_not_played_apart(
     for _ in range(2):
         with batch.opened():
             begun = batch.post(batch.begin_url).json()
-            assert [rollout["apart"] for rollout in begun["rollouts"]] == [False, False]
+            assert [rollout["isolated"] for rollout in begun["rollouts"]] == [False, False]
 
 
 def test_a_call_that_is_being_answered_is_recorded_before_the_next_attempt_begins(
@@ -443,17 +448,18 @@ def test_a_token_is_checked_before_the_body_is_read(
         b"{}",
         b'{"reward": 1.0}',
         b'{"seconds": 1.0}',
-        b'{"reward": 1.0, "seconds": "1"}',
-        b'{"reward": 1.0, "seconds": -1.0}',
-        b'{"reward": 1.0, "seconds": 1e300}',
-        b'{"reward": NaN, "seconds": 1.0}',
-        b'{"reward": 1%s, "seconds": 1.0}' % (b"0" * 400),
-        b'{"reward": null, "seconds": 1.0}',
-        b'{"reward": {}, "seconds": 1.0}',
-        b'{"reward": {"policy": ["a"]}, "seconds": 1.0}',
-        b'{"failed": "KeyError", "seconds": 1.0}',
-        b'{"failed": 3, "message": "no", "seconds": 1.0}',
-        b'{"failed": "KeyError", "message": "\\ud800", "seconds": 1.0}',
+        b'{"outcome": {"reward": 1.0}, "seconds": "1"}',
+        b'{"outcome": {"reward": 1.0}, "seconds": true}',
+        b'{"outcome": {"reward": 1.0}, "seconds": -1.0}',
+        b'{"outcome": {"reward": 1.0}, "seconds": 1e300}',
+        b'{"outcome": {"reward": NaN}, "seconds": 1.0}',
+        b'{"outcome": {"reward": 1%s}, "seconds": 1.0}' % (b"0" * 400),
+        b'{"outcome": {"reward": null}, "seconds": 1.0}',
+        b'{"outcome": {"reward": {}}, "seconds": 1.0}',
+        b'{"outcome": {"reward": {"policy": ["a"]}}, "seconds": 1.0}',
+        b'{"outcome": {"failed": "KeyError"}, "seconds": 1.0}',
+        b'{"outcome": {"failed": 3, "message": "no"}, "seconds": 1.0}',
+        b'{"outcome": {"failed": "KeyError", "message": "\\ud800"}, "seconds": 1.0}',
     ],
     ids=lambda body: body[:60],
 )

@@ -13,8 +13,9 @@ import tinker
 from tinker import ModelInput, SampleResponse, SamplingParams
 
 from adapters.calls import POLICY
-from adapters.chat import Chat
-from adapters.harness.batches import ROLE, Batch
+from adapters.harness.batches import Batch
+from adapters.player_protocol import ROLE
+from adapters.rendering.chat import Chat
 from tests.support.engine_server import connected, serving
 from tests.support.recording_sampler import RecordedRollouts, rollout_names, seed
 from tests.support.stand_in import END, TINY, TOKENIZER, StandIn, letters, tool_call
@@ -157,17 +158,17 @@ def play(client: Client, engine: tinker.SamplingClient, folder: Path) -> Recorde
     }
 
     def run_program(batch: Batch, rollouts: Sequence[str]) -> None:
-        urls = [part for name in rollouts for part in (ways[name], batch.url(ROLE, name))]
-        program = subprocess.run(
-            [*client.command, *urls],
-            cwd=folder,
-            env=environment(folder, batch.token),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=240,
-        )
-        assert program.returncode == 0, program.stdout[-8000:]
+        for name in rollouts:
+            program = subprocess.run(
+                [*client.command, ways[name], batch.url(ROLE, name)],
+                cwd=folder,
+                env=environment(folder, batch.key(name)),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=240,
+            )
+            assert program.returncode == 0, program.stdout[-8000:]
 
     return RecordedRollouts(folder, len(ways), Prompted(engine, lines), CHAT, run_program)
 

@@ -15,7 +15,7 @@ import pytest
 
 from adapters.harness.agents import Endpoint, load_agent
 from adapters.harness.programs.process import LONGEST_OUTPUT, CommandFailed, NoCommand
-from adapters.harness.rewards import Reward, RewardError
+from adapters.rewards import Reward, RewardError
 from tests.support.scripted_door import scripted_door
 
 NOWHERE = {"policy": Endpoint("http://127.0.0.1:1/v1", "a-secret-key", "policy")}

@@ -12,16 +12,17 @@ import openai
 import pytest
 import tinker
 
-from adapters.addresses import Listener
-from adapters.app_server import CannotListen
 from adapters.calls import Completion
 from adapters.cancelling import cancel_and_wait
 from adapters.door import call_sequence
 from adapters.door.batches import MOST_REFUSALS, PlannedRollout
 from adapters.door.call_sequence import CallSequence
 from adapters.door.door import Door
-from adapters.harness.batches import ROLE
-from tests.support.door_batches import ListRecorder, bearer
+from adapters.network.addresses import Listener
+from adapters.network.app_server import CannotListen
+from adapters.player_protocol import BEGIN, END, ROLE, WAITED
+from adapters.rewards import Reward
+from tests.support.door_batches import ListRecorder, bearer, key_for
 from tests.support.opened_door import ASK, CALL, CHAT, TOKENS, TOOLS, Opened, opened_batch
 
 
@@ -59,7 +60,7 @@ def test_logprobs_and_token_ids_are_given_only_if_asked_for(opened: Opened) -> N
             for stream in (False, True):
                 body = {"model": "m", "stream": stream, **fields, **told}
                 url = f"{opened.url}/{path}"
-                said = httpx.post(url, json=body, headers=bearer(opened.token), timeout=None)
+                said = httpx.post(url, json=body, headers=bearer(opened.key), timeout=None)
                 refused = bool(told) and stream and path == "messages"
                 assert said.is_success is not refused
                 asked = bool(told) and not refused
@@ -83,7 +84,7 @@ def test_a_conversation_keeps_the_tokens_of_its_turns(opened: Opened) -> None:
 
 def test_the_async_client_asks_for_many_at_once(opened: Opened) -> None:
     async def ask_all() -> list[str | None]:
-        async with openai.AsyncOpenAI(base_url=opened.url, api_key=opened.token) as client:
+        async with openai.AsyncOpenAI(base_url=opened.url, api_key=opened.key) as client:
             asked = [client.chat.completions.create(model="m", messages=ASK) for _ in range(16)]
             return [answer.choices[0].message.content for answer in await asyncio.gather(*asked)]
 
@@ -224,8 +225,8 @@ def test_a_client_that_is_refused_without_end_is_recorded_so_far(opened: Opened)
     assert len(opened.refusals) == MOST_REFUSALS
 
 
-def test_only_the_batch_s_token_opens_the_door(opened: Opened) -> None:
-    for key in ("wrong", opened.token[:-1], opened.token + "x"):
+def test_only_the_rollout_s_key_opens_its_roles(opened: Opened) -> None:
+    for key in ("wrong", opened.key[:-1], opened.key + "x"):
         response = opened.post(b"{}", authorization=f"Bearer {key}")
         assert response.status_code == 401
         assert response.json()["error"]["code"] == "invalid_api_key"
@@ -233,11 +234,32 @@ def test_only_the_batch_s_token_opens_the_door(opened: Opened) -> None:
     assert bare.status_code == 401
 
 
+def test_an_agent_cannot_tell_the_door_of_its_own_end(opened: Opened) -> None:
+    """Its key opens its roles: nothing of its rollout's player, and no other rollout."""
+    rollout, batch = opened.rollout, opened.batch
+    begun = BEGIN.format(batch=batch.name)
+    paid = {"outcome": {"reward": 99}, "seconds": 1}
+    others = [batch.url(ROLE, "train-00009-0000-00") + "/models"]
+    others.append(replace(batch, attempt=batch.attempt + 1).url(ROLE, rollout) + "/models")
+    asked = [
+        httpx.post(batch.url(END, rollout), json=paid, headers=bearer(opened.key)),
+        httpx.post(opened.door.address + begun, headers=bearer(opened.key)),
+        httpx.get(batch.url(WAITED, rollout), headers=bearer(opened.key)),
+        *(httpx.get(url, headers=bearer(opened.key)) for url in others),
+        httpx.get(f"{opened.url}/models", headers=bearer(opened.token)),
+    ]
+    assert [response.status_code for response in asked] == [401] * 6
+    assert opened.ends == []
+    assert opened.ask().choices
+    assert opened.end(0.25).status_code == 200
+    assert [end.outcome for end in opened.ends] == [Reward(0.25)]
+
+
 def test_models_are_listed_and_all_else_is_not_there(opened: Opened) -> None:
     assert [model.id for model in opened.client.models.list()] == ["policy"]
     for method, path in [("POST", "/completions"), ("GET", "/chat/completions"), ("GET", "/x")]:
         response = httpx.request(
-            method, opened.url + path, headers=bearer(opened.token), timeout=None
+            method, opened.url + path, headers=bearer(opened.key), timeout=None
         )
         assert (response.status_code, response.json()["error"]["code"]) == (404, "unknown_url")
 
@@ -303,8 +325,9 @@ def test_only_rollouts_that_are_being_played_are_answered(opened: Opened) -> Non
     another = opened.batch.url(ROLE, "train-00009-0000-00")
     later = replace(opened.batch, attempt=opened.batch.attempt + 1).url(ROLE, opened.rollout)
     for url, status in ((another, 410), (later, 404)):
+        client = opened.client.with_options(base_url=url, api_key=key_for(opened.token, url))
         with pytest.raises(openai.APIStatusError, match="not being played") as error:
-            opened.at(url).chat.completions.create(model="m", messages=ASK)
+            client.chat.completions.create(model="m", messages=ASK)
         assert error.value.status_code == status
     judge = opened.at(opened.batch.url(ROLE, opened.rollout, "judge"))
     with pytest.raises(openai.NotFoundError, match="role 'judge'"):
@@ -390,7 +413,7 @@ def test_a_lost_answer_is_given_again(opened: Opened) -> None:
 @pytest.mark.usefixtures("held_until_resent")
 def test_equal_requests_under_way_are_one_where_nobody_counts_tries(opened: Opened) -> None:
     async def ask_twice() -> list[httpx.Response]:
-        async with httpx.AsyncClient(headers=bearer(opened.token), timeout=None) as client:
+        async with httpx.AsyncClient(headers=bearer(opened.key), timeout=None) as client:
             body = {"model": "m", "messages": ASK}
             asked = [client.post(f"{opened.url}/chat/completions", json=body) for _ in range(2)]
             return list(await asyncio.gather(*asked))
@@ -404,7 +427,7 @@ def give_up(opened: Opened) -> None:
     """Have a client leave while its call is being sampled."""
 
     async def leave() -> None:
-        async with openai.AsyncOpenAI(base_url=opened.url, api_key=opened.token) as client:
+        async with openai.AsyncOpenAI(base_url=opened.url, api_key=opened.key) as client:
             asking = asyncio.create_task(client.chat.completions.create(model="any", messages=ASK))
             while not opened.sampler.asked and not asking.done():
                 await asyncio.sleep(0.01)

@@ -26,7 +26,7 @@ BODIES = {
 
 def described(opened: Opened, below: str = "") -> dict:
     url = f"{opened.url}{below}/openapi.json"
-    return httpx.get(url, headers=bearer(opened.token), timeout=None).raise_for_status().json()
+    return httpx.get(url, headers=bearer(opened.key), timeout=None).raise_for_status().json()
 
 
 def test_it_stands_beside_every_base_url_and_names_it_as_its_server(opened: Opened) -> None:
@@ -52,7 +52,7 @@ def test_all_that_the_door_answers_is_in_it(opened: Opened) -> None:
 
 def test_each_operation_answers_as_it_says_and_only_with_the_key(opened: Opened) -> None:
     opened.say("It is an *x*.<|im_end|>")
-    headers = {"Authorization": f"Bearer {opened.token}"}
+    headers = {"Authorization": f"Bearer {opened.key}"}
     for operation in operations(described(opened)):
         case = operation.Case()
         if operation.method == "post":

@@ -23,8 +23,9 @@ from openai.types.responses.response_create_params import ResponseCreateParams
 from pydantic import TypeAdapter
 
 from adapters.dialects.table import DIALECTS
-from adapters.harness.batches import ROLE, Batch
-from tests.support.door_batches import bearer
+from adapters.harness.batches import Batch
+from adapters.player_protocol import ROLE
+from tests.support.door_batches import bearer, key_for
 from tests.support.recording_sampler import RecordedRollouts
 from tests.support.requests_from_document import complaint, drawn, written
 from tests.support.requests_from_schema import Drawn
@@ -102,7 +103,7 @@ def by_type(token: str, number: int, url: str) -> tuple[httpx.Request, Complain]
     drawn = Drawn(SCHEMAS[path], number)
     body = drawn.body()
     content = drawn.written(drawn.damaged(body) if chosen.random() < 0.5 else body)
-    headers = {**bearer(token), "content-type": "application/json"}
+    headers = {**bearer(key_for(token, url)), "content-type": "application/json"}
     if chosen.random() < 0.2:
         headers |= chosen.choice(ODD_HEADERS)
     if chosen.random() < 0.1:
@@ -179,13 +180,15 @@ def fuzz(folder: Path, many: int, ask_by: AskBy) -> Counter[int]:
 
 def by_document(url: str, token: str) -> Ask:
     """Make requests that the document at this door allows, and as many that it forbids."""
-    headers = bearer(token)
-    described = httpx.get(f"{url}/openapi.json", headers=headers, timeout=None).json()
+    key = bearer(key_for(token, url))
+    described = httpx.get(f"{url}/openapi.json", headers=key, timeout=None).json()
     cases = drawn(described, BY_DOCUMENT)
 
     def ask(number: int, to: str) -> tuple[httpx.Request, Complain]:
         case = cases[number]
-        return written(case, to, headers), lambda response: complaint(case, response)
+        return written(case, to, bearer(key_for(token, to))), lambda response: complaint(
+            case, response
+        )
 
     return ask
 

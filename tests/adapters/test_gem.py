@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from adapters.harness.agents import load_agent
-from adapters.harness.environments import NoEnvironment
-from adapters.harness.rewards import Reward
+from adapters.harness.environments.names import NoEnvironment
+from adapters.rewards import Reward
 from tests.support.scripted_door import ScriptedDoor, scripted_door
 
 pytest.importorskip("gem", reason="GEM is not installed: pip install gem-llm==0.1.0")

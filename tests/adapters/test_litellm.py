@@ -14,12 +14,13 @@ from pydantic import BaseModel
 
 import adapters.door.call_sequence
 from adapters.calls import POLICY, Policy, Refused
-from adapters.door.batches import PlaySettings, SampledBy
+from adapters.door.batches import SampledBy
 from adapters.door.door import Door
 from adapters.harness.batches import play_batch
 from adapters.harness.current_rollout import ask_role, rollout_context
 from adapters.harness.litellm_provider import provide
 from adapters.litellm import Reply, complete, import_litellm
+from adapters.player_protocol import PlaySettings
 from tasks.recording.journal import read_journal
 from tasks.rollouts import RolloutServer, write_spans
 from tasks.storage.run_folder import RunFolder
@@ -49,7 +50,7 @@ class Guess(BaseModel):
 @pytest.fixture
 def helper(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> Opened:
     """Put a door in the place of OpenAI, with its key in the environment."""
-    monkeypatch.setenv("OPENAI_API_KEY", opened.token)
+    monkeypatch.setenv("OPENAI_API_KEY", opened.key)
     monkeypatch.setenv("OPENAI_API_BASE", opened.url)
     return opened
 

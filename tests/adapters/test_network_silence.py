@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from adapters.calls import POLICY, Policy
-from adapters.door.batches import OpenBatch, PlannedRollout, PlaySettings, SampledBy
+from adapters.door.batches import OpenBatch, PlannedRollout, SampledBy
 from adapters.door.door import Door
-from adapters.harness.rewards import Reward
+from adapters.player_protocol import PlaySettings
+from adapters.rewards import Reward
 from tests.support.door_batches import ListRecorder
 from tests.support.opened_door import CALL, SAMPLING, Scripted
 

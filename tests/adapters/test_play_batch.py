@@ -11,18 +11,12 @@ import httpx
 import pytest
 
 from adapters.calls import POLICY, Policy
-from adapters.door.batches import (
-    Failure,
-    OpenBatch,
-    PlannedRollout,
-    PlaySettings,
-    RolloutEnd,
-    SampledBy,
-)
+from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
 from adapters.door.door import Door
-from adapters.harness.batches import CUT, LONGEST_MESSAGE, BatchRefused, play_batch
+from adapters.harness.batches import BatchRefused, play_batch
 from adapters.harness.current_rollout import tls
-from adapters.harness.rewards import Reward
+from adapters.player_protocol import CUT, LONGEST_MESSAGE, Failure, PlaySettings
+from adapters.rewards import Reward
 from tests.support.door_batches import ListRecorder, bearer, begin
 from tests.support.opened_door import ASK, SAMPLING, Scripted
 
@@ -209,5 +203,5 @@ def test_a_player_that_is_superseded_is_refused_and_records_no_end(open_door: Do
 
 def test_a_player_without_the_token_is_refused(open_door: Door) -> None:
     batch, _ = batch_of(asks, [], Scripted())
-    with open_door.opened(batch), pytest.raises(BatchRefused, match="does not open this batch"):
+    with open_door.opened(batch), pytest.raises(BatchRefused, match="does not open this path"):
         asyncio.run(play_batch(open_door.address, batch.name, "wrong"))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.harness.rewards import Reward, RewardError, check_roles, read_reward
+from adapters.rewards import Reward, RewardError, check_roles, read_reward
 
 numbers = st.floats(-1e6, 1e6)
 returned = numbers | st.dictionaries(

@@ -11,15 +11,15 @@ from openai import AsyncOpenAI
 
 from adapters.calls import POLICY, Message, Place, Policy, Request, Sampling
 from adapters.door.backends import create_backends
-from adapters.door.batches import PlaySettings, SampledBy
+from adapters.door.batches import SampledBy
 from adapters.door.door import Door
 from adapters.door.prefixes import Prefixes
 from adapters.door.recorded import Memory, Recorded
 from adapters.door.roles import check_role
 from adapters.door.scripted import ScriptError
 from adapters.harness.batches import play_batch
+from adapters.player_protocol import PlaySettings
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.datums import write_datums
 from tasks.metrics import StepFiles, measure
 from tasks.recording.journal import read_journal, seal
 from tasks.recording.spans import Span
@@ -27,6 +27,7 @@ from tasks.rollouts import BatchPlan, RolloutServer, write_spans
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tasks.trajectories import write_trajectories
+from tests.support.credited import write_datums
 from tests.support.opened_door import Opened
 from tests.support.played_batch import BATCH, SHARD, service_without_engine, write_examples
 from tests.support.stand_in import CHAT, END, StandIn, letters, turn
@@ -304,7 +305,7 @@ def test_a_model_of_litellm_answers_a_role_and_its_cost_is_counted(
 ) -> None:
     """Another door stands in the place of OpenAI."""
     opened.say("game 1<|im_end|>")
-    monkeypatch.setenv("OPENAI_API_KEY", opened.token)
+    monkeypatch.setenv("OPENAI_API_KEY", opened.key)
     monkeypatch.setenv("OPENAI_API_BASE", opened.url)
     spans = collect({**ROLES, "judge": "openai/gpt-4o-mini"}, group_size=1)
     (call,) = calls_of(spans, "judge")

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 from tinker import SamplingParams
 
-from adapters.harness.batches import ROLE, Batch
-from tests.support.door_batches import bearer
+from adapters.harness.batches import Batch
+from adapters.player_protocol import ROLE
+from tests.support.door_batches import KeyOfRollout
 from tests.support.recording_sampler import RecordedRollouts
 from tests.support.stand_in import CHAT, StandIn, anything, letters, tool_call, turn
 from tests.support.token_identity import Reuse, differences, reuse
@@ -76,7 +77,7 @@ async def play_all(batch: Batch, rollouts: Sequence[str]) -> None:
             url = batch.url(ROLE, rollout)
             await play(client, url, HISTORIES[number % len(HISTORIES)], turns)
 
-    async with httpx.AsyncClient(headers=bearer(batch.token), timeout=120) as client:
+    async with httpx.AsyncClient(auth=KeyOfRollout(batch.token), timeout=120) as client:
         await asyncio.gather(*(one(client, *numbered) for numbered in enumerate(rollouts)))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from adapters.harness.agents import load_agent
-from adapters.harness.environments import NoEnvironment
+from adapters.harness.environments.names import NoEnvironment
 from adapters.harness.programs.process import CommandFailed
 from tests.support.scripted_door import scripted_door
 

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.door.batches import Failure
+from adapters.player_protocol import Failure
 from adapters.project.modules import load_agent_file
 from benchmarks.interruptions.compare_runs import differing_parts, read_contents
 from flows.recipe.recipe import Recipe
 from flows.runtime.forks import fork_run
-from flows.runtime.open_run import first_step_of_examples
+from flows.runtime.overlap import first_step_of_examples
 from flows.train import train
 from tasks.examples.curricula import Curriculum, Order, rank_by_reward, read_rewards
 from tasks.examples.reading import DatasetError, Example, Source

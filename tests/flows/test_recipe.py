@@ -262,7 +262,7 @@ def test_the_fingerprint_of_a_recipe_is_the_same_in_all_versions_of_a_format() -
             "optimizer": {"learning_rate": 0.005},
         }
     )
-    known = "087eef05d76e7bb1639da457e116ec9670c37f228d01f77171e6eb3ba55fd624"
+    known = "549bdb97bda1d7e062a6c84ffff97904e937657f1700613b4f9340f3735fe194"
     assert recipe.fingerprint() == known
 
 

@@ -10,10 +10,11 @@ import tinker
 from tinker import ModelInput
 
 from adapters.calls import POLICY, Completion, Policy, Sampling
-from adapters.chat import Chat
 from adapters.door.batches import PlannedRollout, SampledBy
 from adapters.door.door import Door
-from adapters.harness.batches import ROLE, Batch
+from adapters.harness.batches import Batch
+from adapters.player_protocol import ROLE
+from adapters.rendering.chat import Chat
 from tasks.recording.journal import Journal, read_spans, seal
 from tasks.recording.spans import call_span
 from tests.support.door_batches import ListRecorder, batch_at, begin
@@ -68,7 +69,7 @@ def opened(
 
 
 def client_of(batch: Batch) -> openai.OpenAI:
-    return openai.OpenAI(base_url=batch.url(ROLE, ROLLOUT), api_key=batch.token)
+    return openai.OpenAI(base_url=batch.url(ROLE, ROLLOUT), api_key=batch.key(ROLLOUT))
 
 
 def played(sampler: tinker.SamplingClient, path: Path, attempts: int) -> list[list[str]]:

@@ -1,14 +1,22 @@
 """Rollout batches at a door, without a journal and without a player."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import httpx
 
 from adapters.calls import Begun, Completion, RefusedCall
-from adapters.door.batches import OpenBatch, PlannedRollout, PlaySettings, RolloutEnd, SampledBy
+from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
 from adapters.door.door import Door
-from adapters.harness.batches import BATCH, Batch
+from adapters.harness.batches import Batch
+from adapters.player_protocol import (
+    BATCH,
+    BegunBatch,
+    PlaySettings,
+    read_record,
+    rollout_key,
+)
 
 
 class ListRecorder:
@@ -56,12 +64,31 @@ def batch_at(
 def begin(door: Door, name: str, token: str) -> Batch:
     """Begin the next attempt at an open batch, as a player does."""
     url = door.address + BATCH.format(batch=name) + "/begin"
-    begun = httpx.post(url, headers=bearer(token), timeout=None).raise_for_status().json()
+    response = httpx.post(url, headers=bearer(token), timeout=None).raise_for_status()
+    begun = read_record(BegunBatch, response.content)
+    settings = begun.settings
     return Batch(
-        door.address, name, token, begun["attempt"], tuple(begun["roles"]), begun["timeout_seconds"]
+        door.address, name, token, begun.attempt, tuple(settings.roles), settings.timeout_seconds
     )
 
 
 def bearer(token: str) -> dict[str, str]:
     """Return the header in which OpenAI's clients send a token."""
     return {"authorization": f"Bearer {token}"}
+
+
+class KeyOfRollout(httpx.Auth):
+    """The authorization of each request: the key of the rollout in its path, or the token."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def auth_flow(self, request: httpx.Request) -> Iterator[httpx.Request]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        request.headers.update(bearer(key_for(self._token, request.url.path)))
+        yield request
+
+
+def key_for(token: str, path: str) -> str:
+    """Return what opens a path or a URL: a rollout's key below one of its roles, or the token."""
+    found = re.search(r"/rollout/([^/]+)/attempt/(\d+)/role/", path)
+    return rollout_key(token, found[1], int(found[2])) if found else token

@@ -14,10 +14,11 @@ from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
 from adapters.calls import POLICY, Completion, Policy, Sampling
-from adapters.chat import Chat
 from adapters.door.batches import PlannedRollout, SampledBy
 from adapters.door.door import Door
-from adapters.harness.batches import ROLE, ROLLOUT, Batch
+from adapters.harness.batches import Batch
+from adapters.player_protocol import ROLE, ROLLOUT
+from adapters.rendering.chat import Chat
 from tests.support.door_batches import ListRecorder, batch_at, bearer, begin
 
 TINY = Path(__file__).parents[2] / "engine" / "tiny_chat"
@@ -75,7 +76,8 @@ class Opened:
         self._recorder = recorder
         (self.rollout,) = recorder.rollouts
         self.url = batch.url(ROLE, self.rollout)
-        self.client = openai.OpenAI(base_url=self.url, api_key=self.token, max_retries=0)
+        self.key = batch.key(self.rollout)
+        self.client = openai.OpenAI(base_url=self.url, api_key=self.key, max_retries=0)
 
     def say(self, text: str) -> None:
         self.sampler.text = text
@@ -88,7 +90,7 @@ class Opened:
         return self.client.with_options(base_url=url)
 
     def post(self, content: bytes, **headers: str) -> httpx.Response:
-        headers = {**bearer(self.token), **headers}
+        headers = {**bearer(self.key), **headers}
         return httpx.post(
             f"{self.url}/chat/completions", content=content, headers=headers, timeout=None
         )
@@ -97,12 +99,13 @@ class Opened:
         """Begin the next attempt, for which `recorded` are earlier calls; return its client."""
         self._recorder.remember(self.rollout, recorded)
         batch = begin(self.door, self.batch.name, self.token)
-        return self.at(batch.url(ROLE, self.rollout))
+        url, key = batch.url(ROLE, self.rollout), batch.key(self.rollout)
+        return self.client.with_options(base_url=url, api_key=key)
 
     def end(self, reward: float = 1.0) -> httpx.Response:
         """Report the rollout's end, as its player does."""
         url = self.batch.url(ROLLOUT, self.rollout) + "/end"
-        end = {"reward": reward, "seconds": 1.0}
+        end = {"outcome": {"reward": reward}, "seconds": 1.0}
         return httpx.post(url, json=end, headers=bearer(self.token), timeout=None)
 
 

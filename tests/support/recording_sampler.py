@@ -11,10 +11,11 @@ import pyarrow as pa
 from tinker import ModelInput, SampleResponse, SamplingParams
 
 from adapters.calls import POLICY, Place, Policy, Sampler, Sampling
-from adapters.chat import Chat
-from adapters.door.batches import PlaySettings, SampledBy
+from adapters.door.batches import SampledBy
 from adapters.door.door import Door
-from adapters.harness.batches import BATCH, ROLLOUT, Batch
+from adapters.harness.batches import Batch
+from adapters.player_protocol import BATCH, ROLLOUT, BegunBatch, PlaySettings, read_record
+from adapters.rendering.chat import Chat
 from tasks.recording.journal import read_spans
 from tasks.rollouts import BatchPlan, RolloutServer, write_spans
 from tasks.storage.run_folder import RunFolder
@@ -105,11 +106,11 @@ class RecordedRollouts:
         async def play_batch(door: str, name: str, token: str) -> None:
             async with httpx.AsyncClient(headers=bearer(token), timeout=None) as http:
                 url = door + BATCH.format(batch=name) + "/begin"
-                begun = (await http.post(url)).raise_for_status().json()
-                batch = Batch(door, name, token, begun["attempt"], (POLICY,), 0)
+                begun = read_record(BegunBatch, (await http.post(url)).content)
+                batch = Batch(door, name, token, begun.attempt, (POLICY,), 0)
                 await asyncio.to_thread(play, batch, names)
                 ends = (batch.url(ROLLOUT, rollout) + "/end" for rollout in names)
-                reward = {"reward": 1.0, "seconds": 0.0}
+                reward = {"outcome": {"reward": 1.0}, "seconds": 0.0}
                 ended = await asyncio.gather(*(http.post(end, json=reward) for end in ends))
                 assert {response.status_code for response in ended} == {200}
 

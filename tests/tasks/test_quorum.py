@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from tinker import ModelInput, SampleResponse, SamplingParams
 
 from adapters.calls import POLICY
-from adapters.door.batches import Failure, PlaySettings, RolloutEnd
+from adapters.door.batches import RolloutEnd
 from adapters.harness.batches import play_batch
-from adapters.harness.rewards import Reward
+from adapters.player_protocol import Failure, PlaySettings
+from adapters.rewards import Reward
 from tasks import rollouts
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.quorum import quorum_size
-from tasks.datums import write_datums
 from tasks.evaluations import score_spans
 from tasks.recording.journal import Journal, read_journal, read_spans, seal
 from tasks.recording.views import open_views
@@ -34,6 +34,7 @@ from tasks.rollouts import BatchPlan, JournalRecorder, RolloutServer
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tasks.trajectories import write_trajectories
+from tests.support.credited import write_datums
 from tests.support.dask_agents import talks
 from tests.support.played_batch import BATCH, SHARD, service_without_engine, write_examples
 from tests.support.played_shard import AGENT, CountingSampler, PlayedShard

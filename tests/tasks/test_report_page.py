@@ -19,7 +19,6 @@ from adapters.calls import POLICY
 from flows.cli.commands import app
 from flows.runtime.forks import fork_run
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.datums import write_datums
 from tasks.evaluations import ScoredRollout, score
 from tasks.metrics import record_metrics
 from tasks.recording.spans import Span
@@ -32,6 +31,7 @@ from tasks.storage.json_files import append_row, write_json
 from tasks.storage.manifest import read_manifest, write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.trajectories import write_trajectories
+from tests.support.credited import write_datums
 from tests.support.engine_server import Address
 from tests.support.small_recipe import small_recipe
 from tests.support.two_policies import two_policies

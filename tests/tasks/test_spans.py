@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 
 from adapters.calls import Completion, Place, Request, Sampling, Usage
-from adapters.door.batches import Failure
-from adapters.harness.rewards import read_reward
+from adapters.player_protocol import Failure
+from adapters.rewards import read_reward
 from tasks.recording.spans import (
     SCHEMA,
     EndedAttempt,

@@ -184,7 +184,7 @@ class _Process(Program):
         with suppress(ValueError, RecursionError):
             said = json.loads(line)
             number = said.get("id") if isinstance(said, dict) else None
-            if isinstance(number, int) and number in self._unanswered:
+            if type(number) is int and number in self._unanswered:  # true is no id
                 answer = self._unanswered.pop(number)
                 if not answer.done():
                     answer.set_result(said)

@@ -27,7 +27,7 @@ class Verdict(BaseModel):
 
 @pytest.fixture
 def client(opened: Opened) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=opened.url, api_key=opened.token, max_retries=0) as client:
+    with anthropic.Anthropic(base_url=opened.url, api_key=opened.key, max_retries=0) as client:
         yield client
 
 
@@ -128,7 +128,7 @@ def test_both_key_headers_and_both_base_urls_work(
     opened: Opened,
 ) -> None:
     for url in (opened.url, opened.url.removesuffix("/v1")):
-        with anthropic.Anthropic(base_url=url, auth_token=opened.token, max_retries=0) as client:
+        with anthropic.Anthropic(base_url=url, auth_token=opened.key, max_retries=0) as client:
             assert ask(client).type == "message"
             assert [model.id for model in client.models.list()] == ["policy"]
 
@@ -140,13 +140,13 @@ def test_refusals_have_anthropic_s_format(opened: Opened) -> None:
         assert refused.value.type == "authentication_error"
         with pytest.raises(anthropic.AuthenticationError):
             client.models.list()
-    with anthropic.Anthropic(base_url=opened.url, api_key=opened.token, max_retries=0) as client:
+    with anthropic.Anthropic(base_url=opened.url, api_key=opened.key, max_retries=0) as client:
         with pytest.raises(anthropic.BadRequestError, match="max_tokens is 0") as refused:
             ask(client, max_tokens=0)
         assert refused.value.type == "invalid_request_error"
     response = httpx.post(
         f"{opened.url}/messages",
-        headers={"x-api-key": opened.token},
+        headers={"x-api-key": opened.key},
         content=b"{",
         timeout=None,
     )

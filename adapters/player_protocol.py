@@ -1,0 +1,162 @@
+"""The protocol between the door and the player of a rollout batch: paths, records, and codes.
+
+A player begins an attempt at a batch, plays its rollouts, and tells the door of each end, by the
+token of the batch. Its agents get a key of their rollout attempt, which opens the chat routes of
+its roles and nothing else: an agent cannot tell the door of its own end. The records are sent as
+JSON. Whoever receives one reads it strictly: true is no number.
+"""
+
+import hmac
+import json
+from collections.abc import Mapping
+from typing import Annotated, TypeVar
+
+from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from adapters.calls import Example, JsonObject
+from adapters.rewards import Reward, read_reward
+
+BATCH = "/batch/{batch}"
+BEGIN = BATCH + "/begin"
+ROLLOUT = BATCH + "/rollout/{rollout_id}/attempt/{attempt}"
+END = ROLLOUT + "/end"
+WAITED = ROLLOUT + "/waited"
+ROLE = ROLLOUT + "/role/{role}/v1"
+"""Paths of the door."""
+
+CLOSED = "closed"
+"""Code of a refusal: the batch is closed, and what has not ended is left out."""
+OVER = "over"
+"""Code of a refusal: the batch, or the attempt at a rollout, has ended."""
+NOT_BEGUN = "not_begun"
+"""Code of a refusal: the batch cannot begin, or the attempt at a rollout has not begun."""
+NOT_RECORDED = "not_recorded"
+"""Code of a refusal: what was told could not be recorded."""
+
+LONGEST_ROLLOUT = 1e9
+"""Bound on the seconds of a rollout attempt, 30 years, so that its start is a date."""
+
+LONGEST_MESSAGE = 10_000
+"""Characters that are kept of an error's message: few enough for the last line of a program. Of a
+longer one the middle is left out, since its last line often says most."""
+CUT = "\n…\n"
+
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+Seconds = Annotated[float, Field(ge=0, lt=LONGEST_ROLLOUT)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class PlaySettings:
+    """Settings of a batch for its player: the agent, its roles, and its limits."""
+
+    agent: str
+    roles: list[str]
+    concurrency: int
+    timeout_seconds: float
+
+
+@dataclass(frozen=True, config=STRICT)
+class BegunRollout:
+    """A rollout to play. An `isolated` one is played in a process of its own."""
+
+    id: str
+    example: Example
+    isolated: bool
+
+
+@dataclass(frozen=True, config=STRICT)
+class BegunBatch:
+    """An attempt at a batch that the door has begun: its rollouts, and how they are played."""
+
+    attempt: Annotated[int, Field(ge=0)]
+    rollouts: list[BegunRollout]
+    settings: PlaySettings
+
+
+@dataclass(frozen=True, config=STRICT)
+class Failure:
+    """Error of an agent: the name of its class, and its message."""
+
+    kind: str
+    message: str
+
+
+Outcome = Reward | Failure
+
+
+def rollout_key(token: str, rollout_id: str, attempt: int) -> str:
+    """Return the key of a rollout attempt: an HMAC of its name by the token of its batch."""
+    return hmac.new(token.encode(), f"{rollout_id}/{attempt}".encode(), "sha256").hexdigest()
+
+
+def write_outcome(outcome: Outcome) -> JsonObject:
+    """Return the JSON object of an outcome."""
+    if isinstance(outcome, Failure):
+        return {"failed": outcome.kind, "message": outcome.message}
+    return {"reward": outcome.to_json()}
+
+
+def read_outcome(value: object) -> Outcome:
+    """Read an outcome, or what `write_outcome` returns; ValueError if the value is neither."""
+    match value:
+        case Reward() | Failure():
+            return value
+        case {"failed": str(kind), "message": str(message), **rest} if not rest:
+            return Failure(kind, message)
+        case {"reward": reward, **rest} if not rest:
+            return read_reward(reward)
+    raise ValueError("an outcome has `reward`, or `failed` and `message`, and nothing else")
+
+
+@dataclass(frozen=True, config=STRICT)
+class PlayedRollout:
+    """End of a rollout attempt, as its player tells it."""
+
+    outcome: Annotated[Outcome, PlainValidator(read_outcome), PlainSerializer(write_outcome)]
+    seconds: Seconds
+    """Time from the beginning of the attempt to its end."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class RecordedEnd:
+    """Answer to the end of a rollout attempt, once that is recorded."""
+
+    closed: bool
+    """Whether the end closes the batch, so that what has not ended is left out."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class WaitedTime:
+    """Time in which the agent of a rollout attempt could get no answer.
+
+    Two clocks are compared for it, so no time may come out as slightly less than none.
+    """
+
+    seconds: float
+
+
+Record = TypeVar("Record", BegunBatch, PlayedRollout, RecordedEnd, WaitedTime)
+
+
+def read_record(kind: type[Record], content: bytes) -> Record:
+    """Read a record from JSON; ValueError if the content is no such record."""
+    return TypeAdapter(kind).validate_json(content)
+
+
+def write_record(record: BegunBatch | PlayedRollout | RecordedEnd | WaitedTime) -> bytes:
+    """Write a record as JSON; ValueError if it has a number that JSON lacks."""
+    return write_json(TypeAdapter(type(record)).dump_python(record))
+
+
+def write_json(value: Mapping[str, object]) -> bytes:
+    """Write a line of JSON, with a question mark for a character that UTF-8 lacks."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode(errors="replace")
+
+
+def shorten_message(told: str) -> str:
+    """Leave out the middle of an error's message that is longer than LONGEST_MESSAGE."""
+    if len(told) <= LONGEST_MESSAGE:
+        return told
+    return told[: LONGEST_MESSAGE // 2] + CUT + told[-LONGEST_MESSAGE // 2 :]
