@@ -34,6 +34,7 @@ def check_start(recipe: Recipe, run: RunFolder) -> None:
 
 def check_run(recipe: RunRecipe, run: RunFolder) -> None:
     """Refuse (UserError) what would end a run of any flow, new or not, before its first step."""
+    run.check_writable()
     if run.exists():
         check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
     check_service(recipe.model.base)

@@ -118,7 +118,8 @@ def _new_run(
         raise RunError(f"the run {run.path} exists; `ratchet resume {name}`, or give another --as")
     manifest = read_manifest(parent)
     kept = {key: manifest[key] for key in ("fingerprint", "recipe", "parent") if key in manifest}
-    aside = RunFolder(run.path.with_name(f".{name}.{uuid4().hex[:8]}.partial"))
+    aside = RunFolder(run.path.with_name(f".{run.name}.{uuid4().hex[:8]}.partial"))
+    aside.check_writable()
     aside.path.mkdir(parents=True)
     try:
         yield aside

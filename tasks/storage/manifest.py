@@ -48,7 +48,6 @@ def bind_run(name: str, recipe: dict[str, Any], fingerprint: str) -> Iterator[Ru
     a copy of a run that is open.
     """
     run = folder_of(name)
-    run.path.mkdir(parents=True, exist_ok=True)
     with run.locked():
         run.sweep()
         if not run.exists():
