@@ -2,10 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +18,7 @@ os.environ.setdefault("TINKER_TELEMETRY", "0")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
 
-pytest_plugins = ["tests.support.engine_server"]
+pytest_plugins = ["tests.support.engine_server", "tests.support.prefect_server"]
 
 # A busy machine fails no test: neither an example nor its generation has a time limit. CI draws the
 # same examples each time, as Hypothesis's own profile for it does.
@@ -32,29 +29,6 @@ settings.register_profile(
     derandomize="CI" in os.environ,
 )
 settings.load_profile("untimed")
-
-
-@pytest.fixture(scope="session")
-def prefect_server() -> Iterator[None]:
-    """Start a Prefect server with an empty database, for every flow and task of the tests.
-
-    Prefect takes an answer that comes after five seconds, on a busy machine, for a failed start.
-    """
-    import httpx
-    from prefect.server.api import server
-    from prefect.testing import utilities
-
-    from tests.support.processes import free_port
-
-    with ExitStack() as stack:
-        with pytest.MonkeyPatch.context() as patch:
-            patient = SimpleNamespace(
-                Client=partial(httpx.Client, timeout=120), ConnectError=httpx.TransportError
-            )
-            patch.setattr(server, "httpx", patient)
-            patch.setattr(utilities, "_find_available_port", free_port)
-            stack.enter_context(utilities.prefect_test_harness(server_startup_timeout=120))
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
