@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from adapters.door.batches import (
 )
 from adapters.door.door import Door
 from adapters.tinker.service import Service
-from tasks.algorithm.quorum import quorum_size
 from tasks.recording.journal import Journal, read_journal, seal
 from tasks.recording.recorded_calls import recorded_calls
 from tasks.recording.spans import (
@@ -158,7 +158,8 @@ class JournalRecorder:
         self._attempts = plan.attempts
         self._journal = journal
         self._examples = dict(plan.examples(shard))
-        self._quorum = quorum_size(plan.quorum, len(self._examples))
+        # A product of floats may lie above the decimal's: 0.7 of 100 rollouts is 70.
+        self._quorum = Fraction(str(plan.quorum)) * len(self._examples)
         self._rewarded: set[str] = set()
         self._left: dict[str, PlannedRollout] = {}
         self._closed = False
