@@ -158,7 +158,7 @@ class JournalRecorder:
         self._attempts = plan.attempts
         self._journal = journal
         self._examples = dict(plan.examples(shard))
-        # A product of floats may lie above the decimal's: 0.7 of 100 rollouts is 70.
+        # Exact: as a float, 0.14 * 100 is more than 14.
         self._quorum = Fraction(str(plan.quorum)) * len(self._examples)
         self._rewarded: set[str] = set()
         self._left: dict[str, PlannedRollout] = {}
