@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from adapters.door.door import Door
 from adapters.errors import ServiceError, UserError
 from adapters.tinker.faults import ServiceFailed, ServiceRefused
 from adapters.tinker.service import Service
-from tasks.algorithm.quorum import quorum_size
 from tasks.recording.journal import Journal, read_journal, seal
 from tasks.recording.recorded_calls import recorded_calls
 from tasks.recording.spans import (
@@ -169,7 +169,8 @@ class JournalRecorder:
         self._attempts = plan.attempts
         self._journal = journal
         self._examples = dict(plan.examples(shard))
-        self._quorum = quorum_size(plan.quorum, len(self._examples))
+        # Exact: as a float, 0.14 * 100 is more than 14.
+        self._quorum = Fraction(str(plan.quorum)) * len(self._examples)
         self._rewarded: set[str] = set()
         self._left: dict[str, PlannedRollout] = {}
         self._closed = False

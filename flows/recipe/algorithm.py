@@ -8,8 +8,8 @@ from flows.recipe.presets import PRESETS, find_preset
 from flows.recipe.section import MOST_STEPS, Section
 from tasks.algorithm.advantages import ADVANTAGES, Aggregation, check_advantage, find_advantage
 from tasks.algorithm.divergences import Baseline, Penalty, Placement, find_estimator
+from tasks.algorithm.learning_rates import Schedule, ScheduleName
 from tasks.algorithm.losses import LOSSES, check_loss
-from tasks.algorithm.schedules import Schedule, ScheduleName
 from tasks.algorithm.settings import Settings
 from tasks.algorithm.shaping import check_query
 

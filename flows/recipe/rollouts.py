@@ -1,12 +1,12 @@
 """How the rollouts of a recipe are played."""
 
+from fractions import Fraction
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from adapters.network.addresses import check_runner
 from flows.recipe.section import LONGEST_SECONDS, MOST_ROLLOUTS, Section
-from tasks.algorithm.quorum import quorum_size
 
 
 class Rollouts(Section):
@@ -140,7 +140,7 @@ class Rollouts(Section):
                 "lacks a straggler would be dropped or waited for; give use_rest, or quorum 1"
             )
         smallest = self.groups // min(self.batches, self.groups) * self.group_size
-        if quorum_size(self.quorum, smallest) == smallest:
+        if smallest - 1 < Fraction(str(self.quorum)) * smallest:  # the decimal as it is written
             raise ValueError(
                 f"quorum {self.quorum:g} does nothing in a batch of {smallest} rollouts, since it "
                 "is rounded up to all of them; give a smaller one, fewer batches, or quorum 1"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from adapters.player_protocol import Failure, PlaySettings
 from adapters.rewards import Reward
 from tasks import rollouts
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.algorithm.quorum import quorum_size
 from tasks.evaluations import score_spans
 from tasks.recording.journal import Journal, read_journal, read_spans, seal
 from tasks.recording.views import open_views
@@ -258,8 +258,8 @@ def record_ends(
 def ends_until_quorum(order: Sequence[str], failed: set[str], quorum: float) -> int:
     """Return how many rollouts have ended when a quorum has a reward; all, if none ever has."""
     rewarded = list(accumulate(int(name not in failed) for name in order))
-    needed = quorum_size(quorum, len(order))
-    return rewarded.index(needed) + 1 if needed in rewarded else len(order)
+    enough = [count >= Fraction(str(quorum)) * len(order) for count in rewarded]
+    return enough.index(True) + 1 if any(enough) else len(order)
 
 
 def test_rollouts_that_fail_close_no_batch(tmp_path: Path) -> None:

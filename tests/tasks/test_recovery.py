@@ -23,7 +23,7 @@ from adapters.tinker.faults import ServiceFailed
 from adapters.tinker.live_policy import LivePolicy, LoraSpec
 from adapters.tinker.service import Service
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.algorithm.schedules import Schedule
+from tasks.algorithm.learning_rates import Schedule
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
 from tasks.datums import SCHEMA
