@@ -4,6 +4,9 @@
 class UserError(Exception):
     """An error that its user can mend: its text states the fact, the value and the remedy."""
 
+    status = 2
+    """Exit status of a command that it ends."""
+
 
 class PassingError(UserError):
     """An error that may pass: the same work may succeed later, with nothing changed."""

@@ -140,7 +140,7 @@ class WaitedTime(Record):
     seconds: Seconds
 
 
-def derive_key(token: str, rollout_id: str, attempt: str | int) -> str:
+def rollout_key(token: str, rollout_id: str, attempt: str | int) -> str:
     """Derive an agent's key of a rollout attempt from the token of the batch, by HMAC.
 
     From the key, neither the token nor the key of another attempt can be derived.

@@ -26,12 +26,12 @@ from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
 from adapters.calls import POLICY, Begun, Completion, Policy, RefusedCall, Sampler, Sampling
-from adapters.chat import Chat
 from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
 from adapters.door.door import Door
 from adapters.harness.agents import Endpoint
 from adapters.harness.batches import Batch
 from adapters.player_protocol import BEGIN, PlaySettings
+from adapters.rendering.chat import Chat
 from adapters.tinker.service import connect
 from benchmarks.measuring import Took, describe_machine, format_table, paired_ratio, time_in_turns
 from benchmarks.turns import TURNS, Turn, make_turns

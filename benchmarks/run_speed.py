@@ -26,15 +26,14 @@ os.environ.setdefault("TINKER_TELEMETRY", "0")
 from transformers import AutoTokenizer
 
 from adapters.calls import POLICY, Place
-from adapters.chat import Chat
 from adapters.project.modules import load_agent_file
+from adapters.rendering.chat import Chat
 from benchmarks.measuring import describe_machine, format_table, paired_ratio
 from benchmarks.timelines import Timeline, read_bare_timeline, read_run_timeline, rollout_times
 from engine.model.base_models import find
 from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
-from flows.runtime.checks import train_split
-from flows.runtime.open_run import training_sampling
+from flows.runtime.open_rollouts import training_sampling
 from tasks.shards import choose
 from tasks.storage.run_folder import RunFolder
 
@@ -85,7 +84,7 @@ def make_plan(recipe: Recipe) -> dict[str, Any]:
     """Make the bare loop's plan: prompts, seeds and settings of a recipe of the agent hello."""
     tokenizer = AutoTokenizer.from_pretrained(find(recipe.model.base).folder)
     chat = Chat(tokenizer, recipe.model.renderer)
-    sampling, examples = training_sampling(recipe), train_split(recipe).examples()
+    sampling, examples = training_sampling(recipe), recipe.dataset.train_split().examples()
     shards = [
         choose(examples, recipe.seed, step, recipe.rollouts.groups) for step in range(recipe.steps)
     ]

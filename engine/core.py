@@ -9,6 +9,7 @@ from threading import Thread
 from typing import TypeVar
 
 from engine.errors import NotFound, RequestRefused
+from engine.futures import Futures
 from engine.model.base_models import BaseModel
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraWeights
@@ -44,7 +45,7 @@ class LiveModel:
 
 
 class EngineCore:
-    """Model, registry, checkpoints and scheduler, used from one event loop.
+    """Model, registry, checkpoints, scheduler and futures, used from one event loop.
 
     `on_device` runs a function on the device thread.
     """
@@ -62,6 +63,7 @@ class EngineCore:
         self.registry = Registry(state, now)
         self.checkpoints = CheckpointStore(state, now)
         self.scheduler = Scheduler(model, threads)
+        self.futures = Futures()
         self.resident = ResidentWeights()
         self.live_models: dict[str, LiveModel] = {}
         self.copies: dict[str, str] = {}
@@ -85,9 +87,11 @@ class EngineCore:
         found.used = self.registry.now()
         return found
 
-    def register(self, run: RunRecord, trainer: Trainer) -> None:
-        """Add a live model, and release the models of clients that died."""
-        self.live_models[run.run_id] = LiveModel(run, trainer, self.registry.now())
+    def begin_run(self, run_id: str, session_id: str, trainer: Trainer, metadata: object) -> None:
+        """Record a run and its live model, and release the models of clients that died."""
+        lora = trainer.lora.config
+        run = self.registry.create_run(run_id, session_id, self.base.name, lora, metadata)
+        self.live_models[run_id] = LiveModel(run, trainer, self.registry.now())
         for session_id in {live_model.run.session_id for live_model in self.live_models.values()}:
             if self._is_abandoned(session_id):
                 self.release(session_id)

@@ -8,9 +8,9 @@ from flows.recipe.recipe import Recipe
 from flows.runtime.checks import find_target
 from flows.runtime.eval_targets import EvalTarget
 from flows.runtime.evaluation import EvaluationResult, score, settings_tag, submit_held_out
-from flows.runtime.open_run import again_if_engine_dies, open_run
-from flows.runtime.run_summary import complete
-from flows.runtime.task_runner import task_runners
+from flows.runtime.flow_runs import again_if_engine_dies, complete
+from flows.runtime.open_rollouts import open_rollouts
+from flows.runtime.open_run import open_run
 from tasks.evaluations import read_evaluation
 from tasks.reports.artifacts import Artifacts
 from tasks.reports.games import list_games
@@ -48,13 +48,13 @@ def evaluate(
     tag = settings_tag(target.bound, requested)
     with (
         open_run(target.bound, target.run) as opened,
-        task_runners(target.bound.rollouts, opened) as runners,
+        open_rollouts(opened, target.bound) as runners,
         Artifacts(opened.folder) as artifacts,
     ):
         step = opened.policies.last_step() if target.step is None else target.step
         opened.ledger.at(step)  # refuse a checkpoint that the run does not have
-        played = submit_held_out(requested, opened, runners.evaluation, step, tag).wait()
-        file = score(requested, opened, played, f"{step:05d}{tag}")
+        played = submit_held_out(requested, opened.folder, runners.evaluation, step, tag).wait()
+        file = score(requested, opened.folder, played, f"{step:05d}{tag}")
         columns, threshold = requested.dataset.columns, requested.evaluation.threshold
         games = {
             how: list_games(opened.folder.games(p.shard.stem), p.spans, columns, threshold)

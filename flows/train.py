@@ -8,32 +8,36 @@ optimizer step on `algorithm.loss`. There is no value network, and no reference 
 they arrive instead.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from prefect import flow
 
 from flows.recipe.recipe import Recipe
-from flows.runtime.by_policy import accumulate, assemble, build, record_step, refer, update
+from flows.runtime.by_policy import assemble, build, record_step, refer, reward, update
+from flows.runtime.checks import check_start
 from flows.runtime.evaluation import HeldOutEvaluations
-from flows.runtime.open_run import (
+from flows.runtime.flow_runs import (
+    RunSummary,
     again_if_engine_dies,
+    complete,
     name_of_run,
-    open_run,
-    train_split_at,
+    summarize_run,
 )
-from flows.runtime.overlap import iterate_steps
-from flows.runtime.run_summary import RunSummary, complete, summarize_run
-from flows.runtime.task_runner import (
-    CheckpointOf,
+from flows.runtime.open_rollouts import (
+    CheckpointAtBegin,
     Spans,
-    task_runners,
+    open_rollouts,
     training_groups,
-    wait_for_batches,
 )
+from flows.runtime.open_run import OpenRun, open_run
+from flows.runtime.overlap import end_batches, iterate_steps, train_split_at
+from flows.runtime.references import open_reference
 from tasks.metrics import StepFiles
 from tasks.reports.artifacts import Artifacts
+from tasks.rollouts import reopen_stopped
 from tasks.shards import ShardSize, draw_shard
-from tasks.storage.run_folder import shard_name
+from tasks.storage.run_folder import folder_of, shard_name
 
 
 @flow(name="train", flow_run_name=name_of_run)
@@ -45,39 +49,51 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
         recipe: Everything the run depends on.
         run: Its name, a folder under runs/; a run that exists continues where it stopped.
     """
-    rollouts, credit, method = recipe.rollouts, recipe.credit(), recipe.update_method()
+    run, rollouts, groups = run or name_of_run(), recipe.rollouts, training_groups(recipe)
     size = ShardSize(rollouts.groups, rollouts.batches, rollouts.rounds)
-    played = training_groups(recipe)
-    with (
-        open_run(recipe, run or name_of_run()) as opened,
-        task_runners(rollouts, opened, played) as runners,
-        Artifacts(opened.folder, recipe.steps) as artifacts,
-    ):
-        folder = opened.folder
-        evaluations = HeldOutEvaluations(recipe, opened, runners.evaluation)
+    check_start(recipe, folder_of(run))
+    with open_run(recipe, run) as opened, open_rollouts(opened, recipe) as runners:
 
-        def sample(step: int, checkpoint: CheckpointOf, number: int) -> Mapping[str, Spans]:
-            path, seed = folder.shard(shard_name("train", step)), recipe.seed
-            shard = draw_shard(path, train_split_at(recipe, folder, step), seed, step, size)
-            return runners.training.submit_shard(opened, shard, checkpoint, played, number)
+        def sample(
+            step: int, checkpoint: int | CheckpointAtBegin, number: int
+        ) -> Mapping[str, Spans]:
+            name = shard_name("train", step)
+            if number == 0:
+                reopen_stopped(opened.folder, name, rollouts.most_failed)
+            source = train_split_at(recipe, opened.folder, step)
+            shard = draw_shard(opened.folder.shard(name), source, recipe.seed, step, size)
+            return runners.training.submit_shard(shard, checkpoint, groups, number)
 
-        for step, batches in iterate_steps(opened, rollouts, sample, credit.trained_calls):
-            evaluations.submit_due(step)
-            if method.by_batch:
-                accumulate(opened, step, batches, credit, method)
-            spans = wait_for_batches(batches)
-            trajectories = assemble(opened, step, spans)
-            references = refer(opened, step, trajectories)
-            datums = build(opened, step, trajectories, references, credit)
+        batches = iterate_steps(opened, rollouts, sample, recipe.algorithm.trained_calls)
+        steps = end_batches(opened, recipe, batches)
+        learn(opened, recipe, steps, HeldOutEvaluations(recipe, opened, runners.evaluation))
+    summary = summarize_run(opened.folder)
+    return complete(summary, summary.outcome)
+
+
+def learn(
+    run: OpenRun,
+    recipe: Recipe,
+    steps: Iterator[tuple[int, Sequence[Path]]],
+    evaluations: HeldOutEvaluations,
+) -> None:
+    """Train the policies of a run on the rollouts of each step, and score what is due."""
+    algorithm, credit = recipe.algorithm, recipe.credit()
+    loss, settings, optimizer = algorithm.loss, algorithm.loss_settings, recipe.optimizer
+    method = optimizer.method(loss, settings, recipe.steps, by_batch=recipe.rollouts.stream)
+    reference = open_reference(recipe, run.folder, run.service)
+    with Artifacts(run.folder, recipe.steps) as artifacts:
+        evaluations.submit_due(run.steps_left().start)
+        for step, spans in steps:
+            trajectories = assemble(run, step, spans)
+            rewards = reward(run, step, trajectories, algorithm.rewards)
+            references = refer(run, step, trajectories, reference)
+            datums = build(run, step, trajectories, rewards, references, credit)
             saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
-            updates = update(opened, step, datums, method, with_state=saves_state)
-            evaluations.score(step - rollouts.lag)
-            files = StepFiles(
-                [batch.result() for batch in spans], trajectories, references, datums, updates
-            )
-            artifacts.show(step, record_step(opened, step, files, credit.min_group_size))
-        evaluations.submit_due(recipe.steps)
+            updates = update(run, step, datums, method, with_state=saves_state)
+            evaluations.submit_due(step + 1)
+            evaluations.score(step - recipe.rollouts.lag)
+            files = StepFiles(spans, trajectories, references, datums, updates)
+            artifacts.show(step, record_step(run, step, files, credit.min_group_size))
         evaluations.score(recipe.steps)
         artifacts.publish()
-    summary = summarize_run(folder)
-    return complete(summary, summary.outcome)

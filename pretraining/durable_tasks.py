@@ -4,21 +4,21 @@ import json
 import os
 import platform
 import re
-import shutil
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
+from math import sqrt
 from pathlib import Path
-from uuid import uuid4
+from statistics import fmean, stdev
 
+from engine.state.disk import atomic_folder
 from pretraining import tokenizer as tokenizers
 from pretraining import training_loop
 from pretraining.corpora.conversation import Conversation
 from pretraining.corpora.mixture import LAST_SHARES, Shares, examined_corpora, stream
-from pretraining.documents import Encoder
-from pretraining.exams import Answerer, mean_and_error, play_exams
+from pretraining.exams import Answerer, play_exams
 from pretraining.model_card import render_card
 from pretraining.training_loop import Shape, TrainingState
 from tasks.storage.durability import durable
@@ -62,21 +62,21 @@ def _train_vocabulary(path: Path, seed: int, size: int, conversations: int) -> N
     """Train the tokenizer on conversations of the corpora."""
     read = islice(stream(f"{seed}/vocabulary", 0.5), conversations)
     tokenizer = tokenizers.train_tokenizer(_texts(read), size)
-    with _atomic_folder(path) as aside:
+    with atomic_folder(path) as aside:
         tokenizer.save_pretrained(aside)
 
 
 def _create_model(path: Path, tokenizer: Path, shape: Shape, seed: int) -> None:
     """Create a model with random weights."""
     model = training_loop.new_model(shape, tokenizers.load_tokenizer(tokenizer), seed)
-    with _atomic_folder(path) as aside:
+    with atomic_folder(path) as aside:
         TrainingState(model).save(aside)
 
 
 def _train_part(path: Path, tokenizer: Path, before: Path, phase: Phase, part: int) -> None:
     """Train the model on one more part; part 0 begins a new schedule of learning rates."""
     state = TrainingState.load(before, weights_only=part == 0)
-    encoder = Encoder(tokenizers.load_tokenizer(tokenizer), phase.prompt_weight)
+    encoder = tokenizers.Encoder(tokenizers.load_tokenizer(tokenizer), phase.prompt_weight)
     seed = f"{phase.seed}/{path.name}"
     documents = (
         encoder.encode(conversation.messages, conversation.tools, conversation.ignored)
@@ -90,24 +90,25 @@ def _train_part(path: Path, tokenizer: Path, before: Path, phase: Phase, part: i
         seconds = round(time.monotonic() - started, 1)
         row = {"name": path.name, **progress, "seconds": seconds}
         append_line(path.with_name("progress.jsonl"), json.dumps(row))
-    with _atomic_folder(path) as aside:
+    with atomic_folder(path) as aside:
         state.save(aside)
 
 
 def _score_model(path: Path, tokenizer: Path, model: Path, games: int) -> None:
     """Write the mean reward and its standard error on held-out examples, for each corpus."""
     scores = dict[str, dict[str, float]]()
-    with Answerer(model, tokenizers.load_tokenizer(tokenizer), MAX_ANSWER_TOKENS) as answerer:
+    loaded = tokenizers.load_tokenizer(tokenizer)
+    with closing(Answerer(model, loaded, MAX_ANSWER_TOKENS)) as answerer:
         for name, corpus in examined_corpora().items():
             rewards = play_exams([corpus.exam(index) for index in range(games)], answerer)
-            mean, error = mean_and_error(rewards)
-            scores[name] = {"mean": mean, "error": error}
+            error = stdev(rewards) / sqrt(games) if games > 1 else 0.0
+            scores[name] = {"mean": fmean(rewards), "error": error}
     write_text(path, json.dumps({"games": games, "scores": scores}, indent=2) + "\n")
 
 
 def _export_model(path: Path, tokenizer: Path, model: Path) -> None:
     """Export model and tokenizer to one Hugging Face folder in bfloat16."""
-    with _atomic_folder(path) as aside:
+    with atomic_folder(path) as aside:
         training_loop.export(model, tokenizers.load_tokenizer(tokenizer), aside)
 
 
@@ -137,15 +138,3 @@ def _texts(conversations: Iterable[Conversation]) -> Iterator[str]:
     for conversation in conversations:
         yield from (message["content"] for message in conversation.messages)
         yield from map(json.dumps, conversation.tools)
-
-
-@contextmanager
-def _atomic_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder; on a clean exit it becomes `folder`."""
-    aside = folder.with_name(f".{folder.name}.{uuid4().hex[:8]}.partial")
-    aside.mkdir(parents=True)
-    try:
-        yield aside
-        aside.rename(folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)

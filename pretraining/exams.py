@@ -1,6 +1,5 @@
 """Exams: held-out examples that the base model answers in order to be scored."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,13 @@ Prompt = tuple[list[dict[str, str]], list[dict[str, Any]]]
 
 
 class Answerer:
-    """A context manager that samples answers at temperature 1 from the whole distribution."""
+    """A model that answers at temperature 1 from the whole distribution, until it is closed."""
 
     def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerFast, max_tokens: int) -> None:
         self._scheduler = Scheduler(LanguageModel.load(folder))
         self._tokenizer, self._max_tokens = tokenizer, max_tokens
 
-    def __enter__(self) -> "Answerer":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         self._scheduler.close()
 
     def answer(self, prompts: list[Prompt], seed: int) -> list[str]:
@@ -62,10 +58,3 @@ def play_exams(exams: list[Exam], answerer: Answerer) -> list[float]:
                 rewards[index] = finished.value
         prompts, turn = following, turn + 1
     return rewards
-
-
-def mean_and_error(rewards: list[float]) -> tuple[float, float]:
-    """Return the mean and its standard error."""
-    mean = sum(rewards) / len(rewards)
-    variance = sum((reward - mean) ** 2 for reward in rewards) / max(1, len(rewards) - 1)
-    return mean, math.sqrt(variance / len(rewards))

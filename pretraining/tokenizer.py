@@ -1,7 +1,7 @@
 """Byte-level BPE tokenizers with the special tokens and the chat template of Qwen3."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ SPECIAL_TOKENS = (
 PIECES = Regex(r"\n| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|[^\S\n]+")
 TEMPLATE_WEIGHT = 500
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+
+Document = tuple[list[int], list[float]]
+"""Token ids, and for each the weight of the loss of predicting it."""
 
 
 def train_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
@@ -71,9 +74,7 @@ def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
 
 
 def render(
-    tokenizer: PreTrainedTokenizerFast,
-    messages: list[dict[str, str]],
-    tools: list[Any],
+    tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str]], tools: list[Any]
 ) -> str:
     """Render a prompt, or a document that ends with an answer as the model samples it.
 
@@ -88,3 +89,26 @@ def render(
     )
     assert isinstance(text, str)
     return f"{text}{messages[-1]['content']}<|im_end|>" if answered else text
+
+
+class Encoder:
+    """An encoder that gives answers the weight 1 and prompts the weight `prompt_weight`."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, prompt_weight: float) -> None:
+        self._tokenizer, self._prompt_weight = tokenizer, prompt_weight
+        self._end = token_id(tokenizer, "<|im_end|>")
+        self._opening = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
+
+    def encode(
+        self, messages: list[dict[str, str]], tools: list[Any], ignored: Collection[int]
+    ) -> Document:
+        """Encode a conversation; answers at the `ignored` positions have the weight 0."""
+        text = render(self._tokenizer, messages, tools)
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        weights, size = [self._prompt_weight] * len(ids), len(self._opening)
+        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        begins = [i + size for i in range(len(ids)) if ids[i : i + size] == self._opening]
+        for position, begin in zip(answers, begins, strict=True):
+            stop = ids.index(self._end, begin) + 1
+            weights[begin:stop] = [float(position not in ignored)] * (stop - begin)
+        return ids, weights

@@ -6,22 +6,24 @@ embeddings and norms.
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypedDict
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from pretraining.documents import Document
-from pretraining.tokenizer import token_id
+from pretraining.tokenizer import Document, token_id
 
 BATCH_TOKENS = 4096
+HEAD = 32
+"""Dimensions of an attention head."""
+PEAK_RATES = {"muon": 0.02, "adam": 0.004}
 PADDING = 0
 """<|endoftext|>, the first special token, which no document contains."""
 FLASH_FROM = 300
@@ -37,39 +39,19 @@ class Shape:
     hidden: int = 128
     layers: int = 5
 
-    @property
-    def heads(self) -> int:
-        """Number of attention heads of 32 dimensions each."""
-        return self.hidden // 32
-
-    @property
-    def kv_heads(self) -> int:
-        return max(1, self.heads // 2)
-
-    @property
-    def mlp(self) -> int:
-        return 3 * self.hidden
-
-
-class TrainingProgress(TypedDict):
-    """Progress so far; the loss is the mean since the last report."""
-
-    step: int
-    tokens: int
-    loss: float
-
 
 def new_model(shape: Shape, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
     """Create a model with random weights; its vocabulary is padded to a multiple of 32."""
     torch.manual_seed(seed)
+    heads = shape.hidden // HEAD
     config = Qwen3Config(
         vocab_size=(len(tokenizer) + 31) // 32 * 32,
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=32,
-        intermediate_size=shape.mlp,
+        num_attention_heads=heads,
+        num_key_value_heads=max(1, heads // 2),
+        head_dim=HEAD,
+        intermediate_size=3 * shape.hidden,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -88,18 +70,16 @@ class TrainingState:
         known = {id(p) for p in layers}
         rest = [p for p in model.parameters() if id(p) not in known]
         self.model, self.steps, self.read = model, 0, 0
-        self._muon = torch.optim.Muon(layers, lr=0.0, momentum=0.95, weight_decay=0.01)
-        self._adam = torch.optim.AdamW(rest, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)
+        self._optimizers: dict[str, torch.optim.Optimizer] = {
+            "muon": torch.optim.Muon(layers, lr=0.0, momentum=0.95, weight_decay=0.01),
+            "adam": torch.optim.AdamW(rest, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0),
+        }
 
-    def set_rates(self, rate: float) -> None:
-        """Set the learning rates; `rate` is 1 at the peak of the schedule."""
-        self._muon.param_groups[0]["lr"] = 0.02 * rate
-        self._adam.param_groups[0]["lr"] = 0.004 * rate
-
-    def update(self) -> None:
-        """Clip the gradients to a norm of 1, apply them and clear them."""
+    def update(self, rate: float) -> None:
+        """Clip the gradients to a norm of 1, apply them at `rate` times the peak, clear them."""
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer in (self._muon, self._adam):
+        for name, optimizer in self._optimizers.items():
+            optimizer.param_groups[0]["lr"] = PEAK_RATES[name] * rate
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
@@ -108,7 +88,7 @@ class TrainingState:
         self.model.save_pretrained(folder)
         tensors = {
             f"{name}/{index}/{key}": tensor
-            for name, optimizer in self._optimizers()
+            for name, optimizer in self._optimizers.items()
             for index, moments in optimizer.state_dict()["state"].items()
             for key, tensor in moments.items()
         }
@@ -126,14 +106,11 @@ class TrainingState:
         for path, tensor in load_file(folder / "optimizers.safetensors").items():
             name, index, key = path.split("/")
             tensors[name].setdefault(int(index), {})[key] = tensor
-        for name, optimizer in state._optimizers():
+        for name, optimizer in state._optimizers.items():
             optimizer.load_state_dict(optimizer.state_dict() | {"state": tensors[name]})
         progress = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
         state.steps, state.read = progress["steps"], progress["read"]
         return state
-
-    def _optimizers(self) -> list[tuple[str, torch.optim.Optimizer]]:
-        return [("muon", self._muon), ("adam", self._adam)]
 
 
 def train(
@@ -144,27 +121,27 @@ def train(
     until: int,
     seed: str,
     peak: float = 1.0,
-) -> Iterator[TrainingProgress]:
+) -> Iterator[dict[str, float]]:
     """Train in place until `until` tokens are read; report every 20 steps.
 
-    The schedule covers `tokens` tokens: the rate warms up over 2 % of them and falls linearly to
-    2 % from the middle on. `peak` scales every learning rate.
+    A report's loss is the mean since the report before. The schedule covers `tokens` tokens: the
+    rate warms up over 2 % of them and falls linearly to 2 % from the middle on. `peak` scales every
+    learning rate.
     """
     model, losses = state.model, list[float]()
     batches = _batches(documents, seed)
     model.train()
     while state.read < until:
         ids, weights = next(batches)
-        state.set_rates(peak * _rate(state.read / tokens))
         loss = _loss(model, ids, weights)
         loss.backward()
-        state.update()
+        state.update(peak * _rate(state.read / tokens))
         state.read += int((ids != PADDING).sum())
         state.steps += 1
         losses.append(loss.item())
         if state.steps % 20 == 0 or state.read >= until:
             loss = sum(losses) / len(losses)
-            yield TrainingProgress(step=state.steps, tokens=state.read, loss=loss)
+            yield {"step": state.steps, "tokens": state.read, "loss": loss}
             losses.clear()
     model.eval()
 
@@ -214,11 +191,9 @@ def _batches(
             batches[-1].append(document)
         rng.shuffle(batches)
         for batch in batches:
-            yield _pad(batch)
+            ids, weights = zip(*batch, strict=True)
+            yield _pad(ids, PADDING), _pad(weights, 0.0)
 
 
-def _pad(batch: list[Document]) -> tuple[torch.Tensor, torch.Tensor]:
-    width = max(len(ids) for ids, _ in batch)
-    ids = [ids + [PADDING] * (width - len(ids)) for ids, _ in batch]
-    weights = [weights + [0.0] * (width - len(weights)) for _, weights in batch]
-    return torch.tensor(ids), torch.tensor(weights)
+def _pad(rows: Sequence[Sequence[float]], filler: float) -> torch.Tensor:
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=filler)

@@ -1,4 +1,4 @@
-"""The ledger of a policy's checkpoints: which were begun, applied and saved."""
+"""The ledger of a policy's checkpoints: which were begun and saved."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from adapters.errors import UserError
 from tasks.storage.json_files import append_row, read_log
 from tasks.storage.owners import Ownership
 
-INTENT, APPLIED, SAVED = "intent", "applied", "saved"
+INTENT, SAVED = "intent", "saved"
 
 
 class CheckpointError(UserError):
@@ -49,8 +49,10 @@ def sampled_step(version: str) -> int:
 class Ledger:
     """Ledger of checkpoints: the file checkpoints.jsonl.
 
-    Every checkpoint has three lines: `intent` before its update is submitted, `applied` when the
-    update's results have arrived, and `saved` when its weights are saved. Lines are never changed.
+    Every checkpoint has two lines: `intent` before its update is submitted, and `saved` when its
+    weights are saved. A checkpoint exists when it is `saved`, and an update is complete when
+    `updates/<step>.json` exists: one that is killed between the two is made again, on rebuilt
+    weights, with the same result. Lines are never changed.
     A checkpoint that is made again gets new lines, and the last ones count. Each line has the
     epoch of the run's owner, who is the only one that may add lines (TakenOver).
     """
@@ -105,10 +107,6 @@ class Ledger:
     def begin(self, step: int) -> None:
         """Note that the update that makes checkpoint `step` is about to be submitted."""
         self._append({"step": step, "phase": INTENT})
-
-    def applied(self, step: int) -> None:
-        """Note that the update's results have arrived."""
-        self._append({"step": step, "phase": APPLIED})
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Note that a checkpoint is saved."""

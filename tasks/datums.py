@@ -19,9 +19,17 @@ from tasks.algorithm.settings import Settings, complete_settings
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.references import reference_logprobs
 from tasks.returns import Calls, calls_of, earnings_by_role
+from tasks.rewards import (
+    MeanRewards,
+    Rewards,
+    greedy_rewards,
+    mean_rewards,
+    read_rewards,
+    rewards_by_role,
+)
 from tasks.storage.durability import durable
 from tasks.storage.tables import arrays, read, write
-from tasks.trajectories import LISTS, MeanRewards, assemble, greedy_rewards, rewards_by_role
+from tasks.trajectories import LISTS, assemble
 
 SCHEMA = pa.schema(
     [
@@ -48,6 +56,7 @@ DTYPES = {"target_tokens": np.int64}
 
 def build(
     trajectories: pa.Table,
+    rewards: Rewards,
     credit: CreditAssignment,
     references: pa.Table | None = None,
     history: Sequence[MeanRewards] = (),
@@ -73,7 +82,7 @@ def build(
 
     With `credit.trained_calls`, at most so many calls are trained; the masks of others are 0.
     """
-    assigned = _assign(trajectories, credit, references, history)
+    assigned = _assign(trajectories, rewards, credit, references, history)
     scales, made = _scales(assigned, credit), assigned.trajectories
     tokens, logprobs = arrays(made["tokens"]), arrays(made["logprobs"])
     rows = []
@@ -100,17 +109,19 @@ def build(
 def write_datums(
     path: Path,
     trajectories: Path,
+    rewards: Path,
     credit: CreditAssignment,
     references: Path | None = None,
-    history: Sequence[MeanRewards] = (),
+    history: Sequence[Path] = (),
 ) -> None:
-    """Write the training batch of a file of trajectories; the batch may have no rows."""
+    """Write the datums of a step; there may be none. `history` has the rewards of earlier steps."""
     scored = None if references is None else read(references)
-    write(build(read(trajectories), credit, scored, history), path)
+    means = [mean_rewards(read_rewards(earlier)) for earlier in history]
+    write(build(read(trajectories), read_rewards(rewards), credit, scored, means), path)
 
 
 build_datums = durable("build_datums", write_datums)
-"""trajectories × advantages → datums, of one policy."""
+"""trajectories × rewards → datums, of one policy."""
 
 
 def read_datums(path: Path, loss: str, settings: Settings | None = None) -> list[tinker.Datum]:
@@ -125,7 +136,8 @@ def datums_of_batch(
 
     That holds as long as credit is assigned within groups, and losses are summed.
     """
-    batch = build(assemble([spans], roles), credit)
+    trajectories = assemble([spans], roles)
+    batch = build(trajectories, rewards_by_role(trajectories), credit)
     return to_datums(batch, method.loss, method.loss_settings)
 
 
@@ -166,6 +178,7 @@ class Assigned:
 
 def _assign(
     trajectories: pa.Table,
+    rewards: Rewards,
     credit: CreditAssignment,
     references: pa.Table | None,
     history: Sequence[MeanRewards],
@@ -175,7 +188,6 @@ def _assign(
     in_reward = credit.penalty is not None and credit.penalty.placement == "reward"
     calls = calls_of(trajectories, penalties if in_reward else None)
     names = [*zip(*(trajectories[n].to_pylist() for n in ("role", "rollout_id")), strict=True)]
-    rewards = rewards_by_role(trajectories, credit.rewards_query)
     greedy = greedy_rewards(trajectories)
     baselines = {
         role: Baselines([means[role] for means in history if role in means], greedy.get(role, {}))

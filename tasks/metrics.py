@@ -15,10 +15,11 @@ from adapters.calls import POLICY
 from tasks.algorithm.comparisons import is_uniform
 from tasks.checkpoints import sampled_step
 from tasks.recording.spans import ERROR, REWARD
+from tasks.rewards import Rewards, rewards_by_role
 from tasks.storage.checksums import verified
 from tasks.storage.json_files import append_row, read_log
 from tasks.storage.tables import arrays, query_beside, read, select
-from tasks.trajectories import TRAINED_ROLES, rewards_by_role
+from tasks.trajectories import TRAINED_ROLES
 
 QUERY = query_beside(__file__)
 
@@ -51,47 +52,65 @@ def measure(
     trained_roles: Sequence[str] = TRAINED_ROLES,
     min_group_size: int = 1,
 ) -> Metrics:
-    """Measure what a policy made of a step's rollouts; a metric without a value is left out.
+    """Measure what a policy made of a step, by the files that the step has.
 
-    `reward/…` is over the rollouts that have a reward; `groups/…` over those of them in which the
-    policy was called, for each of its roles; `entropy` is the mean of -log q over their sampled
-    tokens, q being the policy that sampled them, and `kl_reference_v1` and `_v2` estimate its
-    divergence from the reference, as `divergence` does; `seconds/sampling` lasts from the first
-    call's start to the last rollout's end, and `seconds/rollout` is the mean length of an attempt.
-    `stragglers/…` is over the rollouts that were left out and, as `kept_…`, over those with a
-    reward: the mean calls and sampled tokens of the trained roles, up to where each was cut off.
+    A metric without a value is left out. `reward/…` is over the rollouts that have a reward;
+    `groups/…` counts only rollouts that called the policy, for each of its roles; `entropy` is the
+    mean of -log q over their sampled tokens, q being the policy that sampled them, and
+    `kl_reference_v1` and `_v2` estimate its divergence from the reference, as `divergence` does;
+    `seconds/sampling` lasts from the first call's start to the last rollout's end, and
+    `seconds/rollout` is the mean length of an attempt. `stragglers/…` is over the rollouts that
+    were left out and, as `kept_…`, over those with a reward: the mean calls and sampled tokens of
+    the trained roles, up to where each was cut off.
     """
-    spans = [verified(path) for path in files.spans]
-    counts = select(QUERY, spans=spans, trained=list(trained_roles)).to_pylist()[0]
+    measures: dict[str, float | None] = {}
+    sizes: Mapping[str, int] = {}
+    if files.spans:
+        of_rollouts, sizes = _rollouts(files.spans, trained_roles)
+        measures |= of_rollouts | _seconds(files.spans)
+    datums = read(files.datums[policy])
+    if policy in files.trajectories:
+        trajectories = read(files.trajectories[policy])
+        trained = [mask.any() for mask in arrays(trajectories["mask"])]
+        measures |= {
+            **_groups(rewards_by_role(trajectories), sizes, min_group_size),
+            **_prefixes(trajectories.filter(pa.array(trained, pa.bool_()))),
+            "entropy": _mean(-_masked(trajectories["logprobs"], trajectories["mask"])),
+            **_reference_divergence(trajectories, files.references.get(policy)),
+            "datums/dropped": int(sum(trained)) - datums.num_rows,
+        }
+    measures["datums"] = datums.num_rows
+    measures["tokens/trained"] = sum(int(mask.sum()) for mask in arrays(datums["mask"]))
+    return {name: value for name, value in measures.items() if value is not None}
+
+
+def _rollouts(
+    spans: Sequence[Path], trained_roles: Sequence[str]
+) -> tuple[dict[str, float | None], Mapping[str, int]]:
+    """Measure a step's rollouts, whichever policies they train; return also each group's size."""
+    (counts,) = select(
+        QUERY, spans=[verified(path) for path in spans], trained=list(trained_roles)
+    ).to_pylist()
     rewards, roles = counts.pop("rewards") or [], counts.pop("roles") or []
     sizes = {group["group_id"]: group["size"] for group in counts.pop("group_sizes") or []}
-    made, batch = read(files.trajectories[policy]), read(files.datums[policy])
-    trained = [mask.any() for mask in arrays(made["mask"])]
-    measures = {
+    measured = {
         **counts,
         "reward/mean": fmean(rewards) if rewards else None,
         "reward/std": pstdev(rewards) if rewards else None,
         **_roles(roles),
-        **_groups(rewards_by_role(made), sizes, min_group_size),
-        **_prefixes(made.filter(pa.array(trained, pa.bool_()))),
-        "entropy": _mean(-_masked(made["logprobs"], made["mask"])),
-        **_reference_divergence(made, files.references.get(policy)),
-        "datums": batch.num_rows,
-        "datums/dropped": int(sum(trained)) - batch.num_rows,
-        "tokens/trained": sum(int(mask.sum()) for mask in arrays(batch["mask"])),
-        **_seconds(files.spans),
     }
-    return {name: value for name, value in measures.items() if value is not None}
+    return measured, sizes
 
 
 def divergence(datums: Path, logprobs: Sequence[np.ndarray], step: int) -> Metrics:
     """Estimate the KL divergence of the training policy from the sampling one, over sampled tokens.
 
-    `logprobs` is what forward-backward of `step` returned, one array a datum. With q sampling and
-    p training, v1 = mean(log q - log p) and v2 = mean((log q - log p)²) / 2. On-policy both are
-    near 0.001 (an engine in one precision: near 0); a batch whose tokens are shifted shows 0.3 or
-    more. `ess` is Kish's effective sample size of the importance weights w = p / q, as a share of
-    the n tokens: (Σw)² / (n Σw²), 1 on-policy.
+    A datum without a `policy_version`, which no policy sampled, has no part in it. `logprobs` is
+    what forward-backward of `step` returned, one array a datum. With q sampling and p training,
+    v1 = mean(log q - log p) and v2 = mean((log q - log p)²) / 2. On-policy both are near 0.001 (an
+    engine in one precision: near 0); a batch whose tokens are shifted shows 0.3 or more. `ess` is
+    Kish's effective sample size of the importance weights w = p / q, as a share of the n tokens:
+    (Σw)² / (n Σw²), 1 on-policy.
 
     `lag` is the mean number of updates by which sampling was behind; if it is not 0, each of the
     others is also given for each lag alone, as `…/lag_2`.
@@ -108,13 +127,19 @@ def divergence(datums: Path, logprobs: Sequence[np.ndarray], step: int) -> Metri
                 f"a datum of {rollout} has {len(ours)} targets, but {len(theirs)} "
                 "log-probabilities came back: other tokens were predicted than were sampled"
             )
-    if not sampled:
+    versions = batch["policy_version"].to_pylist()
+    rows = [
+        (log_q, log_p, mask.astype(bool), np.full(len(mask), step - sampled_step(version)))
+        for log_q, log_p, mask, version in zip(
+            sampled, logprobs, arrays(batch["mask"]), versions, strict=True
+        )
+        if version is not None
+    ]
+    if not rows:
         return {}
-    kept = np.concatenate(arrays(batch["mask"])).astype(bool)
-    log_q = np.concatenate(sampled)[kept].astype(np.float64)
-    log_p = np.concatenate(logprobs)[kept].astype(np.float64)
-    sampled_at = [sampled_step(version) for version in batch["policy_version"].to_pylist()]
-    lags = np.repeat(step - np.array(sampled_at), list(map(len, sampled)))[kept]
+    log_q, log_p, kept, lags = (np.concatenate(column) for column in zip(*rows, strict=True))
+    log_q, log_p = log_q[kept].astype(np.float64), log_p[kept].astype(np.float64)
+    lags = lags[kept]
     measured = {**_divergence(log_q - log_p), "lag": float(lags.mean())}
     for lag in np.unique(lags) if lags.any() else ():
         of_lag = _divergence((log_q - log_p)[lags == lag])
@@ -134,12 +159,12 @@ def _reference_divergence(trajectories: pa.Table, references: Path | None) -> Me
     return {f"kl_reference_{how}": measured[f"kl_sample_train_{how}"] for how in ("v1", "v2")}
 
 
-def _divergence(apart: np.ndarray) -> Metrics:
+def _divergence(log_ratios: np.ndarray) -> Metrics:
     """Measure log q - log p of sampled tokens."""
-    weights = np.exp(-apart)
+    weights = np.exp(-log_ratios)
     return {
-        "kl_sample_train_v1": float(apart.mean()),
-        "kl_sample_train_v2": float((apart**2).mean() / 2),
+        "kl_sample_train_v1": float(log_ratios.mean()),
+        "kl_sample_train_v2": float((log_ratios**2).mean() / 2),
         "ess": float(weights.sum() ** 2 / (len(weights) * (weights**2).sum())),
     }
 
@@ -176,6 +201,8 @@ def _seconds(paths: Sequence[Path]) -> dict[str, float | None]:
     spans = [span for table in tables for span in table.to_pylist()]
     ended = [span["ended"] for span in spans if span["ended"] is not None]  # a lost call has none
     started = [span["started"] for span in spans if span["started"] is not None]
+    if not ended or not started:
+        return {}
     whole = max(ended) - min(started)
     attempts = [s["ended"] - s["started"] for s in spans if s["kind"] in (REWARD, ERROR)]
     seconds = [attempt.total_seconds() for attempt in attempts]
@@ -192,7 +219,7 @@ def _roles(roles: Sequence[Mapping[str, Any]]) -> Metrics:
 
 
 def _groups(
-    roles: Mapping[str, Mapping[str, Mapping[str, float]]],
+    roles: Rewards,
     played: Mapping[str, int],
     min_group_size: int,
 ) -> Metrics:

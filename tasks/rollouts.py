@@ -1,25 +1,35 @@
 """shard → rollouts: the agent, `group_size` times an example, played in batches and journalled."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from adapters.calls import Begun, Completion, RefusedCall
-from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
+from adapters.door.batches import (
+    OpenBatch,
+    PlannedRollout,
+    RolloutEnd,
+    SampledBy,
+)
+from adapters.door.call_sequence import SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
 from adapters.door.door import Door
+from adapters.errors import ServiceError, UserError
 from adapters.player_protocol import PlaySettings
+from adapters.tinker.faults import ServiceFailed, ServiceRefused
 from adapters.tinker.service import Service
-from tasks.algorithm.quorum import quorum_size
 from tasks.recording.journal import Journal, read_journal, seal
 from tasks.recording.recorded_calls import recorded_calls
 from tasks.recording.spans import (
     CLOSED,
     ERROR,
+    LLM,
     REWARD,
     EndedAttempt,
     Span,
@@ -32,10 +42,16 @@ from tasks.recording.spans import (
 from tasks.shards import ShardRow, read_shard
 from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
-from tasks.storage.run_folder import RunFolder, batch_name
-from tasks.storage.tables import query_beside, select
+from tasks.storage.files import is_written
+from tasks.storage.run_folder import BASELINE, RunFolder, batch_name
+from tasks.storage.tables import query_beside, read, select
 
 QUERY = query_beside(__file__)
+
+ENDS = ("rollout_id", "shard", "kind", "error_type", "error_message")
+"""Columns of spans that say how rollouts have ended."""
+
+log = logging.getLogger(__name__)
 
 Play = Callable[[str, str, str], Awaitable[None]]
 """Plays a batch: the door's address, the batch's name, and the batch's token."""
@@ -153,10 +169,15 @@ class JournalRecorder:
         self._attempts = plan.attempts
         self._journal = journal
         self._examples = dict(plan.examples(shard))
-        self._quorum = quorum_size(plan.quorum, len(self._examples))
+        # Exact: as a float, 0.14 * 100 is more than 14.
+        self._quorum = Fraction(str(plan.quorum)) * len(self._examples)
         self._rewarded: set[str] = set()
         self._left: dict[str, PlannedRollout] = {}
         self._closed = False
+        self._answered = False
+        self._held: list[RolloutEnd] = []
+        self.fault: ServiceError | None = None
+        """Why the service answers no call of the batch, of which nothing more is recorded."""
         self.plan()
 
     @property
@@ -180,6 +201,7 @@ class JournalRecorder:
             for name, row in self._examples.items()
             if name not in self._rewarded and failures[name] < self._attempts
         }
+        self._answered |= any(span["kind"] == LLM for span in spans)
         attempt = max((span["attempt"] for span in spans), default=-1)
         self._closed = any(span["kind"] == CLOSED for span in spans)
         if self._has_quorum():
@@ -198,8 +220,12 @@ class JournalRecorder:
         self._journal.append_soon(refused_span(call, self._server.run.name))
 
     async def answered(self, completion: Completion) -> None:
-        """Record a call durably."""
+        """Record a call durably; ends that waited for the service to answer one count now."""
         await self._journal.append(call_span(completion, self._server.run.name))
+        self._answered |= completion.usage is None
+        held, self._held = self._held if self._answered else [], []
+        for end in held:
+            await self.ended(end)
 
     async def ended(self, end: RolloutEnd) -> bool:
         """Record an end durably, and return whether it closes the batch.
@@ -210,7 +236,7 @@ class JournalRecorder:
         """
         self._server.run.check_owner()
         self._server.service.check()
-        if self._closed:
+        if self._closed or self._waits_for_service(end):
             return False
         now = datetime.now(UTC)
         spans = self._end_spans(end, now)
@@ -229,6 +255,29 @@ class JournalRecorder:
         if closes:
             self._left = {}
         return closes
+
+    def _waits_for_service(self, end: RolloutEnd) -> bool:
+        """Return whether an end cannot be recorded yet; raise a ServiceError if it never can be.
+
+        The service may have refused one request alone. That is known once it has answered another.
+        """
+        refused = end.unanswered
+        if refused is None or (refused.code == SAMPLER_REFUSED and self._answered):
+            return False
+        passing = refused.code == SAMPLER_UNAVAILABLE
+        self.fault = (ServiceFailed if passing else ServiceRefused)(
+            f"{refused.message.rstrip('.')}. No end of {end.rollout_id} is recorded, which had "
+            "asked it: look at the service and at the recipe's model, then resume the run"
+        )
+        if refused.code != SAMPLER_REFUSED:
+            raise self.fault
+        self._held.append(end)
+        return True
+
+    def check_service(self) -> None:
+        """Raise the ServiceError if the batch has ended without an answer of the service."""
+        if self._held and self.fault is not None:
+            raise self.fault
 
     def _end_spans(self, end: RolloutEnd, now: datetime) -> list[Span]:
         started = now - timedelta(seconds=end.seconds)
@@ -268,9 +317,56 @@ def write_spans(
         if not recorder.finished:
             batch = OpenBatch(plan.name, recorder, sampled_by(), server.settings)
             while not recorder.finished:
-                server.play(batch, play)
+                try:
+                    server.play(batch, play)
+                except UserError as error:
+                    raise recorder.fault or error from error
+                recorder.check_service()
     seal(journal.path, path)
 
 
 collect_rollouts = durable("collect_rollouts", write_spans)
 """shard → rollouts → spans, of one batch."""
+
+
+class StepStopped(UserError):
+    """Stop of a run at a step of which too few rollouts have a reward."""
+
+    status = 1
+
+
+def check_rewards(spans: Sequence[Path], most_failed: float) -> None:
+    """Raise StepStopped if no rollout of a step has a reward, or a larger share than this failed.
+
+    `spans` are the sealed batches of the step. Baselines and stragglers do not count.
+    """
+    rows = [row for path in spans for row in read(path, ENDS).to_pylist()]
+    played = [row for row in rows if not row["rollout_id"].startswith(BASELINE)]
+    rewarded = {row["rollout_id"] for row in played if row["kind"] == REWARD}
+    errors = {row["rollout_id"]: row for row in played if row["kind"] == ERROR}
+    failed = [row for rollout, row in errors.items() if rollout not in rewarded]
+    if rewarded and len(failed) <= most_failed * (len(rewarded) + len(failed)):
+        return
+    said = Counter(f"{row['error_type']}: {row['error_message']}" for row in failed)
+    commonest = "; ".join(f"{error} ({count} times)" for error, count in said.most_common(1))
+    shard, *_ = (row["shard"] for row in played) if played else ("the step",)
+    raise StepStopped(
+        f"{len(failed)} of the {len(rewarded) + len(failed)} rollouts of {shard} failed, and "
+        f"{len(rewarded)} have a reward, so the run is stopped before this step is trained. The "
+        f"commonest error: {commonest or 'none'}. Mend the agent, or give a larger "
+        "rollouts.most_failed, and resume the run: the step is played anew"
+    )
+
+
+def reopen_stopped(run: RunFolder, shard: str, most_failed: float) -> None:
+    """Have the batches of a shard played anew if the run was stopped at its step."""
+    batches = run.journalled(shard)
+    spans = [run.spans(batch) for batch in batches]
+    if not batches or not all(map(is_written, spans)):
+        return
+    try:
+        check_rewards(spans, most_failed)
+    except StepStopped as stopped:
+        log.warning("%s", stopped)
+        for batch in batches:
+            run.set_aside(batch)

@@ -1,22 +1,17 @@
 """spans → trajectories: sequences of calls whose tokens only grew, with their reward."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 
 import pyarrow as pa
 
 from adapters.calls import POLICY
-from tasks.algorithm.shaping import RoleReward, shape_rewards
 from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
-from tasks.storage.tables import arrays, query_beside, select, write
+from tasks.storage.tables import query_beside, select, write
 
 QUERY = query_beside(__file__)
 TRAINED_ROLES = (POLICY,)
-MeanRewards = Mapping[str, float]
-"""Role → its mean reward in a step."""
-
 LISTS = ("tokens", "logprobs", "mask")
 
 
@@ -53,82 +48,6 @@ def write_trajectories(
 
 assemble_trajectories = durable("assemble_trajectories", write_trajectories)
 """spans → trajectories, of one policy."""
-
-
-def rewards_by_role(
-    trajectories: pa.Table, shaping: str | None = None
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Map role → group → rollout → reward, of the trajectories in which something is trained.
-
-    `shaping` is a query (`tasks.algorithm.shaping`). ValueError if it changes the reward of a role
-    whose calls have rewards, from which the returns are computed.
-    """
-    given, by_call = _role_rewards(trajectories)
-    shaped = shape_rewards([*given.values()], shaping) if shaping else None
-    roles: dict[str, dict[str, dict[str, float]]] = {}
-    for name, row in given.items():
-        reward = row.reward if shaped is None else shaped.get(name)
-        if reward is None:
-            continue
-        if name in by_call and reward != row.reward:
-            raise ValueError(
-                f"algorithm.rewards changes the reward of {row.role} in {row.rollout_id}, whose "
-                "calls have rewards of their own, so it would be ignored; let it only leave "
-                "rollouts out, or let the agent reward whole rollouts"
-            )
-        roles.setdefault(row.role, {}).setdefault(row.group_id, {})[row.rollout_id] = reward
-    return roles
-
-
-def _role_rewards(
-    trajectories: pa.Table,
-) -> tuple[dict[tuple[str, str], RoleReward], set[tuple[str, str]]]:
-    """Map role and rollout to the reward; return also those of them whose calls have rewards."""
-    columns = ["role", "group_id", "rollout_id", "reward", "truncated", "call_numbers"]
-    rows = trajectories.select([*columns, "call_rewards"]).to_pylist()
-    given: dict[tuple[str, str], RoleReward] = {}
-    by_call: set[tuple[str, str]] = set()
-    for row, mask in zip(rows, arrays(trajectories["mask"]), strict=True):
-        if not mask.any() or row["reward"] is None:
-            continue
-        name = row["role"], row["rollout_id"]
-        before = given.get(name)
-        given[name] = RoleReward(
-            row["rollout_id"],
-            row["group_id"],
-            row["role"],
-            row["reward"],
-            int(mask.sum()) + (before.tokens if before else 0),
-            len(row["call_numbers"]) + (before.calls if before else 0),
-            bool(row["truncated"]) or (before is not None and before.truncated),
-        )
-        if row["call_rewards"]:
-            by_call.add(name)
-    return given, by_call
-
-
-def greedy_rewards(trajectories: pa.Table) -> dict[str, dict[str, float]]:
-    """Map role → group → reward of the group's greedy rollout, where there is one."""
-    roles: dict[str, dict[str, float]] = {}
-    for row in trajectories.select(["role", "group_id", "baseline"]).to_pylist():
-        if row["baseline"] is not None:
-            roles.setdefault(row["role"], {})[row["group_id"]] = row["baseline"]
-    return roles
-
-
-def rewards_by_group(
-    trajectories: pa.Table, role: str = POLICY, shaping: str | None = None
-) -> dict[str, dict[str, float]]:
-    """Map group → rollout → reward of one role."""
-    return rewards_by_role(trajectories, shaping).get(role, {})
-
-
-def mean_rewards(trajectories: pa.Table, shaping: str | None = None) -> MeanRewards:
-    """Map each role that is trained to the mean reward of its rollouts."""
-    return {
-        role: fmean(reward for of_group in groups.values() for reward in of_group.values())
-        for role, groups in sorted(rewards_by_role(trajectories, shaping).items())
-    }
 
 
 def _check_aligned(table: pa.Table) -> None:

@@ -22,7 +22,8 @@ from adapters.tinker.service import Service
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.metrics import Metrics, divergence
-from tasks.recovery import FIRST_LOGPROBS, Rebuilder, RebuiltPolicy, RecordedSteps
+from tasks.recovery.rebuilding import Rebuilder, RebuiltPolicy
+from tasks.recovery.recorded_steps import FIRST_LOGPROBS, RecordedSteps
 from tasks.storage.durability import durable
 from tasks.storage.json_files import read_json, write_json
 
@@ -66,7 +67,7 @@ class PolicyUpdater:
         self._probe_tolerance = probe_tolerance
         self._live: LivePolicy | None = None
         self._rebuilt: RebuiltPolicy | None = None
-        """The live client's rebuild, as long as no update has proved it."""
+        """The rebuild behind the live client, until its first update is checked."""
         self._step = -1
         self._inflight: Sampler | None = None
         """The live client's newest in-flight sampler, once one was asked for."""
@@ -121,43 +122,42 @@ class PolicyUpdater:
             if self._live is not None and self._is_at(step) and self._rebuilt is None:
                 self._live.accumulate(datums, method.request(step).loss)
 
-    def update(self, step: int, method: UpdateMethod, *, with_state: bool) -> Update:
-        """Make checkpoint `step` + 1 from checkpoint `step` and the recorded datums of the step.
+    def update(self, step: int, path: Path, method: UpdateMethod, *, with_state: bool) -> Update:
+        """Train the datums of a file by a method: checkpoint `step` becomes `step` + 1.
 
         A step without datums keeps the weights. An update that fails leaves no live client behind,
         since whether the service applied it is then unknown.
         """
-        with self._owning:
-            return self._update(step, method, with_state)
-
-    def _update(self, step: int, method: UpdateMethod, with_state: bool) -> Update:
-        batch = self.recorded.batch(step)
-        was_live = self._is_at(step)
-        with self._client(step) as live:
-            rebuilt, self._rebuilt = self._rebuilt, None
-            try:
+        datums = self.recorded.read(step, path, method)
+        with self._owning, self._refusals_explained(step):
+            with self._client(step) as live:
+                rebuilt, self._rebuilt = self._rebuilt, None
                 if rebuilt is not None:
-                    rebuilt.probe(batch, self.recorded.evidence(batch))
+                    rebuilt.probe(datums, self.recorded.evidence(datums))
                 self.ledger.begin(step + 1)
-                submitted = live.submit(step, batch.passes, method.request(step))
+                submitted = live.submit(step, datums.passes, method.request(step))
                 name = self.ledger.name(step + 1)
                 saving = live.save(name, self._ttl_seconds, with_state=with_state)
                 result = live.result(submitted)
                 if rebuilt is not None:
                     rebuilt.check_optimizer_step(result)
-                self.ledger.applied(step + 1)
                 self.ledger.add(_saved(live, step + 1, saving))
-            except ServiceRefused as error:
-                if (
-                    was_live and error.missing
-                ):  # the service forgot the client, which can be rebuilt
-                    raise ServiceFailed(f"{error}. The training client is rebuilt") from error
-                raise
-            self._step = step + 1
-        if self._inflight is not None:
-            self._publish(live)
+                self._step = step + 1
+            if self._inflight is not None:
+                self._publish(live)
         probed = rebuilt.probe_metrics if rebuilt else {}
-        return Update(result.logprobs[: batch.count], result.shares, probed)
+        return Update(result.logprobs[: datums.count], result.shares, probed)
+
+    @contextmanager
+    def _refusals_explained(self, step: int) -> Iterator[None]:
+        """Raise a refusal of a client that the service has forgotten as one that a retry mends."""
+        was_live = self._is_at(step)
+        try:
+            yield
+        except ServiceRefused as error:
+            if was_live and error.missing:
+                raise ServiceFailed(f"{error}. The training client is rebuilt") from error
+            raise
 
     def _publish(self, live: LivePolicy) -> None:
         """Change the weights of in-flight samplers; whether or not it fails, the update is made."""
@@ -219,7 +219,7 @@ def write_update(
 ) -> None:
     """Update a policy on the datums of a step, and write what the update measured."""
     started = time.monotonic()
-    update = updater.update(step, method, with_state=with_state)
+    update = updater.update(step, datums, method, with_state=with_state)
     seconds = {"seconds/training": time.monotonic() - started}
     measured: dict[str, object] = {**divergence(datums, update.logprobs, step)}
     if update.shares:

@@ -1,11 +1,9 @@
 """Fixtures that several test files share."""
 
+import gc
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,11 +15,12 @@ if TYPE_CHECKING:
 
 # Read when the packages are imported: nothing leaves this machine, and ids are found in the cache.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 os.environ.setdefault("TINKER_TELEMETRY", "0")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
 
-pytest_plugins = ["tests.support.engine_server"]
+pytest_plugins = ["tests.support.engine_server", "tests.support.prefect_server"]
 
 # A busy machine fails no test: neither an example nor its generation has a time limit. CI draws the
 # same examples each time, as Hypothesis's own profile for it does.
@@ -34,27 +33,18 @@ settings.register_profile(
 settings.load_profile("untimed")
 
 
-@pytest.fixture(scope="session")
-def prefect_server() -> Iterator[None]:
-    """Start a Prefect server with an empty database, for every flow and task of the tests.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector from the two million objects of the libraries that are imported.
 
-    Prefect takes an answer that comes after five seconds, on a busy machine, for a failed start.
+    Their import would take half as long again, and each of its full collections a second.
     """
-    import httpx
-    from prefect.server.api import server
-    from prefect.testing import utilities
-
-    from tests.support.processes import free_port
-
-    with ExitStack() as stack:
-        with pytest.MonkeyPatch.context() as patch:
-            patient = SimpleNamespace(
-                Client=partial(httpx.Client, timeout=120), ConnectError=httpx.TransportError
-            )
-            patch.setattr(server, "httpx", patient)
-            patch.setattr(utilities, "_find_available_port", free_port)
-            stack.enter_context(utilities.prefect_test_harness(server_startup_timeout=120))
-        yield
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)

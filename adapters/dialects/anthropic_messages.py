@@ -15,7 +15,6 @@ from adapters.calls import (
     ToolCall,
     ToolFunction,
 )
-from adapters.chat import Chat, stop_string
 from adapters.dialects.fields import (
     TOKENS,
     Body,
@@ -36,6 +35,7 @@ from adapters.dialects.fields import (
 from adapters.dialects.openai_fields import check_offered
 from adapters.dialects.sse import write_named
 from adapters.dialects.structured import create_format
+from adapters.rendering.chat import Chat, stop_string
 
 MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}

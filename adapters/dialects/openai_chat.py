@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from adapters.calls import Completion, JsonObject, Message, Request, Tool, ToolCall
-from adapters.chat import Chat
 from adapters.dialects.fields import (
     TOKENS,
     Body,
@@ -28,6 +27,7 @@ from adapters.dialects.openai_fields import (
     write_logprobs,
 )
 from adapters.dialects.sse import DONE, write_data
+from adapters.rendering.chat import Chat
 
 __all__ = ["answer", "chunks", "models", "read", "stream", "write_error"]
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from adapters.calls import Choice, Completion, Format, JsonObject, Refused, Request, Tool
-from adapters.chat import Chat
 from adapters.dialects.fields import (
     Body,
     bad_request,
@@ -14,6 +13,7 @@ from adapters.dialects.fields import (
     read_object,
 )
 from adapters.dialects.structured import create_format
+from adapters.rendering.chat import Chat
 
 MODES = ("auto", "none", "required")
 NUMBERS: dict[str, tuple[float, float]] = {

@@ -5,7 +5,6 @@ from itertools import count
 from typing import NotRequired, TypedDict, cast
 
 from adapters.calls import Completion, JsonObject, Message, Request, Tool, ToolCall, ToolFunction
-from adapters.chat import Chat
 from adapters.dialects.fields import (
     TOKENS,
     Body,
@@ -28,6 +27,7 @@ from adapters.dialects.openai_fields import (
     write_logprobs,
 )
 from adapters.dialects.sse import write_named
+from adapters.rendering.chat import Chat
 
 __all__ = ["answer", "read", "stream", "write_error"]
 

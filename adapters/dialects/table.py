@@ -1,5 +1,6 @@
 """The dialects of clients: each is a module that reads a body and writes the answer."""
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -7,8 +8,8 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
 from adapters.calls import Completion, JsonObject, Refused, Request
-from adapters.chat import Chat
 from adapters.dialects import anthropic_messages, openai_chat, openai_responses
+from adapters.rendering.chat import Chat
 
 
 class Dialect(Protocol):
@@ -64,5 +65,5 @@ async def write_refusal(request: HttpRequest, error: Exception) -> Response:
 
 async def write_failure(request: HttpRequest, error: Exception) -> Response:
     """Write the refusal of a request on which the endpoint itself failed."""
-    text = f"The endpoint failed ({type(error).__name__}); its log says more."
+    text = f"The endpoint failed ({type(error).__name__}); see the log of process {os.getpid()}."
     return await write_refusal(request, Refused(500, text, code="internal_error"))

@@ -17,7 +17,6 @@ from enum import StrEnum
 from typing import Protocol
 
 from adapters.calls import Completion, Example, Place, Policy, Refused, RefusedCall, Sampling
-from adapters.chat import Chat
 from adapters.door.call_sequence import UNRECORDED, CallRecorder, CallSequence
 from adapters.player_protocol import (
     CLOSED,
@@ -29,6 +28,7 @@ from adapters.player_protocol import (
     PlaySettings,
     shorten_message,
 )
+from adapters.rendering.chat import Chat
 from adapters.running_clock import RunningClock, running_clock
 
 MOST_REFUSALS = 100
@@ -94,6 +94,8 @@ class RolloutEnd:
     calls: Mapping[str, Sequence[int]]
     refused: int
     """Calls that were refused because the attempt had made all it may make."""
+    unanswered: Refused | None = None
+    """Refusal of a call that the service has not answered, if there is one."""
 
 
 class BatchRecorder(CallRecorder, Protocol):
@@ -172,6 +174,11 @@ class Attempt:
         left_out = self.state is AttemptState.LEFT_OUT
         return Refused(410, text, code=CLOSED if left_out else OVER)
 
+    def unanswered(self) -> Refused | None:
+        """Return the refusal of a call that the service has not answered, if there is one."""
+        refusals = (one for calls in self.roles.values() for one in calls.unanswered.values())
+        return next(refusals, None)
+
     async def finish_calls(self) -> None:
         """Refuse further calls, and wait until those being answered are recorded."""
         await asyncio.gather(*(calls.finish() for calls in self.roles.values()))
@@ -196,7 +203,7 @@ class OpenBatch:
         """Rollouts that were being played when a later attempt at the batch began. Whatever ended
         the player may have been one of them, so each is played in a process of its own."""
         self.opening = 0
-        """Number of the batch's opening by its flow, who has seen what ended the one before."""
+        """How often the flow has opened this batch."""
         self._began_in = 0
         self._attempt = -1
         self._attempts: dict[str, Attempt] = {}
@@ -238,33 +245,37 @@ class OpenBatch:
         await asyncio.gather(*self._ending, return_exceptions=True)
         self._superseded -= settled
 
-    async def end(self, rollout_id: str, number: int, end: PlayedRollout) -> bool:
+    async def end(self, rollout_id: str, number: int, played: PlayedRollout) -> bool:
         """Record the end of an attempt once its last calls are recorded.
 
         Return whether the batch is closed by it: the attempts that have not ended are left out.
         """
         attempt = self.attempt(rollout_id, number)
         attempt.change(AttemptState.ENDING)
-        task = asyncio.create_task(self._end(attempt, end))
+        task = asyncio.create_task(self._end(attempt, played))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
         return await asyncio.shield(task)
 
-    async def _end(self, attempt: Attempt, end: PlayedRollout) -> bool:
+    async def _end(self, attempt: Attempt, played: PlayedRollout) -> bool:
         await attempt.finish_calls()
         if self._attempts.get(attempt.rollout.id) is not attempt:
             attempt.change(AttemptState.SUPERSEDED)
-        failed = isinstance(end.outcome, Failure)
+        failed = isinstance(played.outcome, Failure)
         attempt.change(AttemptState.FAILED if failed else AttemptState.REWARDED)
         calls = {role: [] for role in self.settings.roles}
         closes = await self._recorder.ended(
             RolloutEnd(
                 attempt.rollout.id,
                 attempt.number,
-                end.outcome,
-                end.seconds,
+                played.outcome,
+                played.seconds,
                 calls | {role: calls.answered for role, calls in attempt.roles.items()},
                 sum(calls.refused for calls in attempt.roles.values()),
+                next(
+                    (no for calls in attempt.roles.values() for no in calls.unanswered.values()),
+                    None,
+                ),
             )
         )
         if closes:

@@ -8,16 +8,24 @@ from hashlib import sha256
 from typing import Protocol
 
 from adapters.calls import Begun, Completion, Place, Refused, Request
-from adapters.chat import Chat
 from adapters.door.prefixes import Prefixes
 from adapters.door.recorded import Answer, Memory, Recorded
 from adapters.errors import UserError
+from adapters.rendering.chat import Chat
 from adapters.waiting import cancel_and_wait
 
 KEPT_ANSWERS = 16
 """Finished answers that are kept for clients that lost them."""
 
 UNRECORDED = (OSError, ValueError, RuntimeError, UserError)
+
+SAMPLER_REFUSED = "sampler_refused"
+"""Code of a call that the service refuses, as it may refuse this one request only."""
+SAMPLER_FORBIDDEN = "sampler_forbidden"
+"""Code of a call that the service refuses, as it refuses every call of this run."""
+SAMPLER_UNAVAILABLE = "sampler_unavailable"
+"""Code of a call that the service did not answer, and may answer later."""
+BY_SERVICE = (SAMPLER_REFUSED, SAMPLER_FORBIDDEN, SAMPLER_UNAVAILABLE)
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +88,8 @@ class CallSequence:
         """Calls that were refused because they exceeded `max_calls`."""
         self.answered: list[int] = []
         """Numbers of the calls that were answered and recorded."""
+        self.unanswered: dict[int, Refused] = {}
+        """Calls that the service has not answered, by their numbers."""
         self._first = first
         self._max_calls = max_calls
         self._recorder = recorder
@@ -170,7 +180,13 @@ class CallSequence:
             raise _withhold(begun.place, error) from error
 
     async def _answer(self, request: Request, place: Place, answer: Answer) -> Completion:
-        completion = await answer(request, place, self._memory)
+        try:
+            completion = await answer(request, place, self._memory)
+        except Refused as refused:
+            if refused.code in BY_SERVICE:
+                self.unanswered[place.call] = refused
+            raise
+        self.unanswered.pop(place.call, None)
         try:
             await self._recorder.answered(completion)
         except UNRECORDED as error:

@@ -9,11 +9,8 @@ from typing import Self
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from adapters.addresses import Listener
-from adapters.app_server import ANY_PORT, AppServer
 from adapters.calls import Completion, Refused
 from adapters.calls import Request as ChatRequest
-from adapters.chat import Chat
 from adapters.dialects import anthropic_messages, openai_chat, openapi
 from adapters.dialects.request_body import parse_json, read_body
 from adapters.dialects.structured import format_instructions
@@ -25,6 +22,9 @@ from adapters.dialects.table import (
     write_response,
 )
 from adapters.door.call_sequence import RequestMeta
+from adapters.network.addresses import Listener
+from adapters.network.app_server import ANY_PORT, AppServer
+from adapters.rendering.chat import Chat
 
 Caller = Callable[[ChatRequest, RequestMeta], Awaitable[list[Completion]]]
 """Answers a client's request as often as the request asks; raises Refused."""

@@ -16,11 +16,8 @@ from datetime import datetime
 
 from fastapi import Request, Response
 
-from adapters.addresses import Listener
-from adapters.app_server import ANY_PORT
 from adapters.calls import POLICY, Completion, Refused
 from adapters.calls import Request as ChatRequest
-from adapters.chat import Chat
 from adapters.dialects.fields import bad_request
 from adapters.dialects.request_body import read_body
 from adapters.door.backends import Backend
@@ -30,6 +27,8 @@ from adapters.door.chat_api import Caller, ChatApi, read_number, token_of
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.recorded import Answer
 from adapters.errors import UserError
+from adapters.network.addresses import Listener
+from adapters.network.app_server import ANY_PORT
 from adapters.player_protocol import (
     BEGIN,
     END,
@@ -44,10 +43,11 @@ from adapters.player_protocol import (
     Record,
     RecordedEnd,
     WaitedTime,
-    derive_key,
     read_record,
+    rollout_key,
     write_record,
 )
+from adapters.rendering.chat import Chat
 
 
 class Door(ChatApi):
@@ -102,7 +102,7 @@ class Door(ChatApi):
         """Refuse a request whose key does not open its path: a role's, or another of a batch."""
         match request.url.path.split("/"):
             case [_, "batch", batch, "rollout", rollout_id, "attempt", attempt, "role", *_]:
-                expected = derive_key(self.token(batch), rollout_id, attempt)
+                expected = rollout_key(self.token(batch), rollout_id, attempt)
             case [_, "batch", batch, *_]:
                 expected = self.token(batch)
             case _:

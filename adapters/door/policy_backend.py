@@ -8,16 +8,18 @@ import tinker
 from tinker import ModelInput, SamplingParams
 
 from adapters.calls import Begun, Completion, Message, Place, Policy, Refused, Request, Sampling
-from adapters.chat import Chat
 from adapters.dialects.structured import format_instructions
+from adapters.door.call_sequence import SAMPLER_FORBIDDEN, SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
 from adapters.door.prefixes import Prompt
 from adapters.door.recorded import Memory, request_sha
 from adapters.errors import EngineDied
+from adapters.rendering.chat import Chat
 
 EMPTY_ANSWER = " ?"
 """The text sent for an empty answer: several clients crash on one, or ask again without end."""
 
 USER_ERRORS = (tinker.BadRequestError, tinker.UnprocessableEntityError)
+FORBIDDEN = (tinker.AuthenticationError, tinker.PermissionDeniedError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +126,14 @@ async def _sample(policy: Policy, prompt: Prompt, params: SamplingParams) -> tin
 
 def _refusal(error: Exception, by_user: bool) -> Refused:
     body = getattr(error, "body", None)
-    said = body.get("detail", error) if isinstance(body, dict) else error
+    said = str(body.get("detail", error) if isinstance(body, dict) else error)
+    said = said.removeprefix("Request failed: ").partition(" for self.request_id")[0]
     if by_user:
-        return Refused(400, f"The sampler refused the request: {said}", code="sampler_refused")
+        return Refused(400, f"The sampler refused the request: {said}", code=SAMPLER_REFUSED)
+    if isinstance(error, FORBIDDEN):
+        return Refused(403, f"The sampler refuses this run: {said}", code=SAMPLER_FORBIDDEN)
     text = f"The sampler could not answer ({type(error).__name__}: {said}); try again."
-    return Refused(503, text, code="sampler_unavailable")
+    return Refused(503, text, code=SAMPLER_UNAVAILABLE)
 
 
 def _cut_at_stop(sequence: tinker.SampledSequence, stops: Sequence[str], chat: Chat) -> CutSequence:
@@ -138,7 +143,7 @@ def _cut_at_stop(sequence: tinker.SampledSequence, stops: Sequence[str], chat: C
     """
     tokens, logprobs = sequence.tokens, sequence.logprobs
     if logprobs is None or len(logprobs) != len(tokens):
-        raise Refused(503, "The sampler gave no log-probabilities.", code="sampler_unavailable")
+        raise Refused(503, "The sampler gave no log-probabilities.", code=SAMPLER_UNAVAILABLE)
     end = next((i + 1 for i, token in enumerate(tokens) if token in chat.stop_tokens), None)
     stopped = end is not None or sequence.stop_reason == "stop"
     tokens = tokens[:end]

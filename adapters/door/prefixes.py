@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from adapters.calls import JsonObject, Message, Tool
-from adapters.chat import Chat
+from adapters.rendering.chat import Chat
 
 MESSAGES = "messages"
 TEXT = "text"

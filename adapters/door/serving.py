@@ -8,15 +8,15 @@ from uuid import uuid4
 
 from fastapi import Request
 
-from adapters.addresses import Listener
 from adapters.calls import POLICY, Begun, Completion, Place, Policy, Refused, Sampling
 from adapters.calls import Request as ChatRequest
-from adapters.chat import Chat
 from adapters.dialects.fields import read_field
 from adapters.door.call_sequence import CallSequence, RequestMeta
 from adapters.door.chat_api import Caller, ChatApi, token_of
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.recorded import Memory
+from adapters.network.addresses import Listener
+from adapters.rendering.chat import Chat
 
 PREFIX = "/v1"
 

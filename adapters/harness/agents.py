@@ -23,9 +23,9 @@ ROLES = "roles"
 
 KINDS = {
     "command": "adapters.harness.programs.commands",
-    "gem": "adapters.harness.gem",
+    "gem": "adapters.harness.environments.gem",
     "resident": "adapters.harness.programs.resident",
-    "verifiers": "adapters.harness.verifiers",
+    "verifiers": "adapters.harness.environments.verifiers",
 }
 """The prefix of a name that is not a Python function's → the module whose function of the same name
 makes the agent. The module is imported when it is needed: GEM's takes a second."""

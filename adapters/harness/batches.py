@@ -38,8 +38,8 @@ from adapters.player_protocol import (
     R,
     RecordedEnd,
     WaitedTime,
-    derive_key,
     read_record,
+    rollout_key,
     shorten_message,
     write_record,
 )
@@ -75,7 +75,7 @@ class Batch:
 
     def key(self, rollout_id: str) -> str:
         """Return the key of the agent of a rollout."""
-        return derive_key(self.token, rollout_id, self.attempt)
+        return rollout_key(self.token, rollout_id, self.attempt)
 
     def endpoints(self, rollout_id: str) -> dict[str, Endpoint]:
         """Return where the agent finds each of its roles."""
@@ -187,8 +187,8 @@ class _Player:
         """Await the agent for as long as its own time lasts; TimeoutError when that is over.
 
         Time in which the agent waits for answers of the door does not count, nor does time in
-        which this process stood still (which counts as both if the door is in this process, so
-        that an agent may get more time than its limit, and never less).
+        which this process stood still. A stall in a process that the door shares is subtracted
+        twice, so the limit only loosens.
         """
         clock = running_clock()
         limit, started = self._settings.timeout_seconds, clock.seconds()

@@ -18,10 +18,10 @@ from pathlib import Path
 import httpx
 from pydantic import SecretStr
 
-from adapters.addresses import LOOPBACK, Certificate, Listener, listener_of
 from adapters.errors import PassingError, UserError
 from adapters.harness.agents import in_thread
 from adapters.harness.batches import play_batch
+from adapters.network.addresses import LOOPBACK, Certificate, Listener, listener_of
 from adapters.waiting import Wait, cancel_and_wait
 
 try:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 
-from adapters.addresses import check_listener
 from adapters.children import keep_from_children
 from adapters.errors import EngineDied, ServiceError
+from adapters.network.addresses import check_listener
 
 LOCAL = "local/"
 LOG = "engine.log"
+LOCK = "lock"
 CLOSING_SECONDS = 5
 
 _begun: dict[str, "EngineProcess"] = {}
@@ -127,6 +128,22 @@ def running_engine(base_model: str, state: Path) -> Iterator[TinkerServer]:
         finally:
             died.cancel()
             engine.close()
+
+
+def saved_files(state: Path, sampler: str = "") -> list[Path]:
+    """List what an engine saved or, of that, only the weights of a tinker:// path.
+
+    An engine replaces its files and never changes one.
+    """
+    weights = f"/{sampler.removeprefix('tinker://')}"
+    return [
+        path
+        for path in sorted(state.rglob("*"))
+        if path.is_file()
+        and path.name not in (LOCK, LOG)
+        and not any(part.startswith(".") for part in path.relative_to(state).parts)
+        and weights in path.as_posix()
+    ]
 
 
 def _start(base_model: str) -> EngineProcess:

@@ -16,13 +16,12 @@ from typing import TypedDict
 import pyarrow.parquet as pq
 from safetensors.numpy import load_file
 
-from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import read_recipe
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.metrics import Metrics, read_metrics
 from tasks.recording.journal import read_journal
 from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
 from tasks.shards import read_shard
-from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder, batch_name
 
 CLOCKS = re.compile(r"(policies/\w+/)?(seconds|replay)/")
@@ -107,7 +106,7 @@ def count_sampled_twice(calls: Sequence[Span]) -> int:
 
 def extra_optimizer_steps(run: RunFolder) -> dict[str, int]:
     """Map each saved state to its optimizer's steps less those of the datum files before it."""
-    extra, method = {}, Recipe.model_validate(recipe_of(run)).update_method()
+    extra, method = {}, read_recipe(run).update_method()
     for policy in run.policies():
         for checkpoint in saved(run, policy):
             if checkpoint.state is None:

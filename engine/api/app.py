@@ -18,7 +18,6 @@ from engine.api import (
     training_routes,
     weight_routes,
 )
-from engine.api.futures import Futures
 from engine.core import EngineCore
 from engine.errors import RequestRefused
 
@@ -40,7 +39,6 @@ ROUTERS = (
 def create_app(engine: EngineCore, api_key: str) -> FastAPI:
     app = FastAPI(title="Ratchet engine", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.engine = engine
-    app.state.futures = Futures()
     for router in ROUTERS:
         app.include_router(router, prefix=PREFIX)
     app.add_exception_handler(RequestRefused, _answer_user_error)

@@ -1,13 +1,13 @@
-"""Dependencies of the routes: the engine, the futures, and requests in order."""
+"""Dependencies of the routes: the engine, and requests in order."""
 
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Annotated
 
 from fastapi import Depends, Request
 
-from engine.api.futures import Answer, Futures
 from engine.core import EngineCore
 from engine.errors import RequestRefused
+from engine.futures import Answer
 
 Submitted = dict[str, object]
 
@@ -16,17 +16,11 @@ async def _engine(request: Request) -> EngineCore:
     return request.app.state.engine
 
 
-async def _futures(request: Request) -> Futures:
-    return request.app.state.futures
-
-
 TheEngine = Annotated[EngineCore, Depends(_engine)]
-TheFutures = Annotated[Futures, Depends(_futures)]
 
 
 def submit_in_order(
     engine: EngineCore,
-    futures: Futures,
     model_id: str,
     seq_id: int | None,
     work: Callable[[], Awaitable[Answer]],
@@ -39,7 +33,7 @@ def submit_in_order(
     key: Hashable = None
     if seq_id is not None:
         key = (model_id, seq_id)
-        known = futures.known(key)
+        known = engine.futures.known(key)
         if known is None and seq_id <= live_model.last_seq:
             raise RequestRefused(
                 f"request {seq_id} of {model_id} was carried out already (the newest is "
@@ -47,4 +41,4 @@ def submit_in_order(
                 f"with a number above {live_model.last_seq}"
             )
         live_model.last_seq = max(live_model.last_seq, seq_id)
-    return {"request_id": futures.submit(work, key), "model_id": model_id}
+    return {"request_id": engine.futures.submit(work, key), "model_id": model_id}

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 import tinker.types
-from fastapi import APIRouter, Body, Header, Query, Response
+from fastapi import APIRouter, Body, Depends, Header, Query, Request
 
 from engine.api.dependencies import TheEngine
 from engine.core import EngineCore
@@ -62,42 +62,37 @@ async def list_checkpoints(
     )
 
 
+async def _address(run_id: str, kind: str, name: str) -> CheckpointAddress:
+    return CheckpointAddress(run_id, kind, name)
+
+
+Address = Annotated[CheckpointAddress, Depends(_address)]
+
+
 @router.delete(CHECKPOINT, status_code=204)
-async def delete_checkpoint(run_id: str, kind: str, name: str, engine: TheEngine) -> Response:
-    address = CheckpointAddress(run_id, kind, name)
+async def delete_checkpoint(address: Address, engine: TheEngine) -> None:
     engine.checkpoints.delete(address)
     engine.resident.remove(str(address))
-    return Response(status_code=204)
 
 
-@router.post(f"{CHECKPOINT}/publish", status_code=204)
-async def publish(run_id: str, kind: str, name: str, engine: TheEngine) -> Response:
-    engine.checkpoints.publish(CheckpointAddress(run_id, kind, name), public=True)
-    return Response(status_code=204)
-
-
-@router.delete(f"{CHECKPOINT}/publish", status_code=204)
-async def unpublish(run_id: str, kind: str, name: str, engine: TheEngine) -> Response:
-    engine.checkpoints.publish(CheckpointAddress(run_id, kind, name), public=False)
-    return Response(status_code=204)
+@router.api_route(f"{CHECKPOINT}/publish", methods=["POST", "DELETE"], status_code=204)
+async def publish(address: Address, request: Request, engine: TheEngine) -> None:
+    engine.checkpoints.change(address, public=request.method == "POST")
 
 
 @router.put(f"{CHECKPOINT}/ttl", status_code=204)
 async def set_ttl(
-    run_id: str,
-    kind: str,
-    name: str,
+    address: Address,
     engine: TheEngine,
     ttl_seconds: Annotated[int | None, Body(embed=True)] = None,
-) -> Response:
+) -> None:
     """Set a checkpoint's time to live; without a number it never expires."""
-    engine.checkpoints.expire_in(CheckpointAddress(run_id, kind, name), ttl_seconds)
-    return Response(status_code=204)
+    engine.checkpoints.change(address, expires_at=engine.checkpoints.expiry(ttl_seconds))
 
 
 @router.get(f"{CHECKPOINT}/external_weights_urls")
-async def external_weights(run_id: str, kind: str, name: str, engine: TheEngine) -> Response:
-    folder = engine.checkpoints.folder(CheckpointAddress(run_id, kind, name))
+async def external_weights(address: Address, engine: TheEngine) -> None:
+    folder = engine.checkpoints.folder(address)
     raise NotFound(f"the engine signs no download URLs; the files are on its machine, in {folder}")
 
 

@@ -4,10 +4,10 @@ import tinker.types
 from fastapi import APIRouter
 
 from engine.api import scoring
-from engine.api.dependencies import Submitted, TheEngine, TheFutures
-from engine.api.futures import Answer, protobuf_answer
+from engine.api.dependencies import Submitted, TheEngine
 from engine.core import EngineCore
 from engine.errors import RequestRefused
+from engine.futures import Answer, protobuf_answer
 from engine.sampling.requests import SampleRequest, check_request
 from engine.state.registry import SamplerRecord
 
@@ -58,9 +58,7 @@ async def get_sampler(sampler_id: str, engine: TheEngine) -> tinker.types.GetSam
 
 
 @router.post("/asample")
-async def sample(
-    request: tinker.types.SampleRequest, engine: TheEngine, futures: TheFutures
-) -> Submitted:
+async def sample(request: tinker.types.SampleRequest, engine: TheEngine) -> Submitted:
     sampler = _find_sampler(engine, request)
     decoded = _decode(request)
     check_request(decoded, engine.model)
@@ -72,7 +70,7 @@ async def sample(
 
     numbered = request.sampling_session_id is not None and request.seq_id is not None
     key = (sampler.sampler_id, request.seq_id) if numbered else None
-    request_id = futures.submit(work, key)
+    request_id = engine.futures.submit(work, key)
     ids = [f"{request_id}:{number}" for number in range(decoded.num_samples)]
     return {"request_id": request_id, "sample_sequence_ids": ids}
 

@@ -47,17 +47,15 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class ScoredRequest:
-    """A sampling request with its log-probability options."""
+    """A sampling request, with its log-probability options as the API has them."""
 
     request: SampleRequest
-    last_n: int | None = None
-    targets: Targets | None = None
-    alternatives: int = 0
-    topk_sampled: int = 0
+    options: tinker.types.SampleRequest
+    targets: Targets | None
 
     @property
     def needs_table(self) -> bool:
-        return self.targets is not None or self.alternatives > 0
+        return self.targets is not None or self.options.prompt_alt_tokens_k > 0
 
 
 def read_options(
@@ -82,14 +80,9 @@ def read_options(
                 f"{name} is {getattr(request, name)}; give a number from 0 to the size of the "
                 f"vocabulary, {vocabulary}"
             )
-    scored = ScoredRequest(
-        request=decoded,
-        last_n=last_n,
-        targets=_read_targets(request, length, vocabulary),
-        alternatives=request.prompt_alt_tokens_k,
-        topk_sampled=request.topk_sample_logprobs,
-    )
-    if scored.needs_table and length * max(vocabulary, scored.alternatives) > LARGEST_TABLE:
+    scored = ScoredRequest(decoded, request, _read_targets(request, length, vocabulary))
+    width = max(vocabulary, request.prompt_alt_tokens_k)
+    if scored.needs_table and length * width > LARGEST_TABLE:
         raise RequestRefused(
             f"target_prompt_logprobs and prompt_alt_tokens_k need the distributions over "
             f"{vocabulary} tokens at {length} positions, more than the engine holds at once; "
@@ -141,20 +134,28 @@ def _integers(values: list[int] | list[float]) -> np.ndarray:
 async def answer(engine: EngineCore, scored: ScoredRequest, lora: LoraWeights | None) -> bytes:
     """Sample, look up the requested log-probabilities, and encode the response."""
     request = scored.request
-    vocabulary = engine.model.vocab_size
     if scored.needs_table:
-        request = replace(request, topk_prompt_logprobs=vocabulary)
+        request = replace(request, topk_prompt_logprobs=engine.model.vocab_size)
     result = await asyncio.wrap_future(engine.scheduler.sample(request, lora))
-    targets, alternatives, topk_sampled = None, None, None
+    message = wire.encode_sample(_trim(result, scored))
     if scored.needs_table:
         assert result.topk_prompt_logprobs is not None
-        table = _sort_by_token(*result.topk_prompt_logprobs)
-        targets = scored.targets.score(table) if scored.targets else None
-        alternatives = _draw_alternatives(table, scored) if scored.alternatives else None
-    if scored.topk_sampled:
-        topk_sampled = await _score_sampled(engine, scored, result, lora)
-    extras = wire.Extras(topk_sampled, targets, alternatives)
-    return wire.encode_sample(_trim(result, scored), extras)
+        _add_scores(message, scored, _sort_by_token(*result.topk_prompt_logprobs))
+    if scored.options.topk_sample_logprobs:
+        tables = await _score_sampled(engine, scored, result, lora)
+        for sequence, table in zip(message.sequences, tables, strict=True):
+            sequence.topk_sampled_logprobs.CopyFrom(wire.encode_table(*table))
+    return message.SerializeToString()
+
+
+def _add_scores(message: pb.SampleResponse, scored: ScoredRequest, table: np.ndarray) -> None:
+    """Add what is asked of the table, the log-probabilities [T, V] by token id."""
+    if scored.targets is not None:
+        message.target_prompt_logprobs.CopyFrom(scored.targets.score(table))
+    if scored.options.prompt_alt_tokens_k:
+        tokens, logprobs = _draw_alternatives(table, scored)
+        message.prompt_alt_tokens.tokens.CopyFrom(wire.encode_tensor(tokens))
+        message.prompt_alt_tokens.logprobs.CopyFrom(wire.encode_tensor(logprobs))
 
 
 def _sort_by_token(ids: np.ndarray, logprobs: np.ndarray) -> np.ndarray:
@@ -167,20 +168,18 @@ def _sort_by_token(ids: np.ndarray, logprobs: np.ndarray) -> np.ndarray:
 def _draw_alternatives(table: np.ndarray, scored: ScoredRequest) -> wire.Table:
     """Draw tokens at every position after the first, at the request's temperature.
 
-    The draws use the Gumbel-max trick: the argmax of logits + Gumbel noise is a draw from the
+    The draws use the Gumbel-max trick: the argmax of logits + Gumbel draws is a draw from the
     softmax of the logits.
     """
-    request = scored.request
+    request, count = scored.request, scored.options.prompt_alt_tokens_k
     logprobs = table[1:].astype(np.float64)
-    shape = (len(logprobs), scored.alternatives)
     if request.temperature < GREEDY_BELOW:
-        tokens = np.repeat(logprobs.argmax(1)[:, None], scored.alternatives, axis=1)
+        tokens = np.repeat(logprobs.argmax(1)[:, None], count, axis=1)
     else:
         random = np.random.default_rng(entropy() if request.seed is None else abs(request.seed))
         logits = logprobs / request.temperature
-        tokens = np.empty(shape, dtype=np.int64)
-        for draw in range(scored.alternatives):
-            tokens[:, draw] = (logits + random.gumbel(size=logits.shape)).argmax(1)
+        draws = [(logits + random.gumbel(size=logits.shape)).argmax(1) for _ in range(count)]
+        tokens = np.stack(draws, axis=1)
     return tokens, np.take_along_axis(logprobs, tokens, axis=1)
 
 
@@ -188,7 +187,7 @@ async def _score_sampled(
     engine: EngineCore, scored: ScoredRequest, result: SampleResult, lora: LoraWeights | None
 ) -> list[wire.Table]:
     """Read each completion after its prompt, and return the top-k rows of its tokens."""
-    prompt, k = scored.request.prompt, scored.topk_sampled
+    prompt, k = scored.request.prompt, scored.options.topk_sample_logprobs
     read = [
         engine.scheduler.sample(
             SampleRequest(prompt + one.tokens, max_tokens=1, topk_prompt_logprobs=k), lora
@@ -206,8 +205,8 @@ async def _score_sampled(
 def _trim(result: SampleResult, scored: ScoredRequest) -> SampleResult:
     """Keep the requested top-k columns and the scores of the last n tokens."""
     k, unscored = scored.request.topk_prompt_logprobs, 0
-    if scored.last_n is not None:
-        unscored = len(scored.request.prompt) - scored.last_n
+    if scored.options.prompt_logprobs_last_n is not None:
+        unscored = len(scored.request.prompt) - scored.options.prompt_logprobs_last_n
     prompt, topk = result.prompt_logprobs, result.topk_prompt_logprobs
     if prompt is not None:
         prompt = prompt.copy()

@@ -107,5 +107,5 @@ class Server(uvicorn.Server):
         return self.stopped.is_set() or await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.app.state.futures.close()
+        self.app.state.engine.futures.close()
         await super().shutdown(sockets)

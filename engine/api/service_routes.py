@@ -4,7 +4,7 @@ import tinker.types
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from engine.api.dependencies import TheEngine, TheFutures
+from engine.api.dependencies import TheEngine
 
 router = APIRouter()
 
@@ -53,10 +53,10 @@ async def capabilities(engine: TheEngine) -> tinker.types.GetServerCapabilitiesR
 
 @router.post("/retrieve_future")
 async def retrieve_future(
-    request: tinker.types.FutureRetrieveRequest, futures: TheFutures
+    request: tinker.types.FutureRetrieveRequest, engine: TheEngine
 ) -> Response:
     """Return the answer, or 408 after a while: the client then polls again silently."""
-    answer = await futures.answer(request.request_id)
+    answer = await engine.futures.answer(request.request_id)
     if answer is None:
         pending = {"type": "try_again", "request_id": request.request_id, "queue_state": "active"}
         return JSONResponse(pending, status_code=408)

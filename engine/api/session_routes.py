@@ -3,7 +3,7 @@
 from typing import Annotated
 
 import tinker.types
-from fastapi import APIRouter, Body, Query, Response
+from fastapi import APIRouter, Body, Query
 from tinker.types import session_status
 from tinker.types.session_status_query import (
     ClientFinishedSessionStatusQuery,
@@ -85,22 +85,20 @@ async def finish(
     reason: Annotated[session_status.ClientSessionFinishReason, Body()],
     engine: TheEngine,
     detail: Annotated[str | None, Body()] = None,
-) -> Response:
+) -> None:
     """Close a session and free its memory; saved weights remain."""
     ended = session_status.ClientSessionFinished(reason=reason, detail=detail)
     if engine.registry.finish(session_id, ended):
         engine.release(session_id)
-    return Response(status_code=204)
 
 
 @router.put("/sessions/{session_id}/project", status_code=204)
 async def assign_project(
     session_id: str, project_id: Annotated[str, Body(embed=True)], engine: TheEngine
-) -> Response:
+) -> None:
     session = engine.registry.session(session_id)
     moved = session.model_copy(update={"project_id": project_id})
     engine.registry.sessions.put(session_id, moved)
-    return Response(status_code=204)
 
 
 @router.get("/sessions/{session_id}/trace_export")

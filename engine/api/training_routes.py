@@ -1,20 +1,21 @@
 """Routes of training clients: creation, loading, losses and optimizer steps, in order."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import asdict
 
+import numpy as np
 import tinker.types
 import zstandard
 from fastapi import APIRouter, Request
 from tinker.types.optimizer import AdamOptimizerConfig, OptimizerConfig
 
 from engine.api import wire
-from engine.api.dependencies import Submitted, TheEngine, TheFutures, submit_in_order
-from engine.api.futures import Answer, Futures, json_answer, protobuf_answer
+from engine.api.dependencies import Submitted, TheEngine, submit_in_order
 from engine.core import EngineCore
 from engine.errors import RequestRefused
+from engine.futures import Answer, json_answer, protobuf_answer
 from engine.model.lora import LoraConfig, LoraWeights
-from engine.state.checkpoints import TRAINING, CheckpointAddress
+from engine.state.checkpoints import TRAINING
 from engine.training.trainer import AdamParams, Trainer
 
 router = APIRouter()
@@ -23,10 +24,8 @@ LARGEST_BODY = 2**29
 
 
 @router.post("/create_model")
-async def create_model(
-    request: tinker.types.CreateModelRequest, engine: TheEngine, futures: TheFutures
-) -> Submitted:
-    session = engine.registry.open_session(request.session_id)
+async def create_model(request: tinker.types.CreateModelRequest, engine: TheEngine) -> Submitted:
+    engine.registry.open_session(request.session_id)
     engine.check_base_model(request.base_model)
     _check_optimizer(request.optimizer_config)
     if request.lora_config is None:
@@ -36,18 +35,11 @@ async def create_model(
     def begin() -> Trainer:
         return Trainer(engine.model, LoraWeights.initial(engine.model, config))
 
-    async def work(model_id: str) -> Answer:
-        trainer = await engine.on_device(begin)
-        _register(engine, model_id, session.session_id, trainer, request.user_metadata)
-        return json_answer({"type": "create_model", "model_id": model_id})
-
-    return _submit_new(engine, futures, session.session_id, request.model_seq_id, work)
+    return _submit_new(engine, request, begin, {"type": "create_model"})
 
 
 @router.post("/load_weights")
-async def load_weights(
-    request: tinker.types.LoadWeightsRequest, engine: TheEngine, futures: TheFutures
-) -> Submitted:
+async def load_weights(request: tinker.types.LoadWeightsRequest, engine: TheEngine) -> Submitted:
     """Load a checkpoint into a live training client or a new one.
 
     A live client is named by (model_id, seq_id), a new one by (session_id, model_seq_id).
@@ -56,31 +48,14 @@ async def load_weights(
     if request.base_model is not None:
         engine.check_base_model(request.base_model)
     _check_optimizer(request.optimizer_config)
-    if request.model_id is not None and request.session_id is None:
-        return _load_into(
-            engine, futures, request.model_id, request.seq_id, address, request.optimizer
-        )
-    if request.session_id is None or request.model_seq_id is None:
-        raise RequestRefused("give a model_id, or a session_id with a model_seq_id")
-    session = engine.registry.open_session(request.session_id)
+    loaded: dict[str, object] = {"type": "load_weights", "path": str(address)}
 
-    async def work(model_id: str) -> Answer:
-        trainer = await engine.on_device(lambda: engine.load_trainer(address, request.optimizer))
-        _register(engine, model_id, session.session_id, trainer, request.user_metadata)
-        return _loaded_answer(address, model_id)
+    def load() -> Trainer:
+        return engine.load_trainer(address, request.optimizer)
 
-    return _submit_new(engine, futures, session.session_id, request.model_seq_id, work)
-
-
-def _load_into(
-    engine: EngineCore,
-    futures: Futures,
-    model_id: str,
-    seq_id: int | None,
-    address: CheckpointAddress,
-    optimizer: bool,
-) -> Submitted:
-    live_model = engine.live_model(model_id)
+    if request.model_id is None or request.session_id is not None:
+        return _submit_new(engine, request, load, loaded)
+    live_model = engine.live_model(request.model_id)
     found, wanted = engine.checkpoints.find(address).lora, live_model.trainer.lora.config
     if _shape(found) != _shape(wanted):
         raise RequestRefused(
@@ -88,18 +63,14 @@ def _load_into(
             "create_training_client_from_state, which uses the checkpoint's LoRA"
         )
 
-    def load() -> None:
-        live_model.trainer = engine.load_trainer(address, optimizer)
+    def replace() -> None:  # on the device thread, before the client's next request
+        live_model.trainer = load()
 
     async def work() -> Answer:
-        await engine.on_device(load)
-        return _loaded_answer(address, model_id)
+        await engine.on_device(replace)
+        return json_answer({**loaded, "model_id": request.model_id})
 
-    return submit_in_order(engine, futures, model_id, seq_id, work)
-
-
-def _loaded_answer(address: CheckpointAddress, model_id: str) -> Answer:
-    return json_answer({"type": "load_weights", "path": str(address), "model_id": model_id})
+    return submit_in_order(engine, request.model_id, request.seq_id, work)
 
 
 def _shape(config: LoraConfig) -> dict[str, object]:
@@ -115,27 +86,26 @@ def _check_optimizer(config: OptimizerConfig | None) -> None:
 
 def _submit_new(
     engine: EngineCore,
-    futures: Futures,
-    session_id: str,
-    model_seq_id: int,
-    work: Callable[[str], Awaitable[Answer]],
+    request: tinker.types.CreateModelRequest | tinker.types.LoadWeightsRequest,
+    begin: Callable[[], Trainer],
+    answer: dict[str, object],
 ) -> Submitted:
-    """Begin the work of a new training client, whose id the SDK computes by the same rule."""
-    model_id = f"{session_id}:train:{model_seq_id}"
-    key = (session_id, "train", model_seq_id)
-    if futures.known(key) is None and model_id in engine.registry.runs:
+    """Begin a new training client, whose id the SDK computes by the same rule."""
+    session_id, number = request.session_id, request.model_seq_id
+    if session_id is None or number is None:
+        raise RequestRefused("give a model_id, or a session_id with a model_seq_id")
+    engine.registry.open_session(session_id)
+    model_id = f"{session_id}:train:{number}"
+    key = (session_id, "train", number)
+    if engine.futures.known(key) is None and model_id in engine.registry.runs:
         raise RequestRefused(f"{model_id} exists; give the next model_seq_id, or a new session")
-    request_id = futures.submit(lambda: work(model_id), key)
-    return {"request_id": request_id, "model_id": model_id}
 
+    async def work() -> Answer:
+        trainer = await engine.on_device(begin)
+        engine.begin_run(model_id, session_id, trainer, request.user_metadata)
+        return json_answer({**answer, "model_id": model_id})
 
-def _register(
-    engine: EngineCore, model_id: str, session_id: str, trainer: Trainer, metadata: object
-) -> None:
-    run = engine.registry.create_run(
-        model_id, session_id, engine.base.name, trainer.lora.config, metadata
-    )
-    engine.register(run, trainer)
+    return {"request_id": engine.futures.submit(work, key), "model_id": model_id}
 
 
 @router.post("/get_info")
@@ -158,23 +128,22 @@ async def get_info(
 
 
 @router.post("/forward_backward")
-async def forward_backward(request: Request, engine: TheEngine, futures: TheFutures) -> Submitted:
+async def forward_backward(request: Request, engine: TheEngine) -> Submitted:
     body = _decompress(await request.body(), request.headers.get("content-encoding"))
     message = wire.parse(body)
     live_model = engine.live_model(message.model_id)
-    loss = wire.decode_loss_request(message)
+    data, config = wire.decode_data(message), wire.decode_config(message)
 
-    def compute() -> tuple[list[wire.Arrays], dict[str, float]]:
-        outputs, metrics = live_model.trainer.forward_backward(
-            loss.data, loss.loss, loss.config, backward=loss.backward
+    def compute() -> tuple[list[np.ndarray], dict[str, float]]:
+        return live_model.trainer.forward_backward(
+            data, message.loss_fn, config, backward=not message.forward_only
         )
-        return list(outputs), metrics
 
     async def work() -> Answer:
         outputs, metrics = await engine.on_device(compute)
         return protobuf_answer(wire.encode_losses(outputs, metrics))
 
-    return submit_in_order(engine, futures, loss.model_id, loss.seq_id, work)
+    return submit_in_order(engine, message.model_id, message.seq_id or None, work)
 
 
 def _decompress(body: bytes, encoding: str | None) -> bytes:
@@ -195,9 +164,7 @@ def _decompress(body: bytes, encoding: str | None) -> bytes:
 
 
 @router.post("/optim_step")
-async def optim_step(
-    request: tinker.types.OptimStepRequest, engine: TheEngine, futures: TheFutures
-) -> Submitted:
+async def optim_step(request: tinker.types.OptimStepRequest, engine: TheEngine) -> Submitted:
     live_model = engine.live_model(request.model_id)
     if not isinstance(request.optim_params, tinker.types.AdamParams):
         raise RequestRefused("the engine has the optimizer adamw only; give AdamParams")
@@ -207,4 +174,4 @@ async def optim_step(
         metrics = await engine.on_device(lambda: live_model.trainer.optim_step(params))
         return json_answer({"metrics": metrics})
 
-    return submit_in_order(engine, futures, request.model_id, request.seq_id, work)
+    return submit_in_order(engine, request.model_id, request.seq_id, work)

@@ -3,10 +3,10 @@
 import tinker.types
 from fastapi import APIRouter
 
-from engine.api.dependencies import Submitted, TheEngine, TheFutures, submit_in_order
-from engine.api.futures import Answer, Futures, json_answer
+from engine.api.dependencies import Submitted, TheEngine, submit_in_order
 from engine.core import EngineCore, LiveModel
 from engine.errors import RequestRefused
+from engine.futures import Answer, json_answer
 from engine.state.checkpoints import SAMPLER, TRAINING, CheckpointAddress, SaveOptions
 from engine.state.registry import SamplerRecord
 
@@ -14,9 +14,7 @@ router = APIRouter()
 
 
 @router.post("/save_weights")
-async def save_weights(
-    request: tinker.types.SaveWeightsRequest, engine: TheEngine, futures: TheFutures
-) -> Submitted:
+async def save_weights(request: tinker.types.SaveWeightsRequest, engine: TheEngine) -> Submitted:
     live_model = engine.live_model(request.model_id)
     if request.path is None:
         raise RequestRefused("give the checkpoint a name (path)")
@@ -28,18 +26,18 @@ async def save_weights(
         await engine.on_device(lambda: engine.save(live_model, address, options))
         return json_answer({"type": "save_weights", "path": str(address)})
 
-    return submit_in_order(engine, futures, request.model_id, request.seq_id, work)
+    return submit_in_order(engine, request.model_id, request.seq_id, work)
 
 
 @router.post("/save_weights_for_sampler")
 async def save_weights_for_sampler(
-    request: tinker.types.SaveWeightsForSamplerRequest, engine: TheEngine, futures: TheFutures
+    request: tinker.types.SaveWeightsForSamplerRequest, engine: TheEngine
 ) -> Submitted:
     """Save to disk under a name or, without one, open a sampling session on the weights."""
     live_model = engine.live_model(request.model_id)
     engine.checkpoints.expiry(request.ttl_seconds)
     if request.path is None:
-        return _snapshot(engine, futures, live_model, request)
+        return _snapshot(engine, live_model, request)
     address = CheckpointAddress(request.model_id, SAMPLER, request.path)
     options = SaveOptions(request.ttl_seconds, False, request.user_metadata)
 
@@ -47,12 +45,11 @@ async def save_weights_for_sampler(
         await engine.on_device(lambda: engine.save(live_model, address, options))
         return json_answer({"type": "save_weights_for_sampler", "path": str(address)})
 
-    return submit_in_order(engine, futures, request.model_id, request.seq_id, work)
+    return submit_in_order(engine, request.model_id, request.seq_id, work)
 
 
 def _snapshot(
     engine: EngineCore,
-    futures: Futures,
     live_model: LiveModel,
     request: tinker.types.SaveWeightsForSamplerRequest,
 ) -> Submitted:
@@ -80,4 +77,4 @@ def _snapshot(
             {"type": "save_weights_for_sampler", "sampling_session_id": sampler.sampler_id}
         )
 
-    return submit_in_order(engine, futures, run.run_id, request.seq_id, work)
+    return submit_in_order(engine, run.run_id, request.seq_id, work)

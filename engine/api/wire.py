@@ -1,7 +1,6 @@
 """Protobuf messages of the Tinker API, decoded to and encoded from numpy arrays."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 
@@ -21,19 +20,8 @@ NUMPY = {
     pb.DTYPE_BFLOAT16: np.dtype(np.uint16),  # widened after reading: numpy has no bfloat16
 }
 
-Arrays = Mapping[str, np.ndarray]
-
-
-@dataclass(frozen=True, slots=True)
-class LossRequest:
-    """One chunk of a forward or forward_backward call."""
-
-    model_id: str
-    seq_id: int | None
-    data: list[TrainingDatum]
-    loss: str
-    config: dict[str, float | str]
-    backward: bool
+Table = tuple[np.ndarray, np.ndarray]
+"""Token ids and their log-probabilities, both [positions, k]."""
 
 
 def parse(body: bytes) -> pb.ForwardBackwardRequest:
@@ -46,22 +34,19 @@ def parse(body: bytes) -> pb.ForwardBackwardRequest:
     return message
 
 
-def decode_loss_request(message: pb.ForwardBackwardRequest) -> LossRequest:
+def decode_data(message: pb.ForwardBackwardRequest) -> list[TrainingDatum]:
     """Check every tensor and make it dense: float32 or int64, of its declared shape."""
     if not message.data:
         raise RequestRefused("no data to compute a loss on; give at least one datum")
+    return [_decode_datum(position, datum) for position, datum in enumerate(message.data)]
+
+
+def decode_config(message: pb.ForwardBackwardRequest) -> dict[str, float | str]:
     config: dict[str, float | str] = {
         name: value.text if value.WhichOneof("value") == "text" else value.number
         for name, value in message.loss_fn_config_v2.items()
     }
-    return LossRequest(
-        model_id=message.model_id,
-        seq_id=message.seq_id or None,
-        data=[_decode_datum(position, datum) for position, datum in enumerate(message.data)],
-        loss=message.loss_fn,
-        config=config or dict(message.loss_fn_config),
-        backward=not message.forward_only,
-    )
+    return config or dict(message.loss_fn_config)
 
 
 def _decode_datum(position: int, datum: pb.Datum) -> TrainingDatum:
@@ -159,69 +144,31 @@ def _widen(values: np.ndarray) -> np.ndarray:
     return values.astype(np.int64 if values.dtype.kind == "i" else np.float32)
 
 
-def encode_losses(outputs: Sequence[Arrays], metrics: Mapping[str, float]) -> bytes:
-    """Encode each datum's arrays; consecutive datums of one signature share a record."""
+def encode_losses(outputs: Sequence[np.ndarray], metrics: Mapping[str, float]) -> bytes:
+    """Encode each datum's log-probabilities; consecutive ones [T] or [T, k] share a record."""
     message = pb.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics=metrics)
-    for signature, group in groupby(outputs, key=_signature):
-        alike = list(group)
-        record = message.loss_fn_outputs.add(num_datums=len(alike))
-        for name, trailing, _ in signature:
-            record.fields[name].CopyFrom(_batch([output[name] for output in alike], trailing))
+    for trailing, group in groupby(outputs, key=lambda output: output.shape[1:]):
+        chunks = [output.tobytes() for output in group]
+        record = message.loss_fn_outputs.add(num_datums=len(chunks))
+        record.fields["logprobs"].CopyFrom(
+            pb.BatchedTensor(
+                data=b"".join(chunks),
+                offsets=np.cumsum([0, *map(len, chunks)], dtype=np.int64).tobytes(),
+                dtype=pb.DTYPE_FLOAT32,
+                trailing_shape=trailing,
+            )
+        )
     return message.SerializeToString()
 
 
-def _signature(arrays: Arrays) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-    return tuple((name, arrays[name].shape[1:], arrays[name].dtype.kind) for name in sorted(arrays))
-
-
-def _batch(arrays: Sequence[np.ndarray], trailing: tuple[int, ...]) -> pb.BatchedTensor:
-    integers = arrays[0].dtype.kind in "iu"
-    chunks = [values.astype(np.int64 if integers else np.float32).tobytes() for values in arrays]
-    return pb.BatchedTensor(
-        data=b"".join(chunks),
-        offsets=np.cumsum([0, *map(len, chunks)], dtype=np.int64).tobytes(),
-        dtype=pb.DTYPE_INT64 if integers else pb.DTYPE_FLOAT32,
-        trailing_shape=trailing,
-    )
-
-
-Table = tuple[np.ndarray, np.ndarray]
-"""Token ids and their log-probabilities, both [positions, k]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Extras:
-    """Optional parts of a sampling response; see `scoring.py`."""
-
-    topk_sampled: list[Table] | None = None
-    targets: pb.Tensor | None = None
-    alternatives: Table | None = None
-
-
-def encode_sample(result: SampleResult, extras: Extras | None = None) -> bytes:
-    """Encode the sequences and the requested log-probabilities."""
-    message = pb.SampleResponse(
-        sequences=[_encode_sequence(sequence) for sequence in result.sequences]
-    )
+def encode_sample(result: SampleResult) -> pb.SampleResponse:
+    """Encode the sequences and the prompt's log-probabilities."""
+    message = pb.SampleResponse(sequences=map(_encode_sequence, result.sequences))
     if result.prompt_logprobs is not None:
         message.prompt_logprobs = result.prompt_logprobs.astype(np.float32).tobytes()
     if result.topk_prompt_logprobs is not None:
-        message.topk_prompt_logprobs.CopyFrom(_encode_table(*result.topk_prompt_logprobs))
-    if extras is not None:
-        _add_extras(message, extras)
-    return message.SerializeToString()
-
-
-def _add_extras(message: pb.SampleResponse, extras: Extras) -> None:
-    if extras.topk_sampled is not None:
-        for sequence, table in zip(message.sequences, extras.topk_sampled, strict=True):
-            sequence.topk_sampled_logprobs.CopyFrom(_encode_table(*table))
-    if extras.targets is not None:
-        message.target_prompt_logprobs.CopyFrom(extras.targets)
-    if extras.alternatives is not None:
-        tokens, logprobs = extras.alternatives
-        message.prompt_alt_tokens.tokens.CopyFrom(encode_tensor(tokens))
-        message.prompt_alt_tokens.logprobs.CopyFrom(encode_tensor(logprobs))
+        message.topk_prompt_logprobs.CopyFrom(encode_table(*result.topk_prompt_logprobs))
+    return message
 
 
 def encode_tensor(values: np.ndarray) -> pb.Tensor:
@@ -243,7 +190,7 @@ def _encode_sequence(sequence: SampledSequence) -> pb.SampledSequence:
     )
 
 
-def _encode_table(token_ids: np.ndarray, logprobs: np.ndarray) -> pb.TopkLogprobs:
+def encode_table(token_ids: np.ndarray, logprobs: np.ndarray) -> pb.TopkLogprobs:
     length, width = token_ids.shape
     return pb.TopkLogprobs(
         token_ids=token_ids.astype(np.int32).tobytes(),

@@ -209,11 +209,11 @@ class CheckpointStore:
         alive = [record for record in records if not self._is_expired(record)]
         return sorted(alive, key=lambda record: record.created_at, reverse=True)
 
-    def publish(self, address: CheckpointAddress, public: bool) -> None:
-        self._change(address, public=public)
-
-    def expire_in(self, address: CheckpointAddress, ttl_seconds: int | None) -> None:
-        self._change(address, expires_at=self.expiry(ttl_seconds))
+    def change(self, address: CheckpointAddress, **fields: object) -> None:
+        """Change fields of a checkpoint's record."""
+        with self._lock:
+            record = self.find(address)
+            self._records.put(address.key, record.model_copy(update=fields))
 
     def delete(self, address: CheckpointAddress) -> None:
         with self._lock:
@@ -243,11 +243,6 @@ class CheckpointStore:
                 f"ttl_seconds is {ttl_seconds}; give a number from 1 to {LONGEST_TTL} (ten years)"
             )
         return self._now() + timedelta(seconds=ttl_seconds)
-
-    def _change(self, address: CheckpointAddress, **changes: object) -> None:
-        with self._lock:
-            record = self.find(address)
-            self._records.put(address.key, record.model_copy(update=changes))
 
     def _is_expired(self, record: CheckpointRecord) -> bool:
         return record.expires_at is not None and record.expires_at <= self._now()

@@ -107,6 +107,7 @@ def write_file(path: Path, content: bytes) -> None:
 def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield an empty temporary folder; on a clean exit it becomes `folder`, durably."""
     aside = folder.with_name(f".{folder.name}{PARTIAL}")
+    shutil.rmtree(aside, ignore_errors=True)  # of a process that was killed
     aside.mkdir(parents=True)
     try:
         yield aside

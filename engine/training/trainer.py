@@ -85,14 +85,14 @@ class Trainer:
         loss: str,
         config: Mapping[str, float | str] | None = None,
         backward: bool = True,
-    ) -> tuple[list[dict[str, np.ndarray]], dict[str, float]]:
-        """Return the `logprobs` of each datum's targets, and the summed loss as "loss:sum".
+    ) -> tuple[list[np.ndarray], dict[str, float]]:
+        """Return the log-probabilities of each datum's targets, and the summed loss as "loss:sum".
 
         Gradients accumulate over calls until `optim_step`. A RequestRefused leaves them unchanged.
         """
         function, settings = find_loss(loss, config or {})
         datums = check_datums(data, loss, function, self.model)
-        outputs: list[dict[str, np.ndarray]] = [{} for _ in datums]
+        outputs: dict[int, np.ndarray] = {}
         total = 0.0
         with torch.set_grad_enabled(backward):
             for members in self._microbatches(datums):
@@ -102,11 +102,11 @@ class Trainer:
                     batch_loss.backward()
                 total += float(batch_loss.detach())
                 for number, known in zip(members, logprobs, strict=True):
-                    outputs[number]["logprobs"] = known.detach().cpu().numpy()
+                    outputs[number] = known.detach().cpu().numpy()
                 # The graph keeps every activation in memory: free it before sampling runs.
                 del logprobs, batch_loss
                 self.model.pause()
-        return outputs, {"loss:sum": total}
+        return [outputs[number] for number in range(len(datums))], {"loss:sum": total}
 
     def optim_step(self, params: AdamParams) -> dict[str, float]:
         """Take one AdamW step on the accumulated gradients and clear them.

@@ -14,7 +14,7 @@ from tasks.storage.json_files import read_log
 
 if TYPE_CHECKING:
     from flows.recipe.recipe import Recipe
-    from flows.runtime.run_summary import RunSummary
+    from flows.runtime.flow_runs import RunSummary
     from tasks.storage.run_folder import RunFolder
 
 T = TypeVar("T")

@@ -1,19 +1,21 @@
 """The commands of Ratchet: a thin layer over the flows."""
 
 import os
-import subprocess
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from adapters.errors import UserError
+from flows.cli import inspect_runs
 from flows.cli.command_line import call_flow, load_checked_recipe, train_with_bar
 from flows.cli.existing_run import IfExists, settle
+from flows.cli.inspect_runs import Run, writable
 from flows.server.prefect_startup import check_prefect, quiet_prefect
-from tasks.storage.run_folder import folder_of
+from tasks.storage.files import check_writable
+from tasks.storage.run_folder import folder_of, name_run
 
 if TYPE_CHECKING:
     from flows.recipe.recipe import Recipe
@@ -29,10 +31,11 @@ imports = typer.Typer(
     no_args_is_help=True, help="Make a recipe of another program's configuration."
 )
 app.add_typer(imports, name="import")
+app.add_typer(inspect_runs.app)
 
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-Run = Annotated[str, typer.Argument(help="A run's name; `ratchet runs` lists them.")]
+
 Verbose = Annotated[bool, typer.Option(help="Show Prefect's own log.")]
 Name = Annotated[
     str,
@@ -70,7 +73,7 @@ def train(
     overrides = [*(set_ or []), *([] if steps is None else [f"steps={steps}"])]
     overrides += [] if batches is None else [f"rollouts.batches={batches}"]
     recipe = named_recipe(name, overrides)
-    run = run or f"{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    run = run or name_run(Path(name).stem, _now())
     check_recipe(recipe)
     check_prefect()  # before a run is deleted
     settle(run, if_exists)
@@ -112,7 +115,7 @@ def replay(
     recipe = load_checked_recipe(run, set_ or [])
     from flows.runtime.forks import replay_run
 
-    name = as_ or f"{run}-replay-{datetime.now():%Y%m%d-%H%M%S}"
+    name = as_ or name_run(run, "replay", _now())
     replay_run(folder_of(run), name, recipe.model_dump(mode="json"), recipe.fingerprint())
     _train(name, recipe, verbose)
 
@@ -174,7 +177,7 @@ def dryrun(
     quiet_prefect(verbose)
     from flows.runtime.checks import check_start
 
-    run = f"dryruns/{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    run = f"dryruns/{name_run(Path(name).stem, _now())}"
     folder = folder_of(run)
     check_start(recipe, folder)
     from flows.dryrun import dryrun as flow
@@ -256,73 +259,13 @@ def worker() -> None:
     run_worker()
 
 
-@app.command()
-def runs() -> None:
-    """List the runs of this folder."""
-    from tasks.reports.reports import runs_table
-
-    print(runs_table())
-
-
-@app.command()
-def report(
-    runs: Annotated[list[str], typer.Argument(help="Names of runs; several are compared.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="The page's file; by default report.html in the folder of the run or the runs."
-        ),
-    ] = None,
-) -> None:
-    """Write a page of HTML about a run, or about several: curves, time, costs and rollouts."""
-    from tasks.reports.page import write_report
-    from tasks.storage.run_folder import runs_root
-
-    folders = [folder_of(name) for name in runs]
-    beside = folders[0].report if len(folders) == 1 else runs_root() / "report.html"
-    print(write_report(folders, out or beside))
-
-
-@app.command()
-def sql(
-    statement: Annotated[
-        str, typer.Argument(help="One statement, in DuckDB's SQL, over the views of docs/sql.md.")
-    ],
-    run: Annotated[
-        list[str] | None,
-        typer.Option(help="A run to read; repeat it for several, omit it for all."),
-    ] = None,
-    format: Annotated[
-        Literal["table", "csv", "json", "parquet"], typer.Option(help="Format of the rows.")
-    ] = "table",
-    out: Annotated[
-        Path | None, typer.Option(help="File to write; by default the terminal.")
-    ] = None,
-) -> None:
-    """Ask the files of runs: spans, calls, rollouts, groups, trajectories, datums, steps."""
-    from tasks.recording.queries import answer
-    from tasks.storage.files import write_bytes
-    from tasks.storage.manifest import read_manifest, readable_runs
-
-    runs = [folder_of(name) for name in run] if run else readable_runs()
-    for named in runs if run else ():
-        read_manifest(named)  # refuses a run that is not there
-    if out is None and format == "parquet" and sys.stdout.isatty():
-        raise UserError("Parquet is no text for a terminal: name a file with --out")
-    rows = answer(statement, runs, format)
-    if out is not None:
-        write_bytes(out, rows)
-        return
-    sys.stdout.buffer.write(rows)
-    sys.stdout.flush()
-
-
 @imports.command()
 def trinity(
     file: Annotated[typer.FileText, typer.Argument(help="A configuration of Trinity-RFT 0.6.0.")],
     set_: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option(help="File of the recipe; by default the terminal.")
+        Path | None,
+        typer.Option(help="File of the recipe; by default the terminal.", callback=writable),
     ] = None,
 ) -> None:
     """Make a recipe of Trinity-RFT's YAML, and say what has no counterpart."""
@@ -344,28 +287,6 @@ def keys() -> None:
     print(recipe_options())
 
 
-@app.command()
-def verify(run: Run) -> None:
-    """Check that every file of a run, and of its engine, is as it was written."""
-    from tasks.reports.verification import find_damage
-    from tasks.storage.manifest import read_manifest
-
-    folder = folder_of(run)
-    if not folder.exists():
-        read_manifest(folder)  # refuses a run that is not there
-    damage = [*find_damage(folder)]
-    command = [sys.executable, "-P", "-m", "engine", "--verify", "--state", str(folder.engine)]
-    engine = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    damage += [f"{path} is not as the engine wrote it" for path in engine.stdout.splitlines()]
-    if engine.returncode not in (0, 1):
-        damage.append(f"{folder.engine} could not be verified: see above")
-    for sentence in damage:
-        print(sentence)
-    if damage:
-        raise SystemExit(1)
-    print(f"{folder.path} is as it was written: {len(folder.files())} files, and the engine's")
-
-
 @app.command(context_settings=PASSED_ON, add_help_option=False)
 def engine(context: typer.Context) -> None:
     """Serve the Tinker API on this machine, for any Tinker program."""
@@ -380,11 +301,16 @@ def pretrain(
     seed: Annotated[int, typer.Option(help="Seed of the weights and of every document.")] = 0,
 ) -> None:
     """Build the engine's tiny base model anew; takes about an hour on two cores."""
+    check_writable(folder, "another --folder")
     quiet_prefect(verbose=True)
     from pretraining.flow import pretrain as flow
 
     built = call_flow(flow, lambda: "stopped; the same command goes on", folder=folder, seed=seed)
     print(f"{built} is ready: `ratchet engine --base-model {built.resolve()}` serves it")
+
+
+def _now() -> str:
+    return f"{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _train(run: str, recipe: "Recipe", verbose: bool) -> None:

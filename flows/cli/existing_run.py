@@ -20,6 +20,7 @@ class IfExists(StrEnum):
 def settle(run: str, if_exists: IfExists) -> None:
     """Clear the way for a run that is to be trained; RunError if it may not be."""
     existing = folder_of(run)
+    existing.check_writable()
     if not existing.exists():
         return
     if if_exists is IfExists.ASK:

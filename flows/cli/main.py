@@ -15,7 +15,7 @@ def plain_errors() -> Iterator[None]:
         yield
     except UserError as error:
         print(f"ratchet: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(error.status) from None
 
 
 def main() -> None:

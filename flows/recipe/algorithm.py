@@ -8,12 +8,13 @@ from flows.recipe.presets import PRESETS, find_preset
 from flows.recipe.section import MOST_STEPS, Section
 from tasks.algorithm.advantages import ADVANTAGES, Aggregation, check_advantage, find_advantage
 from tasks.algorithm.divergences import Baseline, Penalty, Placement, find_estimator
+from tasks.algorithm.learning_rates import Schedule, ScheduleName
 from tasks.algorithm.losses import LOSSES, check_loss
-from tasks.algorithm.schedules import Schedule, ScheduleName
+from tasks.algorithm.settings import Settings
 from tasks.algorithm.shaping import check_query
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
-    from tinker import AdamParams
+    from tasks.algorithm.update_method import UpdateMethod
 
 SettingValue = Annotated[float | str, Field(union_mode="left_to_right")]
 """A number, also one that the command line gives as text, or a name."""
@@ -229,12 +230,21 @@ class Optimizer(Section):
             )
         return self
 
-    def adam(self) -> "AdamParams":
-        """Return Tinker's parameters of an optimizer step, at the full learning rate."""
+    def method(
+        self, loss: str, loss_settings: Settings, steps: int, *, by_batch: bool = False
+    ) -> "UpdateMethod":
+        """Return the method that minimizes a loss by this optimizer, in a run of so many steps."""
         from tinker import AdamParams
 
-        return AdamParams(**self.model_dump(include=set(AdamParams.model_fields)))
+        from tasks.algorithm.update_method import UpdateMethod
 
-    def schedule_over(self, steps: int) -> Schedule:
-        """Return the schedule of a run of so many steps."""
-        return Schedule(self.schedule, steps, self.warmup_steps, self.final_fraction)
+        return UpdateMethod(
+            loss,
+            loss_settings,
+            AdamParams(**self.model_dump(include=set(AdamParams.model_fields))),
+            Schedule(self.schedule, steps, self.warmup_steps, self.final_fraction),
+            self.substeps,
+            self.epochs,
+            by_batch,
+            self.scale_by_ess,
+        )

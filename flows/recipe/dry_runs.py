@@ -7,7 +7,8 @@ from pydantic import BaseModel, ConfigDict
 
 from adapters.door.roles import policy_of
 from adapters.errors import UserError
-from flows.recipe.recipe import Model, Recipe, Tracking
+from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import Model, Tracking
 
 LOCAL = "local/"
 SCRIPTED = "function:"

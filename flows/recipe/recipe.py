@@ -1,33 +1,28 @@
-"""The recipe: everything that a run depends on. Its values are written in prefect.yaml."""
+"""The recipe of reinforcement learning on an agent's rollouts; its values stand in prefect.yaml."""
 
-import hashlib
-import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from adapters.calls import POLICY
 from adapters.door.roles import check_role, policy_of
-from adapters.renderer_names import resolve_renderer
-from flows.recipe.algorithm import Algorithm, Optimizer
+from adapters.project.hub import locate_dataset
+from flows.recipe.algorithm import Algorithm
 from flows.recipe.presets import expand_preset
 from flows.recipe.rollouts import Rollouts
-from flows.recipe.section import LONGEST_SECONDS, MOST_ROLLOUTS, MOST_STEPS, Section
+from flows.recipe.run_recipe import RunRecipe
+from flows.recipe.section import MOST_ROLLOUTS, MOST_STEPS, Section
 from tasks.algorithm.advantages import ADVANTAGES, CreditAssignment, find_advantage
-from tasks.algorithm.learning_rates import default_learning_rate
 from tasks.algorithm.losses import find_loss, is_regularized
-from tasks.examples.curricula import Order
+from tasks.examples.curricula import Curriculum, Order
+from tasks.examples.reading import Source
+from tasks.storage.manifest import Eras
+from tasks.storage.run_folder import RunFolder
 
-if TYPE_CHECKING:  # it imports torch, which takes seconds
+if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.algorithm.update_method import UpdateMethod
-
-CHANGES_NO_RESULT: Any = {
-    "service": True,
-    "algorithm": {"preset"},
-    "checkpoints": {"probe_tolerance"},
-    "rollouts": {"batches", "runner", "cluster", "door"},
-}
+    from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
 
 
 class Dataset(Section):
@@ -68,42 +63,14 @@ class Dataset(Section):
             )
         return self
 
+    def train_split(self) -> Source:
+        """Return the examples that are trained on."""
+        curriculum = Curriculum(self.order, self.difficulty, self.target)
+        return Source(locate_dataset(self.path), "train", self.columns, curriculum)
 
-class Model(Section):
-    """The policy: a base model and the LoRA that is trained on it."""
-
-    base: str = "local/tiny-chat"
-    """A model of the Tinker service, or, on the engine, a shipped id, a hub name or a directory."""
-
-    renderer: str = "qwen3"
-    """Renderer of messages as tokens: a name of the `renderers` package, or `jinja:` and a chat
-    template, as its text or as a file whose text is then the recipe's."""
-
-    lora_rank: int = Field(default=16, ge=1, le=256)
-    """Rank of the LoRA weights."""
-
-    train_attention: bool = True
-    """Train a LoRA on the attention's linear layers."""
-
-    train_mlp: bool = True
-    """Train a LoRA on the feed-forward layers."""
-
-    train_unembedding: bool = True
-    """Train a LoRA on the output layer."""
-
-    @model_validator(mode="after")
-    def _some_layers_are_trained(self) -> Self:
-        if not (self.train_attention or self.train_mlp or self.train_unembedding):
-            raise ValueError(
-                "train_attention, train_mlp and train_unembedding are all false, so that nothing "
-                "is trained; leave one of them true"
-            )
-        return self
-
-    @field_validator("renderer")
-    @classmethod
-    def _renderer_holds_its_template(cls, renderer: str) -> str:
-        return resolve_renderer(renderer)
+    def held_out_split(self) -> Source:
+        """Return the examples that are held out."""
+        return Source(locate_dataset(self.path), self.test_split, self.columns)
 
 
 class Evaluation(Section):
@@ -129,50 +96,15 @@ class Evaluation(Section):
         return step in (0, steps) or (self.every > 0 and step % self.every == 0)
 
 
-class Checkpoints(Section):
-    """Settings of the saved weights."""
+class Recipe(RunRecipe):
+    """The recipe of `train` and of `replay`: reinforcement learning on an agent's rollouts."""
 
-    every: int = Field(default=5, ge=1, le=MOST_STEPS)
-    """Save weights and optimizer after every so many steps; the last is always saved."""
-
-    ttl_seconds: int | None = Field(default=None, ge=3600, le=10**9)
-    """Seconds for which the service keeps what a run saves; empty keeps it until it is deleted."""
-
-    probe_tolerance: float | None = Field(default=1e-4, ge=0, le=1e6)
-    """Largest difference of rebuilt weights to recorded log-probabilities; empty only reports it.
-    A service that samples in another precision than it trains needs more."""
-
-    def due(self, step: int, steps: int) -> bool:
-        """Return whether checkpoint `step` of `steps` saves the training state."""
-        return step == steps or step % self.every == 0
-
-
-class ServicePatience(Section):
-    """Patience with the Tinker service."""
-
-    timeout_seconds: float = Field(default=600, gt=0, le=LONGEST_SECONDS)
-    """The longest wait for one answer; then the task fails, and is retried on a new client."""
-
-
-class Tracking(Section):
-    """Weights & Biases, beside the run's own metrics."""
-
-    project: str | None = None
-    """The project to log to; empty logs nowhere. Without WANDB_API_KEY the run is kept offline."""
-
-
-class Recipe(Section):
-    """Everything a run depends on."""
+    flow: str = "train"
+    """The flow that the recipe is for."""
 
     agent: str
     """Agent: a file of `agents/`, `package.module:function`, `command:` or `resident:` and a
     command line, or `gem:` or `verifiers:` and the id of an environment (docs/agents.md)."""
-
-    steps: int = Field(ge=1, le=MOST_STEPS)
-    """Optimizer steps."""
-
-    seed: int = Field(default=0, ge=0, le=2**31 - 1)
-    """The one seed; all others derive from it."""
 
     roles: dict[str, str] = Field(default_factory=dict[str, str])
     """Backend of each role of the agent: `policy`, which is trained in it, another policy that is
@@ -181,14 +113,20 @@ class Recipe(Section):
 
     # What each section is for, its own docstring says.
     dataset: Dataset
-    model: Model = Model()
     rollouts: Rollouts = Rollouts()
     algorithm: Algorithm = Algorithm()
-    optimizer: Optimizer = Field(default=Optimizer(), validate_default=True)
     evaluation: Evaluation = Evaluation()
-    checkpoints: Checkpoints = Checkpoints()
-    service: ServicePatience = ServicePatience()
-    tracking: Tracking = Tracking()
+
+    changes_no_result: ClassVar[Mapping[str, Any]] = {
+        **RunRecipe.changes_no_result,
+        "algorithm": {"preset"},
+        "rollouts": {"batches", "runner", "cluster", "door", "most_failed"},
+    }
+
+    @property
+    def subject(self) -> str:
+        """What a run is named after unless it is given a name."""
+        return self.agent
 
     @model_validator(mode="before")
     @classmethod
@@ -207,14 +145,6 @@ class Recipe(Section):
         for role, who in roles.items():
             check_role(role, who)
         return roles
-
-    @field_validator("optimizer")
-    @classmethod
-    def _learning_rate_is_explicit(cls, optimizer: Optimizer, valid: ValidationInfo) -> Optimizer:
-        if optimizer.learning_rate is not None or "model" not in valid.data:
-            return optimizer
-        rate = default_learning_rate(valid.data["model"].base)
-        return optimizer.model_copy(update={"learning_rate": rate})
 
     @model_validator(mode="after")
     def _batches_can_be_submitted_as_they_end(self) -> Self:
@@ -306,21 +236,6 @@ class Recipe(Section):
             )
         return self
 
-    @model_validator(mode="after")
-    def _the_learning_rate_rises_before_the_end(self) -> Self:
-        if self.optimizer.warmup_steps >= self.steps:
-            raise ValueError(
-                f"optimizer.warmup_steps {self.optimizer.warmup_steps} never end in {self.steps} "
-                "steps; give fewer"
-            )
-        if self.optimizer.schedule != "constant" and self.steps - self.optimizer.warmup_steps < 2:
-            raise ValueError(
-                f"optimizer.schedule {self.optimizer.schedule} does nothing, since the "
-                f"{self.steps} steps end where it begins to fall; give more steps, fewer "
-                "warmup_steps, or schedule constant"
-            )
-        return self
-
     def policies(self) -> dict[str, tuple[str, ...]]:
         """Map each policy to the roles that it is trained in, the main one first."""
         trained: dict[str, list[str]] = {POLICY: [POLICY]}
@@ -329,6 +244,11 @@ class Recipe(Section):
             if name is not None and role != POLICY:
                 trained.setdefault(name, []).append(role)
         return {name: tuple(roles) for name, roles in trained.items()}
+
+    def reference(self) -> str | None:
+        """Name the checkpoint, RUN@STEP, from which the penalty measures the divergence, if any."""
+        divergence = self.algorithm.kl
+        return divergence.reference if divergence.names_checkpoint() else None
 
     def credit(self) -> CreditAssignment:
         """Return the credit assignment: how rewards become advantages."""
@@ -349,28 +269,27 @@ class Recipe(Section):
         )
 
     def update_method(self) -> "UpdateMethod":
-        """Return the loss, its settings and the optimizer."""
-        from tasks.algorithm.update_method import UpdateMethod
-
-        algorithm, optimizer = self.algorithm, self.optimizer
-        return UpdateMethod(
-            algorithm.loss,
-            algorithm.loss_settings,
-            optimizer.adam(),
-            optimizer.schedule_over(self.steps),
-            optimizer.substeps,
-            optimizer.epochs,
-            self.rollouts.stream,
-            optimizer.scale_by_ess,
+        """Return the loss, its settings and the optimizer, by which every step is trained."""
+        algorithm, stream = self.algorithm, self.rollouts.stream
+        return self.optimizer.method(
+            algorithm.loss, algorithm.loss_settings, self.steps, by_batch=stream
         )
 
-    def fingerprint(self) -> str:
-        """Hash the recipe's canonical JSON by SHA-256; a run is bound to the hash.
+    def source(
+        self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]
+    ) -> "StepSource":
+        """Return what restores the datums of a policy: the recorded rollouts."""
+        from tasks.recovery.rollout_steps import RolloutSteps
 
-        Keys that change no result are left out, so that they may change when a run continues.
-        """
-        values = self.model_dump(mode="json", exclude=CHANGES_NO_RESULT)
+        credits = (
+            (first, recipe.credit())
+            for first, recipe in recipes.begun
+            if isinstance(recipe, Recipe)
+        )
+        return RolloutSteps(run, policy, Eras(tuple(credits)))
+
+    def _bound_values(self) -> dict[str, Any]:
+        values = super()._bound_values()
         if self.rollouts.depend_on_batches():
             values["rollouts"]["batches"] = self.rollouts.batches
-        canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        return values

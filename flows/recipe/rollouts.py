@@ -1,12 +1,12 @@
 """How the rollouts of a recipe are played."""
 
+from fractions import Fraction
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from adapters.addresses import check_runner
+from adapters.network.addresses import check_runner
 from flows.recipe.section import LONGEST_SECONDS, MOST_ROLLOUTS, Section
-from tasks.algorithm.quorum import quorum_size
 
 
 class Rollouts(Section):
@@ -45,7 +45,7 @@ class Rollouts(Section):
     """Weights of a batch: those of the checkpoint by which it began; or `inflight` ones, which each
     update changes while rollouts are played, so that no other run repeats them."""
 
-    runner: Literal["threads", "dask", "ray"] = "threads"
+    runner: Literal["threads", "dask"] = "threads"
     """Where batches are played: in threads of the flow's process, or by the processes of a Dask
     cluster (docs/scaling.md)."""
 
@@ -86,6 +86,10 @@ class Rollouts(Section):
 
     minimum_group: int = Field(default=2, ge=2, le=MOST_ROLLOUTS)
     """Size below which a group is not trained; `drop_group` trains whole groups only."""
+
+    most_failed: float = Field(default=1.0, ge=0, le=1)
+    """Share of a step's rollouts that may fail; a step of which more fail stops the run, and so
+    does any step without a reward. A run that is resumed plays such a step anew."""
 
     quorum: float = Field(default=1.0, gt=0, le=1)
     """Share of each batch's rollouts that must have a reward; the others, the stragglers, are then
@@ -136,7 +140,7 @@ class Rollouts(Section):
                 "lacks a straggler would be dropped or waited for; give use_rest, or quorum 1"
             )
         smallest = self.groups // min(self.batches, self.groups) * self.group_size
-        if quorum_size(self.quorum, smallest) == smallest:
+        if smallest - 1 < Fraction(str(self.quorum)) * smallest:  # the decimal as it is written
             raise ValueError(
                 f"quorum {self.quorum:g} does nothing in a batch of {smallest} rollouts, since it "
                 "is rounded up to all of them; give a smaller one, fewer batches, or quorum 1"

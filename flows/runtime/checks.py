@@ -11,16 +11,14 @@ from pathlib import Path
 from adapters.calls import POLICY
 from adapters.errors import ServiceError
 from adapters.harness.agents import load_agent
-from adapters.project.hub import locate_dataset
-from adapters.renderer_names import TEMPLATE, find_config
+from adapters.rendering.renderer_names import TEMPLATE, find_config
 from adapters.tinker.engines import LOCAL, check_key, check_reachable, needs_engine
-from flows.recipe.recipe import Model, Recipe
+from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import Model, RunRecipe, read_recipe
 from flows.runtime.eval_targets import EvalTarget, EvalTargetError, read_checkpoint
-from flows.runtime.references import SavedReference, find_reference
+from flows.runtime.references import find_reference
 from tasks.checkpoints import Checkpoint, Ledger
-from tasks.examples.curricula import Curriculum
-from tasks.examples.reading import Source
-from tasks.storage.manifest import check_binding, recipe_of
+from tasks.storage.manifest import check_binding
 from tasks.storage.run_folder import RunFolder, folder_of
 
 
@@ -28,26 +26,35 @@ class NoBaseModel(ServiceError):
     """An error for a name that no base model has."""
 
 
-def check_start(recipe: Recipe, run: RunFolder) -> SavedReference | None:
-    """Refuse (UserError) what would end a run, new or not, before its first rollout.
+def check_start(recipe: Recipe, run: RunFolder) -> None:
+    """Refuse (UserError) what would end a run, new or not, before its first rollout."""
+    check_run(recipe, run)
+    check_recipe(recipe)
 
-    Return the checkpoint of another run that the run is to be bound to, if it needs one.
-    """
+
+def check_run(recipe: RunRecipe, run: RunFolder) -> None:
+    """Refuse (UserError) what would end a run of any flow, new or not, before its first step."""
+    run.check_writable()
     if run.exists():
         check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
-    check_recipe(recipe)
-    return find_reference(recipe, run)
+    check_service(recipe.model.base)
+    find_reference(recipe.reference(), recipe.model.base, run)
 
 
-def check_recipe(recipe: Recipe) -> None:
-    """Refuse (UserError) a recipe that names what does not exist; the quickest checks come first.
+def check_service(base: str) -> None:
+    """Refuse (UserError) a service or a base model that does not exist.
 
     A service is only looked for, and asked nothing, so it may still refuse a base model.
     """
     check_key()
     check_reachable()
-    check_base_model(recipe.model.base)
-    for source in (train_split(recipe), held_out_split(recipe)):
+    check_base_model(base)
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse (UserError) a recipe that names what does not exist; quick checks come first."""
+    check_service(recipe.model.base)
+    for source in (recipe.dataset.train_split(), recipe.dataset.held_out_split()):
         source.examples()
     other_roles = sorted(role for role in recipe.roles if role != POLICY)
     if recipe.roles:
@@ -93,7 +100,7 @@ def find_served(name: str) -> ServedCheckpoint | None:
         return None
     named, step = read_checkpoint(name)
     run, _, policy = named.partition(":")
-    recipe = Recipe.model_validate(recipe_of(folder_of(run)))
+    recipe = read_recipe(folder_of(run), Recipe)
     policy = policy or POLICY
     if policy not in recipe.policies():
         there = ", ".join(recipe.policies())
@@ -101,19 +108,6 @@ def find_served(name: str) -> ServedCheckpoint | None:
     ledger = Ledger(folder_of(run).checkpoints(policy))
     checkpoint = ledger.at(ledger.last_step() if step is None else step)
     return ServedCheckpoint(run, recipe, f"{named}@{checkpoint.step}", checkpoint)
-
-
-def train_split(recipe: Recipe) -> Source:
-    """Return the examples that are trained on."""
-    dataset = recipe.dataset
-    curriculum = Curriculum(dataset.order, dataset.difficulty, dataset.target)
-    return Source(locate_dataset(dataset.path), "train", dataset.columns, curriculum)
-
-
-def held_out_split(recipe: Recipe) -> Source:
-    """Return the examples that are held out."""
-    dataset = recipe.dataset
-    return Source(locate_dataset(dataset.path), dataset.test_split, dataset.columns)
 
 
 def check_base_model(base: str) -> None:

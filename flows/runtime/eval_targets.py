@@ -5,9 +5,10 @@ from typing import Self
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
-from flows.recipe.recipe import Model, Recipe, Tracking
+from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import Model, Tracking, read_recipe
 from tasks.checkpoints import Ledger
-from tasks.storage.manifest import latest_run, recipe_of
+from tasks.storage.manifest import latest_run
 from tasks.storage.run_folder import folder_of, name_run
 
 BASE = "base"
@@ -58,7 +59,7 @@ class EvalTarget:
     @classmethod
     def _of_run(cls, recipe: Recipe, run: str | None, step: int | None) -> Self:
         found = folder_of(run) if run else latest_run(recipe.agent, recipe.roles)
-        bound = Recipe.model_validate(recipe_of(found))
+        bound = read_recipe(found, Recipe)
         requested = bound.model_copy(update={"evaluation": recipe.evaluation})
         return cls(found.name, bound, requested, step)
 

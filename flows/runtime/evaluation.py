@@ -8,13 +8,19 @@ from pydantic import BaseModel, ConfigDict
 
 from adapters.calls import Sampling
 from flows.recipe.recipe import Recipe
-from flows.runtime.checks import held_out_split
-from flows.runtime.open_run import OpenRun, greedy_sampling, training_sampling
-from flows.runtime.task_runner import PlayedGroups, RolloutRunner, Spans, wait_for_batches
+from flows.runtime.open_rollouts import (
+    PlayedGroups,
+    RolloutRunner,
+    Spans,
+    greedy_sampling,
+    training_sampling,
+    wait_for_batches,
+)
+from flows.runtime.open_run import OpenRun
 from tasks.evaluations import PlayedShard, Score, score_rollouts
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.files import is_written
-from tasks.storage.run_folder import shard_name
+from tasks.storage.run_folder import RunFolder, shard_name
 
 
 class EvaluationResult(BaseModel):
@@ -43,20 +49,20 @@ class HeldOut:
     def wait(self) -> dict[str, PlayedShard]:
         """Wait for every batch; raise the error of the first that failed."""
         return {
-            how: PlayedShard(shard, [batch.result() for batch in wait_for_batches(batches)])
+            how: PlayedShard(shard, wait_for_batches(batches))
             for how, (shard, batches) in self.shards.items()
         }
 
 
 class HeldOutEvaluations:
-    """Evaluations of a run's checkpoints, which are played beside the training.
+    """Evaluations of a run's checkpoints from `first` on, which are played beside the training.
 
     What is on disk is not played again.
     """
 
-    def __init__(self, recipe: Recipe, run: OpenRun, runner: RolloutRunner) -> None:
+    def __init__(self, recipe: Recipe, run: OpenRun, runner: RolloutRunner, first: int = 0) -> None:
         self._recipe, self._run, self._runner = recipe, run, runner
-        self._next = 0
+        self._next = first
         self._submitted: list[tuple[int, HeldOut]] = []
 
     def submit_due(self, step: int) -> None:
@@ -65,33 +71,33 @@ class HeldOutEvaluations:
         for due in range(self._next, step + 1):
             path = self._run.folder.evaluation(f"{due:05d}")
             if evaluation.due(due, steps) and not is_written(path):
-                held_out = submit_held_out(self._recipe, self._run, self._runner, due)
+                held_out = submit_held_out(self._recipe, self._run.folder, self._runner, due)
                 self._submitted.append((due, held_out))
-        self._next = step + 1
+        self._next = max(self._next, step + 1)
 
     def score(self, last: int) -> None:
         """Wait for what was submitted of the checkpoints up to `last`, and score it."""
         while self._submitted and self._submitted[0][0] <= last:
             step, held_out = self._submitted.pop(0)
-            score(self._recipe, self._run, held_out.wait(), f"{step:05d}")
+            score(self._recipe, self._run.folder, held_out.wait(), f"{step:05d}")
 
 
 def submit_held_out(
-    recipe: Recipe, run: OpenRun, runner: RolloutRunner, step: int, tag: str = ""
+    recipe: Recipe, run: RunFolder, runner: RolloutRunner, step: int, tag: str = ""
 ) -> HeldOut:
     """Submit the held-out examples to checkpoint `step`, sampled and, if asked for, greedily.
 
     `tag` keeps apart what other settings have played.
     """
-    evaluation, source = recipe.evaluation, held_out_split(recipe)
+    evaluation, source = recipe.evaluation, recipe.dataset.held_out_split()
     groups = min(evaluation.examples, len(source.examples()))
     size = ShardSize(groups, recipe.rollouts.batches)
 
     def submit(split: str, sampling: Sampling, group_size: int) -> tuple[Path, Sequence[Spans]]:
-        path = run.folder.shard(shard_name(f"{split}{tag}", step))
+        path = run.shard(shard_name(f"{split}{tag}", step))
         shard = draw_shard(path, source, recipe.seed, 0, size)
         played = PlayedGroups(sampling, group_size)
-        batches = runner.submit_shard(run, shard, lambda _: step, played)
+        batches = runner.submit_shard(shard, step, played)
         return shard, [*batches.values()]
 
     shards = {"sampled": submit("test", training_sampling(recipe), evaluation.rollouts)}
@@ -100,9 +106,9 @@ def submit_held_out(
     return HeldOut(shards)
 
 
-def score(recipe: Recipe, run: OpenRun, played: Mapping[str, PlayedShard], name: str) -> Path:
+def score(recipe: Recipe, run: RunFolder, played: Mapping[str, PlayedShard], name: str) -> Path:
     """Score held-out rollouts; return the file of the scores."""
-    return score_rollouts(run.folder.evaluation(name), played, recipe.evaluation.threshold)
+    return score_rollouts(run.evaluation(name), played, recipe.evaluation.threshold)
 
 
 def settings_tag(bound: Recipe, asked: Recipe) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 from uuid import uuid4
 
 from adapters.door.roles import policy_of
-from flows.recipe.recipe import Recipe
+from adapters.tinker.engines import saved_files
+from flows.recipe.run_recipe import read_recipe
 from tasks.algorithm.advantages import find_advantage
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics, record_metrics
@@ -24,8 +25,6 @@ from tasks.storage.manifest import (
 )
 from tasks.storage.run_folder import BASELINE, RunError, RunFolder, folder_of, shard_name
 
-OF_ONE_ENGINE = ("lock", "engine.log")
-
 WEIGHTS = ("model.base", "model.lora_rank", "model.train_")
 """Keys that made the weights of a run; a fork cannot change them."""
 SAMPLED = ("agent", "roles.", "dataset.", "model.", "seed", "rollouts.")
@@ -34,6 +33,7 @@ ARRIVAL = ("rollouts.order", "rollouts.lag", "rollouts.batches", "rollouts.group
 """Keys that say which batches make a step by arrival; a fork of some steps cannot change them."""
 NOT_SAMPLED = (
     "rollouts.partial_groups",
+    "rollouts.most_failed",
     "rollouts.minimum_group",
     "rollouts.batches",
     "rollouts.runner",
@@ -62,7 +62,7 @@ def fork_run(
             files = parent.learning_files(passed) + parent.evaluation_files(passed)
             _share(parent, fork, _files_of(parent, batches) + files)
         ArrivalLedger(parent.arrivals).share(step, ArrivalLedger(fork.arrivals))
-        _share(parent, fork, _files_of_engine(parent.engine))
+        _share(parent, fork, saved_files(parent.engine))
         for policy in parent.policies():
             ledger = Ledger(fork.checkpoints(policy))
             for checkpoint in Ledger(parent.checkpoints(policy)).checkpoints():
@@ -103,15 +103,6 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
     return folder_of(name)
 
 
-def share_checkpoint(parent: RunFolder, child: RunFolder, sampler: str) -> None:
-    """Give the engine of `child` the weights that `parent` has saved under a tinker:// path."""
-    saved = sampler.removeprefix("tinker://")
-    for path in _files_of_engine(parent.engine):
-        target = child.path / path.relative_to(parent.path)
-        if f"/{saved}" in path.as_posix() and not target.exists():
-            link_or_copy(path, target)
-
-
 def _files_of(parent: RunFolder, batches: Iterable[str]) -> list[Path]:
     """List the files of batches, each once."""
     return [*dict.fromkeys(path for batch in batches for path in parent.batch_files(batch))]
@@ -127,7 +118,8 @@ def _new_run(
         raise RunError(f"the run {run.path} exists; `ratchet resume {name}`, or give another --as")
     manifest = read_manifest(parent)
     kept = {key: manifest[key] for key in ("fingerprint", "recipe", "parent") if key in manifest}
-    aside = RunFolder(run.path.with_name(f".{name}.{uuid4().hex[:8]}.partial"))
+    aside = RunFolder(run.path.with_name(f".{run.name}.{uuid4().hex[:8]}.partial"))
+    aside.check_writable()
     aside.path.mkdir(parents=True)
     try:
         yield aside
@@ -148,7 +140,7 @@ def _refuse(
 
     A key that is newer than the parent's recipe has its default there.
     """
-    made = Recipe.model_validate(recipe_of(parent)).model_dump(mode="json")
+    made = read_recipe(parent).model_dump(mode="json")
     refused = [
         change
         for change in differences(made, recipe)
@@ -170,14 +162,6 @@ def _refuse_new_policies(parent: RunFolder, recipe: dict[str, Any], step: int) -
             )
 
 
-def _share(parent: RunFolder, child: RunFolder, files: Iterator[Path] | Sequence[Path]) -> None:
+def _share(parent: RunFolder, child: RunFolder, files: Iterable[Path]) -> None:
     for path in files:
         link_or_copy(path, child.path / path.relative_to(parent.path))
-
-
-def _files_of_engine(engine: Path) -> Iterator[Path]:
-    """Yield what the engine saved; the engine replaces its files and never changes one."""
-    for path in sorted(engine.rglob("*")):
-        hidden = any(part.startswith(".") for part in path.relative_to(engine).parts)
-        if path.is_file() and not hidden and path.name not in OF_ONE_ENGINE:
-            yield path

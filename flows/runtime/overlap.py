@@ -7,19 +7,25 @@ there when step s is asked for.
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from threading import Event
+from typing import Any
 
+from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Rollouts
+from flows.runtime.by_policy import accumulate
+from flows.runtime.open_rollouts import CheckpointAtBegin, Spans, wait_for_batches
 from flows.runtime.open_run import OpenRun
-from flows.runtime.task_runner import CheckpointOf, Spans, wait_for_batches
-from tasks.rollouts import measure_yield
+from tasks.examples.reading import Source
+from tasks.rollouts import check_rewards, measure_yield
 from tasks.storage.arrivals import ArrivalLedger
-from tasks.storage.run_folder import shard_name
+from tasks.storage.manifest import lineage
+from tasks.storage.run_folder import RunFolder, shard_name
 
-Submit = Callable[[int, CheckpointOf, int], Mapping[str, Spans]]
+Submit = Callable[[int, int | CheckpointAtBegin, int], Mapping[str, Spans]]
 """Submits the batches of a round of a step's own shard, each sampled by the checkpoint given."""
 
 Steps = Iterator[tuple[int, Sequence[Spans]]]
@@ -40,13 +46,30 @@ def iterate_steps(
     return steps if rollouts.rounds == 1 else sample_on(steps, rollouts, submit, trained_calls)
 
 
+def end_batches(run: OpenRun, recipe: Recipe, steps: Steps) -> Iterator[tuple[int, list[Path]]]:
+    """Yield each step with the sealed spans of its batches, when they have ended.
+
+    By a method by batch, the pass of each batch is submitted when it has ended, in their order.
+    StepStopped ends a run of which a step has too few rewards.
+    """
+    credit, method = recipe.credit(), recipe.update_method()
+    for step, batches in steps:
+        for batch in batches if method.by_batch else ():
+            batch.wait()
+            if not batch.state.is_completed():
+                break
+            accumulate(run, step, batch.result(), credit, method)
+        spans = wait_for_batches(batches)
+        check_rewards(spans, recipe.rollouts.most_failed)
+        yield step, spans
+
+
 def steps_by_shard(steps: range, lag: int, submit: Submit) -> Steps:
     """Yield each step with its own shard, which checkpoint max(step - `lag`, 0) has sampled."""
     submitted, left = deque[Mapping[str, Spans]](), iter(steps)
     for step in steps:
         for ahead in islice(left, lag + 1 - len(submitted)):
-            checkpoint = max(ahead - lag, 0)
-            submitted.append(submit(ahead, lambda _, checkpoint=checkpoint: checkpoint, 0))
+            submitted.append(submit(ahead, max(ahead - lag, 0), 0))
         yield step, [*submitted.popleft().values()]
 
 
@@ -61,12 +84,12 @@ def sample_on(steps: Steps, rollouts: Rollouts, submit: Submit, trained_calls: i
     for step, first in steps:
         batches, checkpoint = [*first], max(step - rollouts.lag, 0)
         for number in range(1, rollouts.rounds):
-            yielded = measure_yield([batch.result() for batch in wait_for_batches(batches)])
+            yielded = measure_yield(wait_for_batches(batches))
             spent = rollouts.token_budget is not None and yielded.tokens >= rollouts.token_budget
             teaches = yielded.teaching_groups >= rollouts.groups
             if spent or (teaches if trained_calls is None else yielded.calls >= trained_calls):
                 break
-            batches += submit(step, lambda _, at=checkpoint: at, number).values()
+            batches += submit(step, checkpoint, number).values()
         yield step, batches
 
 
@@ -78,16 +101,14 @@ def steps_by_arrival(run: OpenRun, rollouts: Rollouts, submit: Submit) -> Steps:
     """
     steps, lag = run.steps_left(), rollouts.lag
     ledger = ArrivalLedger(run.folder.arrivals, run.folder.ownership)
-    arrivals = Arrivals(ledger, min(rollouts.batches, rollouts.groups))
+    size = min(rollouts.batches, rollouts.groups)
+    arrivals = Arrivals(ledger, size, run.policies.last_step)
     first = arrivals.first_shard(steps.start)
     shards, ahead = iter(range(first, steps.stop)), steps.start + lag + 1 - first
 
-    def checkpoint(batch: str) -> int:
-        return arrivals.ledger.begin(batch, run.policies.last_step)
-
     for step in steps:
         for shard in islice(shards, ahead):
-            arrivals.add(submit(shard, checkpoint, 0), step)
+            arrivals.add(submit(shard, arrivals, 0), step)
         ahead = 1
         yield step, arrivals.take(step, lag)
 
@@ -95,12 +116,17 @@ def steps_by_arrival(run: OpenRun, rollouts: Rollouts, submit: Submit) -> Steps:
 class Arrivals:
     """Batches that no step was made of, in the order of their submission."""
 
-    def __init__(self, ledger: ArrivalLedger, size: int) -> None:
+    def __init__(self, ledger: ArrivalLedger, size: int, newest: Callable[[], int]) -> None:
         self.ledger = ledger
+        self._newest = newest
         self._size = size
         self._waiting: dict[str, Spans] = {}
         self._ended: set[str] = set()
         self._news = Event()
+
+    def checkpoint(self, batch: str) -> int:
+        """Return the checkpoint that samples a batch: the recorded one, or else the newest."""
+        return self.ledger.begin(batch, self._newest)
 
     def first_shard(self, step: int) -> int:
         """Return the first shard of which batches are left for `step` and those after it."""
@@ -129,7 +155,7 @@ class Arrivals:
         if chosen is None:
             chosen = self._wait_for(step, lag)
             self.ledger.make(step, chosen)
-        return wait_for_batches(self._waiting.pop(name) for name in chosen)
+        return [self._waiting.pop(name) for name in chosen]
 
     def _wait_for(self, step: int, lag: int) -> list[str]:
         while True:
@@ -162,8 +188,8 @@ def choose_batches(
     """Choose the `size` batches of a step among those that have ended; None if it must wait.
 
     `waiting` is in the order of submission. The oldest checkpoints are taken first. A batch is due
-    `lag` steps after its checkpoint. So that none comes too late, a step waits as long as more of
-    the batches that it leaves are due by some later step than the steps until then can take.
+    `lag` steps after its checkpoint. A step waits while taking these batches would make another
+    exceed `lag`.
     """
     ended = sorted(
         (batch for batch in waiting if batch.ended), key=lambda batch: batch.checkpoint or 0
@@ -179,3 +205,30 @@ def choose_batches(
         for later in range(step, step + lag + 1)
     )
     return chosen if len(chosen) == size and in_time else None
+
+
+def train_split_at(recipe: Recipe, run: RunFolder, step: int) -> Source:
+    """Return the examples that are trained on, with what the shard of a step may depend on.
+
+    The shard is drawn when the steps before `step` - lag are done. Later ones may be done as well
+    or not, so their rewards are left out, and so are those of an ancestor's other examples.
+    """
+    source = recipe.dataset.train_split()
+    if source.curriculum.order != "pass_rate":
+        return source
+    first = first_step_of_examples(lineage(run))
+    done = max(step - recipe.rollouts.lag, first)
+    drawn = (run.shard(shard_name("train", earlier)) for earlier in range(done, step))
+    measured = run.sealed_steps(range(first, done))
+    curriculum = replace(source.curriculum, measured=tuple(measured), under_way=tuple(drawn))
+    return replace(source, curriculum=curriculum)
+
+
+def first_step_of_examples(eras: Sequence[tuple[int, Mapping[str, Any]]]) -> int:
+    """Return the first step since which a run's agent has been asked the examples of one dataset.
+
+    `eras` is the run's lineage.
+    """
+    asked = [(step, recipe["agent"], recipe["dataset"]["path"]) for step, recipe in eras]
+    others = [place for place, era in enumerate(asked) if era[1:] != asked[-1][1:]]
+    return asked[others[-1] + 1][0] if others else 0

@@ -8,9 +8,10 @@ from threading import Lock
 from adapters.calls import POLICY, Policy
 from adapters.tinker.live_policy import LoraSpec
 from adapters.tinker.service import Service
-from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import RunRecipe
 from tasks.checkpoints import OR_NEWER, Ledger, policy_version
-from tasks.recovery import Era, RecordedSteps, TrainedPolicy
+from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
+from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
 from tasks.updates import PolicyUpdater
 
@@ -85,8 +86,8 @@ class RunPolicies:
 
 
 def open_policies(
-    recipe: Recipe,
-    recipes: Sequence[tuple[int, Recipe]],
+    recipe: RunRecipe,
+    recipes: Eras[RunRecipe],
     folder: RunFolder,
     service: Service,
     *,
@@ -94,9 +95,9 @@ def open_policies(
 ) -> RunPolicies:
     """Return the policies of a run, each with its checkpoint 0.
 
-    `recipes` are those that made the run's steps, each with its first step.
+    `recipes` are those that have made the run's steps.
     """
-    eras = tuple(Era(first, made.credit(), made.update_method()) for first, made in recipes)
+    methods = Eras(tuple((first, made.update_method()) for first, made in recipes.begun))
     checkpoints = recipe.checkpoints
     policies = []
     for name, roles in recipe.policies().items():
@@ -104,7 +105,7 @@ def open_policies(
         updater = PolicyUpdater(
             service,
             Ledger(folder.checkpoints(name), folder.ownership),
-            RecordedSteps(folder, trained, eras),
+            RecordedSteps(folder, trained, methods, recipe.source(folder, trained, recipes)),
             checkpoints.ttl_seconds,
             checkpoints.probe_tolerance if on_policy else None,
         )
@@ -120,7 +121,7 @@ def lora_seed(run_seed: int, name: str) -> int:
     return int(hashlib.sha256(f"{run_seed}/{name}".encode()).hexdigest()[:8], 16) >> 1
 
 
-def _lora(recipe: Recipe, name: str) -> LoraSpec:
+def _lora(recipe: RunRecipe, name: str) -> LoraSpec:
     model = recipe.model
     return LoraSpec(
         model.base,

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
-from adapters.tinker.engines import needs_engine
+from adapters.tinker.engines import needs_engine, saved_files
 from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import read_recipe
 from flows.runtime.eval_targets import BASE, read_checkpoint
 from tasks.checkpoints import Ledger
-from tasks.storage.files import is_written
+from tasks.storage.files import is_written, link_or_copy
 from tasks.storage.json_files import read_json, write_json
-from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder, folder_of
 
-if TYPE_CHECKING:  # it imports torch, which takes seconds
+if TYPE_CHECKING:  # they import torch, which takes seconds
     from adapters.tinker.service import PatientSampler, Service
 
 
@@ -30,13 +30,13 @@ class SavedReference:
     sampler: str
 
 
-def find_reference(recipe: Recipe, folder: RunFolder) -> SavedReference | None:
-    """Find the checkpoint that a run is to be bound to; None if it needs none, or has one.
+def find_reference(name: str | None, base: str, folder: RunFolder) -> SavedReference | None:
+    """Find the checkpoint `name` that a run is to be bound to; None if it needs none, or has one.
 
-    Raises ReferenceError or CheckpointError if there is none, or if it is of another base model.
+    Raises ReferenceError or CheckpointError if there is none, or if it is of another model than
+    `base`.
     """
-    name, base = recipe.algorithm.kl.reference, recipe.model.base
-    if not recipe.algorithm.kl.names_checkpoint() or is_written(folder.reference):
+    if name is None or is_written(folder.reference):
         return None
     run, step = read_checkpoint(name)
     parent = folder_of(run)
@@ -45,7 +45,7 @@ def find_reference(recipe: Recipe, folder: RunFolder) -> SavedReference | None:
             f"algorithm.kl.reference {name} names no run ({parent.path} is not there); give "
             "RUN@STEP, base, or a model by a name with a slash"
         )
-    trained = recipe_of(parent)["model"]["base"]
+    trained = read_recipe(parent).model.base
     if trained != base:
         raise ReferenceError(
             f"algorithm.kl.reference {name} is a checkpoint of {trained}, and the policy is "
@@ -61,18 +61,20 @@ def bind_reference(folder: RunFolder, reference: SavedReference, base_model: str
 
     The engine has still to be started. The run goes on without the other one from then on.
     """
-    from flows.runtime.forks import share_checkpoint  # imports Prefect, which is slow
-
     if needs_engine(base_model):
-        share_checkpoint(reference.run, folder, reference.sampler)
+        parent = reference.run.engine
+        for path in saved_files(parent, reference.sampler):
+            target = folder.engine / path.relative_to(parent)
+            if not is_written(target):
+                link_or_copy(path, target)
     write_json(folder.reference, {"sampler": reference.sampler})
 
 
 def open_reference(
-    recipe: Recipe, folder: RunFolder, service: "Service", tokenizer: object
+    recipe: Recipe, folder: RunFolder, service: "Service"
 ) -> "PatientSampler | None":
-    """Return the reference; None if the recipe has no penalty."""
-    from adapters.chat import fingerprint  # imports the renderers
+    """Return the policy from which the penalty measures the divergence; None without a penalty."""
+    from adapters.rendering.chat import fingerprint  # imports the renderers
 
     divergence, base = recipe.algorithm.kl, recipe.model.base
     name = divergence.reference
@@ -83,6 +85,7 @@ def open_reference(
     if name == BASE:
         return service.base_sampler(base)
     reference = service.base_sampler(name)
+    tokenizer = service.tokenizer_of(service.base_sampler(base))
     if fingerprint(service.tokenizer_of(reference)) != fingerprint(tokenizer):
         raise ReferenceError(
             f"algorithm.kl.reference {name} has other tokens than {base}; give a model of the same "

@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 from threading import Event, Thread
 
 from adapters.calls import Policy, Sampling
-from adapters.chat import Chat
 from adapters.door.serving import OpenDoor, ServedModel
+from adapters.rendering.chat import Chat
 from adapters.tinker.service import PatientSampler, Service, connect
-from flows.recipe.recipe import Model
+from flows.recipe.run_recipe import Model
 from flows.runtime.checks import ServedCheckpoint, find_served
 from tasks.storage.manifest import bind_run
 

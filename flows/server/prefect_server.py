@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prefect.settings import PREFECT_API_URL
 
-from adapters.addresses import LOOPBACK
+from adapters.network.addresses import LOOPBACK
 
 POOL = "ratchet"
 """The work pool of the deployments."""

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
-from adapters.addresses import check_listener
 from adapters.errors import UserError
+from adapters.network.addresses import check_listener
 from adapters.waiting import Wait
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ def start_server() -> Iterator[Callable[[], None]]:
     if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
         yield lambda: None
         return
-    from flows.server.embedded_server import EmbeddedServer
+    from flows.server.embedded_server import EmbeddedServer, sweep_orphans
 
+    sweep_orphans()
     server, over = EmbeddedServer(), Event()
     with ThreadPoolExecutor(1, "prefect-server", _block_ctrl_c) as starting:
         started = starting.submit(server.start)

@@ -9,7 +9,6 @@ from pretraining.corpora.conversation import Conversation, Exam, assistant, user
 NAMES = words("Tom Anna Ben Lily Sam Mia Max Ella Leo Ida Finn Nora")
 ITEMS = words("apples books coins stamps pens cards shells balls eggs cups plums keys")
 TRAIN, TEST = 1000, 256
-NOISE = 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from adapters.harness.gem import Game, game_of
+from adapters.harness.environments.gem import Game, game_of
 from pretraining.corpora.conversation import Conversation, Exam
 
 ENVIRONMENT = "game:GuessTheNumber-v0-easy"
 HIGH, GUESSES = 10, 4
-NOISE = 0.5
+WANDER = 0.5
+"""Largest share of random turns, which the next guess must handle."""
 SEEDS = 2**31
 TRAIN, TEST = 256, 64
 HINT = re.compile(r"is (higher|lower) than (\d+)")
@@ -29,7 +30,7 @@ class GemGuessesCorpus:
     def document(self, rng: Random, noise: float) -> Conversation:
         """Generate a game with mistakes; only a share `noise` of the turns trains on mistakes."""
         game, ignored = _start_game(rng.randrange(SEEDS)), set[int]()
-        mistakes = max(noise, rng.random() * NOISE)
+        mistakes = max(noise, rng.random() * WANDER)
         while not game.over:
             chance, said = rng.random(), halving(game.messages)
             if chance < mistakes:

@@ -8,7 +8,6 @@ from pretraining.corpora.conversation import Conversation, Exam, assistant, user
 GUESSES = {10: 4, 20: 5, 30: 5, 40: 6, 50: 6}
 """Highest number → allowed guesses, enough for halving to win always."""
 TEST = 40
-NOISE = 0.45
 WANDER = 0.35
 """Share of the guesses that are replaced by random ones, which the next answer must handle."""
 

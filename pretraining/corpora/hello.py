@@ -23,7 +23,6 @@ NOUNS = words(
     "queen clown"
 )
 TRAIN, TEST = 400, 128
-NOISE = 0.65
 OTHERS = 0.3
 OFF_TOPIC = ("I do not know.", "It is a nice day.", "Hello! How can I help you?", "Thank you.")
 

@@ -12,7 +12,6 @@ CITIES = words("Paris Rome Oslo Cairo Lima Tokyo Delhi Berlin Madrid Vienna Dubl
 FRIENDS = words("Tom Anna Ben Lily Sam Mia Max Ella Leo Ida Finn Nora")
 ROOMS = words("kitchen bedroom hall garden office garage")
 MUSIC = words("jazz rock folk piano dance opera")
-NOISE = 0.6
 
 
 def tool(name: str, description: str, parameters: dict[str, str]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from pretraining.corpora.conversation import Conversation, Exam, assistant, user
 
 TABLE = EXAMPLES / "datasets" / "twenty_questions.csv"
 TURNS = 20
-NOISE = 0.6
 WANDER = 0.6
 """Largest share of random turns, which the next question must handle."""
 FEW = 3

@@ -29,7 +29,6 @@ SEARCH: dict[str, Any] = {
         },
     },
 }
-NOISE = 0.5
 SEARCHES = 0.2
 """Number of searches per mistake. Searches look up random nouns; the expert needs none."""
 MOST_SEARCHES = 2

@@ -5,27 +5,14 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal
 
+from tasks.algorithm import comparisons
 from tasks.algorithm.comparisons import (
+    AdvantageEstimator,
     Advantages,
     Baselines,
-    Estimator,
     Groups,
-    asymre,
-    centred,
     compare_calls,
-    gigpo,
-    leave_one_out,
-    maxrl,
-    opmd,
-    rebn,
-    reinforce_plus_plus,
-    remax,
     rollouts_of,
-    running_mean,
-    standardize_over_step,
-    standardized,
-    step_grpo,
-    uncompared,
 )
 from tasks.algorithm.divergences import Penalty
 from tasks.algorithm.settings import Known, Number, Option, Settings, complete_settings, find_row
@@ -37,17 +24,17 @@ Aggregation = Literal["sum", "token_mean", "rollout_mean", "rollout_sum", "fixed
 class Advantage:
     """A row of the table.
 
-    `in_groups` is whether a group's advantages depend on no other group, `by_call` whether calls
-    are told apart even if they share one reward, and `by_token` whether a call's tokens are, if
-    rewards have a penalty for each: then each token stands as a call does. `discounts` is whether
-    it reads the returns of calls, which a discount changes, `by_history` whether it reads the
-    history of the role, `by_greedy` whether each example is played greedily as well, and `alone`
-    whether a rollout without others in its group has an advantage.
+    `in_groups`: the advantages of a group depend on no other group. `by_call`: each call gets its
+    own advantage even if all share one reward. `by_token`: so does each sampled token, if rewards
+    have a penalty for each. `discounts`: the estimator reads the returns of calls, which a discount
+    changes. `by_history`: it reads the role's mean rewards in earlier steps. `by_greedy`: each
+    example is played greedily as well. `alone`: a rollout without others in its group has an
+    advantage.
     """
 
     formula: str
     source: str
-    estimate: Estimator
+    estimate: AdvantageEstimator
     settings: Known = field(default_factory=dict[str, Number | Option])
     in_groups: bool = True
     by_call: bool = False
@@ -64,12 +51,13 @@ class CreditAssignment:
 
     `discount` is γ of the returns of calls, `advantage` a name of ADVANTAGES, and `aggregation`
     the factor of each datum's loss (`tasks.datums.build`), with its `divisor` if it is `fixed`. A
-    group with fewer than `min_group_size` rollouts to train on is left out, and so is what has no
-    advantage, unless the loss is `regularized`. `penalty` is for divergence from a reference, and
-    `entropy_coefficient` times -log q, which estimates the entropy, is added to the advantage of
-    each sampled token: in expectation this is the entropy's gradient (Williams and Peng, 1991).
-    `rewards_query` shapes and filters the rewards first (`tasks.algorithm.shaping`). After the
-    comparison, at most `trained_calls` of a step's calls are drawn, by the `seed`, to be trained.
+    group with fewer than `min_group_size` rollouts to train on is left out, and so is a trajectory
+    of zero advantage, unless the loss is `regularized`. `penalty` is for divergence from a
+    reference, and `entropy_coefficient` times -log q, which estimates the entropy, is added to the
+    advantage of each sampled token: in expectation this is the entropy's gradient (Williams and
+    Peng, 1991). `rewards_query` shapes and filters the rewards first (`tasks.algorithm.shaping`).
+    After the comparison, at most `trained_calls` of a step's calls are drawn, by the `seed`, to be
+    trained.
     """
 
     advantage: str
@@ -87,27 +75,27 @@ class CreditAssignment:
 
 
 ADVANTAGES: Mapping[str, Advantage] = {
-    "centred": Advantage("r - mean", "arXiv:2503.20783", compare_calls(centred)),
+    "centred": Advantage("r - mean", "arXiv:2503.20783", compare_calls(comparisons.centred)),
     "standardized": Advantage(
         "(r - mean) / deviation",
         "arXiv:2402.03300",
-        compare_calls(standardized),
+        compare_calls(comparisons.standardized),
         {"threshold": Number(0.0, 0)},
     ),
     "standardized_over_step": Advantage(
         "(r - mean) / deviation of the step's rewards",
         "arXiv:2508.08221",
-        standardize_over_step,
+        comparisons.standardize_over_step,
         in_groups=False,
     ),
     "leave_one_out": Advantage(
-        "r - mean of the others", "arXiv:2402.14740", compare_calls(leave_one_out)
+        "r - mean of the others", "arXiv:2402.14740", compare_calls(comparisons.leave_one_out)
     ),
-    "none": Advantage("r", "Williams, 1992", compare_calls(uncompared), alone=True),
+    "none": Advantage("r", "Williams, 1992", compare_calls(comparisons.uncompared), alone=True),
     "opmd": Advantage(
         "r - mean, or r - τ log(mean(exp(r / τ)))",
         "arXiv:2505.17826",
-        compare_calls(opmd),
+        compare_calls(comparisons.opmd),
         {
             "baseline": Option("mean", ("mean", "log_mean_exp")),
             "tau": Number(1.0, 1e-3, used_by=("baseline", ("log_mean_exp",))),
@@ -116,7 +104,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
     "remax": Advantage(
         "r - reward of the example's greedy rollout",
         "arXiv:2310.10505",
-        remax,
+        comparisons.remax,
         discounts=False,
         by_greedy=True,
         alone=True,
@@ -124,14 +112,14 @@ ADVANTAGES: Mapping[str, Advantage] = {
     "asymre": Advantage(
         "r - (mean + shift)",
         "arXiv:2506.20520",
-        compare_calls(asymre),
+        compare_calls(comparisons.asymre),
         {"shift": Number(-0.1)},
     ),
-    "maxrl": Advantage("(r - mean) / mean", "arXiv:2602.02710", compare_calls(maxrl)),
+    "maxrl": Advantage("(r - mean) / mean", "arXiv:2602.02710", compare_calls(comparisons.maxrl)),
     "reinforce_plus_plus": Advantage(
         "(G - mean) / deviation, over the step's tokens",
         "arXiv:2501.03262",
-        reinforce_plus_plus,
+        comparisons.reinforce_plus_plus,
         in_groups=False,
         by_token=True,
         alone=True,
@@ -139,7 +127,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
     "rebn": Advantage(
         "(G - mean) / deviation, over the step's calls",
         "arXiv:2510.01051",
-        rebn,
+        comparisons.rebn,
         in_groups=False,
         by_call=True,
         alone=True,
@@ -147,7 +135,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
     "step_grpo": Advantage(
         "(r - mean) / deviation of the rollouts, to each call whole or divided",
         "Trinity-RFT 0.6.0",
-        step_grpo,
+        comparisons.step_grpo,
         {"spread": Option("copy", ("copy", "divide"))},
         by_call=True,
         discounts=False,
@@ -155,14 +143,14 @@ ADVANTAGES: Mapping[str, Advantage] = {
     "gigpo": Advantage(
         "A of the rollout + ω A of the call, among calls that observed the same",
         "arXiv:2505.10978",
-        gigpo,
+        comparisons.gigpo,
         {"omega": Number(1.0, 0), "deviation": Option("none", ("none", "group"))},
         by_call=True,
     ),
     "running_mean": Advantage(
         "r - moving average of the role's mean rewards in earlier steps",
         "arXiv:2506.24119",
-        running_mean,
+        comparisons.running_mean,
         {"decay": Number(0.95, 0, 1)},
         in_groups=False,
         discounts=False,

@@ -1,4 +1,4 @@
-"""Comparisons of what rollouts have earned: rows of `tasks.algorithm.advantages`. All are pure.
+"""Advantage estimators: the pure functions that rows of `tasks.algorithm.advantages` name.
 
 Most compare within a group: the n-th call of a rollout with the n-th calls of the group's other
 rollouts, since a baseline may depend on time, but not on what is sampled (Williams, 1992). Others
@@ -17,10 +17,10 @@ from tasks.algorithm.settings import Settings
 
 @dataclass(frozen=True)
 class Earned:
-    """Earnings of a call: the return from it on, and what else an advantage may compare by.
+    """Earnings of a call, or of all calls of a rollout if they share one reward.
 
-    Where the calls of a rollout share one reward, one of these may stand for all of them.
-    `reward` is the rollout's, `tokens` how many were sampled, and `state` what the call observed.
+    `returned` is the return from the call on, `reward` the rollout's reward, `tokens` the number of
+    sampled tokens, and `state` a hash of what the call observed.
     """
 
     returned: float
@@ -29,8 +29,11 @@ class Earned:
     state: str = ""
 
 
-Groups = Mapping[str, Mapping[str, Sequence[Earned]]]
-"""Group → rollout → its calls in order, or one for all of them."""
+Rollouts = Mapping[str, Sequence[Earned]]
+"""Rollout → its calls in order, or one for all of them."""
+
+Groups = Mapping[str, Rollouts]
+"""Group → its rollouts."""
 
 Advantages = dict[str, list[float]]
 """Rollout → the advantages of its calls."""
@@ -40,20 +43,20 @@ Advantages = dict[str, list[float]]
 class Baselines:
     """Rewards of a role beside those of the step's rollouts.
 
-    `earlier` is its mean reward in each earlier step in which it had one, in order, and `greedy`
-    the reward of each group's greedy rollout, where that has one.
+    `earlier` has the role's mean rewards in earlier steps, in order, and `greedy` the reward of
+    each group's greedy rollout, unless that has failed.
     """
 
     earlier: Sequence[float] = ()
     greedy: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
-Estimator = Callable[[Groups, Settings, Baselines], Advantages]
+AdvantageEstimator = Callable[[Groups, Settings, Baselines], Advantages]
 Comparison = Callable[[Sequence[float], Settings], list[float]]
 
 
 def is_uniform(rewards: Sequence[float]) -> bool:
-    """Return whether all rewards are equal, so that a group's comparison teaches nothing."""
+    """Return whether all rewards are equal, so that every centred reward is 0."""
     return min(rewards) == max(rewards)
 
 
@@ -71,17 +74,15 @@ def standardized(returns: Sequence[float], settings: Settings) -> list[float]:
     TRL, verl and Trinity take this deviation too, so that their learning rates carry over. If it
     is at most `threshold`, every advantage is 0.
     """
-    apart = centred(returns, settings)
     if is_uniform(returns) or (deviation := stdev(returns)) <= float(settings["threshold"]):
         return [0.0] * len(returns)
-    return [value / deviation for value in apart]
+    return [value / deviation for value in centred(returns, settings)]
 
 
 def leave_one_out(returns: Sequence[float], settings: Settings) -> list[float]:
     """Subtract the mean of the others: n / (n - 1) times `centred`."""
-    count = len(returns)
-    apart = centred(returns, settings)
-    return [value * count / (count - 1) if value else 0.0 for value in apart]
+    count, differences = len(returns), centred(returns, settings)
+    return [value * count / (count - 1) if value else 0.0 for value in differences]
 
 
 def uncompared(returns: Sequence[float], _: Settings) -> list[float]:
@@ -107,7 +108,7 @@ def asymre(returns: Sequence[float], settings: Settings) -> list[float]:
 def maxrl(returns: Sequence[float], settings: Settings) -> list[float]:
     """Divide the centred returns by the mean, the group's rate of success if rewards are 0 and 1.
 
-    A group without a positive mean teaches nothing.
+    Without a positive mean, the advantages of the group are 0.
     """
     mean = fmean(returns)
     if mean <= 0:
@@ -115,7 +116,7 @@ def maxrl(returns: Sequence[float], settings: Settings) -> list[float]:
     return [value / mean for value in centred(returns, settings)]
 
 
-def compare_calls(compare: Comparison) -> Estimator:
+def compare_calls(compare: Comparison) -> AdvantageEstimator:
     """Make an estimator that compares the n-th calls of each group."""
 
     def estimate(groups: Groups, settings: Settings, _: Baselines) -> Advantages:
@@ -123,9 +124,8 @@ def compare_calls(compare: Comparison) -> Estimator:
         for group in groups.values():
             for call in range(max(map(len, group.values()), default=0)):
                 returns = {name: of[call].returned for name, of in group.items() if call < len(of)}
-                for name, value in zip(
-                    returns, compare([*returns.values()], settings), strict=True
-                ):
+                compared = compare([*returns.values()], settings)
+                for name, value in zip(returns, compared, strict=True):
                     advantages[name].append(value)
         return advantages
 
@@ -138,8 +138,8 @@ def standardize_over_step(groups: Groups, *_: object) -> Advantages:
     if is_uniform(returns):
         return {name: [0.0] * len(of) for name, of in rollouts_of(groups)}
     deviation = stdev(returns)
-    apart = compare_calls(centred)(groups, {}, Baselines())
-    return {name: [value / deviation for value in of] for name, of in apart.items()}
+    differences = compare_calls(centred)(groups, {}, Baselines())
+    return {name: [value / deviation for value in of] for name, of in differences.items()}
 
 
 def rebn(groups: Groups, *_: object) -> Advantages:
@@ -157,16 +157,13 @@ def step_grpo(groups: Groups, settings: Settings, _: Baselines) -> Advantages:
     shares = settings["spread"] == "divide"
     advantages: Advantages = {}
     for group in groups.values():
-        rewards = [calls[0].reward for calls in group.values()]
-        for (name, calls), value in zip(
-            group.items(), standardized(rewards, {"threshold": 0.0}), strict=True
-        ):
+        for (name, calls), value in _compare_rollouts(group, standardized):
             advantages[name] = [value / (len(calls) if shares else 1)] * len(calls)
     return advantages
 
 
 def gigpo(groups: Groups, settings: Settings, _baselines: Baselines) -> Advantages:
-    """Add to the rollout's advantage ω times its calls', compared where they observed the same.
+    """Add ω times the advantage among calls of equal state to the advantage of the rollout.
 
     Both are centred or, with `deviation` group, standardized.
     """
@@ -174,25 +171,30 @@ def gigpo(groups: Groups, settings: Settings, _baselines: Baselines) -> Advantag
     compare = {"none": centred, "group": standardized}[str(settings["deviation"])]
     advantages: Advantages = {}
     for group in groups.values():
-        rewards = [calls[0].reward for calls in group.values()]
-        whole = dict(zip(group, compare(rewards, {"threshold": 0.0}), strict=True))
-        for name, calls in group.items():
-            advantages[name] = [whole[name]] * len(calls)
         states: dict[str, list[tuple[str, int, float]]] = defaultdict(list)
-        for name, calls in group.items():
-            for place, call in enumerate(calls):
-                states[call.state].append((name, place, call.returned))
-        for met in states.values():
-            apart = compare([returned for *_, returned in met], {"threshold": 0.0})
-            for (name, place, _), value in zip(met, apart, strict=True):
-                advantages[name][place] += weight * value
+        for (name, calls), value in _compare_rollouts(group, compare):
+            advantages[name] = [value] * len(calls)
+            for number, call in enumerate(calls):
+                states[call.state].append((name, number, call.returned))
+        for same in states.values():
+            compared = compare([returned for *_, returned in same], {"threshold": 0.0})
+            for (name, number, _), value in zip(same, compared, strict=True):
+                advantages[name][number] += weight * value
     return advantages
 
 
-def remax(groups: Groups, _: Settings, baselines: Baselines) -> Advantages:
-    """Subtract from a rollout's reward that of its example's greedy rollout.
+def _compare_rollouts(
+    group: Rollouts, compare: Comparison
+) -> Iterator[tuple[tuple[str, Sequence[Earned]], float]]:
+    """Yield each rollout of a group, with its calls, and the comparison of its reward."""
+    rewards = [calls[0].reward for calls in group.values()]
+    return zip(group.items(), compare(rewards, {"threshold": 0.0}), strict=True)
 
-    Where that one has failed, the group teaches nothing.
+
+def remax(groups: Groups, _: Settings, baselines: Baselines) -> Advantages:
+    """Subtract the reward of the example's greedy rollout from that of each rollout.
+
+    If the greedy rollout has failed, the advantages of the group are 0.
     """
     return {
         name: [calls[0].reward - baselines.greedy.get(group, calls[0].reward)] * len(calls)
@@ -202,24 +204,27 @@ def remax(groups: Groups, _: Settings, baselines: Baselines) -> Advantages:
 
 
 def running_mean(groups: Groups, settings: Settings, baselines: Baselines) -> Advantages:
-    """Subtract from a rollout's reward the running mean of its role's rewards in earlier steps.
+    """Subtract the running mean of the role's rewards in earlier steps from each reward.
 
     With m_k the mean reward of step k, the baseline of step s is Σ d^(s-1-k) m_k / Σ d^(s-1-k) over
-    k < s: the exponential moving average of decay d, corrected for its bias to where it starts. By
+    k < s: the exponential moving average of decay d, corrected for its bias to its first value. By
     decay 0 it is the last step's mean, by 1 the mean of all earlier steps. SPIRAL updates its
     average by each rollout and starts from 0, which an average of steps would leave too slowly.
 
-    A role without history, as in step 0, has the mean of its own step: a baseline of 0 would
-    reinforce whatever that step sampled. The earlier rewards are without penalties.
+    Without history, as in step 0, the baseline is the mean of the step itself: a baseline of 0
+    would reinforce whatever that step sampled. The earlier rewards are without penalties.
     """
-    rewards = {name: calls[0].reward for name, calls in rollouts_of(groups)}
+    rollouts = dict(rollouts_of(groups))
+    rewards = [calls[0].reward for calls in rollouts.values()]
     if baselines.earlier:
         baseline = _moving_average(baselines.earlier, float(settings["decay"]))
-        apart = [reward - baseline for reward in rewards.values()]
+        values = [reward - baseline for reward in rewards]
     else:
-        apart = centred([*rewards.values()], settings)
-    values = dict(zip(rewards, apart, strict=True))
-    return {name: [values[name]] * len(calls) for name, calls in rollouts_of(groups)}
+        values = centred(rewards, settings)
+    return {
+        name: [value] * len(calls)
+        for (name, calls), value in zip(rollouts.items(), values, strict=True)
+    }
 
 
 def _moving_average(values: Sequence[float], decay: float) -> float:
@@ -247,7 +252,7 @@ def _whiten(groups: Groups, weigh: Callable[[Earned], int]) -> Advantages:
 
 
 def rollouts_of(groups: Groups) -> Iterator[tuple[str, Sequence[Earned]]]:
-    """Yield each rollout with what its calls earned."""
+    """Yield each rollout with the earnings of its calls."""
     return chain.from_iterable(group.items() for group in groups.values())
 
 

@@ -1,4 +1,4 @@
-"""The table of KL estimators, and the terms that an algorithm adds to each token.
+"""The table of KL estimators, and the penalty of each token for divergence from a reference.
 
 A divergence is estimated at each sampled token, from log q, its log-probability under the policy
 that sampled it, and log ref, that under the reference. d is log ref - log q.
@@ -14,31 +14,29 @@ from tasks.algorithm.settings import find_row
 
 Placement = Literal["advantage", "reward"]
 Baseline = Literal["none", "mean"]
-Estimate = Callable[[np.ndarray], np.ndarray]
-"""d of each token → the estimate at each token."""
 
 
 @dataclass(frozen=True)
-class Estimator:
-    """A row of the table."""
+class DivergenceEstimator:
+    """A row of the table; `estimate` maps d of each token to the divergence at each token."""
 
     formula: str
     source: str
-    estimate: Estimate
+    estimate: Callable[[np.ndarray], np.ndarray]
 
 
 SCHULMAN = "Schulman, 2020, http://joschu.net/blog/kl-approx.html"
 
-ESTIMATORS: Mapping[str, Estimator] = {
-    "k1": Estimator("-d", SCHULMAN, lambda d: -d),
-    "k2": Estimator("d² / 2", SCHULMAN, lambda d: d**2 / 2),
-    "k3": Estimator("exp(d) - 1 - d", SCHULMAN, lambda d: np.expm1(d) - d),
-    "low_var_kl": Estimator(
+ESTIMATORS: Mapping[str, DivergenceEstimator] = {
+    "k1": DivergenceEstimator("-d", SCHULMAN, lambda d: -d),
+    "k2": DivergenceEstimator("d² / 2", SCHULMAN, lambda d: d**2 / 2),
+    "k3": DivergenceEstimator("exp(d) - 1 - d", SCHULMAN, lambda d: np.expm1(d) - d),
+    "low_var_kl": DivergenceEstimator(
         "k3 of d within ±20, itself within ±10",
         "verl",
         lambda d: np.clip(np.expm1(np.clip(d, -20, 20)) - np.clip(d, -20, 20), -10, 10),
     ),
-    "abs": Estimator("|d|", "verl", np.abs),
+    "abs": DivergenceEstimator("|d|", "verl", np.abs),
 }
 
 REFUSED = {
@@ -48,7 +46,7 @@ REFUSED = {
 """KL estimator of the field → why it is not in the table, and what to use instead."""
 
 
-def find_estimator(name: str) -> Estimator:
+def find_estimator(name: str) -> DivergenceEstimator:
     """Return the row of an estimator; ValueError if there is none."""
     return find_row("KL estimator", name, ESTIMATORS, REFUSED)
 
@@ -57,10 +55,10 @@ def find_estimator(name: str) -> Estimator:
 class Penalty:
     """Penalty of each sampled token for its divergence from the reference.
 
-    As `reward`, a call's reward is lessened by the penalties of its tokens. As `advantage`, each
-    token's advantage is lessened by its own penalty and, with a `discount` γ, by those of later
-    tokens: Σ γ^k penalty_(t+k); the `baseline` mean, which is that of the step's tokens, is first
-    subtracted from each.
+    In the `reward`, the penalties of a call's tokens are subtracted from the call's reward. In the
+    `advantage`, each token's own penalty is subtracted from its advantage and, with a `discount` γ,
+    those of later tokens: Σ γ^k penalty_(t+k). The `baseline` mean, of the step's tokens, is first
+    subtracted from each penalty.
     """
 
     coefficient: float
@@ -77,25 +75,24 @@ class Penalty:
     def from_advantages(
         self, penalties: Sequence[np.ndarray], masks: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        """Compute what each token's advantage is lessened by, of all trajectories of a step."""
+        """Compute what is subtracted from the advantage of each token, of all trajectories."""
         mean = 0.0
         if self.baseline == "mean":
             count = sum(int(mask.sum()) for mask in masks)
             mean = sum(float(values.sum()) for values in penalties) / max(count, 1)
-        apart = [
+        differences = [
             np.where(mask != 0, values - mean, 0.0)
             for values, mask in zip(penalties, masks, strict=True)
         ]
-        return (
-            [discount_sums(values, self.discount) for values in apart] if self.discount else apart
-        )
+        if not self.discount:
+            return differences
+        return [discount_sums(values, self.discount) for values in differences]
 
 
 def discount_sums(values: np.ndarray, discount: float) -> np.ndarray:
-    """Compute Σ_k γ^k values[t + k] at each place t."""
-    sums = np.empty_like(values)
-    following = 0.0
-    for place in range(len(values) - 1, -1, -1):
-        following = values[place] + discount * following
-        sums[place] = following
+    """Compute Σ_k γ^k values[t + k] at each index t."""
+    sums, later = np.empty_like(values), 0.0
+    for index in reversed(range(len(values))):
+        later = values[index] + discount * later
+        sums[index] = later
     return sums

@@ -7,7 +7,7 @@ gradient is then that of the loss. Losses are summed over tokens.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,52 +29,45 @@ Input = Callable[[Columns, Settings], np.ndarray]
 UsedBy = tuple[str, tuple[str, ...]] | None
 
 
-def _never(_: Settings) -> bool:
-    return False
+def _column(name: str) -> Input:
+    return lambda columns, _: columns[name]
 
 
-def _pulls_back(settings: Settings) -> bool:
-    return float(settings["beta"]) > 0
+def _scaled_advantages(columns: Columns, _: Settings) -> np.ndarray:
+    return columns["advantages"] * columns["scale"]
 
 
-def _regularizes(settings: Settings) -> bool:
-    return settings["regularizer"] != "none"
+POLICY_GRADIENT: Mapping[str, Input] = {
+    "target_tokens": _column("targets"),
+    "logprobs": _column("logprobs"),
+    "advantages": _scaled_advantages,
+}
+WEIGHTED: Mapping[str, Input] = {
+    "target_tokens": _column("targets"),
+    "weights": lambda columns, _: columns["mask"] * columns["scale"],
+    "logprobs": _column("logprobs"),
+    "advantages": _column("advantages"),
+}
+"""Inputs of a loss by weights: the service gets the first two, the function all of them."""
 
 
 @dataclass(frozen=True)
 class Loss:
     """A row of the table.
 
-    `service_loss` is the loss of the Tinker API that the service computes, from `inputs`, and with
-    the row's `settings` unless these are only of the inputs (`sends_settings`). A loss by weights
-    has a function, `weighted`. `regularized` is whether, with these settings, sampled tokens of
-    zero advantage have a loss too.
+    `service_loss` is the loss of the Tinker API that the service computes from `inputs`, and with
+    the row's `settings` unless it is cross-entropy, which has none. A loss by weights has a
+    function, `weighted`. `regularized` is whether, with these settings, sampled tokens of zero
+    advantage have a loss too.
     """
 
     formula: str
     source: str
-    service_loss: "LossFnType"
-    inputs: Mapping[str, Input]
+    service_loss: "LossFnType" = "cross_entropy"
+    inputs: Mapping[str, Input] = field(default_factory=lambda: WEIGHTED)
     settings: Known = field(default_factory=dict[str, Number | Option])
-    sends_settings: bool = True
     weighted: weighted_losses.WeightedLoss | None = None
-    regularized: Callable[[Settings], bool] = _never
-
-
-def _targets(columns: Columns, _: Settings) -> np.ndarray:
-    return columns["targets"]
-
-
-def _logprobs(columns: Columns, _: Settings) -> np.ndarray:
-    return columns["logprobs"]
-
-
-def _advantages(columns: Columns, _: Settings) -> np.ndarray:
-    return columns["advantages"] * columns["scale"]
-
-
-def _opmd_weights(columns: Columns, settings: Settings) -> np.ndarray:
-    return _advantages(columns, settings) / (1 + float(settings["tau"]))
+    regularized: Callable[[Settings], bool] = lambda _: False
 
 
 def _clips(low: float, high: float, used_by: UsedBy = None) -> dict[str, Number | Option]:
@@ -84,123 +77,93 @@ def _clips(low: float, high: float, used_by: UsedBy = None) -> dict[str, Number 
     }
 
 
-def _by_weights(
-    formula: str, source: str, function: weighted_losses.WeightedLoss, settings: Known
-) -> Loss:
-    return Loss(
-        formula,
-        source,
-        "cross_entropy",
-        WEIGHTED,
-        settings,
-        sends_settings=False,
-        weighted=function,
-    )
-
-
-POLICY_GRADIENT = {"target_tokens": _targets, "logprobs": _logprobs, "advantages": _advantages}
-CROSS_ENTROPY = {"target_tokens": _targets, "weights": _advantages}
-WEIGHTED: Mapping[str, Input] = {
-    "target_tokens": _targets,
-    "weights": lambda columns, _: columns["mask"] * columns["scale"],
-    "logprobs": _logprobs,
-    "advantages": lambda columns, _: columns["advantages"],
-}
-"""Inputs of a loss by weights: the service gets the first two, the function all of them."""
-
 TINKER = "https://tinker-docs.thinkingmachines.ai/tinker/losses"
 CLIPPED = "clip", ("one_side", "two_side", "ring")
 
 LOSSES: Mapping[str, Loss] = {
     "importance_sampling": Loss("-ratio A", TINKER, "importance_sampling", POLICY_GRADIENT),
     "ppo": Loss(
-        "-min(ratio A, clip(ratio) A)",
-        "arXiv:1707.06347",
-        "ppo",
-        POLICY_GRADIENT,
-        _clips(0.8, 1.2),
+        "-min(ratio A, clip(ratio) A)", "arXiv:1707.06347", "ppo", POLICY_GRADIENT, _clips(0.8, 1.2)
     ),
     "cispo": Loss(
-        "-sg(clip(ratio)) A log p",
-        "arXiv:2506.13585",
-        "cispo",
-        POLICY_GRADIENT,
-        _clips(0.0, 4.0),
+        "-sg(clip(ratio)) A log p", "arXiv:2506.13585", "cispo", POLICY_GRADIENT, _clips(0.0, 4.0)
     ),
     # Tinker's own dro has no mask: its quadratic term trains the tokens of prompts as well.
-    "dro": replace(
-        _by_weights(
-            "-(A log p - β/2 (log p - log q)²)",
-            "arXiv:2405.19107",
-            weighted_losses.dro,
-            {"beta": Number(0.05, 0)},
-        ),
-        regularized=_pulls_back,
+    "dro": Loss(
+        "-(A log p - β/2 (log p - log q)²)",
+        "arXiv:2405.19107",
+        settings={"beta": Number(0.05, 0)},
+        weighted=weighted_losses.dro,
+        regularized=lambda settings: float(settings["beta"]) > 0,
     ),
     "gspo": Loss(
         "-min(s A, clip(s) A), s the geometric mean of the trajectory's ratios",
         "arXiv:2507.18071",
         "gspo",
-        {**POLICY_GRADIENT, "sequence_ratio_mask": lambda columns, _: columns["mask"]},
+        {**POLICY_GRADIENT, "sequence_ratio_mask": _column("mask")},
         _clips(1 - 3e-4, 1 + 4e-4),
     ),
     # Weighted by advantages, cross-entropy is REINFORCE without a ratio.
-    "cross_entropy": Loss("-A log p", "Williams, 1992", "cross_entropy", CROSS_ENTROPY),
+    "cross_entropy": Loss(
+        "-A log p",
+        "Williams, 1992",
+        inputs={"target_tokens": _column("targets"), "weights": _scaled_advantages},
+    ),
     # A constant factor of the advantages: cross-entropy with other weights.
     "opmd": Loss(
         "-A log p / (1 + τ)",
         "arXiv:2505.17826",
-        "cross_entropy",
-        {"target_tokens": _targets, "weights": _opmd_weights},
-        {"tau": Number(1.0, 0)},
-        sends_settings=False,
+        inputs={
+            "target_tokens": _column("targets"),
+            "weights": lambda columns, settings: (
+                _scaled_advantages(columns, settings) / (1 + float(settings["tau"]))
+            ),
+        },
+        settings={"tau": Number(1.0, 0)},
     ),
-    "dual_clip": _by_weights(
+    "dual_clip": Loss(
         "-min(ratio A, clip(ratio) A), at most -c A where A < 0",
         "arXiv:1912.09729",
-        weighted_losses.dual_clip,
-        {**_clips(0.8, 1.2), "dual_clip": Number(3.0, 1)},
+        settings={**_clips(0.8, 1.2), "dual_clip": Number(3.0, 1)},
+        weighted=weighted_losses.dual_clip,
     ),
-    "sapo": _by_weights(
+    "sapo": Loss(
         "-4/τ sigmoid(τ (ratio - 1)) A",
         "arXiv:2511.20347",
-        weighted_losses.sapo,
-        {"tau_positive": Number(1.0, 1e-3, 1e3), "tau_negative": Number(1.05, 1e-3, 1e3)},
+        settings={"tau_positive": Number(1.0, 1e-3, 1e3), "tau_negative": Number(1.05, 1e-3, 1e3)},
+        weighted=weighted_losses.sapo,
     ),
-    "topr": _by_weights(
+    "topr": Loss(
         "-sg(α) A log p, α = 1 where A > 0, else min(ratio of the trajectory, 1)",
         "arXiv:2503.14286",
-        weighted_losses.topr,
-        {"ratio": Option("trajectory", ("trajectory", "token"))},
+        settings={"ratio": Option("trajectory", ("trajectory", "token"))},
+        weighted=weighted_losses.topr,
     ),
-    "sppo": _by_weights(
+    "sppo": Loss(
         "-A log clip(ratio, 1 / (1 + ε), 1 + ε)",
         "arXiv:2108.05828",
-        weighted_losses.sppo,
-        {"epsilon": Number(0.3, 1e-6)},
+        settings={"epsilon": Number(0.3, 1e-6)},
+        weighted=weighted_losses.sppo,
     ),
-    "rec": replace(
-        _by_weights(
-            "-sg(M w) A log p, and a regulariser",
-            "arXiv:2509.24203",
-            weighted_losses.rec,
-            {
-                "clip": Option("none", ("none", "one_side", "two_side", "ring")),
-                **_clips(0.8, 1.2, CLIPPED),
-                "ring_low_threshold": Number(0.4, 0, 1, ("clip", ("ring",))),
-                "ring_high_threshold": Number(3.0, 1, used_by=("clip", ("ring",))),
-                "weight": Option("none", ("none", "ratio", "advantage")),
-                "temperature": Number(1.0, 1e-3, used_by=("weight", ("advantage",))),
-                "regularizer": Option("none", ("none", "k2", "forward_kl")),
-                "regularizer_coefficient": Number(
-                    0.1, 1e-9, used_by=("regularizer", ("k2", "forward_kl"))
-                ),
-            },
-        ),
-        regularized=_regularizes,
+    "rec": Loss(
+        "-sg(M w) A log p, and a regulariser",
+        "arXiv:2509.24203",
+        settings={
+            "clip": Option("none", ("none", "one_side", "two_side", "ring")),
+            **_clips(0.8, 1.2, CLIPPED),
+            "ring_low_threshold": Number(0.4, 0, 1, ("clip", ("ring",))),
+            "ring_high_threshold": Number(3.0, 1, used_by=("clip", ("ring",))),
+            "weight": Option("none", ("none", "ratio", "advantage")),
+            "temperature": Number(1.0, 1e-3, used_by=("weight", ("advantage",))),
+            "regularizer": Option("none", ("none", "k2", "forward_kl")),
+            "regularizer_coefficient": Number(
+                0.1, 1e-9, used_by=("regularizer", ("k2", "forward_kl"))
+            ),
+        },
+        weighted=weighted_losses.rec,
+        regularized=lambda settings: settings["regularizer"] != "none",
     ),
 }
-
 
 REFUSED = {
     "tis": "weighs log p by the truncated importance ratio min(ratio, C), which is cispo with "
@@ -233,11 +196,10 @@ def service_loss(name: str, settings: Settings) -> "ServiceLoss":
 
     loss = find_loss(name)
     complete = complete_settings(f"the loss {name}", settings, loss.settings)
-    sent = complete if loss.sends_settings else {}
+    sent = {} if loss.service_loss == "cross_entropy" else complete
     numbers = {key: float(value) for key, value in sent.items()}
-    if loss.weighted is None:
-        return ServiceLoss(loss.service_loss, numbers)
-    return ServiceLoss(loss.service_loss, numbers, partial(_derivative, loss.weighted, complete))
+    derivative = loss.weighted and partial(_derivative, loss.weighted, complete)
+    return ServiceLoss(loss.service_loss, numbers, derivative)
 
 
 def _derivative(

@@ -14,7 +14,7 @@ Row = TypeVar("Row")
 class Number:
     """A number: its default, and the bounds that it lies within, both included.
 
-    `used_by` is the setting, and those of its values, without which the number has no effect.
+    With `used_by`, a row reads the number only if another setting has one of the values.
     """
 
     default: float
@@ -49,9 +49,9 @@ Known = Mapping[str, Number | Option]
 
 
 def find_row(kind: str, name: str, table: Mapping[str, Row], refused: Mapping[str, str]) -> Row:
-    """Return the row of that name in the table of a kind, such as loss.
+    """Return the row of a name in the table of a kind, such as loss; ValueError if there is none.
 
-    ValueError if there is none; `refused` says why not for names that the field knows.
+    `refused` says why a name that the field knows is not in the table.
     """
     if name in refused:
         raise ValueError(f"the {kind} {name} {refused[name]}")
@@ -63,15 +63,13 @@ def find_row(kind: str, name: str, table: Mapping[str, Row], refused: Mapping[st
 def complete_settings(owner: str, given: Settings, known: Known) -> dict[str, float | str]:
     """Return the given settings and the defaults of the others.
 
-    ValueError if the owner (in words, as 'the loss ppo') would ignore a setting, or if a setting
-    is not what the owner reads.
+    ValueError if the owner (in words, as 'the loss ppo') does not read a setting, or admits another
+    value.
     """
-    complete = {name: given.get(name, setting.default) for name, setting in known.items()}
-    ignored = sorted(name for name in given if not _is_used(name, known, complete))
-    if ignored:
-        names = ", ".join(name for name in known if _is_used(name, known, complete)) or "none"
+    complete, read = _complete(given, known)
+    if ignored := sorted(given.keys() - read):
         raise ValueError(
-            f"{owner} would ignore {', '.join(ignored)} (it reads: {names}); "
+            f"{owner} would ignore {', '.join(ignored)} (it reads: {', '.join(read) or 'none'}); "
             "remove them or choose another one"
         )
     for name, value in given.items():
@@ -81,15 +79,17 @@ def complete_settings(owner: str, given: Settings, known: Known) -> dict[str, fl
 
 
 def used_settings(given: Settings, known: Known) -> dict[str, float | str]:
-    """Return those of the given settings that have an effect beside the others."""
+    """Return the given settings that the row reads."""
+    _, read = _complete(given, known)
+    return {name: value for name, value in given.items() if name in read}
+
+
+def _complete(given: Settings, known: Known) -> tuple[dict[str, float | str], list[str]]:
+    """Add the defaults to the given settings; return also the names that the row reads."""
     complete = {name: given.get(name, setting.default) for name, setting in known.items()}
-    return {name: value for name, value in given.items() if _is_used(name, known, complete)}
-
-
-def _is_used(name: str, known: Known, settings: Settings) -> bool:
-    """Return whether a setting has an effect beside the others."""
-    setting = known.get(name)
-    if not isinstance(setting, Number) or setting.used_by is None:
-        return setting is not None
-    other, values = setting.used_by
-    return settings[other] in values
+    conditions = {name: getattr(setting, "used_by", None) for name, setting in known.items()}
+    return complete, [
+        name
+        for name, condition in conditions.items()
+        if condition is None or complete[condition[0]] in condition[1]
+    ]

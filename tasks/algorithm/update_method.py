@@ -7,8 +7,8 @@ from itertools import pairwise
 from tinker import AdamParams, Datum
 
 from adapters.tinker.live_policy import UpdateRequest
+from tasks.algorithm.learning_rates import Schedule, share_by_sample
 from tasks.algorithm.losses import service_loss
-from tasks.algorithm.schedules import Schedule, share_by_sample
 from tasks.algorithm.settings import Settings
 
 
@@ -19,7 +19,7 @@ class UpdateMethod:
     The datums are split evenly, in their order, into `substeps` minibatches with an optimizer step
     each, `epochs` times over. `by_batch` makes a forward-backward pass of each rollout batch
     instead, and one optimizer step. `scale_by_ess` scales the learning rate of each optimizer step
-    by its effective sample size (`tasks.algorithm.schedules`).
+    by its effective sample size (`tasks.algorithm.learning_rates`).
     """
 
     loss: str

@@ -13,21 +13,21 @@ import numpy as np
 from tasks.algorithm.settings import Settings
 
 Tokens = Mapping[str, np.ndarray]
-Loss = tuple[np.ndarray, np.ndarray]
-WeightedLoss = Callable[[np.ndarray, Tokens, Settings], Loss]
+LossAndDerivative = tuple[np.ndarray, np.ndarray]
+WeightedLoss = Callable[[np.ndarray, Tokens, Settings], LossAndDerivative]
 
 
-def dro(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> Loss:
+def dro(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> LossAndDerivative:
     """Compute -(A log p - β/2 (log p - log q)²).
 
     Richemond et al., 2024, arXiv:2405.19107, by token as Tinker documents it.
     """
     (beta,) = _numbers(settings, "beta")
-    advantages, apart = tokens["advantages"], log_p - tokens["logprobs"]
-    return -advantages * log_p + beta / 2 * apart**2, -advantages + beta * apart
+    advantages, log_ratio = tokens["advantages"], log_p - tokens["logprobs"]
+    return -advantages * log_p + beta / 2 * log_ratio**2, -advantages + beta * log_ratio
 
 
-def dual_clip(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> Loss:
+def dual_clip(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> LossAndDerivative:
     """Compute PPO's loss, which a negative advantage bounds from above by -dual_clip · A.
 
     Ye et al., 2020, arXiv:1912.09729, equation 5: -min(ratio A, clip(ratio) A), or if A < 0
@@ -41,7 +41,7 @@ def dual_clip(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> Loss:
     return -objective, np.where(moves, -ratio * advantages, 0.0)
 
 
-def sapo(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> Loss:
+def sapo(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> LossAndDerivative:
     """Compute -f(ratio) A with the soft gate f(x) = 4 / τ · sigmoid(τ (x - 1)).
 
     Gao et al., 2025, arXiv:2511.20347: τ is `tau_positive` where A > 0, else `tau_negative`. At
@@ -54,30 +54,34 @@ def sapo(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> Loss:
     return -4 / tau * gate * advantages, -4 * gate * (1 - gate) * ratio * advantages
 
 
-def topr(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> Loss:
+def topr(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> LossAndDerivative:
     """Compute -sg(α) A log p, α = 1 where A > 0, else the trajectory's ratio, at most 1.
 
     Le Roux et al., 2025, arXiv:2503.14286, equation 8. With `ratio` token, each token has its own.
     """
-    advantages, apart = tokens["advantages"], log_p - tokens["logprobs"]
+    advantages, log_ratio = tokens["advantages"], log_p - tokens["logprobs"]
     if settings["ratio"] == "trajectory":
-        apart = np.full_like(apart, apart[_trained(tokens)].sum())
-    factor = np.where(advantages > 0, 1.0, np.exp(np.minimum(apart, 0.0)))
+        log_ratio = np.full_like(log_ratio, log_ratio[_trained(tokens)].sum())
+    factor = np.where(advantages > 0, 1.0, np.exp(np.minimum(log_ratio, 0.0)))
     return -factor * advantages * log_p, -factor * advantages
 
 
-def sppo(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> Loss:
+def sppo(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> LossAndDerivative:
     """Compute -A log clip(ratio, 1 / (1 + ε), 1 + ε), the softmax PPO.
 
     Vaswani et al., 2021, arXiv:2108.05828.
     """
     (epsilon,) = _numbers(settings, "epsilon")
-    advantages, apart, most = tokens["advantages"], log_p - tokens["logprobs"], np.log1p(epsilon)
-    moves = np.abs(apart) <= most
-    return -np.clip(apart, -most, most) * advantages, np.where(moves, -advantages, 0.0)
+    advantages, log_ratio, most = (
+        tokens["advantages"],
+        log_p - tokens["logprobs"],
+        np.log1p(epsilon),
+    )
+    moves = np.abs(log_ratio) <= most
+    return -np.clip(log_ratio, -most, most) * advantages, np.where(moves, -advantages, 0.0)
 
 
-def rec(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> Loss:
+def rec(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> LossAndDerivative:
     """Compute group-relative REINFORCE with a choice of clip, weight and regulariser.
 
     Yao et al., 2025, arXiv:2509.24203: -sg(M w) A log p, with M = 1 where the ratio is within the
@@ -92,11 +96,11 @@ def rec(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> Loss:
         "advantage": np.exp(advantages / temperature),
     }
     factor = _within(ratio, advantages, settings) * weights[str(settings["weight"])] * advantages
-    apart = log_p - tokens["logprobs"]
+    log_ratio = log_p - tokens["logprobs"]
     added, slope = {
-        "none": (np.zeros_like(apart), np.zeros_like(apart)),
-        "k2": (coefficient * apart**2, 2 * coefficient * apart),
-        "forward_kl": (-coefficient * log_p, np.full_like(apart, -coefficient)),
+        "none": (np.zeros_like(log_ratio), np.zeros_like(log_ratio)),
+        "k2": (coefficient * log_ratio**2, 2 * coefficient * log_ratio),
+        "forward_kl": (-coefficient * log_p, np.full_like(log_ratio, -coefficient)),
     }[str(settings["regularizer"])]
     return -factor * log_p + added, -factor + slope
 

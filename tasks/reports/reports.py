@@ -14,7 +14,7 @@ from tasks.metrics import read_metrics
 from tasks.reports.failures import last_failure
 from tasks.storage.checksums import Damaged, verified
 from tasks.storage.manifest import recipe_of
-from tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of, runs_root
+from tasks.storage.run_folder import RunError, RunFolder, all_runs, runs_root
 from tasks.storage.tables import query_beside, select
 
 QUERY = query_beside(__file__)
@@ -75,7 +75,7 @@ def runs_table() -> str:
         return f"{runs_root()} holds no runs yet; `ratchet train` makes one"
     names = ["run", "agent", "steps", "of", "reward", "failed", "state"]
     table = aligned(names, (astuple(run) for run in runs))
-    errors = [_last_error(folder_of(run.name)) for run in runs if run.failed]
+    errors = [_last_error(RunFolder(runs_root() / run.name)) for run in runs if run.failed]
     return "\n\n".join([table, *filter(None, errors)])
 
 
@@ -148,7 +148,9 @@ def _line(run: RunFolder) -> RunLine:
     state = "running" if run.is_open() else "finished" if done >= steps else _stopped(run)
     reward = rows[-1].get("reward/mean") if rows else None
     failed = sum(int(row.get("rollouts/failed", 0)) for row in rows)
-    return RunLine(run.name, recipe["agent"], done, steps, reward, failed, state)
+    return RunLine(
+        run.name, recipe.get("agent") or recipe["flow"], done, steps, reward, failed, state
+    )
 
 
 def _last_error(run: RunFolder) -> str:

@@ -21,10 +21,11 @@ READERS: Mapping[str, Callable[[Path], object]] = {
     "reference.json": read_json,
     "shards": read_rows,
     "journal": read_journal,
+    "stopped": read_journal,
     "spans": verified,
     "trajectories": verified,
     "references": verified,
-    "rewards": read_json,
+    "rewards": verified,
     "datums": verified,
     "updates": read_json,
     "evaluations": read_json,
@@ -54,9 +55,10 @@ def find_damage(run: RunFolder) -> Iterator[str]:
 
 
 def _missing(run: RunFolder) -> Iterator[str]:
+    played = any(run.all_spans())
+    of_step = [*([run.trajectories, run.rewards] if played else []), run.datums, run.update]
     for step in range(len(read_metrics(run.metrics))):
         for policy in run.policies():
-            of_step = (run.trajectories, run.datums, run.update)
             for path in (of_policy(policy, step) for of_policy in of_step):
                 if not is_written(path):
                     yield f"{path} is missing, and step {step} was done"

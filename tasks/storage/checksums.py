@@ -1,7 +1,7 @@
-"""Checksums of Parquet files, each of which carries its own SHA-256; and what damage asks for.
+"""Checksums of whole files, each of which carries its own SHA-256; and what damage asks for.
 
-The digest stands in the footer's metadata, under KEY, and is computed with zeros in its place.
-Other readers ignore it.
+The digest stands after a key, and is computed with zeros in its place: in Parquet in the footer's
+metadata, in JSON in the object or in the last row. Other readers ignore it.
 """
 
 import hashlib
@@ -11,6 +11,10 @@ from adapters.errors import UserError
 
 KEY = "ratchet.sha256"
 BLANK = "0" * 64
+
+PARQUET = f"{KEY}\x18@".encode()
+"""What stands before the digest: the key, and in Thrift's compact protocol a string's header and
+its length, 64."""
 
 MADE_FROM = {
     "spans": "journal",
@@ -37,15 +41,13 @@ class Damaged(UserError):
     """Refusal of a file that is not as it was written."""
 
 
-def stamp(path: Path) -> None:
-    """Put the digest where the writer left BLANK."""
+def stamp(path: Path, key: bytes = PARQUET) -> None:
+    """Replace the BLANK after the key by the digest."""
     data = path.read_bytes()
-    place = _place(data)
-    if place is None or data[place : place + len(BLANK)] != BLANK.encode():
-        raise ValueError(f"{path} has no room for its checksum: its metadata lacks {KEY!r}")
+    start = data.rindex(key) + len(key)
     with path.open("r+b") as file:
-        file.seek(place)
-        file.write(_digest(data, place))
+        file.seek(start)
+        file.write(_digest(data, start))
 
 
 def verified(path: Path) -> Path:
@@ -54,33 +56,26 @@ def verified(path: Path) -> Path:
     return path
 
 
-def intact(path: Path) -> bytes:
+def intact(path: Path, key: bytes = PARQUET) -> bytes:
     """Read the bytes of a file; Damaged if they are not as they were written."""
     data = path.read_bytes()
-    place = _place(data)
-    if place is None:
+    found = data.rfind(key)
+    start = found + len(key)
+    if found < 0:
         raise Damaged(f"{path} is damaged: it has no checksum. {remedy(path)}")
-    if data[place : place + len(BLANK)] != _digest(data, place):
+    if data[start : start + len(BLANK)] != _digest(data, start):
         raise Damaged(
             f"{path} is damaged: its checksum does not fit its {len(data)} bytes. {remedy(path)}"
         )
     return data
 
 
-def _digest(data: bytes, place: int) -> bytes:
-    digest = hashlib.sha256(data[:place])
+def _digest(data: bytes, start: int) -> bytes:
+    """Compute the digest that stands at `start`."""
+    digest = hashlib.sha256(data[:start])
     digest.update(BLANK.encode())
-    digest.update(data[place + len(BLANK) :])
+    digest.update(data[start + len(BLANK) :])
     return digest.hexdigest().encode()
-
-
-def _place(data: bytes) -> int | None:
-    """Find where the digest's 64 digits begin: in the footer, after the key and a length."""
-    footer = max(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), 0)
-    key = data.rfind(KEY.encode(), footer)
-    # Thrift's compact protocol: a field's header and a length, a byte each, before the value.
-    place = key + len(KEY) + 2
-    return place if key >= 0 and place + len(BLANK) <= len(data) else None
 
 
 def remedy(path: Path) -> str:

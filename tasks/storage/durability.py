@@ -5,10 +5,10 @@ are kept. A task whose file exists ends at once in the state *Cached*: in a retr
 retry of the flow, and in another flow run.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path, PosixPath
-from typing import Any, Concatenate, ParamSpec, cast
+from typing import Concatenate, ParamSpec, cast
 
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
@@ -35,6 +35,11 @@ class DurableTask(Task[P, Path]):
         self, *args: P.args, **kwargs: P.kwargs
     ) -> Path:
         return super().__call__(*args, return_state=True, **kwargs).result()
+
+    def make(self, *args: P.args, **kwargs: P.kwargs) -> Path:
+        """Write the file unless it is there, as the task does, but unknown to Prefect."""
+        made: Path | State[Path] = self.fn(*args, **kwargs)
+        return made if isinstance(made, Path) else made.result()
 
 
 def durable(
@@ -69,14 +74,14 @@ def durable(
     )
 
 
-def _name_task_run(parameters: dict[str, Any]) -> str:
+def _name_task_run(parameters: Mapping[str, Path]) -> str:
     """Name the task run after its file: `datums/00003`, `policies/listener/datums/00003`."""
-    path: Path = parameters["path"]
+    path = parameters["path"]
     policies = [f"policies/{path.parts[-3]}"] if path.parts[-4:-3] == ("policies",) else []
     return "/".join([*policies, path.parent.name, path.stem])
 
 
-def _may_pass(_task: Task[..., Any], _run: TaskRun, state: State) -> bool:
+def _may_pass(_task: Task[..., Path], _run: TaskRun, state: State) -> bool:
     """Return whether a retry may succeed: a mistake or a dead engine fails again."""
     error = state.result(raise_on_failure=False)
     return isinstance(error, PassingError) or (isinstance(error, BaseException) and is_full(error))

@@ -9,9 +9,12 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from uuid import uuid4
+
+from adapters.errors import UserError
 
 RESERVE_BYTES = 2**24
 """Free space that a disk must have before a file is begun; with less, the run waits."""
@@ -101,6 +104,37 @@ def wait_for_space(folder: Path) -> None:
             log.warning(text, folder, free // 2**20, needed)
         told = True
         time.sleep(LOOK_SECONDS)
+
+
+def check_writable(place: Path, instead: str) -> None:
+    """Refuse (UserError) a folder, or what is not there yet, that cannot be written; leave nothing.
+
+    `instead` names what the user can give in its place.
+    """
+    whole = place.absolute()
+    there = next(path for path in (whole, *whole.parents) if os.path.lexists(path))
+    try:
+        TemporaryFile(dir=there).close()
+        for name in whole.relative_to(there).parts:
+            with suppress(FileNotFoundError):
+                (there / name).lstat()  # OSError if the name is too long
+    except OSError as error:
+        raise UserError(
+            f"nothing can be written at {place} ({error}); mend that, or give {instead}"
+        ) from error
+
+
+def check_output(file: Path, instead: str) -> None:
+    """Refuse (UserError) a file that no command can write, or that the disk has no space for."""
+    check_writable(file.parent if os.path.lexists(file) else file, instead)
+    if file.is_dir():
+        raise UserError(f"{file} is a folder, and a file is to be written; give {instead}")
+    there = next(path for path in file.absolute().parents if path.exists())
+    if (free := shutil.disk_usage(there).free) < RESERVE_BYTES:
+        raise UserError(
+            f"the disk of {there} is full ({free // 2**20} MiB are free, and "
+            f"{RESERVE_BYTES // 2**20} are needed); make space, or give {instead}"
+        )
 
 
 def is_full(error: BaseException) -> bool:

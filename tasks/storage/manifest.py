@@ -6,10 +6,11 @@ import logging
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from adapters.door.roles import policy_of
 from adapters.project.hub import locate_dataset
@@ -19,7 +20,7 @@ from tasks.storage.json_files import KEY as SEAL
 from tasks.storage.json_files import read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of, runs_root
 
-FORMAT = 4
+FORMAT = 5
 """Version of the run folder's layout and schemas. Manifests without one are of format 1."""
 SEALED = 3
 """First format whose JSON files carry checksums."""
@@ -29,9 +30,12 @@ FORK, REPLAY = "fork", "replay"
 
 RECORDED_VERSIONS = ("ratchet-rl", "tinker", "torch", "transformers", "renderers", "prefect")
 
+T = TypeVar("T")
+
 Manifest = dict[str, Any]
-"""created, format, recipe, fingerprint, dataset_sha256, versions, python, machine; in a fork or a
-replay also parent: run, step, how, fingerprint, recipe and, if it has one, its own parent."""
+"""created, format, recipe, fingerprint, versions, python, machine and, if the recipe names
+examples, dataset_sha256; in a fork or a replay also parent: run, step, how, fingerprint, recipe
+and, if it has one, its own parent."""
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +48,6 @@ def bind_run(name: str, recipe: dict[str, Any], fingerprint: str) -> Iterator[Ru
     a copy of a run that is open.
     """
     run = folder_of(name)
-    run.path.mkdir(parents=True, exist_ok=True)
     with run.locked():
         run.sweep()
         if not run.exists():
@@ -99,10 +102,10 @@ def write_manifest(
         "format": FORMAT,
         "recipe": recipe,
         "fingerprint": fingerprint,
-        "dataset_sha256": _sha256(locate_dataset(recipe["dataset"]["path"])),
         "versions": {name: version(name) for name in RECORDED_VERSIONS},
         "python": platform.python_version(),
         "machine": platform.machine(),
+        **_dataset(recipe.get("dataset")),
         **({"parent": parent} if parent else {}),
     }
     write_json(run.manifest, described)
@@ -131,6 +134,20 @@ def parent_of(run: RunFolder) -> Manifest | None:
     return read_manifest(run).get("parent")
 
 
+@dataclass(frozen=True)
+class Eras(Generic[T]):
+    """Values of a run's steps: a step has that of the last era that begins at or before the step.
+
+    The steps that a fork shares with its parent are of the parent's era.
+    """
+
+    begun: tuple[tuple[int, T], ...]
+
+    def at(self, step: int) -> T:
+        """Return the value of a step."""
+        return next(value for first, value in reversed(self.begun) if first <= step)
+
+
 def lineage(run: RunFolder) -> list[tuple[int, dict[str, Any]]]:
     """List (step, recipe): a step was made by the last entry that begins at or before the step.
 
@@ -153,7 +170,7 @@ def latest_run(agent: str, roles: Mapping[str, str]) -> RunFolder:
         except (RunError, Damaged):
             continue
         recipe = manifest["recipe"]
-        if (recipe["agent"], _trained(recipe["roles"])) == (agent, _trained(roles)):
+        if recipe.get("agent") == agent and _trained(recipe["roles"]) == _trained(roles):
             created[manifest["created"]] = run
     if not created:
         having = f" with the roles {', '.join(roles)}" if roles else ""
@@ -171,6 +188,11 @@ def differences(old: object, new: object, path: str = "") -> list[str]:
             for difference in differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
         ]
     return [] if old == new else [f"{path}: {old!r} → {new!r}"]
+
+
+def _dataset(described: Mapping[str, Any] | None) -> dict[str, str]:
+    """Describe the examples that a recipe names, if it names any."""
+    return {"dataset_sha256": _sha256(locate_dataset(described["path"]))} if described else {}
 
 
 def _sha256(dataset: Path) -> str:

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
 
 from adapters.errors import UserError
 from tasks.storage.json_files import append_row, read_log
@@ -68,7 +67,7 @@ class Ownership:
 
 def last_owner(log: Path) -> Owner | None:
     """Return the process that opened a run last."""
-    rows: list[dict[str, Any]] = read_log(log)
+    rows = read_log(log)
     return Owner(**rows[-1]) if rows else None
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from adapters.calls import POLICY
 from adapters.children import keep_from_children
 from adapters.errors import UserError
-from tasks.storage.files import PARTIAL
+from tasks.storage.files import PARTIAL, check_writable
 from tasks.storage.owners import Ownership, last_owner, take_over
 
 APART = ("evaluations", "dryruns")
@@ -30,8 +30,9 @@ class RunError(UserError):
     """Refusal to open or change a run as it was asked."""
 
 
+NAME = re.compile(rf"(?:(?:{'|'.join(APART)})/)?(?P<last>[A-Za-z0-9_][A-Za-z0-9_.-]*)")
 LONGEST_NAME = 200
-"""Bytes of a run's name: file systems allow 255, and files beside a run have longer names."""
+"""Letters of a run's name: file systems allow 255, and files beside a run have longer names."""
 
 BASELINE = "baseline"
 """Split of the greedy rollouts with which those of a training step are compared."""
@@ -125,8 +126,8 @@ class RunFolder:
         return self._of(policy) / "references" / f"{step:05d}.parquet"
 
     def rewards(self, policy: str, step: int) -> Path:
-        """Return the mean reward of each of a policy's roles at a step."""
-        return self._of(policy) / "rewards" / f"{step:05d}.json"
+        """Return the shaped rewards of a policy's roles at a step."""
+        return self._of(policy) / "rewards" / f"{step:05d}.parquet"
 
     def datums(self, policy: str, step: int) -> Path:
         """Return the training batch of a policy at a step."""
@@ -186,6 +187,17 @@ class RunFolder:
         files = [self.shard(shard), self.journal(batch), self.spans(batch)]
         return [path for path in files if path.exists()]
 
+    def set_aside(self, batch: str) -> None:
+        """Put the journal of a batch into `stopped`, so that the batch is played anew.
+
+        The Parquet file goes first: a batch that has one counts as played.
+        """
+        aside = self.path / "stopped"
+        aside.mkdir(exist_ok=True)
+        earlier = len([*aside.glob(f"{batch}.*.jsonl")])
+        self.spans(batch).unlink(missing_ok=True)
+        self.journal(batch).replace(aside / f"{batch}.{earlier}.jsonl")
+
     def held_out(self, step: int) -> list[str]:
         """List the sealed batches of held-out examples that checkpoint `step` has played."""
         trained = ("train-", f"{BASELINE}-")
@@ -234,9 +246,15 @@ class RunFolder:
                 return True
         return False
 
+    def check_writable(self) -> None:
+        """Refuse (UserError) a folder in which nothing can be written."""
+        check_writable(self.path, "another folder of runs as RATCHET_RUNS")
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes out; the kernel drops the lock when this process ends."""
+        self.check_writable()
+        self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "lock").open("a+") as file:
             keep_from_children(file)
             try:
@@ -301,11 +319,15 @@ def runs_root() -> Path:
 
 def folder_of(name: str) -> RunFolder:
     """Return the folder of the run called `name`; RunError if no run can be called that."""
-    apart, _, last = name.rpartition("/")
-    odd = last.startswith(".") or not name.isprintable()
-    if odd or last in ("", *APART) or apart not in ("", *APART):
-        raise RunError(f"{name!r} cannot name a run: use letters, digits, '-' and '_'")
-    if len(last.encode()) > LONGEST_NAME:
+    named = NAME.fullmatch(name)
+    if named is None or named["last"] in APART:
+        there = name in {run.name for run in all_runs()}
+        raise RunError(
+            f"{name!r} cannot name a run: use letters of A to Z, digits, '_', '-' and '.', a "
+            "letter, a digit or '_' first"
+            + (f"; rename its folder in {runs_root()}, and it goes on" if there else "")
+        )
+    if len(named["last"]) > LONGEST_NAME:
         raise RunError(f"{name!r} cannot name a run: use at most {LONGEST_NAME} letters")
     return RunFolder(runs_root() / name)
 
@@ -316,8 +338,8 @@ def all_runs() -> list[RunFolder]:
 
 
 def name_run(*parts: str) -> str:
-    """Join parts, such as an agent's name, into a name that a folder can have."""
-    return re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join(parts)).strip("-.")
+    """Join parts, such as an agent's name, into a name that a run can have; keep its end."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join(parts))[-LONGEST_NAME:].strip("-.")
 
 
 def _in_order(batches: Iterator[str]) -> list[str]:

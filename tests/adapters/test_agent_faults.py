@@ -21,14 +21,14 @@ from adapters.calls import POLICY
 from adapters.harness.agents import contained_task
 from adapters.harness.batches import BatchRefused
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.datums import write_datums
 from tasks.metrics import StepFiles, measure
 from tasks.recording.journal import Journal, JournalError
 from tasks.rollouts import BatchPlan
 from tasks.storage.manifest import bind_run
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
-from tasks.trajectories import rewards_by_group, write_trajectories
+from tasks.trajectories import write_trajectories
+from tests.support.credited import rewards_by_group, write_datums
 from tests.support.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
 from tests.support.processes import wait_until
 

@@ -4,8 +4,8 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from adapters.calls import Message
-from adapters.chat import Chat
-from adapters.renderer_names import NoRenderer
+from adapters.rendering.chat import Chat
+from adapters.rendering.renderer_names import NoRenderer
 
 TINY = Path(__file__).parents[2] / "engine" / "tiny_chat"
 HELLO: list[Message] = [{"role": "user", "content": "hello"}]

@@ -7,10 +7,10 @@ from pydantic import ValidationError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from adapters.calls import Message, Refused, Tool
-from adapters.chat import Chat
-from adapters.chat_template import ChatTemplateError
 from adapters.door.prefixes import MESSAGES, UNBRIDGED, Prefixes
-from adapters.renderer_names import TEMPLATE
+from adapters.rendering.chat import Chat
+from adapters.rendering.chat_template import ChatTemplateError
+from adapters.rendering.renderer_names import TEMPLATE
 from tests.support.small_recipe import small_recipe
 
 TINY = Path(__file__).parents[2] / "engine" / "tiny_chat"

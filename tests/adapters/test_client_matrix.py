@@ -14,9 +14,9 @@ import tinker
 from tinker import ModelInput, SampleResponse, SamplingParams
 
 from adapters.calls import POLICY
-from adapters.chat import Chat
 from adapters.harness.batches import Batch
 from adapters.player_protocol import ROLE
+from adapters.rendering.chat import Chat
 from tests.support.engine_server import connected, serving
 from tests.support.recording_sampler import RecordedRollouts, rollout_names, seed
 from tests.support.stand_in import END, TINY, TOKENIZER, StandIn, letters, tool_call

@@ -133,7 +133,7 @@ def test_a_token_opens_no_other_batch_from_a_worker(tmp_path: Path, cluster: Das
         async def swapped(door: str, batch: str, token: str) -> None:
             await cluster.play(door, batch, shard.door.token("another batch"))
 
-        with pytest.raises(BatchRefused, match="does not open this batch"):
+        with pytest.raises(BatchRefused, match="does not open this path"):
             shard.play(swapped)
 
 

@@ -12,13 +12,13 @@ import openai
 import pytest
 import tinker
 
-from adapters.addresses import Listener
-from adapters.app_server import CannotListen
 from adapters.calls import Completion
 from adapters.door import call_sequence
 from adapters.door.batches import MOST_REFUSALS, PlannedRollout
 from adapters.door.call_sequence import CallSequence
 from adapters.door.door import Door
+from adapters.network.addresses import Listener
+from adapters.network.app_server import CannotListen
 from adapters.player_protocol import ROLE
 from adapters.waiting import cancel_and_wait
 from tests.support.door_batches import ListRecorder, bearer

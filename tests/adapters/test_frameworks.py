@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from adapters.chat import Chat
 from adapters.harness.agents import load_agent
 from adapters.harness.batches import Batch
 from adapters.harness.programs.resident import kill_programs
+from adapters.rendering.chat import Chat
 from tests.support.recording_sampler import RecordedRollouts, Sampled, rollout_names, seed
 from tests.support.stand_in import END, TOKENIZER, StandIn, letters, tool_call
 from tests.support.token_identity import differences

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from adapters.project.hub import HubError, locate_dataset
-from flows.runtime.checks import held_out_split, train_split
 from tasks.examples.reading import read_examples
 from tasks.storage.manifest import bind_run, read_manifest
 from tests.support.small_recipe import small_recipe
@@ -68,12 +67,15 @@ def test_a_revision_may_be_a_branch_or_a_commit(hub: Path) -> None:
 def test_the_recipe_s_splits_lie_in_the_cache(hub: Path) -> None:
     name = cached(hub, COMMIT, "main")
     recipe = small_recipe(dataset={"path": f"{name}/main", "columns": ["n"]})
-    assert [len(source.examples()) for source in (train_split(recipe), held_out_split(recipe))] == [
+    assert [
+        len(source.examples())
+        for source in (recipe.dataset.train_split(), recipe.dataset.held_out_split())
+    ] == [
         2,
         1,
     ]
     named = small_recipe(dataset={"path": f"{name}/main", "test_split": "train"})
-    assert len(held_out_split(named).examples()) == 2
+    assert len(named.dataset.held_out_split().examples()) == 2
 
 
 def test_the_manifest_has_a_hash_of_a_dataset_s_files(

@@ -23,10 +23,10 @@ from adapters.calls import (
     Tool,
     ToolCall,
 )
-from adapters.chat import Chat
 from adapters.door.call_sequence import CallSequence, RequestMeta
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.prefixes import Prefixes
+from adapters.rendering.chat import Chat
 from tests.support.door_batches import ListRecorder
 
 TINY = Path(__file__).parents[2] / "engine" / "tiny_chat"

@@ -20,7 +20,6 @@ from adapters.door.scripted import ScriptError
 from adapters.harness.batches import play_batch
 from adapters.player_protocol import PlaySettings
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.datums import write_datums
 from tasks.metrics import StepFiles, measure
 from tasks.recording.journal import read_journal, seal
 from tasks.recording.spans import Span
@@ -28,6 +27,7 @@ from tasks.rollouts import BatchPlan, RolloutServer, write_spans
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tasks.trajectories import write_trajectories
+from tests.support.credited import write_datums
 from tests.support.opened_door import Opened
 from tests.support.played_batch import BATCH, SHARD, service_without_engine, write_examples
 from tests.support.stand_in import CHAT, END, StandIn, letters, turn

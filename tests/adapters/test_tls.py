@@ -13,10 +13,10 @@ import httpx
 import openai
 import pytest
 
-from adapters.addresses import Certificate, Listener
-from adapters.app_server import AppServer
 from adapters.door.door import Door
 from adapters.harness.tls import SharedContext, share_contexts
+from adapters.network.addresses import Certificate, Listener
+from adapters.network.app_server import AppServer
 from adapters.rewards import Reward
 from tests.adapters.test_play_batch import play
 from tests.support.opened_door import ASK

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from adapters.harness.agents import load_agent
-from adapters.harness.environments import NoEnvironment
+from adapters.harness.environments.names import NoEnvironment
+from adapters.harness.environments.verifiers_program import find_row
 from adapters.harness.programs.process import CommandFailed
-from adapters.harness.verifiers_program import find_row
 from tests.support.scripted_door import scripted_door
 
 ROOT = Path(__file__).parents[2]

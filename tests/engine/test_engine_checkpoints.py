@@ -278,10 +278,8 @@ def test_training_clients_without_heartbeat_are_released(tiny_model: Path, tmp_p
 
     def register(session_id: str, number: int) -> None:
         config = LoraConfig(rank=1, seed=0)
-        run = engine.registry.create_run(
-            f"{session_id}:train:{number}", session_id, "x", config, None
-        )
-        engine.register(run, Trainer(model, LoraWeights.initial(model, config)))
+        trainer = Trainer(model, LoraWeights.initial(model, config))
+        engine.begin_run(f"{session_id}:train:{number}", session_id, trainer, None)
 
     register(sessions[0], 0)
     register(sessions[1], 0)

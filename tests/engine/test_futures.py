@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from engine.api.futures import Answer, Futures, json_answer
 from engine.errors import Gone, RequestRefused
+from engine.futures import Answer, Futures, json_answer
 
 pytestmark = pytest.mark.anyio
 

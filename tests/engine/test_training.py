@@ -61,8 +61,8 @@ def test_logprobs_equal_those_of_transformers(model: LanguageModel) -> None:
         with torch.no_grad():
             known = plain(torch.tensor([tokens])).logits[0].log_softmax(-1)
         expected = known.gather(1, torch.tensor([*tokens[1:], 0])[:, None])[:, 0]
-        np.testing.assert_allclose(output["logprobs"], expected, atol=1e-5)
-        assert output["logprobs"].dtype == np.float32
+        np.testing.assert_allclose(output, expected, atol=1e-5)
+        assert output.dtype == np.float32
         total -= float(expected.sum())
     assert metrics["loss:sum"] == pytest.approx(total, rel=1e-5)
 
@@ -77,10 +77,10 @@ def test_several_targets_per_position_give_logprobs_of_their_shape(model: Langua
     first, second = (
         trainer(model).forward_backward(
             [datum(SHORT, [row[k] for row in targets])], "cross_entropy"
-        )[0][0]["logprobs"]
+        )[0][0]
         for k in range(2)
     )
-    np.testing.assert_array_equal(outputs[0]["logprobs"], np.stack([first, second], 1))
+    np.testing.assert_array_equal(outputs[0], np.stack([first, second], 1))
     assert metrics["loss:sum"] == pytest.approx(-0.5 * float(first.sum() + second.sum()), rel=1e-5)
 
 
@@ -110,7 +110,7 @@ def test_microbatches_do_not_change_the_result(
     monkeypatch.setattr("engine.training.trainer.MICROBATCH_TOKENS", 20)
     cut_outputs, cut_metrics = cut.forward_backward(data, "cross_entropy")
     for one, other in zip(outputs, cut_outputs, strict=True):
-        np.testing.assert_allclose(one["logprobs"], other["logprobs"], atol=1e-5)
+        np.testing.assert_allclose(one, other, atol=1e-5)
     assert metrics["loss:sum"] == pytest.approx(cut_metrics["loss:sum"], rel=1e-5)
     for name, gradient in gradients(whole).items():
         torch.testing.assert_close(gradient, gradients(cut)[name], atol=1e-4, rtol=1e-4)
@@ -124,7 +124,7 @@ def test_equal_calls_in_equal_states_give_equal_bits(model: LanguageModel) -> No
             for one in (first, second)
         )
         assert metrics == metrics_again
-        np.testing.assert_array_equal(outputs[0]["logprobs"], again[0]["logprobs"])
+        np.testing.assert_array_equal(outputs[0], again[0])
         first.optim_step(AdamParams(learning_rate=0.01))
         second.optim_step(AdamParams(learning_rate=0.01))
     for name, tensor in first.lora.tensors.items():

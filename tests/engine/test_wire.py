@@ -43,7 +43,7 @@ def request(
 
 @given(floats | integers)
 def test_dense_tensor_is_decoded_unchanged(values: np.ndarray) -> None:
-    arrived = wire.decode_loss_request(request({"values": values})).data[0].inputs["values"]
+    arrived = wire.decode_data(request({"values": values}))[0].inputs["values"]
     assert arrived.dtype == values.dtype
     assert arrived.shape == values.shape
     assert np.array_equal(arrived, values)
@@ -73,21 +73,16 @@ def test_bfloat16_tensor_is_decoded_to_float32() -> None:
 
 
 def test_request_is_decoded_with_number_tokens_and_config() -> None:
-    loss = wire.decode_loss_request(request(config={"clip_low_threshold": 0.5, "mode": "a"}))
-    assert (loss.model_id, loss.seq_id, loss.loss, loss.backward) == (
-        "model",
-        7,
-        "cross_entropy",
-        True,
-    )
-    assert list(loss.data[0].tokens) == [1, 2]
-    assert loss.config == {"clip_low_threshold": 0.5, "mode": "a"}
+    message = request(config={"clip_low_threshold": 0.5, "mode": "a"})
+    assert (message.model_id, message.seq_id, message.loss_fn) == ("model", 7, "cross_entropy")
+    assert list(wire.decode_data(message)[0].tokens) == [1, 2]
+    assert wire.decode_config(message) == {"clip_low_threshold": 0.5, "mode": "a"}
 
 
 @given(st.binary(max_size=60))
 def test_malformed_bytes_are_a_user_error(body: bytes) -> None:
     with pytest.raises(RequestRefused):
-        wire.decode_loss_request(wire.parse(body))
+        wire.decode_data(wire.parse(body))
 
 
 @given(
@@ -118,7 +113,7 @@ def test_tensor_that_does_not_fill_its_shape_is_named() -> None:
     message = request({"weights": np.zeros(3, np.float32)})
     message.data[0].loss_fn_inputs["weights"].shape[0] = 4
     with pytest.raises(RequestRefused, match=r"datum 0: loss_fn_inputs\['weights'\]: 3 values"):
-        wire.decode_loss_request(message)
+        wire.decode_data(message)
 
 
 def test_sparse_tensor_of_a_huge_shape_is_refused() -> None:
@@ -131,7 +126,7 @@ def test_image_chunk_is_refused() -> None:
     message = request()
     message.data[0].model_input[0].image.data = b"png"
     with pytest.raises(RequestRefused, match="datum 0: a chunk holds image"):
-        wire.decode_loss_request(message)
+        wire.decode_data(message)
 
 
 @given(
@@ -145,7 +140,7 @@ def test_image_chunk_is_refused() -> None:
     )
 )
 def test_the_sdk_decodes_outputs_of_any_shapes_per_datum(outputs: list[np.ndarray]) -> None:
-    body = wire.encode_losses([{"logprobs": one} for one in outputs], {"loss:sum": 1.5})
+    body = wire.encode_losses(outputs, {"loss:sum": 1.5})
     arrived = deserialize_forward_backward_output(body)
     assert arrived.metrics == {"loss:sum": 1.5}
     for one, output in zip(arrived.loss_fn_outputs, outputs, strict=True):
@@ -153,7 +148,7 @@ def test_the_sdk_decodes_outputs_of_any_shapes_per_datum(outputs: list[np.ndarra
 
 
 def test_consecutive_datums_of_one_shape_share_a_record() -> None:
-    outputs = [{"logprobs": np.ones(n, np.float32)} for n in (3, 1, 4)]
+    outputs = [np.ones(n, np.float32) for n in (3, 1, 4)]
     message = pb.ForwardBackwardOutput.FromString(wire.encode_losses(outputs, {}))
     assert [record.num_datums for record in message.loss_fn_outputs] == [3]
 
@@ -170,7 +165,7 @@ def test_the_sdk_decodes_a_sample_response() -> None:
             np.array([[-99999.0], [-0.125]], np.float32),
         ),
     )
-    arrived = deserialize_sample_response(wire.encode_sample(result))
+    arrived = deserialize_sample_response(wire.encode_sample(result).SerializeToString())
     assert [sequence.tokens for sequence in arrived.sequences] == [[5, 6], [7]]
     assert [sequence.logprobs for sequence in arrived.sequences] == [[-0.5, -0.25], [-1.0]]
     assert [sequence.stop_reason for sequence in arrived.sequences] == ["stop", "length"]

@@ -18,7 +18,7 @@ from adapters.project.modules import load_agent_file
 from benchmarks.interruptions.compare_runs import differing_parts, read_contents
 from flows.recipe.recipe import Recipe
 from flows.runtime.forks import fork_run
-from flows.runtime.open_run import first_step_of_examples
+from flows.runtime.overlap import first_step_of_examples
 from flows.train import train
 from tasks.examples.curricula import Curriculum, Order, rank_by_reward, read_rewards
 from tasks.examples.reading import DatasetError, Example, Source

@@ -9,14 +9,14 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from flows.recipe.presets import PRESETS, flatten, merge
-from flows.recipe.recipe import CHANGES_NO_RESULT, Recipe
-from flows.runtime.checks import train_split
-from flows.runtime.open_run import greedy_sampling, training_sampling
+from flows.recipe.recipe import Recipe
+from flows.runtime.open_rollouts import greedy_sampling, training_sampling
 from tasks.algorithm.advantages import ADVANTAGES
 from tasks.algorithm.losses import LOSSES
 from tasks.algorithm.settings import Number
-from tasks.datums import build, to_datums
+from tasks.datums import to_datums
 from tasks.references import SCHEMA as REFERENCES
+from tests.support.credited import build
 from tests.support.small_recipe import small_recipe
 from tests.support.trajectory_rows import table
 
@@ -26,6 +26,7 @@ STEPS = 8
 OTHERS: Mapping[str, tuple[Any, ...]] = {
     "agent": ("arithmetic",),
     "steps": (9,),
+    "flow": ("evaluate",),
     "seed": (1,),
     "roles": ({"teller": "policy:other"},),
     "dataset.path": ("other.csv",),
@@ -62,6 +63,7 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "rollouts.attempts": (3,),
     "rollouts.minimum_group": (3,),
     "rollouts.quorum": (0.5,),
+    "rollouts.most_failed": (0.5,),
     "algorithm.preset": ("dapo", "rec"),
     "algorithm.advantage": ("leave_one_out", "gigpo", "rebn"),
     "algorithm.loss": ("cispo", "topr", "rec"),
@@ -253,7 +255,7 @@ def consumed(recipe: Recipe, key: str) -> Any:
         played = training_sampling(recipe), greedy_sampling(recipe), rollouts.steps_under_way()
         sizes = rollouts.min_group_size(), rollouts.concurrency_of_batch()
         return values["rollouts"], played, sizes
-    return train_split(recipe), recipe.policies(), find(values, key)
+    return recipe.dataset.train_split(), recipe.policies(), find(values, key)
 
 
 def test_each_leaf_of_the_recipe_is_tried_with_a_value_that_is_not_its_default() -> None:
@@ -295,7 +297,7 @@ def test_a_key_that_is_no_part_of_the_fingerprint_is_said_to_change_no_result() 
         except ValidationError:
             continue
         section, _, name = key.partition(".")
-        free = CHANGES_NO_RESULT.get(section, set())
+        free = Recipe.changes_no_result.get(section, set())
         unbound = free is True or name in free
         if key != "algorithm.preset":
             assert (changed.fingerprint() == base.fingerprint()) == unbound, key

@@ -43,9 +43,9 @@ def train_with(weights: str, run: str, monkeypatch: pytest.MonkeyPatch, runs: Pa
     update = PolicyUpdater.update
 
     def tell(
-        updater: PolicyUpdater, step: int, method: UpdateMethod, *, with_state: bool
+        updater: PolicyUpdater, step: int, path: Path, method: UpdateMethod, *, with_state: bool
     ) -> Update:
-        updated = update(updater, step, method, with_state=with_state)
+        updated = update(updater, step, path, method, with_state=with_state)
         UPDATED.set()
         return updated
 

@@ -14,7 +14,6 @@ from adapters.harness.agents import load_agent
 from flows.cli.commands import app
 from flows.cli.new_project import AGENT, ProjectExists, write_project
 from flows.recipe.loading import RecipeError, named_recipe
-from flows.runtime.checks import held_out_split, train_split
 from flows.server.prefect_server import POOL
 from tests.support.scripted_door import scripted_door
 
@@ -30,7 +29,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("project")
 def test_the_recipe_s_examples_are_there() -> None:
     recipe = named_recipe(AGENT)
-    train, held_out = train_split(recipe).examples(), held_out_split(recipe).examples()
+    train, held_out = (
+        recipe.dataset.train_split().examples(),
+        recipe.dataset.held_out_split().examples(),
+    )
     assert len(train) == recipe.rollouts.groups * 8
     assert len(held_out) == recipe.evaluation.examples
     assert named_recipe("hello").agent == "hello", "an example's recipe is found as well"

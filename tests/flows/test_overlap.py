@@ -17,8 +17,8 @@ from adapters.player_protocol import PlaySettings
 from adapters.tinker.faults import ServiceRefused
 from adapters.tinker.live_policy import LivePolicy, UpdateResult
 from benchmarks.interruptions.compare_runs import differing_parts, read_contents
+from flows.runtime.open_rollouts import CheckpointAtBegin, Spans
 from flows.runtime.overlap import steps_by_shard
-from flows.runtime.task_runner import CheckpointOf, Spans
 from flows.train import train
 from tasks.metrics import read_metrics
 from tasks.rollouts import RolloutServer
@@ -52,8 +52,8 @@ def test_a_step_is_submitted_as_soon_as_its_checkpoint_is_there(
 ) -> None:
     log: list[str] = []
 
-    def submit(step: int, checkpoint: CheckpointOf, number: int) -> Mapping[str, Spans]:
-        assert (checkpoint("any"), number) == (max(step - lag, 0), 0)
+    def submit(step: int, checkpoint: int | CheckpointAtBegin, number: int) -> Mapping[str, Spans]:
+        assert (checkpoint, number) == (max(step - lag, 0), 0)
         log.append(f"submit {step}")
         return {}
 

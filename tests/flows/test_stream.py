@@ -15,10 +15,11 @@ from adapters.tinker.live_policy import LivePolicy, LoraSpec, ServiceLoss
 from benchmarks.interruptions.compare_runs import state_folder
 from flows.train import train
 from tasks.checkpoints import Ledger
-from tasks.recovery import Era, RecordedSteps, TrainedPolicy
+from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from tasks.rollouts import Play, RolloutServer
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
+from tests.support.credited import recorded_steps
 from tests.support.dying_engine import dying_in_batch, dying_in_update
 from tests.support.processes import wait_until
 from tests.support.small_recipe import small_recipe
@@ -61,8 +62,10 @@ def whole(
 
 @pytest.mark.story
 def test_the_passes_of_a_step_are_its_batches(whole: RunFolder) -> None:
-    assert [len(recorded(whole).batch(step).passes) for step in range(STEPS)] == [BATCHES] * STEPS
-    datums = recorded(whole).batch(1).passes
+    assert [len(recorded(whole).restored(step).passes) for step in range(STEPS)] == [
+        BATCHES
+    ] * STEPS
+    datums = recorded(whole).restored(1).passes
     rollouts = read(whole.datums(POLICY, 1), ["rollout_id"])["rollout_id"].to_pylist()
     of_batch = [
         {*read(path, ["rollout_id"])["rollout_id"].to_pylist()}
@@ -99,8 +102,8 @@ def test_a_streamed_run_that_dies_continues_as_if_it_had_not(
 
 def recorded(run: RunFolder) -> RecordedSteps:
     lora = LoraSpec("base", 8, 0, train_attn=True, train_mlp=True, train_unembed=True)
-    era = Era(0, STREAMED.credit(), STREAMED.update_method())
-    return RecordedSteps(run, TrainedPolicy(POLICY, (POLICY,), lora), (era,))
+    policy = TrainedPolicy(POLICY, (POLICY,), lora)
+    return recorded_steps(run, policy, STREAMED.credit(), STREAMED.update_method())
 
 
 def lora(run: RunFolder) -> dict[str, np.ndarray]:

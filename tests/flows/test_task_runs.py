@@ -18,7 +18,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import Artifact, FlowRun, TaskRun
 
 from flows.evaluate import evaluate
-from flows.runtime.run_summary import RunSummary
+from flows.runtime.flow_runs import RunSummary
 from flows.train import train
 from tests.support.engine_server import Address
 from tests.support.small_recipe import small_recipe

@@ -150,6 +150,24 @@ WRONG: list[tuple[str, str]] = [
     ("train fine.yaml --run ../other", "'../other' cannot name a run"),
     ("train fine.yaml --run .hidden", "'.hidden' cannot name a run"),
     (f"train fine.yaml --run {'long' * 100}", "cannot name a run: use at most"),
+    *(
+        (f"{line}o;d", "o;d' cannot name a run: use letters")
+        for line in (
+            "train fine.yaml --run ",
+            "train fine.yaml --set algorithm.kl.coefficient=1 --set algorithm.kl.reference=",
+            "resume ",
+            "fork begun --at 0 --as ",
+            "fork --at 0 ",
+            "replay ",
+            "evaluate fine.yaml --run ",
+            "evaluate fine.yaml --model ",
+            "serve ",
+            "report begun ",
+            "sql select --run ",
+            "verify ",
+        )
+    ),
+    ("serve o;d@1", "'o;d' cannot name a run"),
     ("train fine.yaml --run begun", "begun exists; continue it with --if-exists resume"),
     ("train fine.yaml --steps 3 --run begun --if-exists resume", "another recipe, which differs"),
     ("train fine.yaml --run begun --if-exists delete --set agent=fin", "no agent 'fin'"),

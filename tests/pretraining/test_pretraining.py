@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -10,15 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from renderers.configs import Qwen3RendererConfig
 from renderers.qwen3 import Qwen3Renderer
+from transformers import Qwen3ForCausalLM
 
 from pretraining import tokenizer as tokenizers
-from pretraining.corpora.mixture import stream
+from pretraining.corpora.mixture import examined_corpora, stream
 from pretraining.corpora.tool_calls import TOOLS
-from pretraining.documents import Encoder
 from pretraining.durable_tasks import TokenBudget
-from pretraining.exams import mean_and_error
 from pretraining.flow import pretrain
-from pretraining.model_card import FORMATS, count_parameters
 from pretraining.training_loop import Shape, TrainingState, new_model, train
 
 pytestmark = pytest.mark.story
@@ -93,7 +92,9 @@ def test_digits_and_newlines_are_single_tokens(shipped) -> None:
 def test_answers_are_trained_to_their_end_token_and_ignored_answers_are_not(tokenizer) -> None:
     said = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
     messages = [{"role": role, "content": content} for role, content in said]
-    ids, weights = Encoder(tokenizer, prompt_weight=0.5).encode(messages, [], ignored={1})
+    ids, weights = tokenizers.Encoder(tokenizer, prompt_weight=0.5).encode(
+        messages, [], ignored={1}
+    )
     pieces = [tokenizer.decode([token]) for token in ids]
     assert [piece for piece, weight in zip(pieces, weights, strict=True) if weight == 0.0] == [
         "b",
@@ -137,19 +138,10 @@ def test_saved_training_state_continues_with_the_same_bits(tokenizer, tmp_path: 
     assert (one.steps, one.read) == (other.steps, other.read)
 
 
-def test_model_card_counts_the_parameters(tokenizer) -> None:
-    model = new_model(SMALL, tokenizer, seed=0)
-    assert count_parameters(model.config.to_dict()) == model.num_parameters()
-
-
 def test_vocabulary_is_padded_to_a_multiple_of_32(tokenizer) -> None:
     rows = new_model(SMALL, tokenizer, seed=0).config.vocab_size
     assert rows % 32 == 0
     assert 0 <= rows - len(tokenizer) < 32
-
-
-def test_mean_and_error_returns_the_standard_error() -> None:
-    assert mean_and_error([0.0, 0.0, 1.0, 1.0]) == (0.5, pytest.approx((1 / 3 / 4) ** 0.5))
 
 
 def test_shipped_model_is_small_and_has_the_right_end_token(shipped) -> None:
@@ -168,8 +160,13 @@ def test_pretraining_builds_a_small_model_and_reuses_complete_parts(tmp_path: Pa
     shipped = run()
     scores = json.loads((tmp_path / "scores-shipped.json").read_text(encoding="utf-8"))
     assert scores["games"] == 2
-    assert list(scores["scores"]) == list(FORMATS)
-    assert "over 2 held-out games" in (shipped / "README.md").read_text(encoding="utf-8")
+    assert list(scores["scores"]) == list(examined_corpora())
+    card = (shipped / "README.md").read_text(encoding="utf-8")
+    parameters = Qwen3ForCausalLM.from_pretrained(shipped).num_parameters()
+    assert f"A language model of {parameters:,} parameters" in card
+    assert "over 2 held-out games" in card
+    for name, score in scores["scores"].items():
+        assert re.search(rf"\| {name} \|.* {score['mean']:.2f} ± {score['error']:.2f} \|\n", card)
     written = (shipped / "model.safetensors").stat().st_mtime_ns
     assert run() == shipped
     assert (shipped / "model.safetensors").stat().st_mtime_ns == written

@@ -13,9 +13,9 @@ pytest.importorskip("distributed", reason="Dask is not installed: make setup")
 
 from prefect import flow
 
-from adapters.addresses import Listener
 from adapters.harness import dask_cluster
 from adapters.harness.dask_cluster import ClusterFailed, open_cluster
+from adapters.network.addresses import Listener
 from tasks.rollouts import BatchPlan, collect_rollouts
 from tests.support.dask_by_hand import HandCluster, by_hand
 from tests.support.played_shard import AGENT, SLOW, PlayedShard

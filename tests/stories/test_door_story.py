@@ -10,11 +10,11 @@ import tinker
 from tinker import ModelInput
 
 from adapters.calls import POLICY, Completion, Policy, Sampling
-from adapters.chat import Chat
 from adapters.door.batches import PlannedRollout, SampledBy
 from adapters.door.door import Door
 from adapters.harness.batches import Batch
 from adapters.player_protocol import ROLE
+from adapters.rendering.chat import Chat
 from tasks.recording.journal import Journal, read_spans, seal
 from tasks.recording.spans import call_span
 from tests.support.door_batches import ListRecorder, batch_at, begin

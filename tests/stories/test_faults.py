@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -9,11 +10,15 @@ from typing import Any
 
 import pytest
 
+from adapters.project.modules import load_agent_file
 from adapters.tinker.faults import ServiceRefused, TimedOut
 from flows.recipe.recipe import Recipe
 from flows.train import train
 from tasks.metrics import read_metrics
 from tasks.recording.journal import read_journal
+from tasks.reports.verification import find_damage
+from tasks.rollouts import StepStopped
+from tasks.storage.run_folder import RunFolder
 from tests.support.engine_server import Address, serving
 from tests.support.fault_proxy import Fault, FaultProxy, proxied
 from tests.support.small_recipe import small_recipe
@@ -21,6 +26,7 @@ from tests.support.small_recipe import small_recipe
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
 SHIPPED = Path("local/tiny-chat")
+hello = load_agent_file("hello")
 
 
 def recipe(timeout_seconds: float = 60) -> Recipe:
@@ -168,3 +174,69 @@ def test_a_service_that_stays_silent_raises_timed_out(engine: Address, proxy: Fa
     proxy.script(Fault("create_model", "silent", times=99))
     with pytest.raises(TimedOut, match=r"within 2 s \(waited for a new training client\)"):
         trained("silent", engine, timeout_seconds=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("refused", r"refuses this run: the proxy says so"), ("user", r"refused the request: the pr")],
+)
+def test_a_service_that_refuses_every_call_trains_nothing_and_records_no_end(
+    engine: Address, proxy: FaultProxy, undisturbed: list[Any], kind: Any, said: str
+) -> None:
+    name = f"all-{kind}"
+    proxy.script(Fault("asample", kind, times=10**6))
+    with pytest.raises(ServiceRefused, match=said):
+        trained(name, engine)
+    folder = folder_of(name)
+    spans = [span for journal in folder.glob("journal/*") for span in read_journal(journal)]
+    assert {span["kind"] for span in spans} == {"begun", "refused"}
+    assert read_metrics(folder / "metrics.jsonl") == []
+    assert not [*folder.glob("evaluations/*")]
+
+    proxy.script()
+    assert trained(name, engine) == undisturbed
+
+
+async def breaks(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
+    """Play hello, and break where the file BROKEN says, while it is there."""
+    file = Path(os.environ["BROKEN"])
+    if file.exists() and "train-00001" in base_url and file.read_text() in base_url:
+        raise KeyError("city")
+    return await hello.play(example, base_url=base_url, api_key=api_key, model=model)
+
+
+@pytest.mark.parametrize(
+    ("where", "most_failed", "said"),
+    [
+        ("train", 1.0, r"8 of the 8 rollouts of train-00001 failed, and 0 .* KeyError: 'city' \(8"),
+        ("-01/attempt", 0.2, r"2 of the 8 rollouts of train-00001 failed, and 6 have a reward"),
+    ],
+)
+def test_a_step_with_too_few_rewards_stops_the_run_which_then_plays_it_anew(
+    where: str,
+    most_failed: float,
+    said: str,
+    engine: Address,
+    proxy: FaultProxy,
+    undisturbed: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    proxy.script()
+    broken, name = tmp_path / "broken", f"stopped-{most_failed}"
+    broken.write_text(where)
+    monkeypatch.setenv("BROKEN", str(broken))
+    values = recipe().model_dump(exclude={"flow"})
+    values["rollouts"]["most_failed"] = most_failed
+    stops = Recipe.model_validate(values | {"agent": "tests.stories.test_faults:breaks"})
+    for _ in range(2):
+        with pytest.raises(StepStopped, match=said) as stopped:
+            train(stops, run=name)
+        assert stopped.value.status == 1
+    assert len(read_metrics(folder_of(name) / "metrics.jsonl")) == 1
+
+    broken.unlink()
+    train(stops, run=name)
+    assert result_of(folder_of(name), engine) == undisturbed
+    assert len([*(folder_of(name) / "stopped").iterdir()]) == 2
+    assert [*find_damage(RunFolder(folder_of(name)))] == []

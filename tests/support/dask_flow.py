@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from adapters.addresses import Listener
 from adapters.harness.dask_cluster import open_cluster
+from adapters.network.addresses import Listener
 from tests.support.played_shard import AGENT, SLOW, PlayedShard
 
 

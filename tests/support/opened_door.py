@@ -14,11 +14,11 @@ from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
 from adapters.calls import POLICY, Completion, Policy, Sampling
-from adapters.chat import Chat
 from adapters.door.batches import PlannedRollout, SampledBy
 from adapters.door.door import Door
 from adapters.harness.batches import Batch
 from adapters.player_protocol import END, ROLE
+from adapters.rendering.chat import Chat
 from tests.support.door_batches import ListRecorder, batch_at, bearer, begin
 
 TINY = Path(__file__).parents[2] / "engine" / "tiny_chat"

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from adapters.calls import POLICY, Policy, Sampling
-from adapters.chat import Chat
 from adapters.door.batches import SampledBy
 from adapters.door.door import Door
 from adapters.harness.batches import play_batch
 from adapters.player_protocol import PlaySettings
+from adapters.rendering.chat import Chat
 from adapters.tinker.engines import TinkerServer
 from adapters.tinker.service import PatientSampler, Service
 from tasks.recording.journal import read_journal

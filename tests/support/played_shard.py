@@ -11,10 +11,10 @@ from typing import Any, cast
 import numpy as np
 from tinker import ModelInput, SampleResponse, SamplingParams
 
-from adapters.addresses import Listener
 from adapters.calls import POLICY, Policy, Sampling
 from adapters.door.batches import SampledBy
 from adapters.door.door import Door
+from adapters.network.addresses import Listener
 from adapters.player_protocol import PlaySettings
 from tasks.recording.journal import read_journal
 from tasks.recording.spans import Span

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from adapters.calls import POLICY
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.datums import write_datums
 from tasks.recording.journal import seal
 from tasks.recording.spans import EndedAttempt, reward_span
 from tasks.storage.run_folder import RunFolder
 from tasks.trajectories import write_trajectories
+from tests.support.credited import write_datums
 from tests.tasks.test_journal import NOON, call, written
 
 BATCH = "train-00000.0"

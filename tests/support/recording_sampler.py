@@ -11,11 +11,11 @@ import pyarrow as pa
 from tinker import ModelInput, SampleResponse, SamplingParams
 
 from adapters.calls import POLICY, Place, Policy, Sampler, Sampling
-from adapters.chat import Chat
 from adapters.door.batches import SampledBy
 from adapters.door.door import Door
 from adapters.harness.batches import Batch
 from adapters.player_protocol import BEGIN, END, PlaySettings
+from adapters.rendering.chat import Chat
 from tasks.recording.journal import read_spans
 from tasks.rollouts import BatchPlan, RolloutServer, write_spans
 from tasks.storage.run_folder import RunFolder

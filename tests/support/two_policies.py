@@ -3,7 +3,7 @@
     python -m tests.support.two_policies RUN PHASE
 
 kills its own process where the second policy's second update is to be noted in its ledger: as
-begun (`begin`), or as applied (`applied`), which the service then has done and nobody knows.
+begun (`begin`), or as saved (`add`), which the service then has done and nobody knows.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Any
 
 from adapters.project.modules import load_agent_file
 from flows.recipe.recipe import Recipe
-from tasks.checkpoints import Ledger
+from tasks.checkpoints import Checkpoint, Ledger
 from tests.support.small_recipe import small_recipe
 
 whispers = load_agent_file("whispers")
@@ -44,10 +44,11 @@ def kill_at(phase: str) -> None:
     """Have this process killed when the listener's ledger is told of checkpoint 2."""
     append = getattr(Ledger, phase)
 
-    def append_or_die(ledger: Ledger, step: int) -> None:
+    def append_or_die(ledger: Ledger, noted: int | Checkpoint) -> None:
+        step = noted if isinstance(noted, int) else noted.step
         if ledger._path.parent.name == "listener" and step == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        append(ledger, step)
+        append(ledger, noted)
 
     setattr(Ledger, phase, append_or_die)
 

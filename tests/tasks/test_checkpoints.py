@@ -52,7 +52,6 @@ def test_an_update_that_was_begun_and_not_saved_is_in_doubt(ledger: Ledger) -> N
     assert ledger.in_doubt() is None
     ledger.begin(4)
     assert ledger.in_doubt() == 4
-    ledger.applied(4)
     assert ledger.in_doubt() == 4
     assert ledger.last_step() == 3
 

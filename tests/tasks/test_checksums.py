@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.calls import POLICY
-from tasks.datums import read_datums, write_datums
+from tasks.datums import read_datums
 from tasks.metrics import StepFiles, measure
 from tasks.recording.journal import JournalError, read_journal
 from tasks.storage.checksums import Damaged, verified
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read, write
 from tasks.trajectories import write_trajectories
+from tests.support.credited import write_datums
 from tests.support.recorded_run import BATCH, CENTRED, record_run
 from tests.tasks.test_journal import call, written
 

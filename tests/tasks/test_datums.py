@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from tasks.algorithm.advantages import Aggregation, CreditAssignment
 from tasks.algorithm.losses import LOSSES
-from tasks.datums import build, read_datums, to_datums, write_datums
+from tasks.datums import read_datums, to_datums
 from tasks.storage.tables import write
+from tests.support.credited import build, write_datums
 from tests.support.small_recipe import small_recipe
 from tests.support.trajectory_rows import table
 

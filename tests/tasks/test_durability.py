@@ -7,6 +7,7 @@ from threading import Thread
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterName
 
 from tasks.storage import files
 from tasks.storage.durability import durable
@@ -32,10 +33,11 @@ def make_things(folder: str, numbers: list[int]) -> list[Path]:
     return [make_thing(Path(folder) / "things" / f"{n:03d}.txt", n) for n in numbers]
 
 
-def recorded() -> dict[str, str | None]:
+def recorded(*names: str) -> dict[str, str | None]:
     """Map task runs to their states, which Prefect records a little after they have ended."""
+    named = TaskRunFilter(name=TaskRunFilterName(any_=list(names)))
     with get_client(sync_client=True) as client:
-        return {run.name: run.state_name for run in client.read_task_runs()}
+        return {run.name: run.state_name for run in client.read_task_runs(task_run_filter=named)}
 
 
 def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
@@ -51,16 +53,17 @@ def test_a_task_whose_file_is_there_returns_its_path_and_is_cached(tmp_path: Pat
     (tmp_path / "things").mkdir()
     (tmp_path / "things" / "007.txt").write_text("made before")
     assert make_things(str(tmp_path), [7]) == [tmp_path / "things" / "007.txt"]
-    wait_until("the record of it", lambda: recorded().get("things/007") == "Cached")
-    assert recorded()["things/007"] == "Cached"
+    cached = {"things/007": "Cached"}
+    wait_until("the record of it", lambda: recorded("things/007") == cached)
+    assert recorded("things/007") == cached
 
 
 def test_a_task_run_is_named_after_its_file_and_the_policy_that_has_it(tmp_path: Path) -> None:
     make_things(str(tmp_path), [1])
     make_things(str(tmp_path / "policies" / "fox"), [1])
     names = {"things/001", "policies/fox/things/001"}
-    wait_until("the record of them", lambda: names <= recorded().keys())
-    assert names <= recorded().keys()
+    wait_until("the record of them", lambda: recorded(*names).keys() == names)
+    assert recorded(*names).keys() == names
 
 
 def test_a_task_that_fails_leaves_no_file(tmp_path: Path) -> None:

@@ -124,5 +124,5 @@ def test_damage_is_named_with_its_remedy(tmp_path: Path, name: str, remedy: str)
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"\xff\xfe{}")
-    with pytest.raises(Damaged, match=f"{name} is damaged: its checksum .* its 4 bytes. {remedy}"):
+    with pytest.raises(Damaged, match=f"{name} is damaged: it has no checksum. {remedy}"):
         read_json(path)

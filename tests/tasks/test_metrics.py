@@ -10,11 +10,12 @@ import pytest
 
 from adapters.calls import POLICY
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.datums import read_datums, write_datums
+from tasks.datums import read_datums
 from tasks.metrics import StepFiles, divergence, measure, read_metrics, record_metrics
 from tasks.recording.spans import table
 from tasks.storage.tables import write
 from tasks.trajectories import write_trajectories
+from tests.support.credited import write_datums
 
 BEGAN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 WEIGHTS = [math.exp(-difference) for difference in (0.5, -0.5, 1.0)]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,6 @@ from adapters.player_protocol import Failure, PlaySettings
 from adapters.rewards import Reward
 from tasks import rollouts
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.algorithm.quorum import quorum_size
-from tasks.datums import write_datums
 from tasks.evaluations import score_spans
 from tasks.recording.journal import Journal, read_journal, read_spans, seal
 from tasks.recording.views import open_views
@@ -35,6 +34,7 @@ from tasks.rollouts import BatchPlan, JournalRecorder, RolloutServer
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tasks.trajectories import write_trajectories
+from tests.support.credited import write_datums
 from tests.support.dask_agents import talks
 from tests.support.played_batch import BATCH, SHARD, service_without_engine, write_examples
 from tests.support.played_shard import AGENT, CountingSampler, PlayedShard
@@ -258,8 +258,8 @@ def record_ends(
 def ends_until_quorum(order: Sequence[str], failed: set[str], quorum: float) -> int:
     """Return how many rollouts have ended when a quorum has a reward; all, if none ever has."""
     rewarded = list(accumulate(int(name not in failed) for name in order))
-    needed = quorum_size(quorum, len(order))
-    return rewarded.index(needed) + 1 if needed in rewarded else len(order)
+    enough = [count >= Fraction(str(quorum)) * len(order) for count in rewarded]
+    return enough.index(True) + 1 if any(enough) else len(order)
 
 
 def test_rollouts_that_fail_close_no_batch(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from adapters.door.door import Door
 from adapters.harness.batches import play_batch
 from adapters.player_protocol import PlaySettings
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.datums import write_datums
 from tasks.metrics import Metrics, StepFiles, measure
 from tasks.recording.journal import read_journal
 from tasks.recording.recorded_calls import recorded_calls
@@ -22,6 +21,7 @@ from tasks.rollouts import RolloutServer, write_spans
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tasks.trajectories import write_trajectories
+from tests.support.credited import write_datums
 from tests.support.played_batch import BATCH, PAIRS, SHARD, Stage, open_stage, write_examples
 from tests.tasks.test_journal import NOON
 

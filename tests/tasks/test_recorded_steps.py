@@ -9,16 +9,19 @@ from tinker import AdamParams
 from adapters.calls import POLICY
 from adapters.tinker.live_policy import LoraSpec
 from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import read_lineage, read_recipe
 from flows.runtime.forks import fork_run
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
-from tasks.datums import write_datums
+from tasks.datums import build_datums
 from tasks.metrics import read_metrics, record_metrics
-from tasks.recovery import Era, RecordedSteps, TrainedPolicy
-from tasks.storage.manifest import lineage, write_manifest
+from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
+from tasks.rewards import compute_rewards
+from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import read, write
+from tests.support.credited import recorded_steps
 from tests.support.recorded_run import CENTRED, record_run
 from tests.support.small_recipe import small_recipe
 from tests.support.trajectory_rows import table
@@ -27,7 +30,6 @@ from tests.tasks.test_datums import trajectory
 LORA = LoraSpec("base", 4, 0, train_attn=True, train_mlp=True, train_unembed=True)
 METHOD = UpdateMethod("importance_sampling", {}, AdamParams(learning_rate=0.1))
 RUNNING = CreditAssignment("running_mean")
-RUNNING_ERA = Era(0, RUNNING, METHOD)
 POLICY_OF_TWO = TrainedPolicy(POLICY, (POLICY, "fox"), LORA)
 
 
@@ -39,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def recorded(
     run: RunFolder, name: str = POLICY, credit: CreditAssignment = CENTRED
 ) -> RecordedSteps:
-    return RecordedSteps(run, TrainedPolicy(name, (POLICY,), LORA), (Era(0, credit, METHOD),))
+    return recorded_steps(run, TrainedPolicy(name, (POLICY,), LORA), credit, METHOD)
 
 
 @pytest.mark.parametrize("deleted", [1, 2, 3])
@@ -50,7 +52,7 @@ def test_deleted_files_are_made_again_byte_for_byte(
     names = ["datums/00000.parquet", "trajectories/00000.parquet", "spans/train-00000.0.parquet"]
     for name in names[:deleted]:
         (copy.path / name).unlink()
-    assert [len(datums) for datums in recorded(copy).batch(0).passes] == [4]
+    assert [len(datums) for datums in recorded(copy).restored(0).passes] == [4]
     for name in names:
         assert (copy.path / name).read_bytes() == (run.path / name).read_bytes()
 
@@ -67,7 +69,7 @@ def test_datums_are_made_again_by_the_credit_of_their_era(run: RunFolder, tmp_pa
     copy = RunFolder(copytree(run.path, tmp_path / "run"))
     copy.datums(POLICY, 0).unlink()
     credit = CreditAssignment("centred", min_group_size=3)
-    assert recorded(copy, credit=credit).batch(0).passes == []
+    assert recorded(copy, credit=credit).restored(0).passes == []
     assert recorded(copy).optimizer_steps(1) == 0
 
 
@@ -75,12 +77,16 @@ def test_datums_whose_sources_are_gone_are_refused(tmp_path: Path) -> None:
     steps = recorded(RunFolder(tmp_path))
     assert steps.optimizer_steps(1) is None
     with pytest.raises(CheckpointError, match=r"datums/00000\.parquet is gone, but step 0 must be"):
-        steps.batch(0)
+        steps.restored(0)
+
+
+def running(run: RunFolder) -> RecordedSteps:
+    return recorded_steps(run, POLICY_OF_TWO, RUNNING, METHOD)
 
 
 def record_steps(folder: Path) -> RunFolder:
     """Record three steps: the roles' mean rewards are 0.5, then 1 and 2.5, then 0 and 5."""
-    run, steps = RunFolder(folder), RecordedSteps(RunFolder(folder), POLICY_OF_TWO, (RUNNING_ERA,))
+    run, steps = RunFolder(folder), running(RunFolder(folder))
     rewards = [{"policy": (0.0, 1.0)}, {"policy": (1.0,), "fox": (0.0, 5.0)}]
     rewards += [{"policy": (0.0,), "fox": (5.0,)}]
     for step, of_step in enumerate(rewards):
@@ -90,7 +96,9 @@ def record_steps(folder: Path) -> RunFolder:
             for rollout, reward in enumerate(values)
         ]
         path = write(table(*rows), run.trajectories(POLICY, step))
-        write_datums(run.datums(POLICY, step), path, RUNNING, None, steps.history(step))
+        shaped = compute_rewards.make(run.rewards(POLICY, step), path)
+        history = steps.source.history(step)
+        build_datums.make(run.datums(POLICY, step), path, shaped, RUNNING, None, history)
     return run
 
 
@@ -107,7 +115,7 @@ def test_each_role_is_compared_with_its_own_earlier_steps(tmp_path: Path) -> Non
     assert made[2] == {("policy", 0.0): pytest.approx(-baseline), ("fox", 5.0): 2.5}
 
 
-@pytest.mark.parametrize("gone", [[], ["rewards/00000.json", "rewards/00001.json"]])
+@pytest.mark.parametrize("gone", [[], ["rewards/00000.parquet", "rewards/00001.parquet"]])
 def test_datums_that_depend_on_earlier_steps_are_made_again_byte_for_byte(
     tmp_path: Path, gone: list[str]
 ) -> None:
@@ -116,20 +124,20 @@ def test_datums_that_depend_on_earlier_steps_are_made_again_byte_for_byte(
     before = {name: (run.path / name).read_bytes() for name in names}
     for name in names:
         (run.path / name).unlink()
-    steps = RecordedSteps(run, POLICY_OF_TWO, (RUNNING_ERA,))
+    steps = running(run)
     assert steps.optimizer_steps(3) == 3
     assert {name: (run.path / name).read_bytes() for name in names} == before
 
 
 def test_an_advantage_without_a_history_reads_and_writes_none(run: RunFolder) -> None:
-    assert recorded(run).history(1) == []
+    assert recorded(run).source.history(1) == []
     assert not run.rewards(POLICY, 0).exists()
 
 
 def test_a_history_whose_sources_are_gone_is_refused(tmp_path: Path) -> None:
-    steps = RecordedSteps(RunFolder(tmp_path), POLICY_OF_TWO, (RUNNING_ERA,))
-    with pytest.raises(CheckpointError, match=r"rewards/00000\.json is gone, but later steps are"):
-        steps.history(1)
+    steps = running(RunFolder(tmp_path))
+    with pytest.raises(CheckpointError, match=r"rewards/00000\.parquet is gone, but later"):
+        steps.source.history(1)
 
 
 def recipe_of_rate(rate: float) -> Recipe:
@@ -151,13 +159,8 @@ def make_fork(parent: RunFolder, name: str, step: int, rate: float) -> RunFolder
 
 def rates(run: RunFolder, steps: int) -> list[float]:
     """Return the learning rate by which each step was made."""
-    eras = [
-        Era(first, recipe.credit(), recipe.update_method())
-        for first, recipe in ((at, Recipe.model_validate(made)) for at, made in lineage(run))
-    ]
-    policy = TrainedPolicy(POLICY, (POLICY,), LORA)
-    recorded = RecordedSteps(run, policy, tuple(eras))
-    return [recorded.era(step).method.optimizer.learning_rate for step in range(steps)]
+    recipes = read_lineage(run, read_recipe(run))
+    return [recipes.at(step).update_method().optimizer.learning_rate for step in range(steps)]
 
 
 @pytest.fixture

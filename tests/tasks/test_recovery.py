@@ -23,15 +23,17 @@ from adapters.tinker.faults import ServiceFailed
 from adapters.tinker.live_policy import LivePolicy, LoraSpec
 from adapters.tinker.service import Service
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.algorithm.schedules import Schedule
+from tasks.algorithm.learning_rates import Schedule
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
 from tasks.datums import SCHEMA
-from tasks.recovery import Era, ProbeError, RecordedSteps, TrainedPolicy
+from tasks.recovery.rebuilding import ProbeError
+from tasks.recovery.recorded_steps import MethodError, TrainedPolicy
 from tasks.rollouts import RolloutServer
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import write
-from tasks.updates import PolicyUpdater
+from tasks.updates import PolicyUpdater, write_update
+from tests.support.credited import recorded_steps
 from tests.support.engine_server import Address, connected
 from tests.support.opened_door import CHAT
 
@@ -63,7 +65,7 @@ def make_updater(connection: Service, address: Address, tmp_path: Path) -> MakeU
             address.base_model, rank, seed, train_attn=True, train_mlp=True, train_unembed=True
         )
         policy = TrainedPolicy(POLICY, (POLICY,), lora)
-        recorded = RecordedSteps(run, policy, (Era(0, CreditAssignment("centred"), method),))
+        recorded = recorded_steps(run, policy, CreditAssignment("centred"), method)
         ledger = Ledger(run.checkpoints(POLICY))
         return PolicyUpdater(connection, ledger, recorded, None, probe_tolerance)
 
@@ -115,8 +117,8 @@ def advance(updater: PolicyUpdater, first: int, last: int) -> list[dict[str, flo
         path = datums_of(updater, step)
         if not path.exists():
             sampled_datums(updater, updater.ledger.at(step), path)
-        method = updater.recorded.era(step).method
-        update = updater.update(step, method, with_state=(step + 1) % 2 == 0)
+        method = updater.recorded.methods.at(step)
+        update = updater.update(step, path, method, with_state=(step + 1) % 2 == 0)
         probes.append(update.probe_metrics)
     return probes
 
@@ -261,7 +263,7 @@ def test_an_older_state_and_more_replay_replace_a_state_that_is_gone(
         (probe,) = advance(updater, 3, 3)
     assert weights(updater, address) == undisturbed
     assert probe["probe/optimizer_step"] == 1
-    assert "An older state is taken, and more is replayed" in caplog.text
+    assert "An older state is taken, and more steps are applied again" in caplog.text
     assert ("no saved state is left" in caplog.text) == (gone == [0, 2])
 
 
@@ -352,12 +354,35 @@ def test_an_update_in_doubt_is_made_again_on_rebuilt_weights(
     assert weights(updater, address) == undisturbed
 
 
-def test_datums_that_must_be_replayed_and_are_gone_are_named(
+def test_an_update_is_complete_with_its_file_and_not_with_its_checkpoint(
+    make_updater: MakeUpdater, address: Address, tmp_path: Path, undisturbed: list[bytes]
+) -> None:
+    """A kill after `saved` and before the update's file has the update made again, with no harm."""
+    advance(make_updater(), 3, 3)
+    assert weights(make_updater(), address) == undisturbed
+    updater = make_updater()
+    datums, path = datums_of(updater, 3), updater.recorded.run.update(POLICY, 3)
+    write_update(path, updater, 3, datums, METHOD, with_state=True)
+    assert [c.step for c in updater.ledger.checkpoints()].count(4) == 2
+    assert weights(updater, address) == undisturbed
+
+
+def test_a_step_is_trained_by_no_other_method_than_the_manifest_records(
+    make_updater: MakeUpdater, undisturbed: list[bytes]
+) -> None:
+    updater = make_updater()
+    other = replace(METHOD, loss="ppo")
+    with pytest.raises(MethodError, match=r"by UpdateMethod\(loss='ppo'.* its manifest records"):
+        updater.update(3, datums_of(updater, 3), other, with_state=False)
+    assert updater.ledger.in_doubt() is None
+
+
+def test_datums_that_must_be_applied_again_and_are_gone_are_named(
     make_updater: MakeUpdater, undisturbed: list[bytes]
 ) -> None:
     updater = make_updater()
     datums_of(updater, 2).unlink()
-    with pytest.raises(CheckpointError, match=r"00002\.parquet is gone, but step 2 must be replay"):
+    with pytest.raises(CheckpointError, match=r"00002\.parquet is gone, but step 2 must be"):
         advance(updater, 3, 3)
 
 

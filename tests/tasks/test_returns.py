@@ -8,9 +8,9 @@ import pytest
 
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.comparisons import Earned
-from tasks.datums import build
 from tasks.returns import Unit, calls_of, earnings_by_role, returns_to_go
-from tasks.trajectories import rewards_by_role
+from tasks.rewards import rewards_by_role
+from tests.support.credited import build
 from tests.support.trajectory_rows import table
 
 GROUP = "train-00000-0000"

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from adapters.calls import POLICY
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.datums import write_datums
 from tasks.evaluations import Score, score_spans
 from tasks.metrics import Metrics, StepFiles, measure
 from tasks.recording.spans import Span, table
@@ -21,6 +20,7 @@ from tasks.reports.reports import transcripts
 from tasks.storage.json_files import write_rows
 from tasks.storage.tables import write
 from tasks.trajectories import write_trajectories
+from tests.support.credited import write_datums
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 GROUPS, GROUP_SIZE = 6, 3

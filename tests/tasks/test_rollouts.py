@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from adapters.chat import Chat
+from adapters.rendering.chat import Chat
 from tasks.reports.dryruns import describe
 from tasks.rollouts import BatchPlan
 from tasks.storage.run_folder import RunFolder
@@ -90,7 +90,9 @@ def test_a_prompt_beyond_what_the_model_has_read_is_answered_and_said_to_be(
     (prompt,) = {span["gen_ai_usage_input_tokens"] for span in calls}
     assert (len(calls), prompt > 4300) == (2, True)
     assert [end["reward"] for end in ends(spans)] == [1.0, 1.0]
-    (noise,) = [said.getMessage() for said in caplog.records if said.name == "adapters.chat"]
+    (noise,) = [
+        said.getMessage() for said in caplog.records if said.name == "adapters.rendering.chat"
+    ]
     assert noise.startswith(f"a prompt of {prompt} tokens is beyond the 2048 that ")
     text = describe([RunFolder(tmp_path).spans(BATCH)], {}, {}, served.read_context)
     assert f"prompts of up to {prompt} tokens are beyond the 2048 that the model has read" in text

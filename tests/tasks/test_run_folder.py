@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from tasks.storage.run_folder import (
+    LONGEST_NAME,
     RunError,
     RunFolder,
+    all_runs,
     batch_name,
     folder_of,
     name_run,
@@ -57,6 +59,44 @@ def test_any_agent_can_name_a_run() -> None:
     name = name_run("command:python agents/x.py --fast", "1f")
     assert name == "command-python-agents-x.py-fast-1f"
     assert folder_of(name).name == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a", "7", "_x", "Big-one_2.1", "a.b", "a" * LONGEST_NAME, "dryruns/hello-1", "evaluations/x"],
+)
+def test_a_run_is_named_by_letters_digits_and_three_signs(root: Path, name: str) -> None:
+    assert folder_of(name).path == root / name
+
+
+ODD = {
+    "signs": "a b, a;b, a'b, a\"b, a<b, a>b, a|b, a&b, a$b, a`b, a(b), a*, a?, a!, a#, a~, a=b",
+    "paths": "/a, a/, a/b, ../a, runs/../../a, a\\b, dryruns/.., dryruns/, dryruns/a/b, .., .a, -x",
+    "places": "evaluations, dryruns, dryruns/evaluations, a@1, a:b",
+    "unicode": "é, Ünïcode, ｆｕｌｌ, 名前, ٣, a\u0301, a\u200b, \U0001f600, \udcff",
+    "control": "a\n, a\tb, a\0b, a\x1b[31m, a\r",
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["", ",", " a", "a ", *(name for names in ODD.values() for name in names.split(", "))]
+)
+def test_whatever_a_shell_or_a_page_reads_otherwise_names_no_run(name: str) -> None:
+    with pytest.raises(RunError, match=r"cannot name a run: use letters of A to Z, digits, '_'"):
+        folder_of(name)
+
+
+def test_a_name_that_a_file_system_refuses_names_no_run() -> None:
+    with pytest.raises(RunError, match="use at most 200 letters"):
+        folder_of("a" * (LONGEST_NAME + 1))
+    assert folder_of(name_run("command:" + "x" * 300, "1f")).name.endswith("x-1f")
+
+
+def test_a_run_with_an_older_name_goes_on_when_its_folder_is_renamed(root: Path) -> None:
+    touch(root / "it's old" / "manifest.json")
+    with pytest.raises(RunError, match=f"rename its folder in {root}, and it goes on"):
+        folder_of("it's old")
+    assert [run.name for run in all_runs()] == ["it's old"]
 
 
 def test_the_batches_of_a_shard_are_listed_by_their_numbers(run: RunFolder) -> None:

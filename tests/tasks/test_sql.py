@@ -15,7 +15,6 @@ from adapters.calls import POLICY
 from adapters.errors import UserError
 from flows.cli.commands import app
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.datums import write_datums
 from tasks.evaluations import ScoredRollout, score
 from tasks.metrics import record_metrics
 from tasks.recording.queries import answer
@@ -24,6 +23,7 @@ from tasks.storage.json_files import write_json
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import folder_of
 from tasks.trajectories import write_trajectories
+from tests.support.credited import write_datums
 from tests.tasks.test_journal import NOON
 from tests.tasks.test_reports import ended, rollout, said, sealed
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from tasks.recording.spans import table
 from tasks.storage.tables import read, write
-from tasks.trajectories import assemble, rewards_by_group, write_trajectories
+from tasks.trajectories import assemble, write_trajectories
+from tests.support.credited import rewards_by_group
 
 ROLLOUT = "train-00000-0000-00"
 

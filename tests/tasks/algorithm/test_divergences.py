@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from flows.recipe.algorithm import Divergence
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.divergences import ESTIMATORS, Penalty
-from tasks.datums import build
 from tasks.references import SCHEMA
+from tests.support.credited import build
 from tests.support.trajectory_rows import table
 from tests.tasks.test_returns import advantages, trajectory
 

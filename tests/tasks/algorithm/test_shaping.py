@@ -5,8 +5,7 @@ import pytest
 
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.shaping import check_query
-from tasks.datums import build
-from tasks.trajectories import rewards_by_group
+from tests.support.credited import build, rewards_by_group
 from tests.support.small_recipe import small_recipe
 from tests.support.trajectory_rows import table
 from tests.tasks.test_returns import GROUP, trajectory

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinker import AdamParams
 
-from tasks.algorithm.schedules import Schedule, ScheduleName, share_by_sample
+from tasks.algorithm.learning_rates import Schedule, ScheduleName, share_by_sample
 from tasks.algorithm.update_method import UpdateMethod
 
 ADAM = AdamParams(learning_rate=0.1)

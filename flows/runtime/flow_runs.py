@@ -1,22 +1,56 @@
-"""Summary of a finished run, and the last state of its flow, which says the outcome."""
+"""Flow runs: their names, their retries, and the summaries and states that they end with."""
 
+import logging
 from typing import TypeVar, cast
 
+from prefect.runtime import flow_run
 from prefect.states import Completed
 from pydantic import BaseModel, ConfigDict
+from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_attempt
 
+from adapters.errors import EngineDied
 from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import read_recipe
 from tasks.evaluations import read_evaluation
 from tasks.metrics import read_metrics
 from tasks.reports.failures import last_failure
 from tasks.storage.files import is_written
-from tasks.storage.manifest import REPLAY, parent_of, recipe_of
-from tasks.storage.run_folder import RunFolder
+from tasks.storage.manifest import REPLAY, parent_of
+from tasks.storage.run_folder import RunFolder, name_run
 
 SPENT = ("seconds/sampling", "seconds/training")
 """Endings of metrics' names: every policy has its training."""
 
+STARTS = 3
+"""Starts of a run in one process, if its engine dies each time."""
+
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+def _log_death(ended: RetryCallState) -> None:
+    assert ended.outcome is not None
+    start, why = ended.attempt_number + 1, ended.outcome.exception()
+    log.warning("the run is started again (start %d of %d), since %s", start, STARTS, why)
+
+
+again_if_engine_dies = retry(
+    retry=retry_if_exception_type(EngineDied),
+    stop=stop_after_attempt(STARTS),
+    before_sleep=_log_death,
+    reraise=True,
+)
+"""Decorator of a flow's function, which goes on from the run's files if the engine dies.
+
+Prefect would retry a flow after any error, also after a mistake of the user.
+"""
+
+
+def name_of_run() -> str:
+    """Name the run of the current flow run: its parameter `run`, or its recipe and its own id."""
+    parameters = flow_run.parameters
+    return parameters.get("run") or name_run(parameters["recipe"].subject, str(flow_run.id)[:8])
 
 
 class RunSummary(BaseModel):
@@ -54,7 +88,7 @@ class RunSummary(BaseModel):
 def summarize_run(run: RunFolder) -> RunSummary:
     """Summarize a run from its folder."""
     metrics, parent = read_metrics(run.metrics), parent_of(run)
-    recipe = Recipe.model_validate(recipe_of(run))
+    recipe = read_recipe(run, Recipe)
     replayed = parent is not None and parent["how"] == REPLAY
     drift = [row["kl_sample_train_v2"] for row in metrics if "kl_sample_train_v2" in row]
     spent = [row[name] for row in metrics for name in row if name.endswith(SPENT)]
@@ -64,7 +98,7 @@ def summarize_run(run: RunFolder) -> RunSummary:
         before=_reward(run, 0),
         after=_reward(run, len(metrics)),
         seconds=None if recipe.rollouts.lag else sum(spent),
-        failed=sum(int(row["rollouts/failed"]) for row in metrics),
+        failed=sum(int(row.get("rollouts/failed", 0)) for row in metrics),
         error=last_failure(run),
         left_out=sum(int(row.get("stragglers/count", 0)) for row in metrics),
         drift=tuple(drift) if replayed else (),

@@ -15,7 +15,7 @@ import numpy as np
 from openai import AsyncOpenAI
 
 from adapters.calls import POLICY, Example, JsonObject
-from adapters.harness.environments import NoEnvironment, split_name
+from adapters.harness.environments.names import NoEnvironment, split_name
 
 SEED = "seed"
 """The column of an example that determines the game."""

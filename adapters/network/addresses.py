@@ -9,10 +9,6 @@ from urllib.request import getproxies, proxy_bypass
 REACH_SECONDS = 5.0
 LOOPBACK = "127.0.0.1"
 LOOPBACK_HOSTS = (LOOPBACK, "localhost")
-RAY_REFUSED = (
-    "runner ray is not supported: when a host had lost its network, Ray 2.60.0 did not begin the "
-    "host's batches again within 170 s; give runner dask"
-)
 
 
 @dataclass(frozen=True)
@@ -51,9 +47,7 @@ def check_listener(url: str) -> None:
 
 
 def check_runner(runner: str, cluster: str | None, door: str | None) -> None:
-    """Refuse (ValueError) a runner that fails, or an address that it ignores or leaves open."""
-    if runner == "ray":
-        raise ValueError(RAY_REFUSED)
+    """Refuse (ValueError) an address that a runner ignores or leaves open."""
     if cluster is not None and runner != "dask":
         raise ValueError(
             f"cluster {cluster!r} would be ignored by the runner {runner}; give runner dask, or "

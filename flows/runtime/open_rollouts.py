@@ -1,22 +1,27 @@
-"""Runner of rollout batches: Prefect's task runner, and the function that plays one batch."""
+"""The rollouts of an open run: the door that answers them, and the runners of their batches."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from adapters.calls import Policy, Sampling
-from adapters.door.batches import SampledBy
+from adapters.door.backends import create_backends
+from adapters.door.batches import PlaySettings, SampledBy
+from adapters.door.door import Door
 from adapters.harness.batches import play_batch
+from adapters.network.addresses import Listener
+from adapters.rendering.chat import Chat
 from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Rollouts
-from flows.runtime.open_run import OpenRun, greedy_sampling, training_sampling
+from flows.runtime.open_run import OpenRun
 from tasks.algorithm.advantages import find_advantage
-from tasks.rollouts import BatchPlan, Play, collect_rollouts
+from tasks.rollouts import BatchPlan, Play, RolloutServer, collect_rollouts
 from tasks.shards import read_shard
 from tasks.storage.run_folder import BASELINE
 
@@ -26,8 +31,13 @@ EVALUATED_SHARDS = 2
 Spans = PrefectFuture[Path]
 """Future of a batch's sealed spans."""
 
-CheckpointOf = Callable[[str], int]
-"""Gives, for the name of a batch that begins, the checkpoint that samples it."""
+
+class CheckpointAtBegin(Protocol):
+    """Choice of the checkpoint that samples a batch, made when the batch begins."""
+
+    def checkpoint(self, batch: str) -> int:
+        """Return the checkpoint for the name of a batch."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,17 @@ def training_groups(recipe: Recipe) -> PlayedGroups:
     )
 
 
+def training_sampling(recipe: Recipe) -> Sampling:
+    """Return the sampling of training and of sampled evaluations: the whole distribution."""
+    rollouts = recipe.rollouts
+    return Sampling(rollouts.max_tokens, rollouts.temperature, top_p=1.0, top_k=-1)
+
+
+def greedy_sampling(recipe: Recipe) -> Sampling:
+    """Return the sampling that always takes the likeliest token."""
+    return Sampling(recipe.rollouts.max_tokens, temperature=0.0, top_p=1.0, top_k=-1)
+
+
 @dataclass(frozen=True)
 class RolloutRunner:
     """Runner of rollout batches as parallel Prefect tasks.
@@ -63,15 +84,15 @@ class RolloutRunner:
     `policies` gives, for a checkpoint, the policies that answer a batch, by name.
     """
 
+    server: RolloutServer
     tasks: ThreadPoolTaskRunner[Path]
     play: Play
     policies: Callable[[int], Mapping[str, Policy]]
 
     def submit_shard(
         self,
-        run: OpenRun,
         shard: Path,
-        checkpoint: CheckpointOf,
+        checkpoint: int | CheckpointAtBegin,
         groups: PlayedGroups,
         number: int = 0,
     ) -> dict[str, Spans]:
@@ -91,16 +112,17 @@ class RolloutRunner:
             ]
 
         def sampled_by(batch: str, sampling: Sampling) -> SampledBy:
-            return SampledBy(self.policies(checkpoint(batch)), sampling)
+            chosen = checkpoint if isinstance(checkpoint, int) else checkpoint.checkpoint(batch)
+            return SampledBy(self.policies(chosen), sampling)
 
         return {
             plan.name: self.tasks.submit(
                 collect_rollouts,
                 {
-                    "path": run.folder.spans(plan.name),
+                    "path": self.server.run.spans(plan.name),
                     "shard": shard,
                     "plan": plan,
-                    "server": run.rollouts,
+                    "server": self.server,
                     "sampled_by": partial(sampled_by, plan.name, sampling),
                     "play": self.play,
                 },
@@ -109,52 +131,70 @@ class RolloutRunner:
         }
 
 
-def wait_for_batches(batches: Iterable[Spans]) -> Sequence[Spans]:
+def wait_for_batches(batches: Iterable[Spans]) -> list[Path]:
     """Wait until all batches have ended; raise the error of the first that failed."""
     waited = [*batches]
     for batch in waited:
         batch.wait()
-    for batch in waited:
-        batch.result()
-    return waited
+    return [batch.result() for batch in waited]
 
 
 @dataclass(frozen=True)
-class RolloutRunners:
-    """Runners of a run's batches, each with places of its own."""
+class OpenRollouts:
+    """Runners of a run's batches, each with places of its own, and the chat of the policies."""
 
     training: RolloutRunner
     evaluation: RolloutRunner
+    chat: Chat
 
 
 @contextmanager
-def task_runners(
-    rollouts: Rollouts, run: OpenRun, played: PlayedGroups | None = None
-) -> Iterator[RolloutRunners]:
-    """Run batches as tasks in threads of the flow's process, as many as are `played` at a time.
+def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
+    """Answer and play the rollouts of a run, as many batches at a time as its recipe says.
 
-    A thread plays its batch, or waits for the cluster that plays it. An error of the flow cancels
-    the batches that are under way.
+    A batch is a task in a thread of the flow's process, which plays it or waits for the cluster
+    that plays it. An error of the flow cancels the batches that are under way.
     """
+    rollouts = recipe.rollouts
     inflight = rollouts.weights == "inflight"
     policies = run.policies.at_or_newer if inflight else run.policies.at
-    batches = rollouts.batches
-    playing, evaluating = batches * rollouts.steps_under_way(), batches * EVALUATED_SHARDS
-    if played is not None and played.baseline is not None:
-        playing *= 2
+    playing = rollouts.batches * rollouts.steps_under_way()
+    playing *= 2 if find_advantage(recipe.algorithm.advantage).by_greedy else 1
+    evaluating = rollouts.batches * EVALUATED_SHARDS
+    run.unusable.set()
     with (
+        _serving(run, recipe) as server,
         _player(rollouts, playing + evaluating) as play,
         ThreadPoolTaskRunner[Path](max_workers=playing) as tasks,
         ThreadPoolTaskRunner[Path](max_workers=evaluating) as evaluations,
     ):
+        run.unusable.clear()
         try:
-            yield RolloutRunners(
-                RolloutRunner(tasks, play, policies),
-                RolloutRunner(evaluations, play, run.policies.at),
+            yield OpenRollouts(
+                RolloutRunner(server, tasks, play, policies),
+                RolloutRunner(server, evaluations, play, run.policies.at),
+                server.door.chat,
             )
         except BaseException:
-            run.rollouts.cancel()
+            server.cancel()
             raise
+
+
+@contextmanager
+def _serving(run: OpenRun, recipe: Recipe) -> Iterator[RolloutServer]:
+    """Open the door of a run's agents."""
+    base, rollouts, service = recipe.model.base, recipe.rollouts, run.service
+    backends = create_backends(recipe.roles, recipe.seed)
+    tokenizer = service.tokenizer(run.ledger.at(0).sampler, base)
+    chat = Chat(tokenizer, recipe.model.renderer, service.context(base))
+    with Door(chat, backends, recipe.seed, rollouts.max_calls, door_listener(rollouts)) as door:
+        settings = PlaySettings(
+            recipe.agent,
+            list(door.roles),
+            rollouts.concurrency_of_batch(),
+            rollouts.timeout_seconds,
+        )
+        yield RolloutServer(run.folder, door, service, settings, rollouts.replay)
 
 
 @contextmanager
@@ -166,3 +206,12 @@ def _player(rollouts: Rollouts, places: int) -> Iterator[Play]:
 
     with open_cluster(rollouts.cluster, places) as cluster:
         yield cluster.play
+
+
+def door_listener(rollouts: Rollouts) -> Listener:
+    """Return where the door listens: on loopback, or where the cluster's workers reach it."""
+    if rollouts.door is None:
+        return Listener()
+    from adapters.harness.dask_cluster import listener_at  # Dask is an extra
+
+    return listener_at(rollouts.door)

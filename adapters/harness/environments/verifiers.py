@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
-from adapters.harness.environments import NoEnvironment, split_name
+from adapters.harness.environments.names import NoEnvironment, split_name
 from adapters.harness.programs.resident import resident
 
 PYTHON = "VERIFIERS_PYTHON"

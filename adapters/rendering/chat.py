@@ -15,8 +15,8 @@ from renderers import (
 from renderers.base import ChatTemplateTokenizer, Renderer, Tokenizer
 
 from adapters.calls import Completion, Message, Tool, ToolCall
-from adapters.chat_template import TemplateRenderer
-from adapters.renderer_names import TEMPLATE, find_config, shorten_renderer
+from adapters.rendering.chat_template import TemplateRenderer
+from adapters.rendering.renderer_names import TEMPLATE, find_config, shorten_renderer
 
 log = logging.getLogger(__name__)
 

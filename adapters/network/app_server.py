@@ -10,8 +10,8 @@ import threading
 import uvicorn
 from starlette.types import ASGIApp
 
-from adapters.addresses import Certificate, Listener
 from adapters.errors import UserError
+from adapters.network.addresses import Certificate, Listener
 
 KEEP_ALIVE_SECONDS = 600
 """Longer than clients keep idle connections: the server must not be the first to close one."""

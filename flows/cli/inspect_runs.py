@@ -1,0 +1,110 @@
+"""The commands that read the files of runs, and train nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from adapters.errors import UserError
+from tasks.storage.files import check_output
+from tasks.storage.run_folder import folder_of
+
+app = typer.Typer()
+
+Run = Annotated[str, typer.Argument(help="A run's name; `ratchet runs` lists them.")]
+
+
+def writable(out: Path | None) -> Path | None:
+    """Return an --out; UserError if it cannot be written."""
+    if out is not None:
+        check_output(out, "another file as --out")
+    return out
+
+
+@app.command()
+def runs() -> None:
+    """List the runs of this folder."""
+    from tasks.reports.reports import runs_table
+
+    print(runs_table())
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(help="Names of runs; several are compared.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The page's file; by default report.html in the folder of the run or the runs.",
+            callback=writable,
+        ),
+    ] = None,
+) -> None:
+    """Write a page of HTML about a run, or about several: curves, time, costs and rollouts."""
+    from tasks.reports.page import write_report
+    from tasks.storage.run_folder import runs_root
+
+    folders = [folder_of(name) for name in runs]
+    beside = folders[0].report if len(folders) == 1 else runs_root() / "report.html"
+    if out is None:
+        check_output(beside, "another file as --out")
+    print(write_report(folders, out or beside))
+
+
+@app.command()
+def sql(
+    statement: Annotated[
+        str, typer.Argument(help="One statement, in DuckDB's SQL, over the views of docs/sql.md.")
+    ],
+    run: Annotated[
+        list[str] | None,
+        typer.Option(help="A run to read; repeat it for several, omit it for all."),
+    ] = None,
+    format: Annotated[
+        Literal["table", "csv", "json", "parquet"], typer.Option(help="Format of the rows.")
+    ] = "table",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File to write; by default the terminal.", callback=writable),
+    ] = None,
+) -> None:
+    """Ask the files of runs: spans, calls, rollouts, groups, trajectories, datums, steps."""
+    from tasks.recording.queries import answer
+    from tasks.storage.files import write_bytes
+    from tasks.storage.manifest import read_manifest, readable_runs
+
+    runs = [folder_of(name) for name in run] if run else readable_runs()
+    for named in runs if run else ():
+        read_manifest(named)  # refuses a run that is not there
+    if out is None and format == "parquet" and sys.stdout.isatty():
+        raise UserError("Parquet is no text for a terminal: name a file with --out")
+    rows = answer(statement, runs, format)
+    if out is not None:
+        write_bytes(out, rows)
+        return
+    sys.stdout.buffer.write(rows)
+    sys.stdout.flush()
+
+
+@app.command()
+def verify(run: Run) -> None:
+    """Check that every file of a run, and of its engine, is as it was written."""
+    from tasks.reports.verification import find_damage
+    from tasks.storage.manifest import read_manifest
+
+    folder = folder_of(run)
+    if not folder.exists():
+        read_manifest(folder)  # refuses a run that is not there
+    damage = [*find_damage(folder)]
+    command = [sys.executable, "-P", "-m", "engine", "--verify", "--state", str(folder.engine)]
+    engine = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    damage += [f"{path} is not as the engine wrote it" for path in engine.stdout.splitlines()]
+    if engine.returncode not in (0, 1):
+        damage.append(f"{folder.engine} could not be verified: see above")
+    for sentence in damage:
+        print(sentence)
+    if damage:
+        raise SystemExit(1)
+    print(f"{folder.path} is as it was written: {len(folder.files())} files, and the engine's")

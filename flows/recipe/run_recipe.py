@@ -1,0 +1,225 @@
+"""What every recipe of a run has, whichever flow it is of."""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from adapters.calls import POLICY
+from adapters.errors import UserError
+from adapters.rendering.renderer_names import resolve_renderer
+from flows.recipe.algorithm import Optimizer
+from flows.recipe.section import LONGEST_SECONDS, MOST_STEPS, Section
+from tasks.algorithm.learning_rates import default_learning_rate
+from tasks.storage.manifest import Eras, lineage, recipe_of
+from tasks.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:  # they import torch, which takes seconds
+    from tasks.algorithm.update_method import UpdateMethod
+    from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
+
+
+class FlowError(UserError):
+    """Refusal of a recipe whose flow is not known, or is not the one that is needed."""
+
+
+class Model(Section):
+    """The policy: a base model and the LoRA that is trained on it."""
+
+    base: str = "local/tiny-chat"
+    """A model of the Tinker service, or, on the engine, a shipped id, a hub name or a directory."""
+
+    renderer: str = "qwen3"
+    """Renderer of messages as tokens: a name of the `renderers` package, or `jinja:` and a chat
+    template, as its text or as a file whose text is then the recipe's."""
+
+    lora_rank: int = Field(default=16, ge=1, le=256)
+    """Rank of the LoRA weights."""
+
+    train_attention: bool = True
+    """Train a LoRA on the attention's linear layers."""
+
+    train_mlp: bool = True
+    """Train a LoRA on the feed-forward layers."""
+
+    train_unembedding: bool = True
+    """Train a LoRA on the output layer."""
+
+    @model_validator(mode="after")
+    def _some_layers_are_trained(self) -> Self:
+        if not (self.train_attention or self.train_mlp or self.train_unembedding):
+            raise ValueError(
+                "train_attention, train_mlp and train_unembedding are all false, so that nothing "
+                "is trained; leave one of them true"
+            )
+        return self
+
+    @field_validator("renderer")
+    @classmethod
+    def _renderer_holds_its_template(cls, renderer: str) -> str:
+        return resolve_renderer(renderer)
+
+
+class Checkpoints(Section):
+    """Settings of the saved weights."""
+
+    every: int = Field(default=5, ge=1, le=MOST_STEPS)
+    """Save weights and optimizer after every so many steps; the last is always saved."""
+
+    ttl_seconds: int | None = Field(default=None, ge=3600, le=10**9)
+    """Seconds for which the service keeps what a run saves; empty keeps it until it is deleted."""
+
+    probe_tolerance: float | None = Field(default=1e-4, ge=0, le=1e6)
+    """Largest difference of rebuilt weights to recorded log-probabilities; empty only reports it.
+    A service that samples in another precision than it trains needs more."""
+
+    def due(self, step: int, steps: int) -> bool:
+        """Return whether checkpoint `step` of `steps` saves the training state."""
+        return step == steps or step % self.every == 0
+
+
+class ServicePatience(Section):
+    """Patience with the Tinker service."""
+
+    timeout_seconds: float = Field(default=600, gt=0, le=LONGEST_SECONDS)
+    """The longest wait for one answer; then the task fails, and is retried on a new client."""
+
+
+class Tracking(Section):
+    """Weights & Biases, beside the run's own metrics."""
+
+    project: str | None = None
+    """The project to log to; empty logs nowhere. Without WANDB_API_KEY the run is kept offline."""
+
+
+class RunRecipe(Section, ABC):
+    """Everything that a run of any flow depends on; each flow has a recipe of its own."""
+
+    flow: str
+    """The flow that the recipe is for."""
+
+    steps: int = Field(ge=1, le=MOST_STEPS)
+    """Optimizer steps."""
+
+    seed: int = Field(default=0, ge=0, le=2**31 - 1)
+    """The one seed; all others derive from it."""
+
+    model: Model = Model()
+    optimizer: Optimizer = Field(default=Optimizer(), validate_default=True)
+    checkpoints: Checkpoints = Checkpoints()
+    service: ServicePatience = ServicePatience()
+    tracking: Tracking = Tracking()
+
+    changes_no_result: ClassVar[Mapping[str, Any]] = {
+        "service": True,
+        "checkpoints": {"probe_tolerance"},
+    }
+    """Keys that may change when a run continues."""
+
+    @field_validator("flow")
+    @classmethod
+    def _flow_is_the_recipe_s(cls, flow: str) -> str:
+        if flow != (own := cls.model_fields["flow"].default):
+            raise ValueError(f"the keys are those of flow {own}; give that, or leave flow out")
+        return flow
+
+    @field_validator("optimizer")
+    @classmethod
+    def _learning_rate_is_explicit(cls, optimizer: Optimizer, valid: ValidationInfo) -> Optimizer:
+        if optimizer.learning_rate is not None or "model" not in valid.data:
+            return optimizer
+        rate = default_learning_rate(valid.data["model"].base)
+        return optimizer.model_copy(update={"learning_rate": rate})
+
+    @model_validator(mode="after")
+    def _the_learning_rate_rises_before_the_end(self) -> Self:
+        if self.optimizer.warmup_steps >= self.steps:
+            raise ValueError(
+                f"optimizer.warmup_steps {self.optimizer.warmup_steps} never end in {self.steps} "
+                "steps; give fewer"
+            )
+        if self.optimizer.schedule != "constant" and self.steps - self.optimizer.warmup_steps < 2:
+            raise ValueError(
+                f"optimizer.schedule {self.optimizer.schedule} does nothing, since the "
+                f"{self.steps} steps end where it begins to fall; give more steps, fewer "
+                "warmup_steps, or schedule constant"
+            )
+        return self
+
+    @property
+    def subject(self) -> str:
+        """What a run is named after unless it is given a name."""
+        return self.flow
+
+    def policies(self) -> dict[str, tuple[str, ...]]:
+        """Map each policy to the roles that it is trained in, the main one first."""
+        return {POLICY: (POLICY,)}
+
+    def reference(self) -> str | None:
+        """Name the checkpoint of another run, RUN@STEP, that the run's service must have."""
+        return None
+
+    @abstractmethod
+    def update_method(self) -> "UpdateMethod":
+        """Return the loss, its settings and the optimizer, by which every step is trained."""
+
+    def source(
+        self, run: RunFolder, policy: "TrainedPolicy", recipes: "Eras[RunRecipe]"
+    ) -> "StepSource":
+        """Return what restores the datums of a run's policy; `recipes` are the run's lineage."""
+        from tasks.recovery.recorded_steps import GivenDatums
+
+        return GivenDatums()
+
+    def fingerprint(self) -> str:
+        """Hash the recipe's canonical JSON by SHA-256; a run is bound to the hash.
+
+        Keys that change no result are left out, so that they may change when a run continues.
+        """
+        canonical = json.dumps(self._bound_values(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def _bound_values(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude={**self.changes_no_result})
+
+
+R = TypeVar("R", bound=RunRecipe)
+
+
+def read_recipe(run: RunFolder, kind: type[R] = RunRecipe) -> R:
+    """Read the recipe that a run is bound to; FlowError if it is not of the `kind`."""
+    recipe = _recipe(recipe_of(run))
+    if not isinstance(recipe, kind):
+        raise FlowError(
+            f"the run {run.path} was made by the flow {recipe.flow}, and this needs a run of "
+            f"{', '.join(sorted(_kinds(kind)))}; name another run"
+        )
+    return recipe
+
+
+def read_lineage(run: RunFolder, recipe: RunRecipe) -> Eras[RunRecipe]:
+    """Return the recipes that make the steps of a run: those of its ancestors, and its own."""
+    *ancestors, (own, _) = lineage(run)
+    return Eras((*((first, _recipe(values)) for first, values in ancestors), (own, recipe)))
+
+
+def _recipe(values: Mapping[str, Any]) -> RunRecipe:
+    kinds = _kinds(RunRecipe)
+    if (flow := values.get("flow")) not in kinds:
+        raise FlowError(
+            f"the recipe is for the flow {flow!r}, and there is: {', '.join(sorted(kinds))}; "
+            "continue the run with the version that wrote it"
+        )
+    return kinds[flow].model_validate(values)
+
+
+def _kinds(kind: type[R]) -> dict[str, type[R]]:
+    """Map each flow to the recipes of a kind."""
+    named: dict[str, type[R]] = {}
+    for further in kind.__subclasses__():
+        named |= _kinds(further)
+    flow = kind.model_fields["flow"].default
+    return named | ({flow: kind} if isinstance(flow, str) else {})

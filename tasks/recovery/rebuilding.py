@@ -1,0 +1,137 @@
+"""Rebuilding of a policy: a saved state and the recorded datums after it → a training client.
+
+The rebuilt client is probed: it must give the log-probabilities that were recorded when it was
+sampled, and its optimizer must count the steps that the datums say it has taken.
+"""
+
+import logging
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from adapters.errors import UserError
+from adapters.tinker.faults import ServiceRefused
+from adapters.tinker.live_policy import LivePolicy, UpdateResult
+from adapters.tinker.service import Service
+from tasks.checkpoints import Ledger
+from tasks.recovery.recorded_steps import Evidence, RecordedSteps, StepDatums
+
+log = logging.getLogger(__name__)
+
+
+class ProbeError(UserError):
+    """Refusal of a rebuilt policy that is not the recorded one."""
+
+
+@dataclass
+class RebuiltPolicy:
+    """A rebuilt training client, and the measurements that verify it.
+
+    `probe_metrics` go into the update's file: `probe/max_difference` is the largest difference to
+    recorded log-probabilities, `probe/optimizer_step` the count that the optimizer gave at its
+    first step. `optimizer_steps` is how many steps it must have taken, if that is known; log-
+    probabilities may differ by `tolerance`, or by any amount if it is None.
+    """
+
+    live: LivePolicy
+    origin: str
+    """Source of the rebuild, in words."""
+    optimizer_steps: int | None
+    tolerance: float | None
+    probe_metrics: dict[str, float] = field(default_factory=dict)
+    _stepped: bool = False
+
+    def probe(self, datums: StepDatums, evidence: Evidence | None) -> None:
+        """Compare with what was recorded, before anything is applied."""
+        if evidence is None:
+            log.warning("step %d has no datum to probe the rebuilt weights with", datums.step)
+        else:
+            loss = datums.method.request(datums.step).loss
+            logprobs = self.live.probe(datums.step, evidence.datum, loss)
+            self._compare(datums.step, evidence, logprobs)
+
+    def apply(self, datums: StepDatums) -> None:
+        """Apply recorded datums again, as they were applied before."""
+        request = datums.method.request(datums.step)
+        result = self.live.result(self.live.submit(datums.step, datums.passes, request))
+        if datums.evidence is not None:
+            self._compare(datums.step, datums.evidence, result.logprobs[0])
+        self.check_optimizer_step(result)
+
+    def check_optimizer_step(self, result: UpdateResult) -> None:
+        """Refuse (ProbeError) an optimizer whose first step does not follow the recorded ones."""
+        if self._stepped or not result.logprobs:
+            return
+        self._stepped, taken, known = True, result.optimizer_step, self.optimizer_steps
+        if taken is None or known is None:
+            log.warning("whether the optimizer %s kept its moments is unknown", self.origin)
+            return
+        self.probe_metrics["probe/optimizer_step"] = taken
+        if taken != known + 1:
+            raise ProbeError(
+                f"the optimizer {self.origin} says that its first step is number {taken}, but the "
+                f"recorded updates make it number {known + 1}: its moments are not those of this "
+                "run. The update is not recorded; go on from an earlier checkpoint with "
+                "`ratchet fork`"
+            )
+
+    def _compare(self, step: int, evidence: Evidence, logprobs: np.ndarray) -> None:
+        difference = evidence.difference(logprobs)
+        largest = max(difference, self.probe_metrics.get("probe/max_difference", 0.0))
+        self.probe_metrics["probe/max_difference"] = largest
+        log.info("%s: log-probabilities of step %d off by %.3g", self.origin, step, difference)
+        if self.tolerance is not None and not difference <= self.tolerance:
+            raise ProbeError(
+                f"the policy {self.origin} does not give the log-probabilities that were recorded "
+                f"at step {step}: those of a datum are off by up to {difference:.3g}, and "
+                f"checkpoints.probe_tolerance is {self.tolerance:g}. Nothing was applied. Go on "
+                "from an earlier checkpoint with `ratchet fork` or, if the service is known to "
+                "train in another precision than it samples, give a larger tolerance"
+            )
+
+
+@dataclass(frozen=True)
+class Rebuilder:
+    """Rebuilder of a policy, from the newest state that loads and the datums recorded after it."""
+
+    service: Service
+    ledger: Ledger
+    recorded: RecordedSteps
+    tolerance: float | None
+
+    def untrained(self) -> LivePolicy:
+        """Make the untrained LoRA from its seed."""
+        lora = vars(self.recorded.policy.lora)
+        create = self.service.client.create_lora_training_client
+        return LivePolicy(
+            self.service, self.service.create("a new training client", create, **lora)
+        )
+
+    def rebuild(self, step: int) -> RebuiltPolicy:
+        """Rebuild the policy after `step` updates, on a client that no request has failed on."""
+        doubtful = self.ledger.in_doubt()
+        if doubtful is not None:
+            log.warning("checkpoint %d was begun but never saved: it is made again", doubtful)
+        live, loaded, origin = self._load(step)
+        taken = self.recorded.optimizer_steps(loaded)
+        rebuilt = RebuiltPolicy(live, origin, taken, self.tolerance)
+        for passed in range(loaded, step):
+            log.info("applying the recorded datums of step %d again", passed)
+            rebuilt.apply(self.recorded.restored(passed))
+        return rebuilt
+
+    def _load(self, step: int) -> tuple[LivePolicy, int, str]:
+        for saved in self.ledger.states(step):
+            assert saved.state is not None
+            load = self.service.client.create_training_client_from_state_with_optimizer
+            try:
+                what = f"the state of checkpoint {saved.step}"
+                client = self.service.create(what, load, saved.state)
+            except ServiceRefused as error:
+                log.warning("%s. An older state is taken, and more steps are applied again", error)
+                continue
+            origin = f"rebuilt from the saved state of checkpoint {saved.step}"
+            return LivePolicy(self.service, client), saved.step, origin
+        log.warning("no saved state is left: every step is applied again to the untrained LoRA")
+        seed = self.recorded.policy.lora.seed
+        return self.untrained(), 0, f"rebuilt from the untrained LoRA of seed {seed}"

@@ -1,0 +1,184 @@
+"""The recorded steps of a policy: the datums of each, and the method that each was trained by.
+
+A rebuild reads steps here, and does not know what made their datums: that is a `StepSource`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pyarrow.parquet as pq
+from tinker import Datum
+
+from adapters.errors import UserError
+from adapters.tinker.live_policy import LoraSpec
+from tasks.algorithm.update_method import UpdateMethod
+from tasks.checkpoints import CheckpointError, policy_version
+from tasks.datums import read_datums
+from tasks.storage.checksums import verified
+from tasks.storage.files import is_written
+from tasks.storage.json_files import read_json
+from tasks.storage.manifest import Eras
+from tasks.storage.run_folder import RunFolder
+from tasks.storage.tables import arrays, read
+
+FIRST_LOGPROBS = "probe/first_logprobs"
+"""Key, in an update's file, of the first datum's log-probabilities before the update."""
+
+
+class MethodError(UserError):
+    """Refusal to train a step by another method than the manifest records."""
+
+
+@dataclass(frozen=True)
+class TrainedPolicy:
+    """A policy: its name, the roles whose calls train it, and its weights."""
+
+    name: str
+    roles: tuple[str, ...]
+    lora: LoraSpec
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A datum with the log-probabilities of its targets, as some weights have given them.
+
+    `mask` marks the targets that were sampled.
+    """
+
+    datum: Datum
+    logprobs: np.ndarray
+    mask: np.ndarray
+
+    def difference(self, logprobs: np.ndarray) -> float:
+        """Return the largest difference of other log-probabilities to the recorded ones."""
+        kept = self.mask.astype(bool)
+        differences = self.logprobs[kept].astype(np.float64) - logprobs[kept].astype(np.float64)
+        return float(np.abs(differences).max())
+
+
+@dataclass(frozen=True)
+class StepDatums:
+    """Datums of a step, and the method that trains them.
+
+    `passes` are the datums of each forward-backward pass, and `count` how many the step has;
+    `evidence` is of the weights that the step begins with, if it is recorded beside the datums.
+    """
+
+    step: int
+    count: int
+    passes: list[list[Datum]]
+    method: UpdateMethod
+    evidence: Evidence | None
+
+
+class StepSource(Protocol):
+    """Source of a policy's datums: what the run's flow makes them from."""
+
+    def restore(self, step: int) -> None:
+        """Make missing datums of a step again, byte for byte, if their sources are there."""
+        ...
+
+    def history(self, step: int) -> Sequence[Path]:
+        """Return the files of earlier steps that the datums of a step depend on.
+
+        Missing ones are made again; CheckpointError if what they are made from is gone.
+        """
+        ...
+
+    def batches(self, step: int, datums: Sequence[Datum]) -> list[list[Datum]]:
+        """Split the datums of a step by the rollout batches that they come from."""
+        ...
+
+    def evidence(self, step: int, method: UpdateMethod) -> Evidence | None:
+        """Find what the weights after `step` updates have scored elsewhere than in the datums."""
+        ...
+
+
+class GivenDatums:
+    """Source of datums that nothing else in the run could restore."""
+
+    def restore(self, step: int) -> None:
+        """Restore nothing."""
+
+    def history(self, step: int) -> Sequence[Path]:
+        """Return no files."""
+        return ()
+
+    def batches(self, step: int, datums: Sequence[Datum]) -> list[list[Datum]]:
+        """Return the datums as one batch."""
+        return [[*datums]]
+
+    def evidence(self, step: int, method: UpdateMethod) -> Evidence | None:
+        """Find nothing."""
+        return None
+
+
+@dataclass(frozen=True)
+class RecordedSteps:
+    """The recorded steps of a policy, with the methods that the manifest records."""
+
+    run: RunFolder
+    policy: TrainedPolicy
+    methods: Eras[UpdateMethod]
+    source: StepSource
+
+    def read(self, step: int, path: Path, method: UpdateMethod) -> StepDatums:
+        """Read the datums of a step that is to be trained by a method.
+
+        MethodError if the manifest records another method, by which a rebuild would train.
+        """
+        recorded = self.methods.at(step)
+        if method != recorded:
+            raise MethodError(
+                f"step {step} of {self.run.path} is to be trained by {method}, and its manifest "
+                f"records {recorded}; resume the run by its own recipe, or fork it"
+            )
+        datums = read_datums(path, method.loss, method.loss_settings)
+        split = self.source.batches(step, datums) if method.by_batch else method.minibatches(datums)
+        passes = [of_pass for of_pass in split if of_pass]
+        return StepDatums(step, len(datums), passes, method, self._evidence(step, path, datums))
+
+    def restored(self, step: int) -> StepDatums:
+        """Read the datums of a trained step; CheckpointError if they cannot be restored."""
+        self.source.restore(step)
+        path = self.run.datums(self.policy.name, step)
+        if not is_written(path):
+            raise CheckpointError(
+                f"{path} is gone, but step {step} must be applied again; put the file back, or "
+                "fork the run at an earlier step"
+            )
+        return self.read(step, path, self.methods.at(step))
+
+    def evidence(self, datums: StepDatums) -> Evidence | None:
+        """Return evidence of the weights that a step begins with, before it is applied."""
+        return datums.evidence or self.source.evidence(datums.step, datums.method)
+
+    def optimizer_steps(self, before: int) -> int | None:
+        """Count the optimizer steps before a step; None if the datums that say it are gone.
+
+        A step without datums took none.
+        """
+        paths = [self.run.datums(self.policy.name, step) for step in range(before)]
+        for step in range(before):
+            self.source.restore(step)
+        if not all(map(is_written, paths)):
+            return None
+        counts = [pq.read_metadata(verified(path)).num_rows for path in paths]
+        return sum(self.methods.at(step).optimizer_steps(n) for step, n in enumerate(counts))
+
+    def _evidence(self, step: int, path: Path, datums: Sequence[Datum]) -> Evidence | None:
+        """Return what the update or else, if it was not behind, the sampler recorded of a datum."""
+        if not datums:
+            return None
+        columns = read(path, ["policy_version", "logprobs", "mask"])
+        mask, version = arrays(columns["mask"])[0], columns["policy_version"][0].as_py()
+        update = self.run.update(self.policy.name, step)
+        recorded = read_json(update).get(FIRST_LOGPROBS) if is_written(update) else None
+        if recorded is not None:
+            return Evidence(datums[0], np.array(recorded), mask)
+        if version == policy_version(self.policy.name, step):
+            return Evidence(datums[0], arrays(columns["logprobs"])[0], mask)
+        return None

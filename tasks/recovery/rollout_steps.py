@@ -1,0 +1,124 @@
+"""Steps that rollouts made: their files are made again by the arrows that made them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from tinker import Datum
+
+from tasks.algorithm.advantages import CreditAssignment, find_advantage
+from tasks.algorithm.update_method import UpdateMethod
+from tasks.checkpoints import CheckpointError, policy_version
+from tasks.datums import SCHEMA, build_datums, to_datums
+from tasks.recording.journal import read_journal, seal
+from tasks.recording.spans import LLM, Span
+from tasks.recovery.recorded_steps import Evidence, TrainedPolicy
+from tasks.rewards import compute_rewards
+from tasks.storage.arrivals import batches_of
+from tasks.storage.files import is_written
+from tasks.storage.manifest import Eras
+from tasks.storage.run_folder import RunFolder, shard_name
+from tasks.storage.tables import arrays, read
+from tasks.trajectories import assemble_trajectories
+
+
+@dataclass(frozen=True)
+class RolloutSteps:
+    """Source of the datums of a policy that is trained on its own rollouts."""
+
+    run: RunFolder
+    policy: TrainedPolicy
+    credits: Eras[CreditAssignment]
+
+    def restore(self, step: int) -> None:
+        """Make missing datums again from the step's rollouts and references, byte for byte."""
+        path, credit = self.run.datums(self.policy.name, step), self.credits.at(step)
+        references = self.run.references(self.policy.name, step) if credit.penalty else None
+        lost = references is not None and not is_written(references)
+        if is_written(path) or lost or (trajectories := self._trajectories(step)) is None:
+            return
+        rewards, history = self._rewards(step, trajectories), self.history(step)
+        build_datums.make(path, trajectories, rewards, credit, references, history)
+
+    def history(self, step: int) -> Sequence[Path]:
+        """Return the rewards of all earlier steps, if the step's advantage reads them."""
+        if not find_advantage(self.credits.at(step).advantage).by_history:
+            return []
+        return [self._earlier_rewards(earlier) for earlier in range(step)]
+
+    def batches(self, step: int, datums: Sequence[Datum]) -> list[list[Datum]]:
+        """Split the datums of a step by its batches; CheckpointError if a journal is gone."""
+        path = self.run.datums(self.policy.name, step)
+        rollouts = read(path, ["rollout_id"])["rollout_id"].to_pylist()
+        named = [*zip(rollouts, datums, strict=True)]
+        played = [
+            {*read(spans, ["rollout_id"])["rollout_id"].to_pylist()} for spans in self._spans(step)
+        ]
+        split = [[datum for rollout, datum in named if rollout in batch] for batch in played]
+        if sum(map(len, split)) != len(datums):
+            raise CheckpointError(
+                f"{path} has {len(datums)} datums, of which {sum(map(len, split))} are of the "
+                f"batches that step {step} has journals of; put the journals back, since each "
+                "batch is a pass of its own"
+            )
+        return split
+
+    def evidence(self, step: int, method: UpdateMethod) -> Evidence | None:
+        """Find a call of a later step that the weights after `step` updates have answered."""
+        version = policy_version(self.policy.name, step)
+        later = step + 1
+        while batches := self.run.journalled(shard_name("train", later)):
+            for span in (
+                span for batch in batches for span in read_journal(self.run.journal(batch))
+            ):
+                if span["kind"] == LLM and span["policy_version"] == version:
+                    return _evidence_of_call(span, method)
+            later += 1
+        return None
+
+    def _spans(self, step: int) -> list[Path]:
+        """Return the Parquet files of a step's batches; missing ones are made of the journals."""
+        batches = batches_of(self.run, step)
+        return [seal(self.run.journal(batch), self.run.spans(batch)) for batch in batches]
+
+    def _trajectories(self, step: int) -> Path | None:
+        """Return the trajectories of a step, made again if missing; None if its spans are gone."""
+        path = self.run.trajectories(self.policy.name, step)
+        if is_written(path):
+            return path
+        spans = self._spans(step)
+        return assemble_trajectories.make(path, spans, self.policy.roles) if spans else None
+
+    def _rewards(self, step: int, trajectories: Path) -> Path:
+        path, query = self.run.rewards(self.policy.name, step), self.credits.at(step).rewards_query
+        return compute_rewards.make(path, trajectories, query)
+
+    def _earlier_rewards(self, step: int) -> Path:
+        path = self.run.rewards(self.policy.name, step)
+        if is_written(path):
+            return path
+        if (trajectories := self._trajectories(step)) is None:
+            raise CheckpointError(
+                f"{path} is gone, but later steps are compared with step {step}; put the file "
+                "back, or fork the run at an earlier step"
+            )
+        return self._rewards(step, trajectories)
+
+
+def _evidence_of_call(span: Span, method: UpdateMethod) -> Evidence:
+    """Make evidence of a call: its prompt and answer, and the sampler's log-probabilities."""
+    prompt, answer = span["prompt_token_ids"], span["response_token_ids"]
+    tokens, unsampled = [*prompt, *answer], [0.0] * (len(prompt) - 1)
+    row = {
+        "tokens": tokens[:-1],
+        "targets": tokens[1:],
+        "logprobs": [*unsampled, *span["logprobs"]],
+        "advantages": [0.0] * (len(tokens) - 1),
+        "mask": [*map(int, unsampled), *[1] * len(answer)],
+        "scale": 1.0,
+    }
+    table = pa.Table.from_pylist([row], schema=SCHEMA)
+    logprobs, mask = (arrays(table[name])[0] for name in ("logprobs", "mask"))
+    datum = to_datums(table, method.loss, method.loss_settings)[0]
+    return Evidence(datum, logprobs, mask)

@@ -1,0 +1,210 @@
+"""A folder that nothing can be written in is refused by a sentence, with nothing left of it."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.cli.commands import app
+from flows.cli.main import plain_errors
+from flows.recipe.loading import named_recipe
+from tasks.storage.manifest import write_manifest
+from tasks.storage.run_folder import RunFolder
+
+PLAY = "def play(example, *, base_url, api_key, model):\n    return 1.0\n"
+RECIPE = """
+agent: fine
+dataset: {path: fine.csv, columns: [question]}
+steps: 2
+optimizer: {learning_rate: 0.005}
+"""
+FILES = {
+    "agents/fine.py": PLAY,
+    "fine.csv": "question,split\n1,train\n2,test\n",
+    "fine.yaml": RECIPE,
+    "trinity.yaml": (Path(__file__).parents[1] / "support" / "trinity.yaml").read_text(),
+}
+TRINITY = "import trinity trinity.yaml --set steps=2 --set dataset.path=fine.csv"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a sound recipe and a run of it."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for name in ("TINKER_BASE_URL", "TINKER_API_KEY", "RATCHET_RUNS"):
+        monkeypatch.delenv(name, raising=False)
+    make_run(tmp_path / "runs" / "begun")
+    return tmp_path
+
+
+def make_run(folder: Path) -> None:
+    recipe = named_recipe("fine.yaml")
+    write_manifest(RunFolder(folder), recipe.model_dump(mode="json"), recipe.fingerprint())
+
+
+def mount(place: Path, *options: str) -> None:
+    try:
+        command = ["mount", *options, str(place)]
+        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command here")
+    if mounted.returncode:
+        pytest.skip(f"nothing can be mounted here: {mounted.stderr.strip()}")
+
+
+@pytest.fixture
+def read_only(project: Path) -> Iterator[Path]:
+    """A file system that is read-only, with a run."""
+    place = project / "read-only"
+    make_run(place / "begun")
+    mount(place, "--bind", "-o", "ro", str(place))
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.fixture
+def full(project: Path) -> Iterator[Path]:
+    """A file system with less space than any file needs."""
+    place = project / "full"
+    place.mkdir()
+    mount(place, "-t", "tmpfs", "-o", "size=64k", "tmpfs")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def refused(line: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command in the working folder; return the one line of its refusal."""
+    before = sorted(Path().rglob("*"))
+    with pytest.raises(SystemExit) as ended, plain_errors():
+        app(line.split())
+    errors = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert errors.startswith("ratchet: ")
+    assert errors.count("\n") == 1
+    assert sorted(Path().rglob("*")) == before
+    return errors
+
+
+@pytest.mark.usefixtures("read_only")
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("init read-only", "another folder"),
+        ("init read-only/mine", "another folder"),
+        ("report begun --out read-only/r.html", "another file as --out"),
+        ("sql select --out read-only/rows.csv", "another file as --out"),
+        (f"{TRINITY} --out read-only/fine.yaml", "another file as --out"),
+        ("pretrain --folder read-only/model", "another --folder"),
+    ],
+)
+def test_what_is_to_be_written_on_a_read_only_disk_is_refused(
+    line: str, instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(line, capsys)
+    assert "nothing can be written at read-only" in said
+    assert "Read-only file system" in said
+    assert f"give {instead}" in said
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train fine.yaml",
+        "train fine.yaml --run begun --if-exists resume",
+        "train fine.yaml --run begun --if-exists delete",
+        "resume begun",
+        "fork begun --at 0",
+        "evaluate fine.yaml --run begun",
+        "dryrun fine.yaml",
+        "report begun",
+    ],
+)
+def test_runs_on_a_read_only_disk_are_refused(
+    line: str, read_only: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(read_only))
+    said = refused(line, capsys)
+    assert f"nothing can be written at {read_only}/" in said
+    assert "Read-only file system" in said
+
+
+UNWRITABLE = {
+    "a file": ("fine.csv", "Not a directory"),
+    "below a file": ("fine.csv/deeper", "Not a directory"),
+    "a missing disk": ("unmounted", "No such file or directory"),
+    "the kernel's": ("/sys", "Permission denied"),
+    "a long name": ("x" * 256, "File name too long"),
+    "below a long name": (f"{'x' * 256}/deeper", "File name too long"),
+}
+
+
+@pytest.mark.parametrize(("folder", "why"), UNWRITABLE.values(), ids=[*UNWRITABLE])
+def test_a_folder_that_cannot_be_made_is_refused_with_the_reason(
+    folder: str,
+    why: str,
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (project / "unmounted").symlink_to(project / "gone")
+    lines = [
+        f"init {folder}",
+        f"report begun --out {folder}/r.html",
+    ]
+    for line in [*lines, f"{TRINITY} --out {folder}/fine.yaml", f"sql select --out {folder}/r.csv"]:
+        said = refused(line, capsys)
+        assert f"nothing can be written at {folder}" in said, line
+        assert why in said, line
+    monkeypatch.setenv("RATCHET_RUNS", folder)
+    for line in ("train fine.yaml", "train fine.yaml --run mine", "dryrun fine.yaml"):
+        said = refused(line, capsys)
+        assert f"nothing can be written at {folder}" in said, line
+        assert "give another folder of runs as RATCHET_RUNS" in said, line
+
+
+def test_runs_that_are_a_file_are_refused(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "runs").rename("begun")
+    (project / "runs").write_text("")
+    assert "Not a directory" in refused("train fine.yaml", capsys)
+
+
+def test_a_project_s_folder_that_is_a_file_leaves_the_others_unwritten(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "mine").mkdir()
+    (project / "mine" / "tests").write_text("")
+    said = refused("init mine", capsys)
+    assert (
+        "nothing can be written at mine/tests/test_introduce.py ([Errno 20] Not a directory" in said
+    )
+
+
+@pytest.mark.usefixtures("project")
+def test_a_file_with_too_long_a_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "File name too long" in refused(f"report begun --out {'x' * 256}", capsys)
+
+
+@pytest.mark.usefixtures("project")
+def test_a_folder_is_not_written_over_by_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "agents is a folder" in refused("report begun --out agents", capsys)
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize("line", ["init full", "report begun --out full/r.html"])
+def test_a_command_does_not_wait_for_space_on_a_full_disk(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(line, capsys)
+    assert "/full is full (0 MiB are free, and 16 are needed); make space, or give another" in said

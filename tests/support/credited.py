@@ -1,0 +1,49 @@
+"""Datums and recorded steps, made of trajectories by one credit assignment."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from tasks import datums
+from tasks.algorithm.advantages import CreditAssignment
+from tasks.algorithm.update_method import UpdateMethod
+from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
+from tasks.recovery.rollout_steps import RolloutSteps
+from tasks.rewards import MeanRewards, rewards_by_role, write_rewards
+from tasks.storage.manifest import Eras
+from tasks.storage.run_folder import RunFolder
+
+
+def build(
+    trajectories: pa.Table,
+    credit: CreditAssignment,
+    references: pa.Table | None = None,
+    history: Sequence[MeanRewards] = (),
+) -> pa.Table:
+    rewards = rewards_by_role(trajectories, credit.rewards_query)
+    return datums.build(trajectories, rewards, credit, references, history)
+
+
+def write_datums(path: Path, trajectories: Path, credit: CreditAssignment) -> None:
+    """Write the datums of a file of trajectories, and beside it no file of rewards."""
+    rewards = path.with_name(f"{path.stem}.rewards")
+    write_rewards(rewards, trajectories, credit.rewards_query)
+    datums.write_datums(path, trajectories, rewards, credit)
+    rewards.unlink()
+
+
+def rewards_by_group(
+    trajectories: pa.Table, role: str = "policy", shaping: str | None = None
+) -> dict[str, dict[str, float]]:
+    """Map group → rollout → reward of one role."""
+    of_role = rewards_by_role(trajectories, shaping).get(role, {})
+    return {group: dict(rewards) for group, rewards in of_role.items()}
+
+
+def recorded_steps(
+    run: RunFolder, policy: TrainedPolicy, credit: CreditAssignment, method: UpdateMethod
+) -> RecordedSteps:
+    """Return the recorded steps of a run of rollouts, all by one credit assignment and method."""
+    source = RolloutSteps(run, policy, Eras(((0, credit),)))
+    return RecordedSteps(run, policy, Eras(((0, method),)), source)
