@@ -127,12 +127,12 @@ NODE_READY := $(if $(shell command -v npm),.frameworks/node/.ready)
 	touch $@
 
 frameworks: $(READY) $(FRAMEWORKS_READY) $(NODE_READY) ## play every framework and client we know, and compare the tokens
-	$(BIN)/python -m pytest tests/adapters/test_frameworks.py tests/adapters/test_client_matrix.py
+	$(BIN)/python -m pytest tests/adapters/harness/test_frameworks.py tests/adapters/door/test_client_matrix.py
 
 FUZZ ?= 10000
 
 fuzz: $(READY) ## send the door 10,000 requests by its document, and as many by its clients' types (FUZZ=n)
-	FUZZ=$(FUZZ) $(BIN)/python -m pytest --log-cli-level=INFO tests/adapters/test_door_fuzz.py
+	FUZZ=$(FUZZ) $(BIN)/python -m pytest --log-cli-level=INFO tests/adapters/door/test_door_fuzz.py
 
 INSPECT := .venv-inspect/bin/inspect
 INSPECT_READY := .venv-inspect/.ready
@@ -155,7 +155,7 @@ $(VERIFIERS_READY): Makefile
 	touch $@
 
 verifiers: $(READY) $(VERIFIERS_READY) ## make the Python that plays environments of verifiers, and play one
-	VERIFIERS_PYTHON=$(VERIFIERS) $(BIN)/python -m pytest tests/adapters/test_verifiers.py
+	VERIFIERS_PYTHON=$(VERIFIERS) $(BIN)/python -m pytest tests/adapters/harness/test_verifiers.py
 
 WHEEL := .venv-wheel/bin/python
 WHEEL_READY := .venv-wheel/.ready

@@ -29,7 +29,7 @@ from adapters.calls import POLICY, Begun, Completion, Policy, RefusedCall, Sampl
 from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
 from adapters.door.door import Door
 from adapters.harness.agents import Endpoint
-from adapters.harness.batches import Batch
+from adapters.harness.player import Batch
 from adapters.player_protocol import BEGIN, PlaySettings
 from adapters.rendering.chat import Chat
 from adapters.tinker.service import connect

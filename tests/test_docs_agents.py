@@ -191,5 +191,5 @@ def test_the_environment_plays() -> None:
 
 
 def test_the_verifiers_recipe_is_one() -> None:
-    """tests/adapters/test_verifiers.py plays its agent."""
+    """tests/adapters/harness/test_verifiers.py plays its agent."""
     assert Recipe.model_validate(VERIFIERS).dataset.columns == ("row",)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
-from adapters import litellm
 from adapters.calls import (
     Begun,
     Completion,
@@ -19,11 +18,12 @@ from adapters.calls import (
     ToolCall,
     Usage,
 )
+from adapters.clients import litellm
+from adapters.clients.litellm import Reply
 from adapters.dialects.openai_fields import to_chat_fields
 from adapters.door.recorded import Answer, Memory
 from adapters.door.roles import FUNCTION, policy_of
 from adapters.door.scripted import Respond, load_function
-from adapters.litellm import Reply
 
 Backend = Callable[[Example], Answer]
 """Creates what answers the calls of a role in a rollout of this example."""

@@ -28,8 +28,8 @@ from adapters.player_protocol import (
     PlaySettings,
     shorten_message,
 )
+from adapters.process.running_clock import RunningClock, running_clock
 from adapters.rendering.chat import Chat
-from adapters.running_clock import RunningClock, running_clock
 
 MOST_REFUSALS = 100
 """Refused calls of a role that an attempt records, since a client may repeat one for ever."""

@@ -11,8 +11,8 @@ from adapters.calls import Begun, Completion, Place, Refused, Request
 from adapters.door.prefixes import Prefixes
 from adapters.door.recorded import Answer, Memory, Recorded
 from adapters.errors import UserError
+from adapters.process.waiting import cancel_and_wait
 from adapters.rendering.chat import Chat
-from adapters.waiting import cancel_and_wait
 
 KEPT_ANSWERS = 16
 """Finished answers that are kept for clients that lost them."""

@@ -6,9 +6,9 @@ from copy import deepcopy
 from functools import partial
 
 from adapters.calls import Example, Message, Refused, Request
+from adapters.clients.litellm import LONGEST_SECONDS, Reply
 from adapters.errors import UserError
 from adapters.harness.agents import contained
-from adapters.litellm import LONGEST_SECONDS, Reply
 from adapters.project.modules import load_module
 
 Respond = Callable[[Request, Example], Awaitable[Reply]]

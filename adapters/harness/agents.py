@@ -12,12 +12,12 @@ from threading import Thread
 from typing import Any, ParamSpec, TypeVar
 
 from adapters.calls import POLICY, Example
-from adapters.harness.current_rollout import rollout_context
-from adapters.harness.imports import build_client_models
-from adapters.harness.tls import share_contexts
+from adapters.clients.current_rollout import rollout_context
+from adapters.clients.imports import build_client_models
+from adapters.clients.silence import keep_silent
+from adapters.clients.tls import share_contexts
 from adapters.project.modules import PLAY, AgentError, load_agent_file, load_module, no_agent
 from adapters.rewards import Reward, read_reward
-from adapters.silence import keep_silent
 
 ROLES = "roles"
 

@@ -20,9 +20,9 @@ from pydantic import SecretStr
 
 from adapters.errors import PassingError, UserError
 from adapters.harness.agents import in_thread
-from adapters.harness.batches import play_batch
+from adapters.harness.player import play_batch
 from adapters.network.addresses import LOOPBACK, Certificate, Listener, listener_of
-from adapters.waiting import Wait, cancel_and_wait
+from adapters.process.waiting import Wait, cancel_and_wait
 
 try:
     import dask.config

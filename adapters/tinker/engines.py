@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 
-from adapters.children import keep_from_children
 from adapters.errors import EngineDied, ServiceError
 from adapters.network.addresses import check_listener
+from adapters.process.children import keep_from_children
 
 LOCAL = "local/"
 LOG = "engine.log"

@@ -15,7 +15,8 @@ import tinker
 from renderers.base import Tokenizer
 
 from adapters.errors import EngineDied
-from adapters.running_clock import running_clock
+from adapters.process.running_clock import running_clock
+from adapters.process.waiting import FIRST_WORD_SECONDS, Wait, cancel_and_wait
 from adapters.tinker.engines import TinkerServer, check_key, needs_engine, running_engine
 from adapters.tinker.faults import (
     SDK_ERRORS,
@@ -24,7 +25,6 @@ from adapters.tinker.faults import (
     TimedOut,
     translate_error,
 )
-from adapters.waiting import FIRST_WORD_SECONDS, Wait, cancel_and_wait
 
 CLOSING_SECONDS = 5.0
 DEAD_CLOSING_SECONDS = 0.5

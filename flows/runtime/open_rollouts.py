@@ -14,7 +14,7 @@ from adapters.calls import Policy, Sampling
 from adapters.door.backends import create_backends
 from adapters.door.batches import PlaySettings, SampledBy
 from adapters.door.door import Door
-from adapters.harness.batches import play_batch
+from adapters.harness.player import play_batch
 from adapters.network.addresses import Listener
 from adapters.rendering.chat import Chat
 from flows.recipe.recipe import Recipe

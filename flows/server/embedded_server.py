@@ -11,7 +11,7 @@ import httpx
 import psutil
 from prefect.server.api.server import SubprocessASGIServer
 
-from adapters.children import end_with_this_process
+from adapters.process.children import end_with_this_process
 
 ANSWER_SECONDS = 5.0
 

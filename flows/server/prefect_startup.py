@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from adapters.errors import UserError
 from adapters.network.addresses import check_listener
-from adapters.waiting import Wait
+from adapters.process.waiting import Wait
 
 if TYPE_CHECKING:
     from flows.server.embedded_server import EmbeddedServer

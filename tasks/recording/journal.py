@@ -18,8 +18,8 @@ from typing import Self
 import orjson
 import pyarrow as pa
 
-from adapters.children import keep_from_children
 from adapters.errors import UserError
+from adapters.process.children import keep_from_children
 from tasks.recording.spans import SCHEMA, TIMES, Span, check, identity, rows_of, table
 from tasks.storage.files import is_full, is_written
 from tasks.storage.tables import read, write

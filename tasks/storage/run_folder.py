@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from adapters.calls import POLICY
-from adapters.children import keep_from_children
 from adapters.errors import UserError
+from adapters.process.children import keep_from_children
 from tasks.storage.files import PARTIAL, check_writable
 from tasks.storage.owners import Ownership, last_owner, take_over
 

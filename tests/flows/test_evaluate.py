@@ -8,7 +8,7 @@ import pytest
 
 from adapters.calls import POLICY, Policy, Sampling
 from adapters.door.serving import OpenDoor, ServedModel
-from adapters.harness.batches import BatchRefused
+from adapters.harness.player import BatchRefused
 from flows.evaluate import evaluate
 from flows.runtime.eval_targets import EvalTarget, EvalTargetError, read_checkpoint
 from tasks.recording.journal import Journal, read_journal

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from adapters.litellm import import_litellm
+from adapters.clients.litellm import import_litellm
 from flows.cli.commands import app
 from flows.cli.main import plain_errors
 from flows.recipe.loading import named_recipe

@@ -12,7 +12,7 @@ from tinker import ModelInput
 from adapters.calls import POLICY, Completion, Policy, Sampling
 from adapters.door.batches import PlannedRollout, SampledBy
 from adapters.door.door import Door
-from adapters.harness.batches import Batch
+from adapters.harness.player import Batch
 from adapters.player_protocol import ROLE
 from adapters.rendering.chat import Chat
 from tasks.recording.journal import Journal, read_spans, seal

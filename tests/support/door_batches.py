@@ -8,7 +8,7 @@ import httpx
 from adapters.calls import Begun, Completion, RefusedCall
 from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
 from adapters.door.door import Door
-from adapters.harness.batches import Batch
+from adapters.harness.player import Batch
 from adapters.player_protocol import BEGIN, BegunBatch, PlaySettings, read_record
 
 

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from adapters.calls import POLICY, Completion, Policy, Sampling
 from adapters.door.batches import PlannedRollout, SampledBy
 from adapters.door.door import Door
-from adapters.harness.batches import Batch
+from adapters.harness.player import Batch
 from adapters.player_protocol import END, ROLE
 from adapters.rendering.chat import Chat
 from tests.support.door_batches import ListRecorder, batch_at, bearer, begin

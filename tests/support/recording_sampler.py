@@ -13,7 +13,7 @@ from tinker import ModelInput, SampleResponse, SamplingParams
 from adapters.calls import POLICY, Place, Policy, Sampler, Sampling
 from adapters.door.batches import SampledBy
 from adapters.door.door import Door
-from adapters.harness.batches import Batch
+from adapters.harness.player import Batch
 from adapters.player_protocol import BEGIN, END, PlaySettings
 from adapters.rendering.chat import Chat
 from tasks.recording.journal import read_spans

@@ -15,7 +15,7 @@ from adapters.door.backends import create_backends
 from adapters.door.batches import PlannedRollout, SampledBy
 from adapters.door.door import Door
 from adapters.harness.agents import Endpoint
-from adapters.harness.batches import Batch
+from adapters.harness.player import Batch
 from adapters.rendering.chat import Chat
 from tests.support.door_batches import ListRecorder, batch_at, begin
 

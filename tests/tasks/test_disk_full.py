@@ -15,7 +15,7 @@ import pytest
 from adapters.calls import Completion
 from adapters.door.batches import PlannedRollout
 from adapters.door.door import Door
-from adapters.harness.batches import play_batch
+from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
 from tasks.recording import journal as journals
 from tasks.recording.journal import Journal, JournalError, read_journal

@@ -20,7 +20,7 @@ from tinker import ModelInput, SampleResponse, SamplingParams
 
 from adapters.calls import POLICY
 from adapters.door.batches import RolloutEnd
-from adapters.harness.batches import play_batch
+from adapters.harness.player import play_batch
 from adapters.player_protocol import Failure, PlaySettings
 from adapters.rewards import Reward
 from tasks import rollouts

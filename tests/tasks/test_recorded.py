@@ -10,7 +10,7 @@ from openai import AsyncOpenAI, BadRequestError
 from adapters.calls import POLICY, Policy, Sampling
 from adapters.door.batches import SampledBy
 from adapters.door.door import Door
-from adapters.harness.batches import play_batch
+from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.metrics import Metrics, StepFiles, measure

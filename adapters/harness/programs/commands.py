@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import asynccontextmanager, suppress
 
 from adapters.calls import POLICY, Example
-from adapters.harness.current_rollout import Roles
+from adapters.clients.current_rollout import Roles
 from adapters.harness.programs.process import (
     STREAMS,
     CommandFailed,

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Thread
 
 from adapters.calls import Example, JsonObject
-from adapters.harness.current_rollout import Roles
+from adapters.clients.current_rollout import Roles
 from adapters.harness.programs.process import (
     CommandFailed,
     Program,
@@ -26,7 +26,7 @@ from adapters.harness.programs.process import (
     split_words,
     start_program,
 )
-from adapters.running_clock import running_clock
+from adapters.process.running_clock import running_clock
 
 LONGEST_LINE = 16 * 2**20
 """Bytes of an answer. A longer line ends its program, since nobody knows whose answer it is."""

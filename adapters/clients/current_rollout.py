@@ -1,0 +1,83 @@
+"""The rollout that the current context plays, for programs that name a model and no address."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import httpx
+
+from adapters.calls import Refused
+from adapters.clients.tls import tls
+
+Roles = Mapping[str, Mapping[str, str]]
+"""Role → its base_url, api_key and model."""
+
+_roles: ContextVar[Roles] = ContextVar("roles")
+
+
+@contextmanager
+def rollout_context(roles: Roles) -> Iterator[None]:
+    """Make `roles` those of the rollout that the block plays, tasks and copied contexts included.
+
+    A program in the block reaches each of its roles as LiteLLM's model `ratchet/<role>`.
+    """
+    token = _roles.set(roles)
+    try:
+        yield
+    finally:
+        _roles.reset(token)
+
+
+def ask_role(role: str, body: Mapping[str, object]) -> dict[str, object]:
+    """Ask a role of the current rollout for a chat completion, and block; Refused if it has none.
+
+    A thread knows its rollout if it was started with a copy of the context, as by
+    `asyncio.to_thread`.
+    """
+    with httpx.Client(timeout=None, verify=tls()) as http:
+        try:
+            return _read(http.send(_request(role, body)))
+        except httpx.TransportError as error:
+            raise _unreachable(error) from error
+
+
+async def await_role(role: str, body: Mapping[str, object]) -> dict[str, object]:
+    """Ask as `ask_role` does; the door notices if the task is cancelled."""
+    async with httpx.AsyncClient(timeout=None, verify=tls()) as http:
+        try:
+            return _read(await http.send(_request(role, body)))
+        except httpx.TransportError as error:
+            raise _unreachable(error) from error
+
+
+def _request(role: str, body: Mapping[str, object]) -> httpx.Request:
+    """Return the request to the door; Refused where no rollout is played."""
+    roles = _roles.get(None)
+    if roles is None:
+        text = "No rollout is being played here, so there is nobody who answers; "
+        remedy = "start the thread in contextvars.copy_context(), or ask the rollout's base URL."
+        raise Refused(404, text + remedy, code="no_rollout")
+    if role not in roles:
+        text = f"Nobody answers the role {role!r}; there is: {', '.join(roles)}."
+        raise Refused(404, text, code="no_role")
+    endpoint = roles[role]
+    headers = {
+        "authorization": f"Bearer {endpoint['api_key']}",
+        "x-stainless-retry-count": "0",  # an equal request that is being answered is no retry
+    }
+    whole = {name: value for name, value in body.items() if name != "stream"}
+    url = f"{endpoint['base_url']}/chat/completions"
+    return httpx.Request("POST", url, json=whole, headers=headers)
+
+
+def _read(response: httpx.Response) -> dict[str, object]:
+    answered = response.json()
+    if response.is_error:
+        refused = answered["error"]
+        raise Refused(response.status_code, refused["message"], code=refused["code"])
+    return answered
+
+
+def _unreachable(error: httpx.TransportError) -> Refused:
+    text = f"The door could not be reached ({type(error).__name__}: {error}); try again."
+    return Refused(503, text, code="no_door")

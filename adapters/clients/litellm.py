@@ -1,0 +1,189 @@
+"""Calls of any model that LiteLLM reaches, for the roles that no policy answers."""
+
+import asyncio
+import functools
+import importlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+import openai
+
+from adapters.calls import Message, Refused, Tool, ToolCall
+from adapters.clients.silence import keep_silent
+from adapters.errors import UserError
+
+if TYPE_CHECKING:  # LiteLLM is an extra and takes seconds to import
+    from litellm.types.utils import ChatCompletionMessageToolCall, ModelResponse
+    from litellm.types.utils import Message as LiteLLMMessage
+
+LONGEST_SECONDS = 300
+"""The timeout of a call: a rollout cannot end during one, and LiteLLM would wait for hours."""
+
+PASSED_ON = (
+    "frequency_penalty",
+    "logit_bias",
+    "max_tokens",
+    "parallel_tool_calls",
+    "presence_penalty",
+    "reasoning_effort",
+    "response_format",
+    "seed",
+    "stop",
+    "temperature",
+    "tool_choice",
+    "top_p",
+)
+"""The client's fields that reach the model. Not `api_base`: the key would be sent there."""
+
+QUIET = {
+    "telemetry": False,
+    "suppress_debug_info": True,  # it would print to stdout on every error
+    "disable_hf_tokenizer_download": True,  # to count tokens that a provider did not count
+}
+"""LiteLLM's own settings, as attributes of the package."""
+
+_failed: set[tuple[str, str | None]] = set()
+"""Models that have failed, each with the code of its refusal."""
+
+log = logging.getLogger(__name__)
+
+
+class LiteLLMMissing(UserError):
+    """An error for a role that LiteLLM answers where LiteLLM is not installed."""
+
+
+class NoProvider(UserError):
+    """An error for a model of a provider that LiteLLM does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer that no policy gave; `cost` is in US dollars, None if LiteLLM knows no price."""
+
+    message: Message
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float | None
+
+
+async def complete(
+    model: str,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    fields: Mapping[str, object],
+) -> Reply:
+    """Return the answer of a model such as `openai/gpt-4o-mini`; its API key is in the environment.
+
+    Raise Refused, with 503 if the same request may succeed later and with 400 otherwise. The first
+    failure of each kind is logged, since only the rollouts' rows have the others.
+    """
+    litellm = await asyncio.to_thread(import_litellm)
+    asked = {name: fields[name] for name in PASSED_ON if fields.get(name) is not None}
+    try:
+        response = await litellm.acompletion(
+            model=model,
+            messages=[_to_provider(message) for message in messages],
+            tools=list(tools) or None,
+            timeout=LONGEST_SECONDS,
+            # Tools are the agent's own. Without this, LiteLLM looks for MCP servers among them,
+            # and from 1.103 on it fails to import beside the mcp 1.x that CrewAI needs.
+            _skip_mcp_handler=True,
+            **asked,
+        )
+    except openai.OpenAIError as error:  # all of LiteLLM's errors are kinds of it
+        refused = _refusal(model, error)
+        _log_first_failure(model, refused.code, refused)
+        raise refused from error
+    return _read_reply(response)
+
+
+def _log_first_failure(model: str, code: str | None, refused: Refused) -> None:
+    if (model, code) not in _failed:
+        _failed.add((model, code))
+        log.warning("%s Rollouts that ask it may fail; this is said once", refused)
+
+
+def check_model(role: str, model: str) -> None:
+    """Raise NoProvider if LiteLLM does not know the provider of a role's model."""
+    litellm = import_litellm()
+    try:
+        litellm.get_llm_provider(model)
+    except openai.OpenAIError as error:
+        raise NoProvider(
+            f"the role {role} is answered by {model!r}, and LiteLLM knows no provider "
+            f"{model.partition('/')[0]!r}; name one as provider/model, such as openai/gpt-4o-mini"
+        ) from error
+
+
+@functools.cache
+def import_litellm() -> ModuleType:
+    """Return the package, which takes seconds to import, set to be quiet.
+
+    Raise LiteLLMMissing if it is not installed.
+    """
+    keep_silent()
+    try:
+        litellm = importlib.import_module("litellm")
+    except ModuleNotFoundError as error:
+        text = "LiteLLM is not installed, and a role is answered by it; "
+        raise LiteLLMMissing(f"{text}install ratchet-rl[agents]") from error
+    for name, value in QUIET.items():
+        setattr(litellm, name, value)
+    return litellm
+
+
+def _to_provider(message: Message) -> Message:
+    """Copy the message without `reasoning_content`, which some providers refuse."""
+    sent = message.copy()
+    sent.pop("reasoning_content", None)
+    if calls := sent.get("tool_calls"):
+        sent["tool_calls"] = [_with_text_arguments(call) for call in calls]
+    return sent
+
+
+def _with_text_arguments(call: ToolCall) -> ToolCall:
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {**call, "function": {"name": name, "arguments": written}}
+
+
+def _read_reply(response: "ModelResponse") -> Reply:
+    choice, usage = response.choices[0], response.usage  # pyright: ignore
+    return Reply(
+        message=_message(choice.message),
+        finish_reason=choice.finish_reason or "stop",
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cost=response._hidden_params.get("response_cost"),
+    )
+
+
+def _message(answered: "LiteLLMMessage") -> Message:
+    message: Message = {"role": "assistant", "content": answered.content or ""}
+    if answered.tool_calls:
+        message["tool_calls"] = [_read_call(call) for call in answered.tool_calls]  # pyright: ignore
+    reasoning = getattr(answered, "reasoning_content", None)
+    return {**message, "reasoning_content": reasoning} if reasoning else message
+
+
+def _read_call(call: "ChatCompletionMessageToolCall") -> ToolCall:
+    name, arguments = cast(str, call.function.name), call.function.arguments
+    return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _refusal(model: str, error: openai.OpenAIError) -> Refused:
+    """Translate an error; the text of one about the key is left out, as it may show part of it."""
+    status = getattr(error, "status_code", 503)
+    if status in (401, 403):
+        text = f"The helper {model} refused its API key; set the right one in the environment."
+        return Refused(400, text, code="helper_key")
+    said = f"({type(error).__name__}: {getattr(error, 'message', error)})"
+    if status < 500 and status not in (408, 409, 429):
+        return Refused(400, f"The helper {model} refused the request {said}.", code="helper")
+    text = f"The helper {model} could not answer {said}; try again."
+    return Refused(503, text, code="helper_unavailable")

@@ -1,0 +1,53 @@
+"""The program that plays one rollout apart: JSON on stdin, the outcome as its last line.
+
+What the agent prints goes to stderr. The program ends itself if its parent has ended.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+PARENT_SECONDS = 0.5
+"""Time between two looks at the parent."""
+
+
+def main() -> None:
+    given = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with, args=(given["parent"],), daemon=True).start()
+    with os.fdopen(os.dup(1), "wb") as stdout:
+        os.dup2(2, 1)
+        sys.path[:] = given["path"]
+
+        from adapters.harness.agents import Endpoint, contained_task
+        from adapters.harness.player import load_for_roles, play_to_end
+        from adapters.harness.programs.resident import kill_programs
+        from adapters.player_protocol import Outcome, write_json, write_outcome
+
+        endpoints = {role: Endpoint(**where) for role, where in given["endpoints"].items()}
+        play = load_for_roles(given["agent"], tuple(endpoints))
+        stdout.write(b"\n")  # the agent is loaded, and its time begins
+        stdout.flush()
+
+        async def outcome() -> Outcome:
+            asyncio.get_running_loop().set_task_factory(contained_task)
+            return await play_to_end(play(given["example"], endpoints))
+
+        stdout.write(write_json(write_outcome(asyncio.run(outcome()))) + b"\n")
+        kill_programs()
+    sys.stderr.flush()
+    os._exit(0)  # a thread of the agent may never end
+
+
+def _end_with(parent: int) -> None:
+    """End the process group once the parent's process has ended."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_SECONDS)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

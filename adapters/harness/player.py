@@ -1,0 +1,229 @@
+"""Plays a rollout batch: asks the door what is left, runs the agent, tells the door of each end.
+
+The player needs three strings: the door's address, the batch's name, and the batch's token.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Coroutine
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from traceback import TracebackException
+from typing import TypeVar
+
+import httpx
+
+from adapters.calls import POLICY
+from adapters.clients.imports import when_imported
+from adapters.clients.tls import tls
+from adapters.errors import UserError
+from adapters.harness.agents import AgentExit, Endpoint, Play, contained_task, load_agent
+from adapters.harness.isolated import playing_apart
+from adapters.harness.programs.process import mask
+from adapters.player_protocol import (
+    BEGIN,
+    CLOSED,
+    END,
+    ROLE,
+    WAITED,
+    BegunBatch,
+    BegunRollout,
+    Failure,
+    Outcome,
+    PlayedRollout,
+    PlaySettings,
+    R,
+    RecordedEnd,
+    WaitedTime,
+    read_record,
+    rollout_key,
+    shorten_message,
+    write_record,
+)
+from adapters.process.loop_watchdog import watch_event_loop
+from adapters.process.running_clock import running_clock
+from adapters.process.waiting import cancel_and_wait
+from adapters.rewards import Reward
+
+ENDS_AT_A_TIME = 4
+"""Ends that are told at a time. httpx's pool walks through all that wait for a connection, so a
+hundred at once cost five times as much each."""
+
+MOST_ISOLATED = os.cpu_count() or 1
+"""Rollouts of a batch that are played in processes of their own at a time."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """An attempt at a batch, as the door has handed it out."""
+
+    door: str
+    name: str
+    token: str
+    attempt: int
+    roles: tuple[str, ...]
+
+    def url(self, path: str, rollout_id: str, role: str = POLICY) -> str:
+        """Return the URL of a rollout's route, or of one of its roles."""
+        return self.door + path.format(
+            batch=self.name, attempt=self.attempt, rollout_id=rollout_id, role=role
+        )
+
+    def key(self, rollout_id: str) -> str:
+        """Return the key of the agent of a rollout."""
+        return rollout_key(self.token, rollout_id, self.attempt)
+
+    def endpoints(self, rollout_id: str) -> dict[str, Endpoint]:
+        """Return where the agent finds each of its roles."""
+        key = self.key(rollout_id)
+        return {
+            role: Endpoint(self.url(ROLE, rollout_id, role), api_key=key, model=role)
+            for role in self.roles
+        }
+
+
+class BatchRefused(UserError):
+    """Refusal of the door to hand out a batch, or to record one of its ends."""
+
+
+class BatchClosed(Exception):
+    """Answer of the door that the batch is closed, which ends the rollouts that are left."""
+
+
+async def play_batch(door: str, batch: str, token: str) -> None:
+    """Play what is left of a batch, and return when every rollout of this attempt has ended.
+
+    When the door has closed the batch, the agents that have not ended are cancelled. Raises
+    BatchRefused if the door refuses the batch or one of its ends.
+    """
+    asyncio.get_running_loop().set_task_factory(contained_task)
+    bearer = {"authorization": f"Bearer {token}"}
+    async with (
+        watch_event_loop(),
+        httpx.AsyncClient(headers=bearer, timeout=None, verify=tls()) as http,
+    ):
+        begun = _read(BegunBatch, await http.post(door + BEGIN.format(batch=batch)))
+        roles = tuple(begun.settings.roles)
+        play = load_for_roles(begun.settings.agent, roles)
+        attempt = Batch(door, batch, token, begun.attempt, roles)
+        player = _Player(attempt, begun.settings, play, http)
+        playing = [asyncio.create_task(player.play(rollout)) for rollout in begun.rollouts]
+        try:
+            with suppress(BatchClosed):
+                await asyncio.gather(*playing)
+        finally:
+            await cancel_and_wait(*playing)
+
+
+def load_for_roles(agent: str, roles: tuple[str, ...]) -> Play:
+    """Load an agent that calls `roles`, and have LiteLLM know them."""
+    play = load_agent(agent, [role for role in roles if role != POLICY])
+    _provide(roles)
+    return play
+
+
+async def play_to_end(playing: Awaitable[Reward]) -> Outcome:
+    """Return the outcome of a rollout that is being played; whatever it raises is one."""
+    try:
+        reward = await playing
+    except Exception as error:  # noqa: BLE001  An agent may raise anything; here it is a row.
+        return _failure(error)
+    return reward
+
+
+def _failure(error: Exception) -> Failure:
+    kind = type(error).__name__
+    told = str(TracebackException(type(error), error, None))  # its `__str__` may raise
+    return Failure(kind, shorten_message(told) or f"{kind} without a message")
+
+
+class _Player:
+    """Player of the rollouts of one attempt at a batch."""
+
+    def __init__(
+        self, batch: Batch, settings: PlaySettings, play: Play, http: httpx.AsyncClient
+    ) -> None:
+        self._batch = batch
+        self._settings = settings
+        self._play = play
+        self._http = http
+        self._places = asyncio.Semaphore(settings.concurrency)
+        self._places_isolated = asyncio.Semaphore(MOST_ISOLATED)
+        self._ends = asyncio.Semaphore(ENDS_AT_A_TIME)
+
+    async def play(self, rollout: BegunRollout) -> None:
+        """Run the agent on a rollout's example, and tell the door how that ended."""
+        play = self._play_isolated if rollout.isolated else self._play_here
+        async with self._places, self._places_isolated if rollout.isolated else nullcontext():
+            started = time.monotonic()
+            outcome = await play(rollout)
+        if isinstance(outcome, Failure):
+            told = mask(outcome.message, [self._batch.key(rollout.id)])
+            outcome = replace(outcome, message=told)
+        end = PlayedRollout(outcome, time.monotonic() - started)
+        async with self._ends:
+            url = self._batch.url(END, rollout.id)
+            response = await self._http.post(url, content=write_record(end))
+        if _read(RecordedEnd, response).closed:
+            raise BatchClosed
+
+    async def _play_here(self, rollout: BegunRollout) -> Outcome:
+        playing = self._play(rollout.example, self._batch.endpoints(rollout.id))
+        return await play_to_end(self._within_time(playing, rollout))
+
+    async def _play_isolated(self, rollout: BegunRollout) -> Outcome:
+        endpoints = self._batch.endpoints(rollout.id)
+        try:
+            async with playing_apart(self._settings.agent, rollout.example, endpoints) as playing:
+                return await self._within_time(playing, rollout)
+        except (AgentExit, TimeoutError) as error:
+            return _failure(error)
+
+    async def _within_time(self, playing: Coroutine[None, None, T], rollout: BegunRollout) -> T:
+        """Await the agent for as long as its own time lasts; TimeoutError when that is over.
+
+        Time in which the agent waits for answers of the door does not count, nor does time in
+        which this process stood still. A stall in a process that the door shares is subtracted
+        twice, so the limit only loosens.
+        """
+        clock = running_clock()
+        limit, started = self._settings.timeout_seconds, clock.seconds()
+        left, work = limit, asyncio.create_task(playing)
+        try:
+            while left > 0 or work.done():
+                await asyncio.wait([work], timeout=left)
+                if work.done():
+                    return work.result()
+                response = await self._http.get(self._batch.url(WAITED, rollout.id))
+                waited = _read(WaitedTime, response).seconds
+                left = limit + waited - (clock.seconds() - started)
+        finally:
+            await cancel_and_wait(work)
+        raise TimeoutError(
+            f"the agent took longer than {limit:g} s of its own time, answers not counted; "
+            "look for what it waits for, or give a larger rollouts.timeout_seconds"
+        )
+
+
+def _read(kind: type[R], response: httpx.Response) -> R:
+    """Read the door's answer; BatchClosed or BatchRefused if it is a refusal."""
+    if response.is_error:
+        error = response.json()["error"]
+        raise BatchClosed if error["code"] == CLOSED else BatchRefused(error["message"])
+    return read_record(kind, response.content)
+
+
+@cache
+def _provide(roles: tuple[str, ...]) -> None:
+    """Have LiteLLM know the roles whenever an agent imports LiteLLM, which takes seconds."""
+
+    def provide_roles() -> None:
+        from adapters.clients.litellm_provider import provide
+
+        provide(roles)
+
+    when_imported("litellm", provide_roles)

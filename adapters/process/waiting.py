@@ -1,0 +1,71 @@
+"""Waits: one that is logged while it lasts, and one for the end of tasks that are cancelled."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import Protocol
+
+from adapters.process.running_clock import running_clock
+
+FIRST_WORD_SECONDS = 20.0
+
+log = logging.getLogger(__name__)
+
+
+class Wait:
+    """One wait for `what`: a warning after 20 s, then a line whenever it has lasted twice as long.
+
+    `limit` is in seconds; None waits for ever. A wait with a limit below 60 s is logged at a third
+    of it. Time in which this process stood still does not count.
+    """
+
+    def __init__(self, what: str, limit: float | None) -> None:
+        self.what = what
+        self.limit = limit
+        self._clock = running_clock()
+        self._started = self._clock.seconds()
+        self._next_word = min(FIRST_WORD_SECONDS, limit / 3 if limit else FIRST_WORD_SECONDS)
+        self._level = logging.WARNING
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since the wait began."""
+        return self._clock.seconds() - self._started
+
+    @property
+    def over(self) -> bool:
+        """True if the limit is reached."""
+        return self.limit is not None and self.seconds >= self.limit
+
+    def until_next(self) -> float:
+        """Return the seconds until the wait is logged again or its limit is reached."""
+        due = self._next_word if self.limit is None else min(self._next_word, self.limit)
+        return max(due - self.seconds, 0.01)
+
+    def speak(self, more: str = "") -> None:
+        """Log the wait, followed by `more`, if it is due."""
+        seconds = self.seconds
+        if seconds < self._next_word:
+            return
+        self._next_word = 2 * seconds
+        last = "" if self.limit is None else f"; it is given up after {self.limit:.0f} s"
+        log.log(self._level, "waiting for %s for %.0f s%s%s", self.what, seconds, more, last)
+        self._level = logging.INFO
+
+
+class Cancellable(Awaitable[object], Protocol):
+    """An asyncio task or future."""
+
+    def cancel(self) -> bool: ...
+
+
+async def cancel_and_wait(*tasks: Cancellable) -> None:
+    """Cancel the tasks that have not ended, and wait until each has ended with its own children.
+
+    If tasks were left to the end of the event loop, it would cancel children beside their parents,
+    some of them before they begin. anyio, which ends its children in order, then leaves coroutines
+    that never ran.
+    """
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

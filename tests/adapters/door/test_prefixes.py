@@ -1,0 +1,222 @@
+import asyncio
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
+from transformers import AutoTokenizer
+
+from adapters.calls import (
+    Completion,
+    FunctionCall,
+    Message,
+    Place,
+    Policy,
+    Request,
+    Sampling,
+    Tool,
+    ToolCall,
+)
+from adapters.door.call_sequence import CallSequence, RequestMeta
+from adapters.door.policy_backend import PolicyBackend
+from adapters.door.prefixes import Prefixes
+from adapters.rendering.chat import Chat
+from tests.support.door_batches import ListRecorder
+
+TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
+CHAT = Chat(AutoTokenizer.from_pretrained(TINY))
+END = CHAT.stop_tokens[0]
+SAMPLING = Sampling(max_tokens=24, temperature=1.0, top_p=1.0, top_k=-1)
+TOOLS: list[Tool] = [
+    {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+]
+ASK: list[Message] = [{"role": "user", "content": "hello"}]
+STYLES = ("verbatim", "stripped", "tool call")
+
+
+def letters(text: str) -> list[int]:
+    """Encode each character by itself: a valid answer, but not the canonical encoding."""
+    return [token for character in text for token in CHAT.encode(character)]
+
+
+class RandomPolicy:
+    """A sampler of random tokens, almost never the canonical encoding of their text."""
+
+    def __init__(self, seed: int, styles: list[str]) -> None:
+        self.random = random.Random(seed)
+        self.styles = iter(styles)
+
+    async def sample(
+        self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams
+    ) -> SampleResponse:
+        tokens = self.called() if next(self.styles) == "tool call" else self.anything()
+        logprobs = np.full(len(tokens), -1, np.float32)
+        reason = "stop" if tokens[-1] == END else "length"
+        sequence = SampledSequence(reason, "", np.array(tokens, np.int32), logprobs)
+        return SampleResponse([sequence])
+
+    def anything(self) -> list[int]:
+        vocabulary = range(len(CHAT._tokenizer.get_vocab()))  # pyright: ignore
+        tokens = self.random.choices(vocabulary, k=self.random.randint(1, 12))
+        if self.random.random() < 0.2:
+            tokens.insert(0, CHAT.encode("<think>")[0])
+        ends = self.random.random() < 0.7
+        return [token for token in tokens if token not in CHAT.stop_tokens] + [END] * ends or [END]
+
+    def called(self) -> list[int]:
+        space = " " * self.random.randint(0, 3)
+        arguments = f'{{"b":{space}[1, 2],"a":{space}"x"}}'
+        opening, closing = CHAT.encode("<tool_call></tool_call>")
+        said = letters(f'\n{{"name": "look", "arguments": {arguments}}}\n')
+        return [opening, *said, closing, END]
+
+
+def as_the_client_repeats_it(message: Message, style: str) -> list[Message]:
+    """Return the answer in the client's style, and the message that follows it."""
+    if style == "tool call":
+        (call,) = message.get("tool_calls", [])
+        function = call["function"]
+        arguments = json.dumps(json.loads(str(function["arguments"])), sort_keys=True, indent=1)
+        again: ToolCall = {
+            "id": "mine",
+            "type": "function",
+            "function": {"name": function["name"], "arguments": arguments},
+        }
+        said: Message = {"role": "assistant", "content": "", "tool_calls": [again]}
+        return [said, {"role": "tool", "content": "a cat", "tool_call_id": "mine"}]
+    content = message["content"].strip() if style == "stripped" else message["content"]
+    return [{"role": "assistant", "content": content}, {"role": "user", "content": "go on"}]
+
+
+async def conversation(seed: int, styles: list[str]) -> list[Completion]:
+    async def here() -> bool:
+        return False
+
+    policy = Policy(RandomPolicy(seed, styles), "v0")  # pyright: ignore[reportArgumentType]
+    answer = PolicyBackend(CHAT, policy, SAMPLING, run_seed=0).answer
+    recorder = ListRecorder([])
+    calls = CallSequence(Place("r", 0, "policy", 0), CHAT, recorder)
+    messages: list[Message] = [*ASK]
+    for turn, style in enumerate(styles):
+        request = Request("m", [*messages], TOOLS, 100, [], {})
+        meta = RequestMeta(bytes([turn]), 0, here)
+        (completion,) = await calls.answer_all(request, meta, answer)
+        messages += as_the_client_repeats_it(completion.message, style)
+    return recorder.completions
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 2**32), st.lists(st.sampled_from(STYLES), min_size=2, max_size=5))
+def test_a_prompt_begins_with_all_earlier_tokens_whatever_was_sampled(
+    seed: int, styles: list[str]
+) -> None:
+    completions = asyncio.run(conversation(seed, styles))
+    assert len(completions) == len(styles)
+    for earlier, later in pairwise(completions):
+        said = [*earlier.prompt_tokens, *earlier.sampled_tokens]
+        assert later.prompt_tokens[: len(said)] == said
+        assert later.prefix_len == len(said)
+        assert (later.prefix_call, later.prefix_how) == (earlier.place.call, "messages")
+
+
+def known(said: list[int], reply: Message, tools: Any = ()) -> tuple[Prefixes, list[int]]:
+    """Return prefixes that know one answer to ASK, and the tokens of that call."""
+    prefixes = Prefixes(CHAT)
+    prompt = prefixes.prompt(ASK, tools).tokens
+    prefixes.remember(ASK, tools, reply, 0, (prompt, said))
+    return prefixes, prompt + said
+
+
+def assistant(content: str) -> Message:
+    return {"role": "assistant", "content": content}
+
+
+def test_a_react_client_s_observation_continues_the_answer_s_tokens() -> None:
+    thought = "I look.\nObservation:"
+    prefixes, tokens = known(letters(thought), assistant("I look."))
+    messages = [*ASK, assistant(f"{thought} a cat"), {"role": "user", "content": "go on"}]
+    prompt = prefixes.prompt(messages, ())
+    assert (prompt.how, prompt.prefix_call, prompt.prefix_len) == ("text", 0, len(tokens))
+    assert prompt.tokens[: len(tokens)] == tokens
+    rest = " a cat<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
+    assert CHAT.text(prompt.tokens[len(tokens) :]) == rest
+
+
+def test_an_answer_that_the_model_ended_is_not_continued() -> None:
+    prefixes, _ = known([*letters("I look."), END], assistant("I look."))
+    prompt = prefixes.prompt([*ASK, assistant("I look.\nObservation: a cat"), *ASK], ())
+    assert (prompt.how, prompt.prefix_len, prompt.prefix_call) == ("ended", 0, None)
+
+
+def test_an_earlier_answer_is_kept_if_the_last_one_was_ended_and_added_to() -> None:
+    prefixes, tokens = known([*letters("Hi"), END], assistant("Hi"))
+    second = [*ASK, assistant("Hi"), *ASK]
+    prompt = prefixes.prompt(second, ()).tokens
+    prefixes.remember(second, (), assistant("I look."), 1, (prompt, [*letters("I look."), END]))
+    third = prefixes.prompt([*second, assistant("I look.\nObservation: a cat"), *ASK], ())
+    assert (third.how, third.prefix_call, third.prefix_len) == ("text", 0, len(tokens))
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "how"),
+    [
+        ([{"role": "user", "content": "another"}], (), "new"),
+        ([*ASK, assistant("I never said so"), *ASK], (), "unknown"),
+        ([{"role": "user", "content": "changed"}, assistant("Hi"), *ASK], (), "unknown"),
+        ([*ASK, assistant("Hi"), *ASK], TOOLS, "tools"),
+    ],
+)
+def test_a_prompt_without_a_prefix_says_why(messages: list[Message], tools: Any, how: str) -> None:
+    prefixes, _ = known([*letters("Hi"), END], assistant("Hi"))
+    prompt = prefixes.prompt(messages, tools)
+    assert (prompt.how, prompt.prefix_len, prompt.prefix_call) == (how, 0, None)
+    assert prompt.tokens == CHAT.render(messages, tools)
+
+
+def test_an_answer_keeps_its_tokens_when_a_later_one_was_edited() -> None:
+    prefixes, tokens = known([*letters("Hi"), END], assistant("Hi"))
+    prompt = prefixes.prompt([*ASK, assistant("Hi"), *ASK, assistant("edited"), *ASK], ())
+    assert (prompt.how, prompt.prefix_len) == ("text", len(tokens))
+    assert CHAT.text(prompt.tokens).count("<|im_end|>") == 5
+
+
+def test_the_longest_known_history_wins() -> None:
+    prefixes, tokens = known([*letters("Hi"), END], assistant("Hi"))
+    second = [*ASK, assistant("Hi"), *ASK]
+    longer = [*prefixes.prompt(second, ()).tokens, *letters("Yes"), END]
+    prefixes.remember(second, (), assistant("Yes"), 1, (longer[:-4], longer[-4:]))
+    prompt = prefixes.prompt([*second, assistant("Yes"), *ASK], ())
+    assert (prompt.prefix_call, prompt.prefix_len) == (1, len(longer))
+    assert prompt.tokens[: len(tokens)] == tokens
+
+
+def test_tool_arguments_match_by_value_and_ids_do_not_matter() -> None:
+    def calling(arguments: str, name: str) -> Message:
+        function: FunctionCall = {"name": "look", "arguments": arguments}
+        call: ToolCall = {"id": name, "type": "function", "function": function}
+        return {**assistant(""), "tool_calls": [call]}
+
+    result: Message = {"role": "tool", "content": "a cat", "tool_call_id": "b"}
+    prefixes, tokens = known([*letters("x"), END], calling('{"a":1,"b":2}', "a"), TOOLS)
+    same = prefixes.prompt([*ASK, calling('{"b": 2, "a": 1}', "b"), result], TOOLS)
+    assert same.prefix_len == len(tokens)
+    other = prefixes.prompt([*ASK, calling('{"b": 2, "a": 3}', "b"), result], TOOLS)
+    assert other.how == "unknown"
+
+
+def test_a_json_answer_matches_by_value() -> None:
+    prefixes, tokens = known([*letters('{"number":  7}'), END], assistant('{"number":  7}'))
+    assert prefixes.prompt([*ASK, assistant('{"number":7}'), *ASK], ()).prefix_len == len(tokens)
+    assert prefixes.prompt([*ASK, assistant('{"number": 8}'), *ASK], ()).how == "unknown"
+
+
+@pytest.mark.parametrize("written", ["[" * 100_000, "[" + "1" * 5000 + "]", "{not JSON"])
+def test_an_answer_that_only_begins_like_json_matches_as_text(written: str) -> None:
+    prefixes, tokens = known([*letters("x"), END], assistant(written))
+    assert prefixes.prompt([*ASK, assistant(f" {written}"), *ASK], ()).prefix_len == len(tokens)

@@ -1,0 +1,318 @@
+"""What an agent may do wrong: its rollout is a row, others go on, and nothing of ours is held."""
+
+import asyncio
+import fcntl
+import inspect
+import os
+import sys
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from adapters.calls import POLICY
+from adapters.harness.agents import contained_task
+from adapters.harness.player import BatchRefused
+from tasks.algorithm.advantages import CreditAssignment
+from tasks.metrics import StepFiles, measure
+from tasks.recording.journal import Journal, JournalError
+from tasks.rollouts import BatchPlan
+from tasks.storage.manifest import bind_run
+from tasks.storage.run_folder import RunFolder
+from tasks.storage.tables import read
+from tasks.trajectories import write_trajectories
+from tests.support.credited import rewards_by_group, write_datums
+from tests.support.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
+from tests.support.processes import wait_until
+
+
+async def ask(base_url: str, api_key: str, text: str = "hi") -> str:
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        answer = await client.chat.completions.create(
+            model="policy", messages=[{"role": "user", "content": text}]
+        )
+    return answer.choices[0].message.content or ""
+
+
+def first_of_its_group(base_url: str) -> bool:
+    return "-00/attempt" in base_url
+
+
+async def fails_unless_it_says_otherwise(
+    example: Any, *, base_url: str, api_key: str, model: str
+) -> float:
+    """Fails in the first attempt of the group's first rollout, and always in its second."""
+    said = await ask(base_url, api_key)
+    told.append((base_url.split("/rollout/")[1].split("/role")[0], said))
+    if "-01/" in base_url or "-00/attempt/0" in base_url:
+        raise ValueError(said)
+    return 1.0
+
+
+told: list[tuple[str, str]] = []
+
+
+async def exits(example: Any, *, base_url: str, api_key: str, model: str) -> float:
+    if first_of_its_group(base_url):
+        sys.exit(3)
+    await ask(base_url, api_key)
+    return 1.0
+
+
+async def interrupts(example: Any, *, base_url: str, api_key: str, model: str) -> float:
+    if first_of_its_group(base_url):
+        raise KeyboardInterrupt
+    await ask(base_url, api_key)
+    return 1.0
+
+
+async def cancels(example: Any, *, base_url: str, api_key: str, model: str) -> float:
+    if first_of_its_group(base_url):
+        raise asyncio.CancelledError
+    await ask(base_url, api_key)
+    return 1.0
+
+
+def exits_plainly(example: Any, *, base_url: str, **_: str) -> float:
+    if first_of_its_group(base_url):
+        sys.exit("no")
+    return 1.0
+
+
+async def exits_in_a_task(example: Any, *, base_url: str, api_key: str, model: str) -> float:
+    async def leave() -> None:
+        sys.exit(3)
+
+    if first_of_its_group(base_url):
+        await asyncio.create_task(leave())
+    await ask(base_url, api_key)
+    return 1.0
+
+
+async def begins_tasks(example: Any, *, base_url: str, **_: str) -> float:
+    """Goes on until it is cancelled, whenever that is with some tasks that have yet to begin."""
+
+    async def begin(after_turns: int) -> None:
+        for _ in range(after_turns):
+            await asyncio.sleep(0)
+        while True:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(anyio.sleep, 0)
+
+    if not first_of_its_group(base_url):
+        await asyncio.gather(*map(begin, range(8)))
+    return 1.0
+
+
+let_go = threading.Event()
+
+
+def hangs_plainly(example: Any, *, base_url: str, **_: str) -> float:
+    if first_of_its_group(base_url):
+        let_go.wait(60)
+    return 1.0
+
+
+async def calls_nothing(example: Any, *, base_url: str, api_key: str, model: str) -> float:
+    if not first_of_its_group(base_url):
+        await ask(base_url, api_key)
+    return 2.0 if first_of_its_group(base_url) else float(base_url.count("-01/"))
+
+
+async def floods(example: Any, *, base_url: str, api_key: str, model: str) -> float:
+    refused = 0
+    for number in range(5):
+        try:
+            await ask(base_url, api_key, f"call {number}")
+        except openai.BadRequestError as error:
+            refused += "rollouts.max_calls" in str(error)
+    return float(refused)
+
+
+def forks(example: Any, *, base_url: str, **_: str) -> float:
+    """The child stays, as a daemon that an agent forgot would; `children` says which it is."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(20)
+        os._exit(0)
+    children.append(child)
+    return 1.0
+
+
+def forks_and_both_return(example: Any, **_: str) -> float:
+    child = os.fork()
+    if child:
+        children.append(child)
+    return 1.0
+
+
+async def forks_and_both_exit(example: Any, **_: str) -> float:
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)
+    children.append(child)
+    return 1.0
+
+
+children: list[int] = []
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with open_stage(tmp_path_factory.mktemp("state")) as stage:
+        yield stage
+
+
+@pytest.fixture
+def played(stage: Stage, tmp_path: Path) -> Any:
+    def play(agent: Any, *, group_size: int = 2, tries: int = 1, **changes: Any) -> Spans:
+        plan = BatchPlan(SHARD, 0, group_size, tries)
+        options: Any = {"timeout_seconds": 60.0} | changes
+        return stage.play(tmp_path, agent, plan=plan, **options)
+
+    return play
+
+
+@pytest.fixture
+def reaped() -> Iterator[list[int]]:
+    children.clear()
+    yield children
+    for child in children:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+
+
+def outcomes(spans: Spans) -> list[tuple[str, str | None, float | None]]:
+    return [(r["rollout_id"][-2:], r.get("error_type"), r.get("reward")) for r in ends(spans)]
+
+
+@pytest.mark.parametrize(
+    "agent", [exits, interrupts, cancels, exits_plainly, exits_in_a_task], ids=lambda a: a.__name__
+)
+def test_an_agent_that_ends_the_program_ends_only_its_rollout(played: Any, agent: Any) -> None:
+    assert outcomes(played(agent)) == [("00", "AgentExit", None), ("01", None, 1.0)]
+
+
+def test_a_task_that_is_cancelled_before_it_begins_is_closed() -> None:
+    async def begun() -> None:
+        raise AssertionError("it began")
+
+    async def cancelled(work: Coroutine[Any, Any, None]) -> None:
+        asyncio.get_running_loop().set_task_factory(contained_task)
+        asyncio.create_task(work).cancel()
+
+    work = begun()
+    asyncio.run(cancelled(work))
+    assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
+
+
+def test_rollouts_that_are_cut_off_end_what_they_began(
+    played: Any, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Were all tasks ended at once, anyio would leave coroutines that never ran, and would warn."""
+
+    async def cut_off(journal: Journal, span: dict[str, Any]) -> None:
+        raise JournalError("the disk is gone")
+
+    monkeypatch.setattr(Journal, "append", cut_off)
+    with pytest.raises(BatchRefused, match="the disk is gone"):
+        played(begins_tasks)
+    assert not [warning.message for warning in recwarn if warning.category is RuntimeWarning]
+
+
+def test_the_row_says_how_the_agent_wanted_to_leave(played: Any) -> None:
+    messages = [span["error_message"] for span in played(exits) if span["kind"] == "error"]
+    assert messages == ["the agent raised SystemExit(3)"]
+
+
+def test_a_rollout_that_failed_is_played_again_with_other_tokens(played: Any) -> None:
+    told.clear()
+    spans = played(fails_unless_it_says_otherwise, group_size=3, tries=3)
+    assert outcomes(spans) == [
+        ("00", "ValueError", None),
+        ("00", None, 1.0),
+        *[("01", "ValueError", None)] * 3,
+        ("02", None, 1.0),
+    ]
+    calls = [span for span in spans if span["kind"] == "llm" and "-01" in span["rollout_id"][-3:]]
+    assert [call["attempt"] for call in calls] == [0, 1, 2]
+    assert len({call["gen_ai_request_seed"] for call in calls}) == 3
+    assert not any(call["replayed"] for call in calls)
+
+
+def test_nobody_waits_for_a_plain_agent_that_hangs(played: Any) -> None:
+    started = time.monotonic()
+    spans = played(hangs_plainly, timeout_seconds=3)
+    let_go.set()
+    assert outcomes(spans) == [("00", "TimeoutError", None), ("01", None, 1.0)]
+    assert time.monotonic() - started < 30
+
+
+def test_a_reward_without_calls_is_counted_and_not_trained(played: Any, tmp_path: Path) -> None:
+    played(calls_nothing, group_size=3)
+    made = measured(tmp_path)
+    assert (made["rollouts/ok"], made["rollouts/without_calls"], made["groups/partial"]) == (
+        3,
+        1,
+        1,
+    )
+    trajectories = read(tmp_path / "trajectories.parquet")
+    rewards = rewards_by_group(trajectories)["train-00000-0000"]
+    assert rewards == {"train-00000-0000-01": 1.0, "train-00000-0000-02": 0.0}
+
+
+def test_calls_beyond_the_limit_are_refused_and_counted(played: Any, tmp_path: Path) -> None:
+    spans = played(floods, max_calls=3)
+    assert [reward for _, _, reward in outcomes(spans)] == [2.0, 2.0]
+    assert len([span for span in spans if span["kind"] == "llm"]) == 6
+    assert measured(tmp_path)["calls/refused"] == 4
+
+
+def test_a_child_that_an_agent_leaves_holds_neither_run_nor_journal(
+    played: Any, reaped: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+    recipe = {"agent": "a", "dataset": {"path": __file__}}
+    with bind_run("one", recipe, "f00d") as run:
+        spans = played(forks)
+        assert len(reaped) == 2
+    for file in (run.path / "lock", RunFolder(tmp_path).journal(BATCH)):
+        for child in reaped:
+            wait_until("its end of the files", lambda c=child, f=file: f not in held_by(c))
+        with file.open("r+b") as free:
+            fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert outcomes(spans) == [("00", None, 1.0), ("01", None, 1.0)]
+
+
+@pytest.mark.parametrize(
+    "agent", [forks_and_both_return, forks_and_both_exit], ids=lambda agent: agent.__name__
+)
+def test_a_child_that_comes_back_from_the_agent_ends_there(played: Any, agent: Any) -> None:
+    children.clear()
+    spans = played(agent)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert (len(codes), set(codes)) == (2, {1})
+    assert outcomes(spans) == [("00", None, 1.0), ("01", None, 1.0)]
+
+
+def held_by(process: int) -> list[Path]:
+    held = []
+    for entry in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            held.append(entry.readlink())
+    return held
+
+
+def measured(folder: Path) -> dict[str, float]:
+    spans, trajectories = [RunFolder(folder).spans(BATCH)], folder / "trajectories.parquet"
+    write_trajectories(trajectories, spans)
+    datums = folder / "datums.parquet"
+    write_datums(datums, trajectories, CreditAssignment("centred"))
+    return measure(StepFiles(spans, {POLICY: trajectories}, {}, {POLICY: datums}, {}))

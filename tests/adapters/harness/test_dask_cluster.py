@@ -1,0 +1,168 @@
+"""Rollout batches that the workers of a Dask cluster play, on this machine."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("distributed", reason="Dask is not installed: make setup")
+
+from adapters.errors import PassingError
+from adapters.harness.dask_cluster import DaskCluster, DoorUnreachable, open_cluster
+from adapters.harness.player import BatchRefused, play_batch
+from adapters.process.waiting import cancel_and_wait
+from tasks.recording.journal import read_spans
+from tests.support.dask_by_hand import HandCluster, by_hand
+from tests.support.played_batch import BATCH
+from tests.support.played_shard import AGENT, EXAMPLES, PlayedShard, comparable
+from tests.support.processes import free_port, wait_until
+
+TOKEN = "0123456789abcdef" * 4
+
+
+@pytest.fixture(scope="module")
+def imported_by(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file in which the agent's module logs its imports."""
+    return tmp_path_factory.mktemp("imports") / "processes"
+
+
+@pytest.fixture(scope="module")
+def local(imported_by: Path) -> Iterator[DaskCluster]:
+    """A cluster of worker processes that we start ourselves, for four batches at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IMPORTED_BY", str(imported_by))
+        with open_cluster(None, 4) as cluster:
+            yield cluster
+
+
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandCluster]:
+    """A cluster by hand with two workers of two threads."""
+    with by_hand(tmp_path_factory.mktemp("dask"), {"one": 2, "two": 2}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(two_workers: HandCluster) -> Iterator[DaskCluster]:
+    """A connection to the cluster by hand, whose workers are all there."""
+    two_workers.wait_for_workers(2)
+    with open_cluster(two_workers.address, 4) as cluster:
+        yield cluster
+
+
+def test_a_shard_gives_the_same_spans_on_a_cluster_as_in_threads(
+    tmp_path: Path, local: DaskCluster
+) -> None:
+    with PlayedShard(tmp_path / "a" / "run", AGENT, EXAMPLES, batches=1) as shard:
+        threads = shard.play(play_batch)
+    with PlayedShard(tmp_path / "b" / "run", AGENT, EXAMPLES, batches=4) as shard:
+        workers = shard.play(local.play)
+    assert len(threads) > 2 * len(EXAMPLES)
+    assert comparable(workers) == comparable(threads)
+
+
+def test_a_worker_imports_the_agent_once(
+    tmp_path: Path, local: DaskCluster, imported_by: Path
+) -> None:
+    for name in ("first", "second"):
+        with PlayedShard(tmp_path / name, AGENT, EXAMPLES, batches=4) as shard:
+            shard.play(local.play)
+    workers = [line for line in imported_by.read_text().split() if line != str(os.getpid())]
+    assert 1 <= len(workers) == len({*workers})
+
+
+@pytest.mark.story
+def test_a_worker_cuts_off_the_stragglers(tmp_path: Path, cluster: DaskCluster) -> None:
+    examples = [{"number": number, "thinks": 60 * (number == 3)} for number in range(8)]
+    with PlayedShard(tmp_path, AGENT, examples, batches=1, quorum=0.875) as shard:
+        shard.play(cluster.play)
+        now, rows = datetime.now(UTC), read_spans(shard.run.spans(BATCH)).to_pylist()
+    left_out = {row["rollout_id"]: row["ended"] for row in rows if row["kind"] == "left_out"}
+    assert [*left_out] == ["train-00000-0003-00", "train-00000-0003-01"]
+    assert all(now - closed < timedelta(seconds=25) for closed in left_out.values())
+    assert len(shard.ends()) == 14
+
+
+@pytest.mark.story
+def test_a_poisonous_agent_costs_only_its_own_rollout(tmp_path: Path, cluster: DaskCluster) -> None:
+    examples = [{"number": number, "poison": number == 3} for number in range(8)]
+    with PlayedShard(tmp_path, AGENT, examples, batches=4) as shard:
+        shard.play(cluster.play)
+    ends = shard.ends()
+    assert len(ends) == len({end["rollout_id"] for end in ends}) == 16
+    [failed] = [end for end in ends if end["kind"] == "error"]
+    assert (failed["rollout_id"], failed["error_type"]) == ("train-00000-0003-00", "AgentExit")
+    assert "ended with exit status 7 without an outcome" in failed["error_message"]
+    assert set(shard.sampler.answered.values()) == {1}
+
+
+@pytest.mark.story
+def test_a_killed_worker_costs_nothing_that_had_ended_or_was_sampled(
+    tmp_path: Path, cluster: DaskCluster
+) -> None:
+    players = tmp_path / "players"
+    examples = [
+        {"number": number, "calls": 2 + 6 * (number % 2), "thinks": 0.3, "player": str(players)}
+        for number in range(8)
+    ]
+    with (
+        PlayedShard(tmp_path / "run", AGENT, examples, batches=4) as shard,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        playing = thread.submit(shard.play, cluster.play)
+        wait_until("four ends", lambda: len(shard.ends()) >= 4)
+        before = {end["span_id"] for end in shard.ends()}
+        os.kill(int(players.read_text().split()[0]), signal.SIGKILL)
+        playing.result()
+    ends = shard.ends()
+    assert len(ends) == len({end["rollout_id"] for end in ends}) == 16
+    assert {end["kind"] for end in ends} == {"reward"}
+    assert before <= {end["span_id"] for end in ends}
+    assert len({end["attempt"] for end in ends}) > 1
+    assert set(shard.sampler.answered.values()) == {1}
+
+
+def test_a_token_opens_no_other_batch_from_a_worker(tmp_path: Path, cluster: DaskCluster) -> None:
+    with PlayedShard(tmp_path, AGENT, EXAMPLES, batches=2) as shard:
+
+        async def swapped(door: str, batch: str, token: str) -> None:
+            await cluster.play(door, batch, shard.door.token("another batch"))
+
+        with pytest.raises(BatchRefused, match="does not open this path"):
+            shard.play(swapped)
+
+
+def test_a_failed_task_logs_no_token(two_workers: HandCluster, cluster: DaskCluster) -> None:
+    nobody = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(DoorUnreachable) as raised:
+        asyncio.run(cluster.play(nobody, "train-00000.0", TOKEN))
+    assert isinstance(raised.value, PassingError)
+    assert f"could not reach the door at {nobody} for the batch" in str(raised.value)
+    assert "give a rollouts.door that every worker reaches" in str(raised.value)
+    logs = two_workers.log("one") + two_workers.log("two")
+    assert "Compute Failed" in logs
+    assert TOKEN not in logs + two_workers.log("scheduler")
+
+
+@pytest.mark.story
+def test_a_batch_that_is_cancelled_is_withdrawn(tmp_path: Path, cluster: DaskCluster) -> None:
+    examples = [{"number": 0, "calls": 1000}]
+    with PlayedShard(tmp_path, AGENT, examples, batches=1) as shard:
+
+        async def cancelled(door: str, batch: str, token: str) -> None:
+            playing = asyncio.create_task(cluster.play(door, batch, token))
+            while not shard.sampler.answered:
+                await asyncio.sleep(0.05)
+            await cancel_and_wait(playing)
+            assert playing.cancelled()
+            raise InterruptedError
+
+        with pytest.raises(InterruptedError):
+            shard.play(cancelled)
+    assert shard.ends() == []
+    assert len(shard.sampler.answered) < 1000

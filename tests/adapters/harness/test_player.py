@@ -1,0 +1,238 @@
+"""The player of a batch, with agents that fail, wait and return whatever they like."""
+
+import asyncio
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import count
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from adapters.calls import POLICY, Policy
+from adapters.clients.tls import tls
+from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
+from adapters.door.door import Door
+from adapters.harness.player import BatchRefused, play_batch
+from adapters.player_protocol import CUT, LONGEST_MESSAGE, Failure, PlaySettings
+from adapters.rewards import Reward
+from tests.support.door_batches import ListRecorder, bearer, begin
+from tests.support.opened_door import ASK, SAMPLING, Scripted
+
+TIMEOUT = 4.0
+"""Time of an agent that exceeds it; the others have AMPLE."""
+AMPLE = 60.0
+BODY = {"model": "policy", "messages": ASK}
+
+
+class Unprintable(Exception):
+    """Error whose message cannot be made."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+ERRORS: dict[str, BaseException] = {
+    "bare": ValueError(),
+    "named": KeyError("name"),
+    "half a pair": ValueError("\ud800"),
+    "long": ValueError("x" * 20_000_000 + "end."),
+    "group": ExceptionGroup("none", [ValueError()]),
+    "exit": SystemExit(),
+    "own timeout": TimeoutError(),
+    "unprintable": Unprintable(),
+}
+REWARDS: dict[str, Any] = {
+    "no number": "good",
+    "nothing": None,
+    "too large": 10**400,
+    "odd role": {"\ud800": 1.0},
+}
+
+
+async def raises(example: dict[str, Any], **_: str) -> float:
+    raise ERRORS[example["how"]]
+
+
+def raises_plainly(example: dict[str, Any], **_: str) -> float:
+    raise ERRORS[example["how"]]
+
+
+async def returns(example: dict[str, Any], **_: str) -> Any:
+    return REWARDS[example["how"]]
+
+
+def options(api_key: str) -> dict[str, Any]:
+    """Return the options of a client that takes little time of its agent's."""
+    headers = bearer(api_key) | {"x-stainless-retry-count": "0"}
+    return {"headers": headers, "timeout": None, "verify": tls()}
+
+
+async def asks(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
+    """Make calls side by side, then sleep."""
+    async with httpx.AsyncClient(**options(api_key)) as client:
+        ask = partial(client.post, f"{base_url}/chat/completions", json=BODY)
+        for answer in await asyncio.gather(*(ask() for _ in range(example["calls"]))):
+            answer.raise_for_status()
+    await asyncio.sleep(example["sleeps"])
+    return 1.0
+
+
+def asks_plainly(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
+    """Make calls one after the other, then sleep."""
+    with httpx.Client(**options(api_key)) as client:
+        for _ in range(example["calls"]):
+            client.post(f"{base_url}/chat/completions", json=BODY).raise_for_status()
+    time.sleep(example["sleeps"])
+    return 1.0
+
+
+class HeldSampler(Scripted):
+    """Sampler that takes its time for every answer."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.hold = partial(asyncio.sleep, seconds)
+
+
+def batch_of(
+    agent: Callable[..., Any] | str,
+    examples: Iterable[dict[str, Any]],
+    sampler: Scripted,
+    seconds: float = AMPLE,
+) -> tuple[OpenBatch, ListRecorder]:
+    """Return a batch for the door to open, and its recorder."""
+    names = (f"train-00000-{number:04d}-00" for number in count())
+    rollouts = [PlannedRollout(*one) for one in zip(names, examples, strict=False)]
+    recorder, policy = ListRecorder(rollouts), cast(Any, Policy(cast(Any, sampler), "v0"))
+    name = agent if isinstance(agent, str) else f"{agent.__module__}:{agent.__name__}"
+    settings = PlaySettings(name, [POLICY], concurrency=8, timeout_seconds=seconds)
+    sampled_by = SampledBy({POLICY: policy}, SAMPLING)
+    return OpenBatch("train-00000.0", recorder, sampled_by, settings), recorder
+
+
+def play(
+    door: Door,
+    agent: Callable[..., Any] | str,
+    examples: Iterable[dict[str, Any]],
+    sampler: Scripted | None = None,
+    seconds: float = AMPLE,
+) -> list[RolloutEnd]:
+    """Play a batch; return the ends in the order of the examples."""
+    batch, recorder = batch_of(agent, examples, sampler or Scripted(), seconds)
+    with door.opened(batch) as token:
+        asyncio.run(play_batch(door.address, batch.name, token))
+    return sorted(recorder.ends, key=lambda end: end.rollout_id)
+
+
+@pytest.mark.parametrize("agent", [raises, raises_plainly])
+def test_whatever_an_agent_raises_is_a_row_with_a_message(
+    open_door: Door, agent: Callable[..., Any]
+) -> None:
+    ends = play(open_door, agent, ({"how": how} for how in ERRORS))
+    failures = [cast(Failure, end.outcome) for end in ends]
+    assert {how: failure.kind for how, failure in zip(ERRORS, failures, strict=True)} == {
+        "bare": "ValueError",
+        "named": "KeyError",
+        "half a pair": "ValueError",
+        "long": "ValueError",
+        "group": "ExceptionGroup",
+        "exit": "AgentExit",
+        "own timeout": "TimeoutError",
+        "unprintable": "Unprintable",
+    }
+    assert [failure.message for failure in failures] == [
+        "ValueError without a message",
+        "'name'",
+        "?",
+        "x" * (LONGEST_MESSAGE // 2) + CUT + "x" * (LONGEST_MESSAGE // 2 - 4) + "end.",
+        "none (1 sub-exception)",
+        "the agent raised SystemExit()",
+        "TimeoutError without a message",
+        "<exception str() failed>",
+    ]
+
+
+async def tells_its_key(example: dict[str, Any], *, api_key: str, **_: str) -> float:
+    raise ValueError(f"the key {api_key} does not fit")
+
+
+def test_an_agent_s_error_is_recorded_without_its_key(open_door: Door) -> None:
+    [end] = play(open_door, tells_its_key, [{}])
+    assert end.outcome == Failure("ValueError", "the key *** does not fit")
+
+
+def test_what_is_no_reward_is_a_row_with_its_error(open_door: Door) -> None:
+    *failed, odd = play(open_door, returns, ({"how": how} for how in REWARDS))
+    failures = [cast(Failure, end.outcome) for end in failed]
+    assert [failure.kind for failure in failures] == ["RewardError"] * 3
+    assert all(failure.message for failure in failures)
+    assert odd.outcome == Reward(1.0, {"?": 1.0}), "the recorder knows the roles, and refuses it"
+
+
+@pytest.mark.parametrize("agent", [asks, asks_plainly])
+def test_a_timeout_counts_only_the_agent_s_own_time(
+    open_door: Door, agent: Callable[..., Any]
+) -> None:
+    """Every answer takes longer than the timeout."""
+    examples = [
+        {"calls": calls, "sleeps": sleeps} for calls, sleeps in [(1, 0), (2, 0), (0, 20), (1, 20)]
+    ]
+    ends = play(open_door, agent, examples, HeldSampler(1.5 * TIMEOUT), TIMEOUT)
+    assert [end.outcome for end in ends[:2]] == [Reward(1.0)] * 2
+    for end, waited in zip(ends[2:], (0, 1.5 * TIMEOUT), strict=True):
+        assert isinstance(end.outcome, Failure)
+        assert end.outcome.kind == "TimeoutError"
+        assert f"longer than {TIMEOUT:g} s of its own time" in end.outcome.message
+        assert waited + TIMEOUT <= end.seconds < waited + 20
+
+
+def test_a_player_that_is_superseded_is_refused_and_records_no_end(open_door: Door) -> None:
+    sampler = Scripted()
+    batch, recorder = batch_of(asks, [{"calls": 1, "sleeps": 0}], sampler)
+
+    async def until_superseded() -> None:
+        while not batch._superseded:
+            await asyncio.sleep(0.01)
+
+    sampler.hold = until_superseded
+
+    async def supersede(token: str) -> None:
+        playing = asyncio.create_task(play_batch(open_door.address, batch.name, token))
+        while not sampler.asked:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(begin, open_door, batch.name, token)
+        await playing
+
+    with open_door.opened(batch) as token, pytest.raises(BatchRefused, match="attempt 0, is"):
+        asyncio.run(supersede(token))
+    assert recorder.ends == []
+
+
+GREEDY = """
+import json, os, urllib.error, urllib.request
+own = os.environ["OPENAI_BASE_URL"].partition("/role/")[0]
+told = json.dumps({"outcome": {"reward": 99}, "seconds": 1}).encode()
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+for path in (f"{own}/end", own.partition("/rollout/")[0] + "/begin"):
+    try:
+        urllib.request.urlopen(urllib.request.Request(path, told, headers))
+    except urllib.error.HTTPError as error:
+        assert error.code == 401
+print(0.25)
+"""
+
+
+def test_a_program_that_tells_the_door_its_own_reward_gets_the_true_one(open_door: Door) -> None:
+    agent = f"command:{shlex.join([sys.executable, '-I', '-c', GREEDY])}"
+    ends = play(open_door, agent, [{}, {}])
+    assert [end.outcome for end in ends] == [Reward(0.25)] * 2
+
+
+def test_a_player_without_the_token_is_refused(open_door: Door) -> None:
+    batch, _ = batch_of(asks, [], Scripted())
+    with open_door.opened(batch), pytest.raises(BatchRefused, match="does not open this path"):
+        asyncio.run(play_batch(open_door.address, batch.name, "wrong"))
