@@ -30,7 +30,7 @@ class ExaminedCorpus(Corpus, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CorpusPart:
     """A corpus as a part of the mixture.
 
     Shares are of documents, not of tokens: a game is ten times as long as a hello.
@@ -46,14 +46,16 @@ class Part:
 
 
 MIXTURE = {
-    "hello": Part(HelloCorpus, first=0.32, last=0.19, noise=0.65),
-    "arithmetic": Part(ArithmeticCorpus, first=0.25, last=0.24, noise=0.5),
-    "guess_the_number": Part(GuessTheNumberCorpus, first=0.11, last=0.11, noise=0.45),
-    "gem_guesses": Part(GemGuessesCorpus, first=0.03, last=0.07, noise=0.5),
-    "twenty_questions": Part(TwentyQuestionsCorpus, first=0.12, last=0.18, noise=0.6),
-    "twenty_questions_search": Part(TwentyQuestionsSearchCorpus, first=0.03, last=0.08, noise=0.5),
-    "tool_calls": Part(ToolCallsCorpus, first=0.07, last=0.07, noise=0.6),
-    "chat": Part(SmallTalkCorpus, first=0.07, last=0.06, noise=0.0),
+    "hello": CorpusPart(HelloCorpus, first=0.32, last=0.19, noise=0.65),
+    "arithmetic": CorpusPart(ArithmeticCorpus, first=0.25, last=0.24, noise=0.5),
+    "guess_the_number": CorpusPart(GuessTheNumberCorpus, first=0.11, last=0.11, noise=0.45),
+    "gem_guesses": CorpusPart(GemGuessesCorpus, first=0.03, last=0.07, noise=0.5),
+    "twenty_questions": CorpusPart(TwentyQuestionsCorpus, first=0.12, last=0.18, noise=0.6),
+    "twenty_questions_search": CorpusPart(
+        TwentyQuestionsSearchCorpus, first=0.03, last=0.08, noise=0.5
+    ),
+    "tool_calls": CorpusPart(ToolCallsCorpus, first=0.07, last=0.07, noise=0.6),
+    "chat": CorpusPart(SmallTalkCorpus, first=0.07, last=0.06, noise=0.0),
 }
 Shares = Mapping[str, float]
 FIRST_SHARES: Shares = {name: part.first for name, part in MIXTURE.items()}

@@ -149,7 +149,7 @@ def _line(run: RunFolder) -> RunLine:
     reward = rows[-1].get("reward/mean") if rows else None
     failed = sum(int(row.get("rollouts/failed", 0)) for row in rows)
     return RunLine(
-        run.name, recipe.get("agent", recipe["flow"]), done, steps, reward, failed, state
+        run.name, recipe.get("agent") or recipe["flow"], done, steps, reward, failed, state
     )
 
 

@@ -75,7 +75,11 @@ def test_a_checkpoint_of_another_run_stays_the_reference_when_that_run_is_gone(
 
 @pytest.mark.parametrize(
     ("reference", "said"),
-    [("nobody@1", "names no run"), ("whole@9", "has no checkpoint 9"), ("a b", "names no run")],
+    [
+        ("nobody@1", "names no run"),
+        ("whole@9", "has no checkpoint 9"),
+        ("a b", "cannot name a run"),
+    ],
 )
 def test_a_reference_that_is_not_there_is_refused_before_anything_starts(
     whole: RunFolder, reference: str, said: str

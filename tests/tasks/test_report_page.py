@@ -29,7 +29,7 @@ from tasks.reports.curves import read_curves
 from tasks.reports.page import render_report
 from tasks.storage.json_files import append_row, write_json
 from tasks.storage.manifest import read_manifest, write_manifest
-from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.run_folder import RunFolder, folder_of, runs_root
 from tasks.trajectories import write_trajectories
 from tests.support.credited import write_datums
 from tests.support.engine_server import Address
@@ -87,7 +87,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def begin_run(name: str, base: str = str(TINY), **changes: Any) -> RunFolder:
     recipe = small_recipe(**changes).model_dump(mode="json")
     recipe["model"]["base"] = base
-    run = folder_of(name)
+    run = RunFolder(runs_root() / name)  # whatever the folder is called
     write_manifest(run, recipe, "f00d")
     return run
 
@@ -286,7 +286,7 @@ def test_the_curves_of_an_artifact_are_a_picture_that_needs_no_page() -> None:
 
 
 def test_names_of_runs_are_no_markdown() -> None:
-    text = describe_training(folder_of("a_[b]_c"), UUID(int=1))
+    text = describe_training(RunFolder(runs_root() / "a_[b]_c"), UUID(int=1))
     assert f"[a\\_\\[b\\]\\_c](../../runs/flow-run/{UUID(int=1)})" in text
     assert "[curves](../../artifacts/key/a-b-c-curves)" in text
 
