@@ -3,6 +3,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 COOKBOOK := .venv-cookbook/bin/python
 COOKBOOK_READY := .venv-cookbook/.ready
+WHEEL := .venv-wheel/bin/python
+WHEEL_READY := .venv-wheel/.ready
 TRINITY := .venv-trinity/bin/python
 TRINITY_READY := .venv-trinity/.ready
 
@@ -12,7 +14,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic test stories faults check format constraints server worker deploy bench peers formulas kills windows stops signals algorithms cookbook frameworks fuzz verifiers inspect wheel clean
+.PHONY: help setup hello arithmetic test stories short-stories faults check format constraints server worker deploy bench peers formulas kills windows stops signals algorithms cookbook frameworks fuzz verifiers inspect wheel clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -33,8 +35,13 @@ arithmetic: $(READY) ## train the arithmetic agent
 test: $(READY) ## run the tests, three files at a time
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
+SHORT_STORIES := $(addprefix tests/stories/test_,kills.py deployment.py wheel.py)
+
 stories: $(READY) ## run the long stories: kills, deployments, clusters, pretraining, 1,000 rollouts
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --timeout 1800 -m story
+
+short-stories: $(READY) $(WHEEL_READY) ## tell the short stories that CI runs: kills, a deployment, the wheel
+	WHEEL_PYTHON=$(WHEEL) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --timeout 1800 -m story $(SHORT_STORIES)
 
 faults: $(READY) ## train a run for each fault of a Tinker service: the result must be the same
 	$(BIN)/python -m pytest --timeout 1800 -m faults tests/stories/test_faults.py
@@ -156,9 +163,6 @@ $(VERIFIERS_READY): Makefile
 
 verifiers: $(READY) $(VERIFIERS_READY) ## make the Python that plays environments of verifiers, and play one
 	VERIFIERS_PYTHON=$(VERIFIERS) $(BIN)/python -m pytest tests/adapters/harness/test_verifiers.py
-
-WHEEL := .venv-wheel/bin/python
-WHEEL_READY := .venv-wheel/.ready
 
 $(WHEEL_READY): Makefile
 	test -x $(WHEEL) || $(PYTHON) -m venv .venv-wheel

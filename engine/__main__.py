@@ -1,6 +1,7 @@
 """The command `python -m engine`: a server of the Tinker API on this machine."""
 
 import argparse
+import gc
 import logging
 import os
 import secrets
@@ -113,7 +114,7 @@ def serve(options: ServeOptions, api_key: str | None = None) -> None:
     base = base_models.find(options.base_model)
     with listen(options.host, options.port) as listener, lock_state(options.state):
         _add_to_cache(base)
-        # Imported here, because torch and transformers take seconds and --help should not.
+        _load_libraries()
         from engine.api.server import ServerSettings, run
 
         settings = ServerSettings(options.state, key, options.threads, options.device)
@@ -132,8 +133,7 @@ def verify(state: Path) -> int:
 
 def _read_state_folder() -> Path:
     """Load the libraries, wait for the folder's name, and write the log to that folder."""
-    import engine.api.server  # noqa: F401
-
+    _load_libraries()
     named = sys.stdin.readline()
     if not named:
         raise SystemExit(0)  # whoever started this engine does not need it
@@ -145,6 +145,18 @@ def _read_state_folder() -> Path:
     with (state / LOG).open("ab") as log:
         os.dup2(log.fileno(), sys.stderr.fileno())
     return state
+
+
+def _load_libraries() -> None:
+    """Import torch and transformers, which takes seconds that `--help` should not wait for.
+
+    A fifth of them would be the garbage collector's, which looks for garbage among the modules.
+    """
+    gc.disable()
+    import engine.api.server  # noqa: F401
+
+    gc.freeze()
+    gc.enable()
 
 
 def _add_to_cache(base: base_models.BaseModel) -> None:

@@ -1,13 +1,20 @@
-"""Commands of the documents: each recipe that they name exists, and takes what they set."""
+"""Commands of the documents: `ratchet` accepts each, whose recipe exists and takes what is set."""
 
 import json
 import re
 import shlex
+from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
+from flows.cli.commands import app
 from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
 from flows.runtime.checks import check_recipe
@@ -15,9 +22,47 @@ from flows.runtime.checks import check_recipe
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "datasets" / "README.md", *(ROOT / "docs").glob("*.md")]
 COMMAND = re.compile(r"^ +(?:\.venv/bin/)?ratchet (?:train|dryrun|evaluate) ([a-z][^#\n]*)", re.M)
+LINE = re.compile(r"^ *(?:\S+=\S+ )*(?:\.venv/bin/)?ratchet ([a-z].*)$", re.M)
+QUOTED = re.compile(r"`(?:\.venv/bin/)?ratchet ([a-z][^`]*)`")
+"""A command in a sentence, which may leave out what the sentence is not about."""
 PARAMETER = re.compile(r"--param 'recipe=([^']+)'")
+TEMPLATE = ROOT / "flows" / "cli" / "template" / "README.md"
 OF_THE_READER = re.compile(r"riddles|introduce|\S+\.yaml")
 """Recipes that a reader of the documents writes."""
+
+
+def found_by(pattern: re.Pattern[str]) -> list[str]:
+    """Return the commands of the documents, each on one line."""
+    texts = [file.read_text("utf-8").replace("\\\n", "") for file in [*DOCUMENTS, TEMPLATE]]
+    found = [command for text in texts for command in pattern.findall(text)]
+    return [*dict.fromkeys(" ".join(command.split()) for command in found)]
+
+
+def leaves(command: TyperGroup) -> Iterator[Any]:
+    for one in command.commands.values():
+        yield from leaves(one) if isinstance(one, TyperGroup) else [one]
+
+
+def parse(words: list[str]) -> None:
+    """Have the program read a command, whose function does nothing."""
+    program: Any = get_command(app)
+    for command in leaves(program):
+        command.callback = lambda **_: None
+    program.main(words, prog_name="ratchet", standalone_mode=False)
+
+
+@pytest.mark.parametrize("command", found_by(LINE))
+def test_a_command_of_the_documents_is_accepted(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)  # one reads a file of the repository
+    parse(shlex.split(command, comments=True))
+
+
+@pytest.mark.parametrize("command", found_by(QUOTED))
+def test_a_command_in_a_sentence_has_a_name_and_options_that_there_are(command: str) -> None:
+    with suppress(typer.BadParameter):  # what a value is, and whether it is given
+        parse(shlex.split(command))
 
 
 def commands() -> list[str]:
@@ -46,5 +91,7 @@ def test_a_recipe_that_is_given_to_a_deployment_can_be_trained(parameter: str) -
 
 
 def test_the_documents_have_commands() -> None:
+    assert len(found_by(LINE)) >= 40
+    assert len(found_by(QUOTED)) >= 20
     assert len(commands()) >= 20
     assert parameters()

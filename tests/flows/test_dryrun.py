@@ -33,7 +33,7 @@ def test_a_dry_run_shows_what_is_recorded_and_leaves_nothing(
     assert list((tmp_path / "dryruns").iterdir()) == []
 
 
-@pytest.mark.usefixtures("prefect_server", "no_tinker")
+@pytest.mark.usefixtures("prefect_server", "tiny_chat")
 def test_a_dry_run_of_several_policies_shows_what_each_would_learn_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

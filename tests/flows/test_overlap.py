@@ -124,7 +124,7 @@ async def slow_after_the_first_step(_: dict[str, Any], *, base_url: str, **__: s
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.usefixtures("prefect_server", "no_tinker")
+@pytest.mark.usefixtures("prefect_server", "tiny_chat")
 def test_an_error_of_a_step_ends_the_rollouts_of_later_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
