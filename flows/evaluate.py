@@ -8,7 +8,7 @@ from flows.recipe.recipe import Recipe
 from flows.runtime.checks import find_target
 from flows.runtime.eval_targets import EvalTarget
 from flows.runtime.evaluation import EvaluationResult, score, settings_tag, submit_held_out
-from flows.runtime.flow_runs import again_if_engine_dies, complete
+from flows.runtime.flow_runs import again_if_engine_dies, completed
 from flows.runtime.open_rollouts import open_rollouts
 from flows.runtime.open_run import open_run
 from tasks.evaluations import read_evaluation
@@ -62,4 +62,4 @@ def evaluate(
         }
         artifacts.publish_evaluations()
     result = EvaluationResult(file=file, scores=read_evaluation(file), games=games)
-    return complete(result, result.outcome)
+    return completed(result, result.outcome)

@@ -12,7 +12,7 @@ from flows.runtime.evaluation import HeldOutEvaluations
 from flows.runtime.flow_runs import (
     RunSummary,
     again_if_engine_dies,
-    complete,
+    completed,
     name_of_run,
     summarize_run,
 )
@@ -50,4 +50,4 @@ def replay(recipe: Recipe, parent: str, run: str | None = None) -> RunSummary:
         evaluations = HeldOutEvaluations(recipe, opened, runners.evaluation, first=recipe.steps)
         learn(opened, recipe, steps, evaluations)
     summary = summarize_run(folder)
-    return complete(summary, summary.outcome)
+    return completed(summary, summary.outcome)

@@ -20,7 +20,7 @@ from flows.runtime.evaluation import HeldOutEvaluations
 from flows.runtime.flow_runs import (
     RunSummary,
     again_if_engine_dies,
-    complete,
+    completed,
     name_of_run,
     summarize_run,
 )
@@ -68,7 +68,7 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
         steps = end_batches(opened, recipe, batches)
         learn(opened, recipe, steps, HeldOutEvaluations(recipe, opened, runners.evaluation))
     summary = summarize_run(opened.folder)
-    return complete(summary, summary.outcome)
+    return completed(summary, summary.outcome)
 
 
 def learn(

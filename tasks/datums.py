@@ -29,7 +29,7 @@ from tasks.rewards import (
 )
 from tasks.storage.durability import durable
 from tasks.storage.tables import arrays, read, write
-from tasks.trajectories import LISTS, assemble
+from tasks.trajectories import LISTS, trajectories_of
 
 SCHEMA = pa.schema(
     [
@@ -54,7 +54,7 @@ SCHEMA = pa.schema(
 DTYPES = {"target_tokens": np.int64}
 
 
-def build(
+def datums_of(
     trajectories: pa.Table,
     rewards: Rewards,
     credit: CreditAssignment,
@@ -65,8 +65,7 @@ def build(
 
     A trajectory whose advantages are zero, unless the loss is regularized, or in which nothing is
     trained, moves no weight and is left out, and so are the trajectories of a group with fewer than
-    `credit.min_group_size` rollouts to train on; `trajectories.num_rows - build(…).num_rows` counts
-    them.
+    `credit.min_group_size` rollouts to train on.
 
     A role is compared with the same role of the group's other rollouts (`tasks.returns`), and if
     its calls have rewards, each call with theirs; `advantage` is the mean over the trajectory's
@@ -117,7 +116,7 @@ def write_datums(
     """Write the datums of a step; there may be none. `history` has the rewards of earlier steps."""
     scored = None if references is None else read(references)
     means = [mean_rewards(read_rewards(earlier)) for earlier in history]
-    write(build(read(trajectories), read_rewards(rewards), credit, scored, means), path)
+    write(datums_of(read(trajectories), read_rewards(rewards), credit, scored, means), path)
 
 
 build_datums = durable("build_datums", write_datums)
@@ -136,8 +135,8 @@ def datums_of_batch(
 
     That holds as long as credit is assigned within groups, and losses are summed.
     """
-    trajectories = assemble([spans], roles)
-    batch = build(trajectories, rewards_by_role(trajectories), credit)
+    trajectories = trajectories_of([spans], roles)
+    batch = datums_of(trajectories, rewards_by_role(trajectories), credit)
     return to_datums(batch, method.loss, method.loss_settings)
 
 

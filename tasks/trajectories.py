@@ -15,7 +15,9 @@ TRAINED_ROLES = (POLICY,)
 LISTS = ("tokens", "logprobs", "mask")
 
 
-def assemble(spans: Sequence[Path], trained_roles: Sequence[str] = TRAINED_ROLES) -> pa.Table:
+def trajectories_of(
+    spans: Sequence[Path], trained_roles: Sequence[str] = TRAINED_ROLES
+) -> pa.Table:
     """Assemble the trajectories of a step from its batches, sorted by rollout, role and first call.
 
     `tokens`, `logprobs` and `mask` are aligned: the mask is 1 exactly where a token was sampled by
@@ -43,7 +45,7 @@ def write_trajectories(
     path: Path, spans: Sequence[Path], trained_roles: Sequence[str] = TRAINED_ROLES
 ) -> None:
     """Write the trajectories of a step's batches."""
-    write(assemble(spans, trained_roles), path)
+    write(trajectories_of(spans, trained_roles), path)
 
 
 assemble_trajectories = durable("assemble_trajectories", write_trajectories)

@@ -106,7 +106,7 @@ def summarize_run(run: RunFolder) -> RunSummary:
     )
 
 
-def complete(result: T, outcome: str) -> T:
+def completed(result: T, outcome: str) -> T:
     """Return the final state of a flow that returns `result`; its message is the `outcome`.
 
     Prefect takes a returned state as the flow run's, and gives the caller of the flow its result.

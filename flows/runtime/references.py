@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
     from adapters.tinker.service import PatientSampler, Service
 
 
-class ReferenceError(UserError):
+class ReferenceRefused(UserError):
     """Refusal of a reference that cannot be compared with the policy."""
 
 
@@ -33,7 +33,7 @@ class SavedReference:
 def find_reference(name: str | None, base: str, folder: RunFolder) -> SavedReference | None:
     """Find the checkpoint `name` that a run is to be bound to; None if it needs none, or has one.
 
-    Raises ReferenceError or CheckpointError if there is none, or if it is of another model than
+    Raises ReferenceRefused or CheckpointError if there is none, or if it is of another model than
     `base`.
     """
     if name is None or is_written(folder.reference):
@@ -41,13 +41,13 @@ def find_reference(name: str | None, base: str, folder: RunFolder) -> SavedRefer
     run, step = read_checkpoint(name)
     parent = folder_of(run)
     if not parent.exists():
-        raise ReferenceError(
+        raise ReferenceRefused(
             f"algorithm.kl.reference {name} names no run ({parent.path} is not there); give "
             "RUN@STEP, base, or a model by a name with a slash"
         )
     trained = read_recipe(parent).model.base
     if trained != base:
-        raise ReferenceError(
+        raise ReferenceRefused(
             f"algorithm.kl.reference {name} is a checkpoint of {trained}, and the policy is "
             f"{base}; give a checkpoint of that model, or base"
         )
@@ -87,7 +87,7 @@ def open_reference(
     reference = service.base_sampler(name)
     tokenizer = service.tokenizer_of(service.base_sampler(base))
     if fingerprint(service.tokenizer_of(reference)) != fingerprint(tokenizer):
-        raise ReferenceError(
+        raise ReferenceRefused(
             f"algorithm.kl.reference {name} has other tokens than {base}; give a model of the same "
             "family, or base"
         )

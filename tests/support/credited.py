@@ -22,7 +22,7 @@ def build(
     history: Sequence[MeanRewards] = (),
 ) -> pa.Table:
     rewards = rewards_by_role(trajectories, credit.rewards_query)
-    return datums.build(trajectories, rewards, credit, references, history)
+    return datums.datums_of(trajectories, rewards, credit, references, history)
 
 
 def write_datums(path: Path, trajectories: Path, credit: CreditAssignment) -> None:

@@ -19,7 +19,7 @@ from adapters.rendering.chat import Chat
 from tasks.recording.journal import read_spans
 from tasks.rollouts import BatchPlan, RolloutServer, write_spans
 from tasks.storage.run_folder import RunFolder
-from tasks.trajectories import assemble
+from tasks.trajectories import trajectories_of
 from tests.support.door_batches import bearer
 from tests.support.played_batch import SHARD, service_without_engine, write_examples
 
@@ -121,4 +121,4 @@ class RecordedRollouts:
             write_spans(parquet, shard, plan, server, lambda: sampled_by, play_batch)
         self.calls = recording.calls(names)
         self.spans: pa.Table = read_spans(parquet)
-        self.trajectories: pa.Table = assemble([parquet])
+        self.trajectories: pa.Table = trajectories_of([parquet])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tasks.recording.spans import table
 from tasks.storage.tables import read, write
-from tasks.trajectories import assemble, write_trajectories
+from tasks.trajectories import trajectories_of, write_trajectories
 from tests.support.credited import rewards_by_group
 
 ROLLOUT = "train-00000-0000-00"
@@ -40,7 +40,7 @@ def reward(value: float, **columns: object) -> dict:
 def assembled(folder: Path, *spans: dict) -> list[dict]:
     path = folder / "spans.parquet"
     write(table(spans), path)
-    return assemble([path]).to_pylist()
+    return trajectories_of([path]).to_pylist()
 
 
 def test_calls_that_only_grew_are_one_trajectory(tmp_path: Path) -> None:
