@@ -243,12 +243,11 @@ def server(
 
 @app.command()
 def deploy() -> None:
-    """Put the deployments of prefect.yaml, and their work pool, on the Prefect server."""
-    from flows.recipe.loading import check_project
+    """Put the deployments of prefect.yaml, the examples and a work pool on the Prefect server."""
+    from flows.recipe.loading import project_files
     from flows.server.prefect_server import deploy_all
 
-    check_project()
-    deploy_all()
+    deploy_all(project_files())
 
 
 @app.command()

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from types import FrameType
 from typing import NoReturn
 
@@ -26,17 +27,6 @@ crash, which costs nothing: what is done is on disk."""
 SAYING_SECONDS = 1.0
 """Time in which a stopped command says where it was; its terminal may take nothing."""
 
-_received: list[int] = []
-"""Signals that have come; the first one counts."""
-
-_explanations: list[Callable[[], str]] = []
-"""What a stopped block says of itself; the innermost block's is printed."""
-
-_settled = threading.Event()
-"""Set when Stopped was raised or the block is over: Stopped is raised once, and only there."""
-
-_leaving = threading.Lock()
-
 
 class Stopped(KeyboardInterrupt):
     """Order of a signal to the main thread to end its work."""
@@ -50,47 +40,120 @@ def ending_by_signals() -> Iterator[None]:
     module. Another thread limits the time that this takes, since the main thread may wait for
     something that does not come.
     """
-    reading, writing = socket.socketpair()
-    writing.setblocking(False)
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    before = {number: signal.getsignal(number) for number in ENDING}
-    # Python writes the number of a signal here first, also if a library has replaced its handler.
-    signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # a background job ignores SIGINT
-            signal.signal(number, _stop)
-    os.register_at_fork(after_in_child=_forget)
-    threading.Thread(target=_limit, args=(reading,), daemon=True).start()
+    ending = _Ending()
+    outer = _current.set(ending)
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         yield
     finally:
-        _settled.set()
-        _received.extend(_arrived(reading))
-        if _received:
-            _leave()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(-1)
-        writing.close()  # which ends the thread
+        ending.close()
+        _current.reset(outer)
 
 
 @contextmanager
 def explaining(explain: Callable[[], str]) -> Iterator[None]:
     """Have `explain` say, if the block is stopped, where it was and how it goes on."""
-    _explanations.append(explain)
+    ending = _current.get()
+    explanations = [] if ending is None else ending.explanations
+    explanations.append(explain)
     yield
-    _explanations.pop()  # not after an error: the explanation is printed when the command has ended
+    explanations.pop()  # not after an error: the explanation is printed when the command has ended
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    _received.append(number)
-    if not _settled.is_set():
-        _settled.set()
+class _Ending:
+    """The handlers of the ending signals, from its creation to `close`, and what they have seen."""
+
+    def __init__(self) -> None:
+        self.explanations: list[Callable[[], str]] = []
+        """What a stopped block says of itself; the innermost block's is printed."""
+        self._received: list[int] = []
+        """Signals that have come; the first one counts."""
+        self._settled = threading.Event()
+        """Set when Stopped was raised or the block is over: Stopped is raised once, and there."""
+        self._leaving = threading.Lock()
+        self._before = {number: signal.getsignal(number) for number in ENDING}
+        self._reading, self._writing = socket.socketpair()
+        self._writing.setblocking(False)
+        # Python writes the number of a signal here first, also if a library replaced its handler.
+        signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
+        for number, handler in self._before.items():
+            if handler is not signal.SIG_IGN:  # a background job ignores SIGINT
+                signal.signal(number, self._stop)
+        os.register_at_fork(after_in_child=self._forget)
+        threading.Thread(target=self._limit, daemon=True).start()
+
+    def close(self) -> None:
+        """Give the signals the effects that they had before; end the process if one has come."""
+        self._settled.set()
+        self._received.extend(self._arrived())
+        if self._received:
+            self._leave()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(-1)
+        self._writing.close()  # which ends the thread
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self._received.append(number)
+        if not self._settled.is_set():
+            self._settled.set()
+            _silence()
+            if _is_importing(frame):
+                self._leave()
+            raise Stopped
+
+    def _forget(self) -> None:
+        """Give a process that is forked the signals' usual effects, and no share of the socket."""
+        if self._writing.fileno() >= 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _arrived(self) -> list[int]:
+        """List the ending signals that wait in the socket, where they stay.
+
+        A library may turn what a signal's handler raises into an error of its own, which can
+        arrive before the thread that waits for the socket has run.
+        """
+        with suppress(BlockingIOError):
+            numbers = self._reading.recv(64, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return [number for number in numbers if number in ENDING]
+        return []
+
+    def _limit(self) -> None:
+        """Wait for a signal, silence what fails because of it, and end the process in time."""
+        with self._reading as signals:
+            while number := signals.recv(1, socket.MSG_PEEK):
+                if number[0] in ENDING:
+                    self._received.append(number[0])
+                    _silence()
+                    time.sleep(GRACE_SECONDS)
+                    self._leave()
+                signals.recv(1)
+
+    def _leave(self) -> NoReturn:
+        """Say what was stopped, and end this process and its children."""
+        self._leaving.acquire(timeout=2 * SAYING_SECONDS)  # a signal may interrupt whoever has it
         _silence()
-        if _is_importing(frame):
-            _leave()
-        raise Stopped
+        saying = threading.Thread(target=self._say, daemon=True)
+        saying.start()
+        saying.join(SAYING_SECONDS)
+        _kill_children()
+        os._exit(128 + self._received[0])
+
+    def _say(self) -> None:
+        """Print what was stopped in a line."""
+        said = "stopped"
+        with suppress(UserError, OSError):  # its files may be damaged
+            said = self.explanations[-1]() if self.explanations else said
+        with suppress(OSError):  # the terminal may be gone
+            sys.stdout.flush()
+        with suppress(OSError):
+            print(f"ratchet: {said}", file=sys.stderr, flush=True)
+
+
+_current: ContextVar[_Ending | None] = ContextVar("ending", default=None)
 
 
 def _is_importing(frame: FrameType | None) -> bool:
@@ -100,62 +163,9 @@ def _is_importing(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-def _forget() -> None:
-    """Give a process that is forked the signals' usual effects, and no share of the socket."""
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _arrived(signals: socket.socket) -> list[int]:
-    """List the ending signals that wait in the socket, where they stay.
-
-    A library may turn what a signal's handler raises into an error of its own, which can arrive
-    before the thread that waits for the socket has run.
-    """
-    with suppress(BlockingIOError):
-        numbers = signals.recv(64, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        return [number for number in numbers if number in ENDING]
-    return []
-
-
-def _limit(signals: socket.socket) -> None:
-    """Wait for a signal, silence what fails because of it, and end the process in time."""
-    with signals:
-        while number := signals.recv(1, socket.MSG_PEEK):
-            if number[0] in ENDING:
-                _received.append(number[0])
-                _silence()
-                time.sleep(GRACE_SECONDS)
-                _leave()
-            signals.recv(1)
-
-
 def _silence() -> None:
     logging.disable(sys.maxsize)
     threading.excepthook = sys.unraisablehook = lambda _: None
-
-
-def _leave() -> NoReturn:
-    """Say what was stopped, and end this process and its children."""
-    _leaving.acquire(timeout=2 * SAYING_SECONDS)  # a signal may interrupt whoever has it
-    _silence()
-    saying = threading.Thread(target=_say, daemon=True)
-    saying.start()
-    saying.join(SAYING_SECONDS)
-    _kill_children()
-    os._exit(128 + _received[0])
-
-
-def _say() -> None:
-    """Print what was stopped in a line."""
-    said = "stopped"
-    with suppress(UserError, OSError):  # its files may be damaged
-        said = _explanations[-1]() if _explanations else said
-    with suppress(OSError):  # the terminal may be gone
-        sys.stdout.flush()
-    with suppress(OSError):
-        print(f"ratchet: {said}", file=sys.stderr, flush=True)
 
 
 def _kill_children() -> None:

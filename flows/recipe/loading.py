@@ -26,12 +26,17 @@ class RecipeError(UserError):
     """Refusal of a recipe."""
 
 
-def check_project() -> None:
-    """Raise RecipeError if the working folder has no file of deployments."""
+def project_files() -> list[Path]:
+    """List the files of deployments; where two have the same name, the later file's counts.
+
+    RecipeError if the working folder has none.
+    """
     if not PROJECT_FILE.exists():
         raise RecipeError(
             f"there is no {PROJECT_FILE} in {Path.cwd()} to deploy; `ratchet init` writes one"
         )
+    carried = EXAMPLES / PROJECT_FILE
+    return [PROJECT_FILE] if PROJECT_FILE.samefile(carried) else [carried, PROJECT_FILE]
 
 
 def named_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:

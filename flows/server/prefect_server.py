@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from prefect.settings import PREFECT_API_URL
@@ -20,16 +21,17 @@ def run_server(port: int) -> None:
     _become({**os.environ}, "server", "start", "--host", LOOPBACK, "--port", str(port))
 
 
-def deploy_all() -> None:
-    """Create the work pool, and become the command that deploys the working folder's deployments.
+def deploy_all(files: Iterable[Path]) -> None:
+    """Create the work pool, and deploy all deployments of the files, of which the last counts.
 
-    SystemExit with Prefect's status if the pool cannot be created; Prefect says why.
+    SystemExit with Prefect's status if a command of its fails; Prefect says why.
     """
-    variables = _client_environment()
-    create = [*PREFECT, "work-pool", "create", POOL, "--type", "process", "--overwrite"]
-    if status := subprocess.run(create, env=variables, check=False).returncode:
-        raise SystemExit(status)
-    _become(variables, "--no-prompt", "deploy", "--all")
+    commands = [("work-pool", "create", POOL, "--type", "process", "--overwrite")]
+    commands += [("--no-prompt", "deploy", "--all", "--prefect-file", str(file)) for file in files]
+    for words in commands:
+        done = subprocess.run([*PREFECT, *words], env=_client_environment(), check=False)
+        if done.returncode:
+            raise SystemExit(done.returncode)
 
 
 def run_worker() -> None:

@@ -1,12 +1,16 @@
 """The project that `ratchet init` writes, and whose recipes a command finds first."""
 
 import asyncio
+import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from prefect.settings import PREFECT_API_URL
 from typer.main import get_group
 from typer.testing import CliRunner
 
@@ -15,6 +19,7 @@ from flows.cli.commands import app
 from flows.cli.new_project import AGENT, ProjectExists, write_project
 from flows.recipe.loading import RecipeError, named_recipe
 from flows.server.prefect_server import POOL
+from tests.support.prefect_api import prefect_api
 from tests.support.scripted_door import scripted_door
 
 
@@ -81,6 +86,25 @@ def test_a_recipe_of_the_working_folder_comes_before_an_example(project: Path) -
     assert named_recipe("hello").agent == AGENT
     with pytest.raises(RecipeError, match=f"no training deployment '{AGENT}'; .* arithmetic, "):
         named_recipe(AGENT)
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_what_can_be_trained_in_the_folder_can_be_deployed_from_it(project: Path) -> None:
+    """The project's own recipe is called as an example is, and takes its place."""
+    file = project / "prefect.yaml"
+    file.write_text(file.read_text().replace(f"name: {AGENT}\n", "name: hello\n"))
+    url = PREFECT_API_URL.value()
+    deploy = [sys.executable, "-m", "flows.cli.main", "deploy"]
+    subprocess.run(deploy, env={**os.environ, "PREFECT_API_URL": url}, check=True)
+    with prefect_api(url) as api:
+        for name, agent in {"hello": AGENT, "arithmetic": "arithmetic"}.items():
+            deployed = api.get(f"/deployments/name/train/{name}").json()
+            assert deployed["parameters"]["recipe"]["agent"] == agent
+            [step] = deployed["pull_steps"]
+            assert [*step.values()] == [{"directory": str(project)}]
+            created = api.post(f"/deployments/{deployed['id']}/create_flow_run", json={})
+            assert created.status_code == 201, created.text
+            api.delete(f"/flow_runs/{created.json()['id']}")
 
 
 def test_init_says_what_it_has_written(tmp_path: Path) -> None:
