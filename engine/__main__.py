@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from engine.disk import lock_state
 from engine.errors import RequestRefused
 from engine.model import base_models
-from engine.state.disk import lock_state
 
 logger = logging.getLogger("engine")
 
@@ -115,10 +115,13 @@ def serve(options: ServeOptions, api_key: str | None = None) -> None:
     with listen(options.host, options.port) as listener, lock_state(options.state):
         _add_to_cache(base)
         _load_libraries()
-        from engine.api.server import ServerSettings, run
+        from engine.api.server import load_model, run
+        from engine.core import EngineCore
 
-        settings = ServerSettings(options.state, key, options.threads, options.device)
-        run(base, settings, listener, stopped, _announce)
+        model = load_model(base, options.device, options.threads)
+        engine = EngineCore(base, model, options.state, options.threads)
+        host, port = listener.getsockname()[:2]
+        run(engine, key, listener, stopped, lambda: _announce(host, port, key))
 
 
 def verify(state: Path) -> int:

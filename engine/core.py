@@ -180,13 +180,11 @@ class EngineCore:
         """Load weights on the device thread, so that two first requests load them once."""
         resident = self.resident.get(path)
         if resident is None:
-            resident = self._load_lora(self.check_loadable(path))
+            address = self.check_loadable(path)
+            lora, folder = self.checkpoints.find(address).lora, self.checkpoints.folder(address)
+            resident = load_lora(self.model, lora, folder)
             self.resident.put(path, resident)
         return resident
-
-    def _load_lora(self, address: CheckpointAddress) -> LoraWeights:
-        checkpoint = self.checkpoints.find(address)
-        return load_lora(self.model, checkpoint.lora, self.checkpoints.folder(address))
 
     def keep_snapshot(self, sampler: SamplerRecord, frozen: LoraWeights) -> None:
         """Add a sampler whose weights are in memory only."""

@@ -13,7 +13,7 @@ from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 
-from engine.state.disk import atomic_folder
+from engine.disk import atomic_folder
 from pretraining import tokenizer as tokenizers
 from pretraining import training_loop
 from pretraining.corpora.conversation import Conversation

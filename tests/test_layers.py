@@ -61,7 +61,7 @@ ARROWS = {
         },
     },
     "engine": {
-        "__main__": {"api", "model", "state", "errors"},
+        "__main__": {"api", "core", "model", "state", "disk", "errors"},
         "api": {
             "core",
             "futures",
@@ -76,8 +76,9 @@ ARROWS = {
         "futures": {"errors"},
         "training": {"model", "errors"},
         "sampling": {"model", "randomness", "errors"},
-        "state": {"model", "errors"},
-        "model": {"randomness", "errors"},
+        "state": {"model", "disk", "errors"},
+        "model": {"disk", "randomness", "errors"},
+        "disk": {"errors"},
         "randomness": set(),
         "errors": set(),
     },

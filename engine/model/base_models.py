@@ -1,11 +1,12 @@
 """Base models by id: their folders, and Hugging Face cache entries for local ids."""
 
-import os
 from dataclasses import dataclass
 from hashlib import sha1
 from pathlib import Path
-from uuid import uuid4
 
+from huggingface_hub import constants
+
+from engine.disk import write_file
 from engine.errors import RequestRefused
 
 LOCAL = "local/"
@@ -103,26 +104,9 @@ def add_to_cache(model: BaseModel) -> None:
     for path in files:
         digest.update(path.name.encode() + path.read_bytes())
     revision = digest.hexdigest()
-    entry = cache_folder() / f"models--{model.name.replace('/', '--')}"
+    entry = Path(constants.HF_HUB_CACHE) / f"models--{model.name.replace('/', '--')}"
     snapshot = entry / "snapshots" / revision
     for path in files:
         if not (snapshot / path.name).is_file():
-            _write_whole(snapshot / path.name, path.read_bytes())
-    _write_whole(entry / "refs" / "main", revision.encode())
-
-
-def cache_folder() -> Path:
-    """Return huggingface_hub's cache folder, read from the environment at call time."""
-    if cache := os.environ.get("HF_HUB_CACHE"):
-        return Path(cache).expanduser()
-    home = os.environ.get("HF_HOME")
-    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
-    return (Path(home) if home else default).expanduser() / "hub"
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Replace a file atomically, because several engines may start at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{uuid4().hex[:8]}")
-    aside.write_bytes(content)
-    aside.replace(path)
+            write_file(snapshot / path.name, path.read_bytes())
+    write_file(entry / "refs" / "main", revision.encode())

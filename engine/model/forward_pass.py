@@ -72,5 +72,15 @@ class ForwardPass(Protocol):
     def linear(self, layer: LoraLinear, inputs: torch.Tensor) -> torch.Tensor: ...
 
 
+@dataclass(frozen=True, slots=True)
+class BasePass:
+    """A forward pass of the base model alone."""
+
+    attention: Attention
+
+    def linear(self, layer: LoraLinear, inputs: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(inputs, layer.weight, layer.bias)
+
+
 CURRENT: ContextVar[ForwardPass | None] = ContextVar("CURRENT", default=None)
 """The current pass of this thread; with None the base model computes as in transformers."""

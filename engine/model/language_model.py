@@ -13,14 +13,12 @@ from engine.errors import RequestRefused
 from engine.model.attention import ATTENTION_NAME, SequenceAttention
 from engine.model.forward_pass import (
     CURRENT,
-    Attention,
     AttentionCall,
+    BasePass,
     ForwardPass,
     LayerKind,
     LoraLinear,
 )
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 TOLERANCE = 1e-3
 """Largest accepted difference between packed and original logits, relative to the largest logit."""
@@ -45,7 +43,6 @@ class LanguageModel:
         self.source = str(source or name)
         self.config = network.config.get_text_config()
         self.device = next(network.parameters()).device
-        self.dtype = next(network.parameters()).dtype
         self.pause: Callable[[], None] = _do_nothing
         """Callback between the microbatches of training, in which the scheduler samples."""
         probe = torch.arange(12, device=self.device) % self.vocab_size
@@ -57,17 +54,11 @@ class LanguageModel:
 
     @classmethod
     def load(
-        cls,
-        path: str | Path,
-        device: str = "cpu",
-        dtype: str = "float32",
-        name: str | None = None,
+        cls, path: str | Path, device: str = "cpu", name: str | None = None
     ) -> "LanguageModel":
         """Load a folder or hub name; messages call the model `name`, by default the path."""
-        if dtype not in DTYPES:
-            raise RequestRefused(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
         network = AutoModelForCausalLM.from_pretrained(
-            str(path), dtype=DTYPES[dtype], attn_implementation="eager"
+            str(path), dtype=torch.float32, attn_implementation="eager"
         )
         nn.Module.to(network, device)
         return cls(network, name or str(path), path)
@@ -83,11 +74,10 @@ class LanguageModel:
     def merges(self) -> bool:
         """True if sampling adds each LoRA's update to a copy of the weights.
 
-        Merged weights are faster but take the model's size in memory for each LoRA. Only small
-        float32 models are merged, because other types would round the sum.
+        Merged weights are faster but take the model's size in memory for each LoRA, so only small
+        models are merged.
         """
-        size = sum(layer.weight.numel() for layer in self.linears.values())
-        return self.dtype == torch.float32 and size <= LARGEST_MERGED
+        return sum(layer.weight.numel() for layer in self.linears.values()) <= LARGEST_MERGED
 
     @property
     def read_context(self) -> int:
@@ -166,10 +156,9 @@ class LanguageModel:
         half = len(probe) // 2
         recorder = _Recorder(SequenceAttention([half, len(probe) - half], self.device))
         positions = torch.arange(half, device=self.device).repeat(2)
-        found = self.logits(probe, positions, _BasePass(recorder))
+        found = self.logits(probe, positions, BasePass(recorder))
         error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
-        tolerance = TOLERANCE if self.dtype == torch.float32 else 0.05
-        if not error <= tolerance or len(set(recorder.shapes.values())) != 1:
+        if not error <= TOLERANCE or len(set(recorder.shapes.values())) != 1:
             raise RequestRefused(
                 f"{self.name} ({type(self.network).__name__}) cannot be served: its packed logits "
                 f"differ from the original ones by {error:.1g} of their size, or its layers' "
@@ -189,16 +178,6 @@ class _Recorder:
     def attend(self, call: AttentionCall) -> torch.Tensor:
         self.shapes[call.layer] = (call.key.shape[1], call.key.shape[2])
         return self.attention.attend(call)
-
-
-class _BasePass:
-    """A forward pass of the base model alone."""
-
-    def __init__(self, attention: Attention) -> None:
-        self.attention = attention
-
-    def linear(self, layer: LoraLinear, inputs: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(inputs, layer.weight, layer.bias)
 
 
 def _do_nothing() -> None: ...

@@ -47,7 +47,7 @@ class Decoder:
         self.model = model
         self.waiting: deque[SamplingJob] = deque()
         self.table = SlotTable(max_rows)
-        self.cache = Cache(model.cache_shape, model.device, model.dtype, model.read_context)
+        self.cache = Cache(model.cache_shape, model.device, model.read_context)
         self.most_tokens = max_rows * model.read_context
         """Bound on the tokens of all running completions and their prompts, at their ends."""
         self._told_of_noise = False

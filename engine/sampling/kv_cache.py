@@ -35,14 +35,13 @@ class Pool:
         shape: tuple[int, int, int],
         capacity: int,
         device: torch.device,
-        dtype: torch.dtype,
         keep: int = KEEP_BYTES,
     ) -> None:
         layers, heads, width = shape
         self.capacity = capacity
         self.keep = keep
         self.count = 0
-        self.data = torch.zeros((2, layers, 0, heads, capacity, width), device=device, dtype=dtype)
+        self.data = torch.zeros((2, layers, 0, heads, capacity, width), device=device)
 
     def take(self, number: int) -> np.ndarray:
         """Reserve the next entries, for `number` more sequences."""
@@ -86,13 +85,10 @@ class Cache:
     it is empty, since few sequences are so long.
     """
 
-    def __init__(
-        self, shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype, usual: int
-    ) -> None:
+    def __init__(self, shape: tuple[int, int, int], device: torch.device, usual: int) -> None:
         self.shape = shape
         self.usual = bucket(usual)
         self.device = device
-        self.dtype = dtype
         self.pools: dict[int, Pool] = {}
 
     def pool(self, length: int) -> Pool:
@@ -100,7 +96,7 @@ class Cache:
         capacity = bucket(length)
         if capacity not in self.pools:
             keep = KEEP_BYTES if capacity <= self.usual else 0
-            self.pools[capacity] = Pool(self.shape, capacity, self.device, self.dtype, keep)
+            self.pools[capacity] = Pool(self.shape, capacity, self.device, keep)
         return self.pools[capacity]
 
 
@@ -139,7 +135,7 @@ class CachedGroup:
         scores = torch.bmm(grouped, keys.transpose(1, 2))
         if call.softcap is not None:
             scores = torch.tanh(scores / call.softcap) * call.softcap
-        scores.view(count, -1, self.pool.capacity).add_(self.mask(call.window, scores.dtype))
+        scores.view(count, -1, self.pool.capacity).add_(self.mask(call.window))
         return torch.bmm(scores.softmax(-1), values)[:, :shared].reshape(count, -1, width)
 
     def _store(self, which: int, layer: int, packed: torch.Tensor) -> torch.Tensor:
@@ -150,14 +146,14 @@ class CachedGroup:
         data.view(-1, width).index_copy_(0, self.places, new)
         return data[: len(self.rows)].view(-1, self.pool.capacity, width)
 
-    def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+    def mask(self, window: int | None) -> torch.Tensor:
         """Return [sequences, 1, capacity]: 0 where the new token may attend, -inf elsewhere."""
         reach = min(window or self.pool.capacity, self.pool.capacity)
         if reach not in self.masks:
             positions = torch.arange(self.pool.capacity, device=self.rows.device)
             behind = self.lengths[:, None] - positions
             hidden = (behind < 0) | (behind >= reach)
-            mask = torch.zeros(hidden.shape, device=self.rows.device, dtype=dtype)
+            mask = torch.zeros(hidden.shape, device=self.rows.device)
             self.masks[reach] = mask.masked_fill_(hidden, float("-inf"))[:, None]
         return self.masks[reach]
 

@@ -66,8 +66,7 @@ class SamplingPass:
             return tiled_product(tiles, self.merged[lora][layer.name])
         outputs = tiled_product(tiles, layer.transposed)
         a, b = lora.transposed[layer.name]
-        low = tiled_product(tiles, a.to(tiles.dtype))
-        wide = b.to(tiles.dtype).expand(len(tiles), -1, -1)
+        low, wide = tiled_product(tiles, a), b.expand(len(tiles), -1, -1)
         return outputs.baddbmm_(low, wide, alpha=lora.config.scale)
 
 

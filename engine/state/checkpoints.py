@@ -14,9 +14,9 @@ from uuid import uuid4
 import tinker.types
 from pydantic import BaseModel
 
+from engine.disk import Records, atomic_folder, sha256_of
 from engine.errors import NotFound, RequestRefused
 from engine.model.lora import LoraConfig
-from engine.state.disk import Records, atomic_folder, sha256_of
 
 SCHEME = "tinker://"
 TRAINING, SAMPLER = "weights", "sampler_weights"

@@ -11,10 +11,10 @@ import tinker.types
 from pydantic import BaseModel
 from tinker.types import session_status
 
+from engine.disk import Records
 from engine.errors import Gone, NotFound, RequestRefused
 from engine.model.lora import LoraConfig
 from engine.state.checkpoints import CheckpointRecord, Clock, utc_now
-from engine.state.disk import Records
 
 SILENCE = timedelta(seconds=120)  # a client sends a heartbeat every 10 s
 OWNER, PROJECT = "local", "local"

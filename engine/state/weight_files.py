@@ -10,10 +10,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
+from engine.disk import write_file
 from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
 from engine.model.lora import ALPHA, LoraConfig, LoraWeights
-from engine.state.disk import write_file
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"

@@ -46,20 +46,16 @@ class AdamParams:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPass:
-    """A forward pass in which every token belongs to one LoRA and gradients flow to it.
+    """A forward pass in which every token belongs to one LoRA and gradients flow to it."""
 
-    With no LoRA, the pass computes the base model.
-    """
-
-    lora: LoraWeights | None
+    lora: LoraWeights
     attention: Attention
 
     def linear(self, layer: LoraLinear, inputs: torch.Tensor) -> torch.Tensor:
         outputs = F.linear(inputs, layer.weight, layer.bias)
-        pair = self.lora.pairs.get(layer.name) if self.lora else None
-        if self.lora is None or pair is None:
+        if layer.name not in self.lora.pairs:
             return outputs
-        a, b = (factor.to(inputs.dtype) for factor in pair)
+        a, b = self.lora.pairs[layer.name]
         return outputs + F.linear(F.linear(inputs, a), b) * self.lora.config.scale
 
 

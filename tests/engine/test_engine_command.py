@@ -16,9 +16,9 @@ import torch
 from tinker import types
 
 from engine.__main__ import ServeOptions, resolve_key, serve
+from engine.disk import lock_state
 from engine.errors import RequestRefused
 from engine.model import base_models
-from engine.state.disk import lock_state
 from tests.support.engine_server import Address, connected
 
 
@@ -152,8 +152,7 @@ def test_tokenizer_of_a_local_id_is_in_the_hugging_face_cache(
 ) -> None:
     from transformers import AutoTokenizer
 
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     for _ in range(2):  # a second engine finds the entry of the first
         base_models.add_to_cache(base_models.BaseModel("local/tiny-test", tiny_model))
     hub = tmp_path / "hub"
@@ -162,19 +161,6 @@ def test_tokenizer_of_a_local_id_is_in_the_hugging_face_cache(
     )
     assert tokenizer.encode("<|im_end|>") == [258]
     assert not list(hub.rglob("*.safetensors"))
-
-
-def test_cache_folder_equals_that_of_huggingface_hub(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", "/caches/hub")
-    assert base_models.cache_folder() == Path("/caches/hub")
-    monkeypatch.delenv("HF_HUB_CACHE")
-    monkeypatch.setenv("HF_HOME", "/caches/hf")
-    assert base_models.cache_folder() == Path("/caches/hf/hub")
-    monkeypatch.delenv("HF_HOME")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert base_models.cache_folder() == Path.home() / ".cache" / "huggingface" / "hub"
 
 
 def test_base_model_folder_matches_every_spelling_of_its_path(

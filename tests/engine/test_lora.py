@@ -4,6 +4,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from engine.errors import RequestRefused
 from engine.model.attention import SequenceAttention
+from engine.model.forward_pass import BasePass
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
 from engine.training.trainer import TrainingPass
@@ -28,7 +29,8 @@ def model() -> LanguageModel:
 
 def logits(model: LanguageModel, lora: LoraWeights | None) -> torch.Tensor:
     tokens = torch.arange(10)
-    current = TrainingPass(lora, SequenceAttention([10], model.device))
+    attention = SequenceAttention([10], model.device)
+    current = TrainingPass(lora, attention) if lora else BasePass(attention)
     with torch.no_grad():
         return model.logits(tokens, tokens, current)
 

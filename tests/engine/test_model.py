@@ -16,8 +16,8 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from engine.errors import RequestRefused
 from engine.model.attention import SequenceAttention, bucket
+from engine.model.forward_pass import BasePass
 from engine.model.language_model import LanguageModel
-from engine.training.trainer import TrainingPass
 
 SIZES = {
     "vocab_size": 64,
@@ -40,7 +40,7 @@ def network(config: PreTrainedConfig) -> PreTrainedModel:
 
 def packed_logits(model: LanguageModel, sequences: list[list[int]]) -> torch.Tensor:
     lengths = [len(sequence) for sequence in sequences]
-    current = TrainingPass(None, SequenceAttention(lengths, model.device))
+    current = BasePass(SequenceAttention(lengths, model.device))
     tokens = torch.tensor([token for sequence in sequences for token in sequence])
     positions = torch.cat([torch.arange(length) for length in lengths])
     with torch.no_grad():
@@ -90,8 +90,6 @@ def test_models_that_cannot_be_served_are_refused() -> None:
         LanguageModel(network(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2)), "gpt2")
     with pytest.raises(RequestRefused, match="s_aux"):
         LanguageModel(network(GptOssConfig(**SIZES, head_dim=16, rope_parameters=ROPE)), "oss")
-    with pytest.raises(RequestRefused, match="float8"):
-        LanguageModel.load("nowhere", dtype="float8")
 
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}

@@ -33,6 +33,7 @@ AFTER_THE_FAULT = {
     "updates/00001",
     "shards/test-00002",
     "spans/test-00002.0",
+    "rewards/00001",
     "shards/greedy-00002",
     "spans/greedy-00002.0",
     "evaluations/00002",

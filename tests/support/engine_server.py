@@ -67,7 +67,8 @@ def make_tiny_model(folder: Path) -> Path:
 @contextmanager
 def serving(folder: Path, state: Path) -> Iterator[Address]:
     from engine.__main__ import listen
-    from engine.api.server import ServerSettings, run
+    from engine.api.server import load_model, run
+    from engine.core import EngineCore
     from engine.model import base_models
 
     base = base_models.find(str(folder))
@@ -77,7 +78,8 @@ def serving(folder: Path, state: Path) -> Iterator[Address]:
 
     def serve() -> None:
         try:
-            run(base, ServerSettings(state, KEY), listener, stopped, lambda *_: ready.set())
+            engine = EngineCore(base, load_model(base), state)
+            run(engine, KEY, listener, stopped, ready.set)
         finally:
             ready.set()
 
