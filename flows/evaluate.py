@@ -13,7 +13,7 @@ from flows.runtime.open_rollouts import open_rollouts
 from flows.runtime.open_run import open_run
 from tasks.evaluations import read_evaluation
 from tasks.reports.artifacts import Artifacts
-from tasks.reports.games import list_games
+from tasks.reports.transcripts import list_games
 
 
 def _name_of_target() -> str:

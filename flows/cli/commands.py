@@ -144,7 +144,7 @@ def evaluate(
     recipe = named_recipe(name, set_ or [])
     find_target(recipe, run, checkpoint, model)
     from flows.evaluate import evaluate as flow
-    from tasks.reports.reports import scores_table
+    from tasks.reports.tables import scores_table
 
     def explain() -> str:
         return "stopped; the same command goes on, and repeats no game"

@@ -13,7 +13,7 @@ from tasks.checkpoints import Ledger
 from tasks.evaluations import read_evaluation
 from tasks.recording.views import open_views
 from tasks.reports.curves import read_curves
-from tasks.reports.reports import markdown_table, score_rows
+from tasks.reports.tables import markdown_table, score_rows
 from tasks.storage.run_folder import RunFolder
 
 UI = "../.."

@@ -30,9 +30,27 @@ from tasks.reports.artifact_texts import (
     describe_evaluations,
     describe_training,
 )
-from tasks.reports.reports import METRICS, MOST_FAILED, transcripts
+from tasks.reports.transcripts import MOST_FAILED, transcripts
 from tasks.storage.arrivals import batches_of
 from tasks.storage.run_folder import BASELINE, RunFolder
+
+METRICS = (
+    "reward/mean",
+    "reward/std",
+    "groups/uniform_fraction",
+    "entropy",
+    "kl_sample_train_v1",
+    "tokens/sampled",
+    "tokens/trained",
+    "rollouts/failed",
+    "stragglers/count",
+    "stragglers/tokens",
+    "stragglers/kept_tokens",
+    "prefix/broken",
+    "seconds/sampling",
+    "seconds/training",
+)
+"""Metrics that are shown, if some step has them."""
 
 LAST_SECONDS = 20.0
 """Seconds for which a finished run waits for its last artifacts."""

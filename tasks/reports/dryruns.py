@@ -1,15 +1,18 @@
-"""Report of a dry run: its spans, drift, rewards, datums and one transcript."""
+"""Report of a dry run: its spans, token drift, rewards, datums and one transcript."""
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
+
+import pyarrow as pa
 
 from adapters.calls import POLICY
 from tasks.recording.views import SPOKEN
-from tasks.reports.drift import read_drift
 from tasks.reports.failures import read_failures
-from tasks.reports.games import Game, read_games
-from tasks.reports.reports import aligned
+from tasks.reports.tables import aligned
+from tasks.reports.transcripts import Transcript, read_transcripts
 from tasks.storage.checksums import verified
 from tasks.storage.tables import arrays, query_beside, read, select
 
@@ -17,6 +20,44 @@ QUERY = SPOKEN + query_beside(__file__)
 MOST_SPANS = 40
 WIDEST = 48
 LONGEST_QUESTION = 240
+
+
+class SpanLine(TypedDict):
+    """Span in the list of spans; the columns beside these are for people."""
+
+    prompt: int | None
+    prefix: str | None
+
+
+class Beginning(TypedDict):
+    """Beginning of a trajectory: its role, why it is no continuation, and its number of calls."""
+
+    role: str
+    begins: str
+    calls: int
+
+
+@dataclass(frozen=True)
+class TokenDrift:
+    """Token drift of a trained role. A turn is a call with an earlier answer in its messages.
+
+    If the tokens of that answer are not those that were sampled, the trajectory ends; `broken`
+    counts such turns by reason (`tasks.trajectories.assemble` names the reasons).
+    """
+
+    role: str
+    turns: int
+    kept: int
+    broken: Mapping[str, int]
+
+    def __str__(self) -> str:
+        if not self.turns:
+            return f"{self.role}: no call had a history"
+        reasons = ", ".join(f"{count} by {reason}" for reason, count in self.broken.items())
+        return (
+            f"{self.role}: {self.kept} of {self.turns} turns kept the tokens that were sampled "
+            f"({self.kept / self.turns:.0%}); broken: {reasons or 'none'}"
+        )
 
 
 def describe(
@@ -29,29 +70,46 @@ def describe(
 
     `read_context` is the length of the longest text that the model has read.
     """
-    games = read_games(spans)
+    rollouts = read_transcripts(spans)
     drifts = [drift for path in trajectories.values() for drift in read_drift(path)]
     parts = {
-        "spans": _spans(spans, read_context),
+        "spans": _list_spans(spans, read_context),
         "drift": "\n".join(map(str, drifts)) or "no rollout has a reward",
-        "rewards": _rewards(games),
-        "datums": "\n".join(_datums(name, trajectories[name], datums[name]) for name in datums),
-        "transcript": _transcript(games),
+        "rewards": _list_rewards(rollouts),
+        "datums": "\n".join(_count_datums(n, trajectories[n], datums[n]) for n in datums),
+        "transcript": _show_best(rollouts),
     }
     return "\n\n".join(f"# {title}\n\n{text}" for title, text in parts.items())
 
 
-def _spans(spans: Sequence[Path], read_context: int | None) -> str:
+def read_drift(trajectories: Path) -> list[TokenDrift]:
+    """Return the drift of every role that is trained, by the role's name."""
+    table = read(trajectories, ["role", "begins", "calls", "mask"])
+    trained = pa.array([bool(mask.any()) for mask in arrays(table["mask"])], pa.bool_())
+    roles: dict[str, list[Beginning]] = defaultdict(list)
+    for row in table.filter(trained).drop_columns("mask").to_pylist():
+        roles[row["role"]].append(row)
+    drifts: list[TokenDrift] = []
+    for role, rows in sorted(roles.items()):
+        broken = Counter(row["begins"] for row in rows)
+        calls, begun = sum(row["calls"] for row in rows), broken.pop("new", 0)
+        drifts.append(
+            TokenDrift(role, calls - begun, calls - len(rows), dict(sorted(broken.items())))
+        )
+    return drifts
+
+
+def _list_spans(spans: Sequence[Path], read_context: int | None) -> str:
     """List the spans, a line each, and below them the errors, whole."""
-    rows = select(QUERY, spans=[verified(path) for path in spans]).to_pylist()
-    shown = [[_brief(value) for value in row.values()] for row in rows[:MOST_SPANS]]
+    rows: list[SpanLine] = select(QUERY, spans=[verified(path) for path in spans]).to_pylist()
+    shown = [[_shorten(value) for value in row.values()] for row in rows[:MOST_SPANS]]
     left = len(rows) - len(shown)
     more = f"\n… and {left} more, in {spans[0].parent}" if left else ""
-    below = [_noise(rows, read_context), *map(str, read_failures(spans))]
+    below = [_warn_of_noise(rows, read_context), *map(str, read_failures(spans))]
     return "\n\n".join([aligned(list(rows[0]), shown) + more, *filter(None, below)])
 
 
-def _noise(rows: Sequence[Mapping[str, Any]], read_context: int | None) -> str:
+def _warn_of_noise(rows: Sequence[SpanLine], read_context: int | None) -> str:
     """Say that prompts are longer than what the model has read; empty if none is."""
     # A prompt of a role that no policy answers has no prefix, and was read by another model.
     longest = max((row["prompt"] or 0 for row in rows if row["prefix"]), default=0)
@@ -63,7 +121,7 @@ def _noise(rows: Sequence[Mapping[str, Any]], read_context: int | None) -> str:
     )
 
 
-def _brief(value: object) -> object:
+def _shorten(value: object) -> object:
     """Shorten a text to one line of a table."""
     if not isinstance(value, str):
         return value
@@ -71,42 +129,36 @@ def _brief(value: object) -> object:
     return line if len(line) <= WIDEST else f"{line[: WIDEST - 1]}…"
 
 
-def _rewards(games: list[Game]) -> str:
+def _list_rewards(rollouts: Sequence[Transcript]) -> str:
     """List the rewards by group; a group with equal rewards trains nothing."""
-    groups: dict[str, list[object]] = {}
-    for game in games:
-        group = game["rollout"].rpartition("-")[0]
-        groups.setdefault(group, []).append("failed" if game["error"] else game["reward"])
+    groups: dict[str, list[object]] = defaultdict(list)
+    for row in rollouts:
+        group = row["rollout_id"].rpartition("-")[0]
+        groups[group].append("failed" if row["error"] else row["reward"])
     columns = max(map(len, groups.values()))
     return aligned(["group", *map(str, range(columns))], [[g, *r] for g, r in groups.items()])
 
 
-def _datums(policy: str, trajectories: Path, datums: Path) -> str:
+def _count_datums(policy: str, trajectories: Path, datums: Path) -> str:
     trained = [mask.any() for mask in arrays(read(trajectories)["mask"])]
     masks = [mask.sum() for mask in arrays(read(datums)["mask"])]
+    called = POLICY if policy == POLICY else f"{POLICY} {policy}"
     return (
-        f"{sum(trained)} trajectories of the {_called(policy)} made {len(masks)} datums, "
+        f"{sum(trained)} trajectories of the {called} made {len(masks)} datums, "
         f"in which {sum(masks)} tokens would be trained"
     )
 
 
-def _called(policy: str) -> str:
-    return POLICY if policy == POLICY else f"{POLICY} {policy}"
-
-
-def _transcript(games: list[Game]) -> str:
+def _show_best(rollouts: Sequence[Transcript]) -> str:
     """Show the best rollout, or a failed one: the end of each question, and each answer."""
-    best = max(games, key=lambda game: float("-inf") if game["error"] else game["reward"])
-    lines = [f"{best['rollout']}, {best['error'] or 'reward ' + format(best['reward'], 'g')}"]
+    best = max(rollouts, key=lambda row: float("-inf") if row["reward"] is None else row["reward"])
+    lines = [f"{best['rollout_id']}, {best['error'] or 'reward ' + format(best['reward'], 'g')}"]
     for turn in best["interactions"]:
+        question = turn["question"] or ""
+        end = question if len(question) <= LONGEST_QUESTION else f"… {question[-LONGEST_QUESTION:]}"
         lines += [
-            f"\n{turn['role']} was asked: {_end(turn['question'] or '')}",
+            f"\n{turn['role']} was asked: {end}",
             f"{turn['role']} answered: {turn['response']}",
         ]
     lines += [f"\n{call['role']} was refused: {call['why']}" for call in best["refused"]]
     return "\n".join(lines)
-
-
-def _end(question: str) -> str:
-    whole = len(question) <= LONGEST_QUESTION
-    return question if whole else f"… {question[-LONGEST_QUESTION:]}"

@@ -4,19 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import duckdb
-import pyarrow as pa
-
 from tasks.metrics import read_metrics
 from tasks.recording.spans import ERROR, REFUSED
 from tasks.recording.views import Views
 from tasks.storage.arrivals import batches_of
+from tasks.storage.checksums import verified
 from tasks.storage.files import is_written
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import query_beside, read
+from tasks.storage.tables import query_beside, select
 
 QUERY = query_beside(__file__)
-COLUMNS = ("kind", "rollout_id", "ended", "error_type", "error_message")
 
 MOST_NAMED = 3
 """Rollouts that are named for one error."""
@@ -47,14 +44,14 @@ class RecordedFailure:
 
 def read_failures(spans: Sequence[Path]) -> list[RecordedFailure]:
     """Read the errors of sealed batches, the latest first; equal errors are one failure."""
-    with duckdb.connect() as connection:
-        connection.register("spans", pa.concat_tables(read(path, COLUMNS) for path in spans))
-        return find_failures(connection)
+    batches = "with spans as (select * from read_parquet($spans)) "
+    rows = select(batches + QUERY, spans=[verified(path) for path in spans])
+    return [RecordedFailure(**row) for row in rows.to_pylist()]
 
 
-def find_failures(connection: Views) -> list[RecordedFailure]:
-    """Find the errors in a connection's table `spans`, as `read_failures` does."""
-    return [RecordedFailure(**row) for row in connection.sql(QUERY).to_arrow_table().to_pylist()]
+def find_failures(views: Views) -> list[RecordedFailure]:
+    """Find the errors in the view `spans`, as `read_failures` does."""
+    return [RecordedFailure(**row) for row in views.sql(QUERY).to_arrow_table().to_pylist()]
 
 
 def last_failure(run: RunFolder) -> str:

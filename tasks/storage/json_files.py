@@ -19,7 +19,7 @@ LINE_BLANK = "0" * 8
 MARK = f'"{KEY}": "'.encode()
 """What stands before the digest."""
 
-JsonObject = dict[str, Any]
+JsonRow = dict[str, Any]
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> Path:
@@ -27,9 +27,9 @@ def write_json(path: Path, value: Mapping[str, object]) -> Path:
     return _write(path, json.dumps({**value, KEY: BLANK}, indent=2) + "\n")
 
 
-def read_json(path: Path) -> JsonObject:
+def read_json(path: Path) -> JsonRow:
     """Read an object that `write_json` wrote; Damaged if the file has changed since."""
-    value: JsonObject = json.loads(intact(path, MARK))
+    value: JsonRow = json.loads(intact(path, MARK))
     del value[KEY]
     return value
 
@@ -41,9 +41,9 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
     return _write(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
-def read_rows(path: Path) -> list[JsonObject]:
+def read_rows(path: Path) -> list[JsonRow]:
     """Read rows that `write_rows` wrote; Damaged if the file has changed since."""
-    rows: list[JsonObject] = [json.loads(line) for line in intact(path, MARK).splitlines()]
+    rows: list[JsonRow] = [json.loads(line) for line in intact(path, MARK).splitlines()]
     del rows[-1][KEY]
     return rows
 
@@ -58,20 +58,20 @@ def append_row(path: Path, row: Mapping[str, object]) -> None:
     append_line(path, _with_crc(line.encode()).decode())
 
 
-def read_log(path: Path) -> list[JsonObject]:
+def read_log(path: Path) -> list[JsonRow]:
     """Read the whole lines of a log, none if there is no file; Damaged if a line has changed."""
     if not is_written(path):
         return []
     *lines, torn = read_bytes(path).split(b"\n")
     if _is_intact(torn[:-1]):  # a whole line whose end has changed
         lines.append(torn)
-    rows: list[JsonObject] = []
+    rows: list[JsonRow] = []
     for number, line in enumerate(lines, 1):
         if not _is_intact(line):
             raise Damaged(
                 f"line {number} of {path} is damaged: its checksum does not fit. {remedy(path)}"
             )
-        row: JsonObject = json.loads(line)
+        row: JsonRow = json.loads(line)
         del row[LINE_KEY]
         rows.append(row)
     return rows

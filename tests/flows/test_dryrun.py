@@ -8,8 +8,7 @@ from typer.testing import CliRunner
 
 from flows.cli.commands import app
 from flows.recipe.dry_runs import OfflineError, shrink, take_offline
-from tasks.reports.drift import TokenDrift, read_drift
-from tasks.reports.dryruns import describe
+from tasks.reports.dryruns import TokenDrift, describe, read_drift
 from tasks.storage.tables import write
 from tests.support.small_recipe import small_recipe
 from tests.tasks.test_reports import LONG, ended, rollout, said, sealed

@@ -12,8 +12,8 @@ from adapters.harness.player import BatchRefused
 from flows.evaluate import evaluate
 from flows.runtime.eval_targets import EvalTarget, EvalTargetError, read_checkpoint
 from tasks.recording.journal import Journal, read_journal
-from tasks.reports.games import read_games
-from tasks.reports.reports import runs_table
+from tasks.reports.tables import runs_table
+from tasks.reports.transcripts import read_games
 from tasks.storage.files import write_text
 from tasks.storage.run_folder import RunError
 from tests.support.small_recipe import small_recipe

@@ -12,7 +12,7 @@ from benchmarks.interruptions.compare_runs import list_faults, read_contents
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowError, read_recipe
 from tasks.metrics import read_metrics
-from tasks.reports.reports import runs_table
+from tasks.reports.tables import runs_table
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.given_datums import RECIPE, CountingRecipe, count

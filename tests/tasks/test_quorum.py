@@ -28,8 +28,7 @@ from tasks.algorithm.advantages import CreditAssignment
 from tasks.evaluations import score_spans
 from tasks.recording.journal import Journal, read_journal, read_spans, seal
 from tasks.recording.views import open_views
-from tasks.reports.games import read_games
-from tasks.reports.reports import transcripts
+from tasks.reports.transcripts import read_games, transcripts
 from tasks.rollouts import BatchPlan, JournalRecorder, RolloutServer
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read

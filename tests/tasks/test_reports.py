@@ -11,7 +11,8 @@ from tasks.evaluations import ScoredRollout, Spent, score
 from tasks.metrics import record_metrics
 from tasks.recording.spans import Span, table
 from tasks.reports.failures import read_failures
-from tasks.reports.reports import list_runs, runs_table, scores_table, transcripts
+from tasks.reports.tables import list_runs, runs_table, scores_table
+from tasks.reports.transcripts import transcripts
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import write

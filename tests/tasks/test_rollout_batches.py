@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.calls import POLICY
+from adapters.calls import POLICY, JsonObject
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.evaluations import Score, score_spans
 from tasks.metrics import Metrics, StepFiles, measure
 from tasks.recording.spans import Span, table
-from tasks.reports.games import Game, read_games
-from tasks.reports.reports import transcripts
+from tasks.reports.transcripts import read_games, transcripts
 from tasks.storage.json_files import write_rows
 from tasks.storage.tables import write
 from tasks.trajectories import write_trajectories
@@ -97,7 +96,7 @@ class Step:
         self.trajectories, self.datums = trajectories.read_bytes(), datums.read_bytes()
         files = StepFiles(spans, {POLICY: trajectories}, {}, {POLICY: datums}, {})
         self.metrics: Metrics = measure(files, trained_roles=ROLES, min_group_size=2)
-        self.games: list[Game] = read_games(spans)
+        self.games: list[JsonObject] = read_games(spans)
         self.transcripts = transcripts(spans)
         rows = [
             {"example_id": g, "example": {"category": str(g % 2)}, "batch": 0}

@@ -1,5 +1,5 @@
 -- One row per rollout of a batch that was not left out, by the attempt that counts: how it ended,
--- and what was asked and answered in it, in the order in which it was asked.
+-- what was asked and answered in it, in the order in which it was asked, and whole conversations.
 with
 
 spans as (
@@ -35,9 +35,12 @@ calls as (
         role,
         started,
         call,
+        messages,
+        reply,
         messages ->> '$[#-1].content' as question,
         spoken(reply) as response,
-        coalesce(json_array_length(reply -> '$.tool_calls'), 0) as tool_calls
+        coalesce(json_array_length(reply -> '$.tool_calls'), 0) as tool_calls,
+        list(prefix_call) over (partition by rollout_id, role) as continued
 
     from kept
     where kind = 'llm' and error_type is null
@@ -53,7 +56,12 @@ conversations as (
         sum(tool_calls) filter (where role = $policy) as num_tool_calls,
         list(
             {'role': role, 'question': question, 'response': response} order by started, role, call
-        ) as interactions
+        ) as interactions,
+        -- A call that another one continued is told by that one, which repeats its messages.
+        list(
+            {'role': role, 'messages': messages::varchar, 'reply': reply::varchar}
+            order by role, call
+        ) filter (where not list_contains(continued, call)) as conversations
 
     from calls
     group by rollout_id
@@ -82,7 +90,8 @@ select
     ends.* replace (coalesce(refused, []) as refused),
     coalesce(turn_index, 0) as turn_index,
     coalesce(num_tool_calls, 0)::bigint as num_tool_calls,
-    coalesce(interactions, []) as interactions
+    coalesce(interactions, []) as interactions,
+    coalesce(conversations, []) as conversations
 
 from ends
 left join conversations using (rollout_id)
