@@ -17,12 +17,14 @@ from matplotlib.ticker import MaxNLocator
 from benchmarks.interruptions import killable_runs
 from benchmarks.learning import read_held_out
 from benchmarks.measuring import describe_machine, format_table
-from flows.recipe.presets import PRESETS, Preset, flatten
+from flows.recipe.presets import PRESETS, Preset
+from flows.recipe.section import TABLES
 from tasks.algorithm.advantages import ADVANTAGES
 from tasks.algorithm.divergences import ESTIMATORS
 from tasks.algorithm.losses import LOSSES
 from tasks.algorithm.settings import Known
 from tasks.metrics import read_metrics
+from tasks.storage.keys import flatten
 from tasks.storage.run_folder import RunFolder
 
 BESIDE = "centred REINFORCE"
@@ -96,12 +98,12 @@ def describe_presets() -> str:
 
 def _describe_values(preset: Preset) -> str:
     """Describe the values of a preset in a cell, without their sections' names."""
-    values = flatten(preset.values)
+    values = flatten(preset.values, TABLES)
     algorithm = {key.removeprefix("algorithm."): value for key, value in values.items()}
     settings = {
         part: ", ".join(f"`{key}` {value}" for key, value in of.items())
         for part in ("advantage", "loss")
-        if (of := algorithm.pop(f"{part}_settings", None))
+        if isinstance(of := algorithm.pop(f"{part}_settings", None), Mapping)
     }
     said = [
         f"{key} `{value}`" + (f" ({settings[key]})" if key in settings else "")

@@ -26,7 +26,7 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
         recipe: How many examples, and how often each is played, is its `rollouts`.
         run: The name of the folder that is left, such as dryruns/hello.
     """
-    check_start(recipe, folder_of(run))
+    recipe = check_start(recipe, folder_of(run))
     with open_run(recipe, run) as opened, open_rollouts(opened, recipe) as runners:
         path = opened.folder.shard(shard_name("train", 0))
         size, source = ShardSize(recipe.rollouts.groups), recipe.dataset.train_split()

@@ -5,8 +5,7 @@ from prefect.runtime import flow_run
 
 from adapters.errors import UserError
 from flows.recipe.recipe import Recipe
-from flows.runtime.checks import find_target
-from flows.runtime.eval_targets import EvalTarget
+from flows.runtime.eval_targets import EvalTarget, find_target
 from flows.runtime.evaluation import EvaluationResult, score, settings_tag, submit_held_out
 from flows.runtime.flow_runs import again_if_engine_dies, completed
 from flows.runtime.open_rollouts import open_rollouts

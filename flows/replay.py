@@ -6,6 +6,7 @@ correct for it, and metrics `kl_sample_train_…` measure it step by step.
 
 from prefect import flow
 
+from flows.recipe.loading import count_steps
 from flows.recipe.recipe import Recipe
 from flows.runtime.checks import check_start
 from flows.runtime.evaluation import HeldOutEvaluations
@@ -34,7 +35,7 @@ def replay(recipe: Recipe, parent: str, run: str | None = None) -> RunSummary:
         parent: The run whose rollouts are trained on.
         run: The new run's name, a folder under runs/; one that exists continues where it stopped.
     """
-    name = run or name_of_run()
+    recipe, name = count_steps(recipe), run or name_of_run()
     if not folder_of(name).exists():
         replay_run(folder_of(parent), name, recipe.model_dump(mode="json"), recipe.fingerprint())
     check_start(recipe, folder_of(name))

@@ -51,7 +51,7 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
     """
     run, rollouts, groups = run or name_of_run(), recipe.rollouts, training_groups(recipe)
     size = ShardSize(rollouts.groups, rollouts.batches, rollouts.rounds)
-    check_start(recipe, folder_of(run))
+    recipe = check_start(recipe, folder_of(run))
     with open_run(recipe, run) as opened, open_rollouts(opened, recipe) as runners:
 
         def sample(

@@ -87,8 +87,9 @@ class Ledger:
         saved = [c for c in reversed(self.checkpoints()) if c.state is not None and c.step <= step]
         return sorted(saved, key=lambda checkpoint: -checkpoint.step)
 
-    def at(self, step: int) -> Checkpoint:
-        """Return the checkpoint after `step` updates; CheckpointError if there is none."""
+    def at(self, step: int | None) -> Checkpoint:
+        """Return the checkpoint after `step` updates, or the last; CheckpointError without one."""
+        step = self.last_step() if step is None else step
         found = self.find(step)
         if found is None:
             raise CheckpointError(f"{self._path} has no checkpoint {step}; {self._range()}")

@@ -2,7 +2,7 @@
 
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from uuid import uuid4
 
@@ -21,31 +21,30 @@ from adapters.rendering.chat import Chat
 PREFIX = "/v1"
 
 
-@dataclass(frozen=True)
-class ServedModel:
-    """A model to serve: its name, its policy, and the sampling of clients that name none."""
-
-    name: str
-    policy: Policy
-    defaults: Sampling
-
-
 class OpenDoor(ChatApi):
-    """Endpoint of one model. Every call stands alone, with its messages rendered whole."""
+    """Endpoint of one policy. Every call stands alone, with its messages rendered whole.
 
-    def __init__(self, chat: Chat, served: ServedModel, token: str, port: int = 0) -> None:
-        self._served = served
-        self._token = token.encode()
+    The policy's version is the model's name; `defaults` samples for clients that name no numbers.
+    """
+
+    def __init__(
+        self, chat: Chat, policy: Policy, defaults: Sampling, api_key: str, port: int = 0
+    ) -> None:
+        self._policy, self._defaults = policy, defaults
+        self._api_key = api_key
         super().__init__(chat, PREFIX, Listener(port=port))
 
-    @property
-    def base_url(self) -> str:
-        """Base URL for an OpenAI client."""
-        return self.address + PREFIX
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables that OpenAI's clients read."""
+        return {
+            "OPENAI_BASE_URL": self.address + PREFIX,
+            "OPENAI_API_KEY": self._api_key,
+            "OPENAI_MODEL": self._policy.version,
+        }
 
     def check_token(self, request: Request) -> None:
         """Refuse a request without the endpoint's token."""
-        if not hmac.compare_digest(token_of(request).encode(), self._token):
+        if not hmac.compare_digest(token_of(request).encode(), self._api_key.encode()):
             text = "The API key is not this endpoint's; use the one that was printed at its start."
             raise Refused(401, text, code="invalid_api_key")
 
@@ -64,14 +63,14 @@ class OpenDoor(ChatApi):
 
     def model_of(self, request: Request) -> str:
         """Return the served model's name."""
-        return self._served.name
+        return self._policy.version
 
     async def _sample(self, request: ChatRequest, place: Place, memory: Memory) -> Completion:
         """Sample by the client's own numbers; equal requests with one seed get equal answers."""
-        seed, served = request.fields.get("seed"), self._served
+        seed = request.fields.get("seed")
         seeded = place if seed is None else replace(place, rollout_id=f"seed-{seed}")
-        sampling = choose_sampling(request.max_tokens, request.fields, served.defaults)
-        backend = PolicyBackend(self.chat, served.policy, sampling, run_seed=0)
+        sampling = choose_sampling(request.max_tokens, request.fields, self._defaults)
+        backend = PolicyBackend(self.chat, self._policy, sampling, run_seed=0)
         completion = await backend.answer(request, seeded, memory)
         return replace(completion, response_id=f"chatcmpl-{place.name('answer')}")
 

@@ -30,7 +30,7 @@ def train_with_bar(run: str, recipe: "Recipe", verbose: bool) -> str:
     from tasks.storage.run_folder import folder_of
 
     folder = folder_of(run)
-    check_start(recipe, folder)
+    recipe = check_start(recipe, folder)
     started, explain = time.monotonic(), partial(_explain_stop, folder, recipe.steps)
     with explaining(explain), engine_begun(recipe.model.base), start_server() as wait_for_server:
         from flows.cli.progress_bar import show_progress
@@ -54,12 +54,12 @@ def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: 
 
 def load_checked_recipe(run: str, overrides: Sequence[str] = ()) -> "Recipe":
     """Return a run's recipe with each override over it; UserError if it cannot be trained."""
-    from flows.recipe.loading import changed_recipe
+    from flows.recipe.loading import changed_recipe, count_steps
     from flows.runtime.checks import check_recipe
     from tasks.storage.manifest import recipe_of
     from tasks.storage.run_folder import folder_of
 
-    recipe = changed_recipe(recipe_of(folder_of(run)), overrides)
+    recipe = count_steps(changed_recipe(recipe_of(folder_of(run)), overrides))
     check_recipe(recipe)
     check_prefect()
     return recipe

@@ -139,7 +139,7 @@ def evaluate(
     """Score a model on held-out examples; one that was cut off goes on where it stopped."""
     quiet_prefect(verbose)
     from flows.recipe.loading import named_recipe
-    from flows.runtime.checks import find_target
+    from flows.runtime.eval_targets import find_target
 
     recipe = named_recipe(name, set_ or [])
     find_target(recipe, run, checkpoint, model)
@@ -206,15 +206,12 @@ def serve(
     ] = 0,
 ) -> None:
     """Serve a checkpoint to any OpenAI client, until Ctrl-C or the end of stdin."""
-    from flows.runtime.checks import find_served
+    from flows.runtime.serving import find_weights, serve_model, serve_until, stdin_closed
 
-    find_served(model)  # before the libraries that serve it are imported
-    from flows.runtime.serving import serve_model, stdin_closed
-
-    with serve_model(model, port) as served:
-        for variable, value in served.exports().items():
+    with serve_model(find_weights(model), port) as (endpoint, service):
+        for variable, value in endpoint.variables().items():
             print(f"export {variable}={value}", flush=True)
-        served.until(stdin_closed())
+        serve_until(stdin_closed(), service)
 
 
 @app.command()

@@ -26,7 +26,7 @@ def writable(out: Path | None) -> Path | None:
 @app.command()
 def runs() -> None:
     """List the runs of this folder."""
-    from tasks.reports.reports import runs_table
+    from tasks.reports.tables import runs_table
 
     print(runs_table())
 

@@ -2,19 +2,20 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import yaml
 
 from flows.importing.translation import Translation
 from flows.importing.trinity import translate
 from flows.importing.trinity_file import read_trinity
-from flows.recipe.loading import changed_recipe, given_leaves, parse_overrides
+from flows.recipe.loading import changed_recipe, parse_overrides
+from flows.recipe.section import TABLES
+from tasks.storage.keys import Json, Section, find, flatten
 
 
 def import_trinity(name: str, text: str, overrides: Sequence[str] = ()) -> str:
     """Make the text of a recipe of a Trinity-RFT file, with each `section.key=value` over it."""
-    chosen = dict(given_leaves(parse_overrides(overrides)))
+    chosen = flatten(parse_overrides(overrides), TABLES)
     translation = translate(read_trinity(name, text), chosen)
     translation.finish(name)
     if "algorithm.preset" in chosen:
@@ -24,7 +25,7 @@ def import_trinity(name: str, text: str, overrides: Sequence[str] = ()) -> str:
 
 
 def write_recipe(
-    name: str, translation: Translation, recipe: Mapping[str, Any], chosen: Collection[str]
+    name: str, translation: Translation, recipe: Section, chosen: Collection[str]
 ) -> str:
     """Write the recipe that a translation has become, with the user's own values, as YAML.
 
@@ -32,7 +33,7 @@ def write_recipe(
     """
     reasons = {key: reason for key, (_, reason) in translation.values.items()}
     reasons |= dict.fromkeys(chosen, "given by --set")
-    values = {key: (_find(recipe, key), reason) for key, reason in reasons.items()}
+    values = {key: (find(recipe, key), reason) for key, reason in reasons.items()}
     lines = [f"# A recipe made of {name}; `ratchet train` takes this file.", *_section(values, "")]
     if translation.left_out:
         lines += ["", "# Keys without a counterpart, and what each does in Trinity-RFT 0.6.0:"]
@@ -40,14 +41,7 @@ def write_recipe(
     return "\n".join(lines) + "\n"
 
 
-def _find(recipe: Mapping[str, Any], key: str) -> Any:
-    found: Any = recipe
-    for part in key.split("."):
-        found = found[part]
-    return found
-
-
-def _section(values: Mapping[str, tuple[Any, str]], indent: str) -> list[str]:
+def _section(values: Mapping[str, tuple[Json, str]], indent: str) -> list[str]:
     """Write the keys of one section, and then its own sections."""
     lines = [
         f"{indent}{key}: {_write(value)}  # {reason}"
@@ -64,7 +58,7 @@ def _section(values: Mapping[str, tuple[Any, str]], indent: str) -> list[str]:
     return lines
 
 
-def _write(value: Any) -> str:
+def _write(value: Json) -> str:
     """Write a value in one line."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from adapters.errors import UserError
+from tasks.storage.keys import Json, merge, nest
 
 
 class ImportRefusal(UserError):
@@ -20,11 +20,11 @@ class Translation:
     """
 
     chosen: frozenset[str]
-    values: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    values: dict[str, tuple[Json, str]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
 
-    def give(self, key: str, value: Any, reason: str) -> None:
+    def give(self, key: str, value: Json, reason: str) -> None:
         """Set a key of the recipe."""
         self.values[key] = value, reason
 
@@ -46,13 +46,9 @@ class Translation:
         if self.problems:
             raise ImportRefusal(f"{name} cannot be imported: {'; and '.join(self.problems)}")
 
-    def nested(self) -> dict[str, Any]:
+    def nested(self) -> dict[str, Json]:
         """Return the values in sections, as a recipe has them."""
-        sections: dict[str, Any] = {}
+        sections: dict[str, Json] = {}
         for key, (value, _) in self.values.items():
-            *path, last = key.split(".")
-            section = sections
-            for part in path:
-                section = section.setdefault(part, {})
-            section[last] = value
+            sections = merge(sections, nest(key, value))
         return sections

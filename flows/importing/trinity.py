@@ -4,12 +4,10 @@ from collections.abc import Mapping
 from math import floor
 from typing import Any
 
-from adapters.errors import UserError
-from adapters.project.hub import locate_dataset
 from flows.importing.translation import Translation
 from flows.importing.trinity_algorithm import translate_algorithm
 from flows.importing.trinity_file import TrinityFile, known_keys
-from tasks.examples.reading import read_examples
+from flows.recipe.section import MOST_STEPS
 
 AGENTS = dict.fromkeys(
     ("math_workflow", "async_math_workflow", "math_boxed_workflow", "async_math_boxed_workflow"),
@@ -27,6 +25,7 @@ TINKER_EPS = 1e-12
 """Adam's eps where a client of Tinker names none, as Trinity does."""
 
 TASKSET = "buffer.explorer_input.taskset"
+EPOCHS = "buffer.total_epochs"
 
 
 def translate(file: TrinityFile, chosen: Mapping[str, Any]) -> Translation:
@@ -41,7 +40,7 @@ def translate(file: TrinityFile, chosen: Mapping[str, Any]) -> Translation:
     translate_algorithm(file, out)
     _translate_steps(file, out, chosen)
     _translate_optimizer(file, out, chosen)
-    _translate_saving(file, out, chosen)
+    _translate_saving(file, out)
     return out
 
 
@@ -222,22 +221,16 @@ def _translate_steps(file: TrinityFile, out: Translation, chosen: Mapping[str, A
         for key in ("buffer.total_steps", "trainer.total_steps")
         if file.get(key) is not None
     }
-    if "buffer.total_steps" not in limits and "steps" not in chosen:
-        path = str(chosen.get("dataset.path", out.values.get("dataset.path", ("", ""))[0]))
-        groups = int(chosen.get("rollouts.groups", file.number("buffer.batch_size")))
-        epochs = file.number("buffer.total_epochs")
-        try:
-            examples = len(read_examples(locate_dataset(path), "train"))
-        except UserError as error:
-            if not limits:
-                said = f"the steps of buffer.total_epochs {epochs:g} depend on the data ({error})"
-                out.refuse(said, ["steps"])
-        else:
-            key = f"{epochs:g} epochs of {examples} examples, {groups} a step"
-            limits[key] = max(1, floor(examples * epochs / groups))
+    if {"steps", "epochs"} & chosen.keys():
+        return
     if limits:
         reason = min(limits, key=lambda key: limits[key])
         out.give("steps", limits[reason], reason)
+        if "buffer.total_steps" not in limits and EPOCHS in file.given:
+            out.left_out[EPOCHS] = "ends the training earlier where its passes over the data do"
+    else:
+        reason = f"{file.reason(EPOCHS)}, whose last step Trinity leaves out unless it is whole"
+        out.give("epochs", file.number(EPOCHS), reason)
 
 
 def _translate_optimizer(file: TrinityFile, out: Translation, chosen: Mapping[str, Any]) -> None:
@@ -265,18 +258,18 @@ def _translate_optimizer(file: TrinityFile, out: Translation, chosen: Mapping[st
     warmup = file.number(f"{section}.lr_warmup_steps")
     reason = f"{section}.lr_warmup_steps"
     if warmup < 0:
-        steps = int(chosen.get("steps", out.values.get("steps", (0, ""))[0]))
-        warmup = floor(file.number(f"{section}.lr_warmup_steps_ratio") * steps)
         reason = f"{section}.lr_warmup_steps_ratio"
+        steps = int(chosen.get("steps", out.values.get("steps", (0, ""))[0]))
+        warmup = floor(file.number(reason) * steps)
+        if file.number(reason) and not steps:
+            said = f"{reason} {file.number(reason):g} is a share of steps that epochs do not tell"
+            out.refuse(said, ["optimizer.warmup_steps", "steps"])
     out.give("optimizer.warmup_steps", int(warmup), file.reason(reason))
 
 
-def _translate_saving(file: TrinityFile, out: Translation, chosen: Mapping[str, Any]) -> None:
-    every = int(file.number("trainer.save_interval"))
-    reason = file.reason("trainer.save_interval")
-    if not every:
-        every, reason = int(chosen.get("steps", out.values.get("steps", (1, ""))[0])), "the last"
-    out.give("checkpoints.every", every, reason)
+def _translate_saving(file: TrinityFile, out: Translation) -> None:
+    every, reason = int(file.number("trainer.save_interval")), file.reason("trainer.save_interval")
+    out.give("checkpoints.every", every or MOST_STEPS, reason if every else "the last alone")
     evaluates = any(key.startswith("buffer.explorer_input.eval_tasksets.") for key in file.given)
     every = int(file.number("explorer.eval_interval")) if evaluates else 0
     reason = file.reason("explorer.eval_interval") if evaluates else "no eval_tasksets"

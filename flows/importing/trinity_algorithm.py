@@ -224,8 +224,10 @@ def _use_one_pass(out: Translation) -> None:
     if loss is None or settings is None or loss[0] != "dual_clip" or not on_policy:
         return
     out.give("algorithm.loss", "ppo", "ratios are 1 without lag, so that no clip acts")
-    clips = {key: value for key, value in settings[0].items() if key != "dual_clip"}
-    out.give("algorithm.loss_settings", clips, settings[1])
+    clips, reason = settings
+    if isinstance(clips, Mapping):
+        kept = {key: value for key, value in clips.items() if key != "dual_clip"}
+        out.give("algorithm.loss_settings", kept, reason)
 
 
 def _translate_aggregation(file: TrinityFile, out: Translation) -> None:

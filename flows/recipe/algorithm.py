@@ -16,6 +16,9 @@ from tasks.algorithm.shaping import check_query
 if TYPE_CHECKING:  # it imports torch, which takes seconds
     from tasks.algorithm.update_method import UpdateMethod
 
+BASE = "base"
+"""The untrained model, as a reference and as what an evaluation scores."""
+
 SettingValue = Annotated[float | str, Field(union_mode="left_to_right")]
 """A number, also one that the command line gives as text, or a name."""
 
@@ -26,7 +29,7 @@ class Divergence(Section):
     coefficient: float = Field(default=0.0, ge=0, le=1e6)
     """Weight of the penalty; 0 has none, and then the reference computes nothing."""
 
-    reference: str = "base"
+    reference: str = BASE
     """Policy that is the reference: `base`, the untrained model; `RUN@STEP`, a checkpoint; or
     another base model of the service, by a name with a slash, that has the same tokens."""
 
@@ -68,7 +71,7 @@ class Divergence(Section):
 
     def names_checkpoint(self) -> bool:
         """Return whether the reference is a checkpoint of a run."""
-        return self.reference != "base" and "/" not in self.reference
+        return self.reference != BASE and "/" not in self.reference
 
     def _given(self, *names: str) -> str:
         """List those of the settings that are not their defaults."""

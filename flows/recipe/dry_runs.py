@@ -33,7 +33,8 @@ def shrink(recipe: Recipe, examples: int) -> Recipe:
     rollouts = recipe.rollouts.model_copy(
         update={"groups": examples, "group_size": 2, "minimum_group": 2}
     )
-    return recipe.model_copy(update={"steps": 1, "rollouts": rollouts, "tracking": Tracking()})
+    changes = {"steps": 1, "epochs": 0, "rollouts": rollouts, "tracking": Tracking()}
+    return recipe.model_copy(update=changes)
 
 
 def take_offline(recipe: Recipe) -> Recipe:

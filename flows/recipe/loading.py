@@ -2,24 +2,29 @@
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any
+from textwrap import fill
+from typing import Any, TypeVar, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
+from pydantic.fields import FieldInfo
 
 from adapters.errors import UserError
 from adapters.project.files import EXAMPLES
-from flows.recipe.presets import PRESETS, merge
+from flows.recipe.presets import PRESETS
 from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import RunRecipe
+from flows.recipe.section import TABLES
+from tasks.storage.keys import Json, Section, merge, nest
 
 PROJECT_FILE = Path("prefect.yaml")
 TRAIN = "flows.train.train"
 RECIPE_FILES = (".yaml", ".yml")
-TABLES = ("roles", "algorithm.loss_settings", "algorithm.advantage_settings")
-"""Keys of a recipe whose entries have names of their own."""
+LENGTH = {"steps", "epochs"}
+"""Keys that say how long a run is: a value of one takes the other's place."""
+
+R = TypeVar("R", bound=RunRecipe)
 
 
 class RecipeError(UserError):
@@ -50,7 +55,7 @@ def named_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     return changed_recipe(values, overrides)
 
 
-def _read_recipe(name: str) -> Any:
+def _read_recipe(name: str) -> Json:
     if name.endswith(RECIPE_FILES):
         path = Path(name)
         if not path.is_file():
@@ -69,34 +74,60 @@ def _read_recipe(name: str) -> Any:
     return deployments[name]
 
 
-def changed_recipe(values: dict[str, Any], overrides: Sequence[str] = ()) -> Recipe:
+def changed_recipe(values: Section, overrides: Sequence[str] = ()) -> Recipe:
     """Validate a recipe, with each `section.key=value` put over its values.
 
     A preset among them replaces the algorithm that the values have.
     """
     given = parse_overrides(overrides)
-    preset = PRESETS.get(given.get("algorithm", {}).get("preset"))
+    if LENGTH & given.keys():
+        values = {key: value for key, value in values.items() if key not in LENGTH}
+    algorithm = given.get("algorithm")
+    preset = PRESETS.get(str(algorithm.get("preset"))) if isinstance(algorithm, Mapping) else None
     if preset is not None:
-        values = _without(values, preset.values) | {"algorithm": {}}
+        values = {**_without(values, preset.values), "algorithm": {}}
+    return _validated(Recipe, merge(values, given))
+
+
+def count_steps(recipe: R) -> R:
+    """Return the recipe with its epochs, if it has any, counted in steps, as runs are bound to it.
+
+    UserError if its training examples cannot be read, or a key does not fit so many steps.
+    """
+    if not recipe.epochs:
+        return recipe
+    steps = recipe.steps_of(recipe.epochs)
+    return _validated(type(recipe), recipe.model_dump() | {"steps": steps, "epochs": 0})
+
+
+def _validated(kind: type[R], values: Section) -> R:
     try:
-        return Recipe.model_validate(merge(values, given))
+        return kind.model_validate(values)
     except ValidationError as error:
         raise RecipeError(_explain(error)) from error
 
 
 def recipe_options() -> str:
-    """List every key of a recipe, with its type and explanation, as `--set` takes it."""
-    source = CliSettingsSource(_settings(), cli_prog_name="--set", cli_exit_on_error=False)
-    return source.root_parser.format_help()
+    """List every key of a recipe, with its type, default and explanation, as `--set` takes it."""
+    return "\n".join(_describe(key, field) for key, field in _fields(Recipe))
 
 
-def _training_deployments(file: Path) -> dict[str, Any]:
+def _describe(key: str, field: FieldInfo) -> str:
+    if section := _section_of(field):
+        return f"{key}: {section.__doc__}"
+    kind = str(getattr(field.annotation, "__name__", field.annotation)).replace("typing.", "")
+    default = field.get_default(call_default_factory=True, validated_data={})
+    given = "required" if field.is_required() else repr(default)
+    said = " ".join(f"{key} ({kind}; {given}): {field.description}".split())
+    return fill(said, 100, initial_indent="  ", subsequent_indent="      ")
+
+
+def _training_deployments(file: Path) -> dict[str, Json]:
     """Read the training deployments of a prefect.yaml; there are none if there is no file."""
     if not file.exists():
         return {}
-    declared = _read_yaml(file)
     try:
-        entries = [(entry["name"], entry) for entry in declared["deployments"]]
+        entries = [(entry["name"], entry) for entry in _read_yaml(file)["deployments"]]
         training = {name: entry for name, entry in entries if entry["entrypoint"] == TRAIN}
         return {name: entry["parameters"]["recipe"] for name, entry in training.items()}
     except (KeyError, TypeError) as error:
@@ -115,51 +146,47 @@ def _read_yaml(file: Path) -> Any:
         raise RecipeError(f"{file} is not YAML: {said}; mend it there") from error
 
 
-@cache
-def _settings() -> type[BaseSettings]:
-    """Return the recipe as settings, which pydantic's command-line source reads."""
-    return type("RecipeSettings", (BaseSettings, Recipe), {"model_config": Recipe.model_config})
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Json]:
+    """Parse each `section.key=value`, into sections; the entries of tables are keys too."""
+    known = dict(_fields(Recipe))
+    given: dict[str, Json] = {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise RecipeError(f"--set {override}: write it as section.key=value")
+        if key not in known and key.rpartition(".")[0] not in TABLES:
+            raise RecipeError(f"a recipe has no key {key!r}{_suggestion(key, [*known])}")
+        try:
+            given = merge(given, nest(key, _parse(text, known.get(key))))
+        except yaml.YAMLError as error:
+            said = " ".join(str(error).split())
+            raise RecipeError(f"--set {key}: {text} is no list or table of YAML: {said}") from error
+    return given
 
 
-def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """Parse each `section.key=value`, into sections."""
-    arguments = [f"--{_argument(override)}" for override in overrides]
-    try:
-        source = CliSettingsSource(_settings(), cli_parse_args=arguments, cli_exit_on_error=False)
-    except SettingsError as error:
-        raise RecipeError(f"--set: {error}") from error
-    return source()
+def _parse(text: str, field: FieldInfo | None) -> Json:
+    """Parse a value: a list or a table as YAML, unless the key takes text; `null` is none."""
+    kind = field.annotation if field else str
+    if text == "null":
+        return None
+    if kind in (str, str | None):
+        return text
+    if text.startswith(("[", "{")):
+        return yaml.safe_load(text)
+    return text.split(",") if get_origin(kind) is tuple else text
 
 
-def _argument(override: str) -> str:
-    """Spell an override as pydantic reads it; the entries of tables such as `roles` are keys."""
-    known = list(_keys(Recipe))
-    key, equals, value = override.partition("=")
-    if not equals:
-        raise RecipeError(f"--set {override}: write it as section.key=value")
-    table, _, entry = key.rpartition(".")
-    if table in TABLES:
-        return f"{table}={entry}={value}"
-    if key not in known:
-        raise RecipeError(f"a recipe has no key {key!r}{_suggestion(key, known)}")
-    return override
-
-
-def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Iterate over the keys of a recipe, the sections among them."""
     for name, field in model.model_fields.items():
-        yield prefix + name
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _keys(field.annotation, f"{prefix}{name}.")
+        yield prefix + name, field
+        if section := _section_of(field):
+            yield from _fields(section, f"{prefix}{name}.")
 
 
-def given_leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Iterate over the keys of a recipe that are given, each table as one."""
-    for name, value in values.items():
-        key = prefix + name
-        if isinstance(value, Mapping) and key not in TABLES:
-            yield from given_leaves(value, f"{key}.")
-        else:
-            yield key, value
+def _section_of(field: FieldInfo) -> type[BaseModel] | None:
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _suggestion(key: str, known: Sequence[str]) -> str:
@@ -168,11 +195,11 @@ def _suggestion(key: str, known: Sequence[str]) -> str:
     return f"; did you mean {close[0]!r}? {listing}" if close else f"; {listing}"
 
 
-def _without(values: dict[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
+def _without(values: Section, sections: Mapping[str, Section]) -> dict[str, Json]:
     """Return the values less the keys that are in the same section of `sections`."""
     return {
         section: {key: value for key, value in of.items() if key not in sections[section]}
-        if section in sections and isinstance(of, dict)
+        if section in sections and isinstance(of, Mapping)
         else of
         for section, of in values.items()
     }

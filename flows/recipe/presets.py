@@ -6,11 +6,10 @@ and the task. A name that is no preset is in REFUSED, with what to use.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from flows.recipe.section import TABLES
 from tasks.algorithm.settings import find_row
-
-Values = Mapping[str, Any]
+from tasks.storage.keys import Json, Section, find, flatten, merge
 
 TRINITY = "Trinity-RFT 0.6.0"
 
@@ -26,19 +25,19 @@ class Preset:
     a recipe cannot say yet, and `differs` what Trinity-RFT 0.6.0 does under the same name.
     """
 
-    values: Values
+    values: Mapping[str, Section]
     source: str
     lacks: str = ""
     differs: str = ""
 
 
 def _algorithm(
-    advantage: tuple[str, Values],
-    loss: tuple[str, Values],
+    advantage: tuple[str, Section],
+    loss: tuple[str, Section],
     aggregation: str,
-    kl: Values | None = None,
-) -> Values:
-    algorithm = {
+    kl: Section | None = None,
+) -> Mapping[str, Section]:
+    algorithm: dict[str, Json] = {
         "advantage": advantage[0],
         "advantage_settings": advantage[1],
         "loss": loss[0],
@@ -153,7 +152,6 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 LATER = "and is to come as a flow of its own"
-TEACHER = f"needs a teacher's log-probabilities beside rollouts, {LATER}"
 REFUSED = {
     "ppo": "needs a value network, which a Tinker service does not have; give reinforceplusplus or "
     "grpo, or the loss ppo alone as algorithm.loss",
@@ -167,8 +165,11 @@ REFUSED = {
     "mix": f"trains on an expert's answers beside rollouts, {LATER}; give grpo for rollouts alone",
     "mix_chord": f"trains on an expert's answers beside rollouts, {LATER}; give grpo for rollouts "
     "alone",
-    "on_policy_distill": f"{TEACHER}; give grpo, which learns from rewards",
-    "jsd": f"{TEACHER}; give grpo, which learns from rewards",
+    "on_policy_distill": "is a KL penalty alone, whose teacher has to be named; give algorithm."
+    "advantage none, algorithm.kl.coefficient 1, algorithm.kl.reference RUN@STEP or another model, "
+    "rollouts.group_size 1 and an agent whose reward is 0, so that A = log p(teacher) - log q",
+    "jsd": f"needs a teacher's log-probabilities beside rollouts, {LATER}; give grpo, which learns "
+    "from rewards",
 }
 """Algorithm of the field → why it is no preset, and what to use instead."""
 
@@ -178,25 +179,24 @@ def find_preset(name: str) -> Preset:
     return find_row("preset", name, PRESETS, REFUSED)
 
 
-def expand_preset(given: Values) -> dict[str, Any]:
+def expand_preset(given: Section) -> Section:
     """Lay the values of the recipe's preset, if it names one, under those that are given.
 
     The settings of an advantage or a loss that is not the preset's own are as they are given, and
     so is a KL penalty that is switched off.
     """
     algorithm = given.get("algorithm")
-    name = algorithm.get("preset") if isinstance(algorithm, Mapping) else None
-    if not isinstance(algorithm, Mapping) or name is None or name not in PRESETS:
-        return dict(given)
-    own = PRESETS[name].values["algorithm"]
-    laid = merge(PRESETS[name].values, given)
+    if not isinstance(algorithm, Mapping) or algorithm.get("preset") not in PRESETS:
+        return given
+    preset = PRESETS[str(algorithm["preset"])].values
+    own, chosen = preset["algorithm"], merge(preset["algorithm"], algorithm)
     for part in PARTS:
-        if laid["algorithm"][part] != own[part]:
-            laid["algorithm"][f"{part}_settings"] = algorithm.get(f"{part}_settings", {})
+        if chosen[part] != own[part]:
+            chosen[f"{part}_settings"] = algorithm.get(f"{part}_settings", {})
     kl = algorithm.get("kl")
     if isinstance(kl, Mapping) and _is_zero(kl.get("coefficient")):
-        laid["algorithm"]["kl"] = kl  # the rest of the preset's penalty would do nothing
-    return laid
+        chosen["kl"] = kl  # the rest of the preset's penalty would do nothing
+    return {**merge(preset, given), "algorithm": chosen}
 
 
 def _is_zero(coefficient: object) -> bool:
@@ -207,42 +207,15 @@ def _is_zero(coefficient: object) -> bool:
         return False
 
 
-def merge(values: Values, over: Values) -> dict[str, Any]:
-    """Return the values with those of `over` in their place, section by section."""
-    merged = dict(values)
-    for key, value in over.items():
-        nested = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = merge(merged[key], value) if nested else value
-    return merged
-
-
-def describe_preset(recipe: Values) -> str:
+def describe_preset(recipe: Section) -> str:
     """Describe in a line what a recipe's preset has become; empty without a preset."""
-    name = recipe["algorithm"]["preset"]
-    if name is None:
+    name = find(recipe, "algorithm.preset")
+    if not isinstance(name, str):
         return ""
     row = PRESETS[name]
-    said = [f"{key} {_find(recipe, key)}" for key in flatten(row.values)]
-    changed = [key for key, value in flatten(row.values).items() if _find(recipe, key) != value]
+    own = {key: value for key, value in flatten(row.values, TABLES).items() if value != {}}
+    said = [f"{key} {find(recipe, key)}" for key in own]
+    changed = [key for key, value in own.items() if find(recipe, key) != value]
     instead = f" (given, not the preset's: {', '.join(changed)})" if changed else ""
     lacks = f"; without {row.lacks}" if row.lacks else ""
     return f"preset {name} ({row.source}): {', '.join(said)}{instead}{lacks}"
-
-
-def flatten(values: Values, prefix: str = "") -> dict[str, Any]:
-    """Map each key, as `section.key`, to its value."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        settings = key.endswith("_settings")
-        if isinstance(value, Mapping) and not settings:
-            flat |= flatten(value, f"{prefix}{key}.")
-        elif not settings or value:
-            flat[prefix + key] = value
-    return flat
-
-
-def _find(values: Values, key: str) -> Any:
-    found: Any = values
-    for part in key.split("."):
-        found = found[part]
-    return found

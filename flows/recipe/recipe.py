@@ -1,6 +1,8 @@
 """The recipe of reinforcement learning on an agent's rollouts; its values stand in prefect.yaml."""
 
 from collections.abc import Mapping
+from fractions import Fraction
+from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -235,6 +237,11 @@ class Recipe(RunRecipe):
                 "happened to arrive before; give rollouts.order shard"
             )
         return self
+
+    def steps_of(self, epochs: float) -> int:
+        """Return the steps whose groups are so many passes over the training examples."""
+        examples = len(self.dataset.train_split().examples())
+        return ceil(Fraction(str(epochs)) * examples / self.rollouts.groups)
 
     def policies(self) -> dict[str, tuple[str, ...]]:
         """Map each policy to the roles that it is trained in, the main one first."""

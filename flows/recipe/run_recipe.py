@@ -101,8 +101,12 @@ class RunRecipe(Section, ABC):
     flow: str
     """The flow that the recipe is for."""
 
-    steps: int = Field(ge=1, le=MOST_STEPS)
-    """Optimizer steps."""
+    steps: int = Field(default=0, ge=0, le=MOST_STEPS)
+    """Optimizer steps; 0 counts them by `epochs`."""
+
+    epochs: float = Field(default=0, ge=0, le=1e6)
+    """Passes over the training examples, in place of `steps`: when a run begins, it is given
+    ceil(epochs · examples / groups) steps."""
 
     seed: int = Field(default=0, ge=0, le=2**31 - 1)
     """The one seed; all others derive from it."""
@@ -114,10 +118,20 @@ class RunRecipe(Section, ABC):
     tracking: Tracking = Tracking()
 
     changes_no_result: ClassVar[Mapping[str, Any]] = {
+        "epochs": True,
         "service": True,
         "checkpoints": {"probe_tolerance"},
     }
     """Keys that may change when a run continues."""
+
+    @model_validator(mode="after")
+    def _it_ends(self) -> Self:
+        if (self.steps > 0) == (self.epochs > 0):
+            raise ValueError(
+                f"steps {self.steps} with epochs {self.epochs:g}: give one of them, since a run is "
+                "as long as either says"
+            )
+        return self
 
     @field_validator("flow")
     @classmethod
@@ -136,6 +150,8 @@ class RunRecipe(Section, ABC):
 
     @model_validator(mode="after")
     def _the_learning_rate_rises_before_the_end(self) -> Self:
+        if self.epochs:
+            return self  # the steps are counted when a run begins
         if self.optimizer.warmup_steps >= self.steps:
             raise ValueError(
                 f"optimizer.warmup_steps {self.optimizer.warmup_steps} never end in {self.steps} "
@@ -153,6 +169,10 @@ class RunRecipe(Section, ABC):
     def subject(self) -> str:
         """What a run is named after unless it is given a name."""
         return self.flow
+
+    def steps_of(self, epochs: float) -> int:
+        """Return in how many steps the flow has passed so often over its training examples."""
+        raise FlowError(f"the flow {self.flow} has no examples to pass over; give steps")
 
     def policies(self) -> dict[str, tuple[str, ...]]:
         """Map each policy to the roles that it is trained in, the main one first."""

@@ -5,7 +5,6 @@ a flow may have been started by a Prefect server. What they import is imported w
 a refusal should not wait for a library.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from adapters.calls import POLICY
@@ -13,23 +12,23 @@ from adapters.errors import ServiceError
 from adapters.harness.agents import load_agent
 from adapters.rendering.renderer_names import TEMPLATE, find_config
 from adapters.tinker.engines import LOCAL, check_key, check_reachable, needs_engine
+from flows.recipe.loading import count_steps
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import Model, RunRecipe, read_recipe
-from flows.runtime.eval_targets import EvalTarget, EvalTargetError, read_checkpoint
+from flows.recipe.run_recipe import Model, RunRecipe
 from flows.runtime.references import find_reference
-from tasks.checkpoints import Checkpoint, Ledger
 from tasks.storage.manifest import check_binding
-from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.run_folder import RunFolder
 
 
-class NoBaseModel(ServiceError):
-    """An error for a name that no base model has."""
+def check_start(recipe: Recipe, run: RunFolder) -> Recipe:
+    """Return the recipe that a run, new or not, is bound to: its epochs are counted in steps.
 
-
-def check_start(recipe: Recipe, run: RunFolder) -> None:
-    """Refuse (UserError) what would end a run, new or not, before its first rollout."""
+    Refuse (UserError) what would end the run before its first rollout.
+    """
+    recipe = count_steps(recipe)
     check_run(recipe, run)
     check_recipe(recipe)
+    return recipe
 
 
 def check_run(recipe: RunRecipe, run: RunFolder) -> None:
@@ -67,49 +66,6 @@ def check_recipe(recipe: Recipe) -> None:
         find_config(renderer)
 
 
-def find_target(
-    recipe: Recipe, run: str | None, checkpoint: int | None, model: str | None
-) -> EvalTarget:
-    """Find what an evaluation is to score; UserError if it does not exist."""
-    target = EvalTarget.find(recipe, run, checkpoint, model)
-    folder = folder_of(target.run)
-    check_start(target.bound, folder)
-    if folder.exists() and target.step is not None:
-        Ledger(folder.checkpoints(POLICY)).at(target.step)
-    return target
-
-
-@dataclass(frozen=True)
-class ServedCheckpoint:
-    """A checkpoint of a run that is to be served: the run's name and recipe, and its own name."""
-
-    run: str
-    recipe: Recipe
-    name: str
-    checkpoint: Checkpoint
-
-
-def find_served(name: str) -> ServedCheckpoint | None:
-    """Find the checkpoint RUN, RUN@STEP or RUN:POLICY@STEP; None for a base model, with a slash.
-
-    UserError if it does not exist.
-    """
-    check_reachable()
-    if "/" in name:
-        check_base_model(name)
-        return None
-    named, step = read_checkpoint(name)
-    run, _, policy = named.partition(":")
-    recipe = read_recipe(folder_of(run), Recipe)
-    policy = policy or POLICY
-    if policy not in recipe.policies():
-        there = ", ".join(recipe.policies())
-        raise EvalTargetError(f"{run} trains no policy {policy!r}; there is: {there}")
-    ledger = Ledger(folder_of(run).checkpoints(policy))
-    checkpoint = ledger.at(ledger.last_step() if step is None else step)
-    return ServedCheckpoint(run, recipe, f"{named}@{checkpoint.step}", checkpoint)
-
-
 def check_base_model(base: str) -> None:
     """Refuse a local model that the engine of this machine does not have."""
     shipped = Model.model_fields["base"].default
@@ -117,7 +73,7 @@ def check_base_model(base: str) -> None:
         return
     owner, _, name = base.partition("/")
     if base.startswith(LOCAL) or not owner.strip("~.") or not name or "/" in name:
-        raise NoBaseModel(
+        raise ServiceError(
             f"there is no base model {base}; give {shipped}, the folder of a Hugging Face model, "
             "or a name of Hugging Face's hub"
         )

@@ -5,17 +5,14 @@ from typing import Self
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
+from flows.recipe.algorithm import BASE
+from flows.recipe.loading import count_steps
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, Tracking, read_recipe
+from flows.runtime.checks import check_start
 from tasks.checkpoints import Ledger
 from tasks.storage.manifest import latest_run
-from tasks.storage.run_folder import folder_of, name_run
-
-BASE = "base"
-
-
-class EvalTargetError(UserError):
-    """Refusal of a name that no model has."""
+from tasks.storage.run_folder import folder_of, name_run, read_checkpoint
 
 
 @dataclass(frozen=True)
@@ -37,8 +34,7 @@ class EvalTarget:
         """Name of what is scored: RUN@STEP, or the model."""
         if self.model is not None:
             return self.model
-        ledger = Ledger(folder_of(self.run).checkpoints(POLICY))
-        return f"{self.run}@{ledger.last_step() if self.step is None else self.step}"
+        return f"{self.run}@{Ledger(folder_of(self.run).checkpoints(POLICY)).at(self.step).step}"
 
     @classmethod
     def find(cls, recipe: Recipe, run: str | None, step: int | None, model: str | None) -> Self:
@@ -46,14 +42,15 @@ class EvalTarget:
         if model is None:
             return cls._of_run(recipe, run, step)
         if run is not None or step is not None:
-            raise EvalTargetError(
+            raise UserError(
                 f"--model {model} says who is evaluated, and so do --run and --checkpoint; give "
                 "one of them: --model RUN@STEP is a run's checkpoint"
             )
         if model in (BASE, recipe.model.base):
-            return cls._apart(recipe, BASE)
+            return cls._apart(count_steps(recipe), BASE)
         if "/" in model:
-            return cls._apart(recipe.model_copy(update=_answered_by(recipe, model)), model)
+            changes = _answered_by(recipe, model)
+            return cls._apart(count_steps(recipe).model_copy(update=changes), model)
         return cls._of_run(recipe, *read_checkpoint(model))
 
     @classmethod
@@ -71,12 +68,16 @@ class EvalTarget:
         return cls(f"evaluations/{name}", bound, bound, 0, model)
 
 
-def read_checkpoint(name: str) -> tuple[str, int | None]:
-    """Read RUN or RUN@STEP; without a step it is the last."""
-    run, at, step = name.partition("@")
-    if at and not step.isdecimal():
-        raise EvalTargetError(f"{name!r} names no checkpoint; RUN@STEP does, such as {run}@10")
-    return run, int(step) if at else None
+def find_target(
+    recipe: Recipe, run: str | None, checkpoint: int | None, model: str | None
+) -> EvalTarget:
+    """Find what an evaluation is to score; UserError if it does not exist."""
+    target = EvalTarget.find(recipe, run, checkpoint, model)
+    folder = folder_of(target.run)
+    check_start(target.bound, folder)
+    if folder.exists() and target.step is not None:
+        Ledger(folder.checkpoints(POLICY)).at(target.step)
+    return target
 
 
 def _answered_by(recipe: Recipe, model: str) -> dict[str, object]:

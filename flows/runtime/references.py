@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.tinker.engines import needs_engine, saved_files
+from flows.recipe.algorithm import BASE
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import read_recipe
-from flows.runtime.eval_targets import BASE, read_checkpoint
 from tasks.checkpoints import Ledger
 from tasks.storage.files import is_written, link_or_copy
 from tasks.storage.json_files import read_json, write_json
-from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.run_folder import RunFolder, folder_of, read_checkpoint
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from adapters.tinker.service import PatientSampler, Service
@@ -51,9 +51,7 @@ def find_reference(name: str | None, base: str, folder: RunFolder) -> SavedRefer
             f"algorithm.kl.reference {name} is a checkpoint of {trained}, and the policy is "
             f"{base}; give a checkpoint of that model, or base"
         )
-    ledger = Ledger(parent.checkpoints(POLICY))
-    saved = ledger.at(ledger.last_step() if step is None else step)
-    return SavedReference(parent, saved.sampler)
+    return SavedReference(parent, Ledger(parent.checkpoints(POLICY)).at(step).sampler)
 
 
 def bind_reference(folder: RunFolder, reference: SavedReference, base_model: str) -> None:

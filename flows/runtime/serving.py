@@ -1,4 +1,7 @@
-"""A checkpoint or a base model as an OpenAI-compatible endpoint on loopback."""
+"""A checkpoint or a base model as an OpenAI-compatible endpoint on loopback.
+
+What serves is imported where it is needed: a refusal should not wait for a library.
+"""
 
 import secrets
 import sys
@@ -8,14 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
+from typing import TYPE_CHECKING
 
-from adapters.calls import Policy, Sampling
-from adapters.door.serving import OpenDoor, ServedModel
-from adapters.rendering.chat import Chat
-from adapters.tinker.service import PatientSampler, Service, connect
-from flows.recipe.run_recipe import Model
-from flows.runtime.checks import ServedCheckpoint, find_served
+from adapters.calls import POLICY, Policy, Sampling
+from adapters.errors import UserError
+from adapters.tinker.engines import check_reachable
+from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import Model, ServicePatience, read_recipe
+from flows.runtime.checks import check_base_model
+from tasks.checkpoints import Ledger
 from tasks.storage.manifest import bind_run
+from tasks.storage.run_folder import RunFolder, folder_of, read_checkpoint
+
+if TYPE_CHECKING:
+    from adapters.door.serving import OpenDoor
+    from adapters.tinker.service import Service
 
 LOOK_SECONDS = 0.5
 MOST_TOKENS = 512
@@ -24,51 +34,60 @@ MOST_TOKENS = 512
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights to serve: their name, and the sampling of clients that name none."""
+    """Weights to serve: a base model's or, if there is a run, those of one of its checkpoints."""
 
     name: str
-    service: Service
-    sampler: PatientSampler
     model: Model
     defaults: Sampling
+    """Sampling of clients that name no numbers."""
+    run: RunFolder | None = None
+    sampler: str = ""
+    """Address of the checkpoint at the service."""
 
 
-@dataclass(frozen=True)
-class Served:
-    """An endpoint while it answers."""
+def find_weights(name: str) -> Weights:
+    """Find RUN, RUN@STEP, RUN:POLICY@STEP or, if the name has a slash, a base model.
 
-    base_url: str
-    api_key: str
-    model: str
-    service: Service
-
-    def exports(self) -> dict[str, str]:
-        """Return the environment variables that OpenAI's clients read."""
-        return {
-            "OPENAI_BASE_URL": self.base_url,
-            "OPENAI_API_KEY": self.api_key,
-            "OPENAI_MODEL": self.model,
-        }
-
-    def until(self, closed: Event) -> None:
-        """Wait until `closed` is set; EngineDied if the engine dies before."""
-        while not closed.wait(LOOK_SECONDS):
-            self.service.check()
+    UserError if it does not exist.
+    """
+    check_reachable()
+    if "/" in name:
+        check_base_model(name)
+        return Weights(name, Model(base=name), _sampling(MOST_TOKENS, 1.0))
+    named, step = read_checkpoint(name)
+    run, _, policy = named.partition(":")
+    folder, policy = folder_of(run), policy or POLICY
+    recipe = read_recipe(folder, Recipe)
+    if policy not in recipe.policies():
+        there = ", ".join(recipe.policies())
+        raise UserError(f"{run} trains no policy {policy!r}; there is: {there}")
+    saved = Ledger(folder.checkpoints(policy)).at(step)
+    defaults = _sampling(recipe.rollouts.max_tokens, recipe.rollouts.temperature)
+    return Weights(f"{named}@{saved.step}", recipe.model, defaults, folder, saved.sampler)
 
 
 @contextmanager
-def serve_model(name: str, port: int = 0) -> Iterator[Served]:
-    """Serve RUN, RUN@STEP, RUN:POLICY@STEP or, if the name has a slash, a base model."""
-    served = find_served(name)
-    weights = _of_base(name) if served is None else _of_run(served)
-    with weights as found:
-        base, service = found.model.base, found.service
-        tokenizer = service.tokenizer_of(found.sampler)
-        chat = Chat(tokenizer, found.model.renderer, service.context(base))
-        key = secrets.token_urlsafe(32)
-        model = ServedModel(found.name, Policy(found.sampler, found.name), found.defaults)
-        with OpenDoor(chat, model, key, port) as door:
-            yield Served(door.base_url, key, found.name, service)
+def serve_model(weights: Weights, port: int = 0) -> Iterator[tuple["OpenDoor", "Service"]]:
+    """Yield the endpoint of weights, and the service that samples them."""
+    from adapters.door.serving import OpenDoor
+    from adapters.rendering.chat import Chat
+    from adapters.tinker.service import connect
+
+    base = weights.model.base
+    with _open_state(weights.run) as (state, patience), connect(base, state, patience) as service:
+        saved = weights.sampler
+        sampler = service.sampler(saved) if saved else service.base_sampler(base)
+        tokenizer, context = service.tokenizer_of(sampler), service.context(base)
+        chat = Chat(tokenizer, weights.model.renderer, context)
+        policy, key = Policy(sampler, weights.name), secrets.token_urlsafe(32)
+        with OpenDoor(chat, policy, weights.defaults, key, port) as door:
+            yield door, service
+
+
+def serve_until(closed: Event, service: "Service") -> None:
+    """Wait until `closed` is set; EngineDied if the engine dies before."""
+    while not closed.wait(LOOK_SECONDS):
+        service.check()
 
 
 def stdin_closed() -> Event:
@@ -88,20 +107,18 @@ def stdin_closed() -> Event:
     return closed
 
 
-@contextmanager
-def _of_run(served: ServedCheckpoint) -> Iterator[Weights]:
-    recipe, rollouts = served.recipe, served.recipe.rollouts
-    defaults = Sampling(rollouts.max_tokens, rollouts.temperature, top_p=1.0, top_k=-1)
-    with (
-        bind_run(served.run, recipe.model_dump(mode="json"), recipe.fingerprint()) as folder,
-        connect(recipe.model.base, folder.engine, recipe.service.timeout_seconds) as service,
-    ):
-        sampler = service.sampler(served.checkpoint.sampler)
-        yield Weights(served.name, service, sampler, recipe.model, defaults)
+def _sampling(max_tokens: int, temperature: float) -> Sampling:
+    return Sampling(max_tokens, temperature, top_p=1.0, top_k=-1)
 
 
 @contextmanager
-def _of_base(base: str) -> Iterator[Weights]:
-    defaults = Sampling(MOST_TOKENS, temperature=1.0, top_p=1.0, top_k=-1)
-    with TemporaryDirectory() as state, connect(base, Path(state)) as service:
-        yield Weights(base, service, service.base_sampler(base), Model(base=base), defaults)
+def _open_state(run: RunFolder | None) -> Iterator[tuple[Path, float]]:
+    """Yield the folder of an engine's state, and the patience with a service in seconds."""
+    if run is None:
+        with TemporaryDirectory() as state:
+            yield Path(state), ServicePatience().timeout_seconds
+        return
+    recipe = read_recipe(run, Recipe)
+    values = recipe.model_dump(mode="json")
+    with bind_run(run.name, values, recipe.fingerprint()) as folder:
+        yield folder.engine, recipe.service.timeout_seconds

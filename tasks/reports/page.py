@@ -25,6 +25,7 @@ from tasks.reports.plots import (
     draw_times,
 )
 from tasks.storage.files import write_text
+from tasks.storage.keys import flatten
 from tasks.storage.manifest import Manifest, differences, read_manifest
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside
@@ -93,7 +94,7 @@ def render_report(runs: Sequence[RunFolder]) -> str:
 
 def compare_recipes(recipes: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any], bool]]:
     """List each key of recipes, its values, and whether they differ."""
-    flat = [_flatten(recipe) for recipe in recipes]
+    flat = [flatten(recipe) for recipe in recipes]
     keys = dict.fromkeys(key for recipe in flat for key in recipe)
     rows = [(key, [recipe.get(key) for recipe in flat]) for key in keys]
     return [(key, values, any(value != values[0] for value in values)) for key, values in rows]
@@ -122,14 +123,6 @@ def _spending(views: Views) -> list[dict[str, Any]]:
 def _svgs(drawings: Sequence[str]) -> list[Markup]:
     """Mark drawings as HTML: matplotlib has escaped their texts."""
     return [Markup(drawing) for drawing in drawings]
-
-
-def _flatten(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in recipe.items():
-        nested = isinstance(value, Mapping) and value
-        flat |= _flatten(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
-    return flat
 
 
 def _all_metrics(runs: Sequence[RunCurves]) -> list[tuple[str, list[tuple[Any, Any]]]]:

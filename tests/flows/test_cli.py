@@ -96,7 +96,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
 
 
 def test_the_listed_keys_carry_their_explanations() -> None:
-    assert "--optimizer.learning_rate" in recipe_options()
+    assert "optimizer.learning_rate (float" in recipe_options()
     assert "Step size" in recipe_options()
 
 

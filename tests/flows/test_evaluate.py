@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from adapters.calls import POLICY, Policy, Sampling
-from adapters.door.serving import OpenDoor, ServedModel
+from adapters.door.serving import OpenDoor
+from adapters.errors import UserError
 from adapters.harness.player import BatchRefused
 from flows.evaluate import evaluate
-from flows.runtime.eval_targets import EvalTarget, EvalTargetError, read_checkpoint
+from flows.runtime.eval_targets import EvalTarget
 from tasks.recording.journal import Journal, read_journal
 from tasks.reports.tables import runs_table
 from tasks.reports.transcripts import read_games
 from tasks.storage.files import write_text
-from tasks.storage.run_folder import RunError
+from tasks.storage.run_folder import RunError, read_checkpoint
 from tests.support.small_recipe import small_recipe
 from tests.support.stand_in import CHAT, END, StandIn, letters
 
@@ -69,11 +70,11 @@ def test_an_evaluation_that_was_cut_off_goes_on_and_plays_no_example_twice(
 @pytest.mark.usefixtures("runs")
 def test_who_is_evaluated_is_said_in_one_way() -> None:
     recipe = small_recipe()
-    with pytest.raises(EvalTargetError, match="--model RUN@STEP is a run's checkpoint"):
+    with pytest.raises(UserError, match="--model RUN@STEP is a run's checkpoint"):
         EvalTarget.find(recipe, "one", None, "base")
     with pytest.raises(RunError, match="there is no run at"):
         EvalTarget.find(recipe, None, None, "none@3")
-    with pytest.raises(EvalTargetError, match="RUN@STEP does, such as one@10"):
+    with pytest.raises(RunError, match="RUN@STEP does, such as one@10"):
         read_checkpoint("one@last")
     assert read_checkpoint("one@3") == ("one", 3)
 
@@ -102,11 +103,10 @@ def test_a_model_of_litellm_answers_as_the_policy(
 ) -> None:
     pytest.importorskip("litellm")
     recipe = small_recipe(evaluation={"examples": 2}, rollouts=ONE_BY_ONE)
-    policy = Policy(StandIn(lambda *_: [*letters("I am here."), END]), "0")
-    served = ServedModel("any", policy, Sampling(16, 1.0, 1.0, -1))
-    with OpenDoor(CHAT, served, "a-key") as door:
-        monkeypatch.setenv("OPENAI_BASE_URL", door.base_url)
-        monkeypatch.setenv("OPENAI_API_KEY", "a-key")
+    policy = Policy(StandIn(lambda *_: [*letters("I am here."), END]), "any")
+    with OpenDoor(CHAT, policy, Sampling(16, 1.0, 1.0, -1), "a-key") as door:
+        for name, value in door.variables().items():
+            monkeypatch.setenv(name, value)
         evaluated = evaluate(recipe, model="openai/any")
     assert set(evaluated.scores) == {"sampled"}
     assert evaluated.scores["sampled"].failed == 0

@@ -8,24 +8,26 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from flows.recipe.presets import PRESETS, flatten, merge
+from flows.recipe.presets import PRESETS
 from flows.recipe.recipe import Recipe
+from flows.recipe.section import TABLES
 from flows.runtime.open_rollouts import greedy_sampling, training_sampling
 from tasks.algorithm.advantages import ADVANTAGES
 from tasks.algorithm.losses import LOSSES
 from tasks.algorithm.settings import Number
 from tasks.datums import to_datums
 from tasks.references import SCHEMA as REFERENCES
+from tasks.storage.keys import find, flatten, merge, nest
 from tests.support.credited import build
 from tests.support.small_recipe import small_recipe
 from tests.support.trajectory_rows import table
 
-TABLES = {"roles", "algorithm.advantage_settings", "algorithm.loss_settings"}
 STEPS = 8
 
 OTHERS: Mapping[str, tuple[Any, ...]] = {
     "agent": ("arithmetic",),
     "steps": (9,),
+    "epochs": (2.5,),
     "flow": ("evaluate",),
     "seed": (1,),
     "roles": ({"teller": "policy:other"},),
@@ -143,18 +145,6 @@ def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield prefix + name
 
 
-def nested(key: str, value: Any) -> dict[str, Any]:
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return value
-
-
-def find(values: Any, key: str) -> Any:
-    for part in key.split("."):
-        values = values[part]
-    return values
-
-
 def recipe_of(context: Mapping[str, Any], *changes: Mapping[str, Any]) -> Recipe:
     """Make a small recipe of a context, and of changes over it."""
     base = small_recipe(steps=STEPS).model_dump(exclude_unset=True)
@@ -260,7 +250,7 @@ def consumed(recipe: Recipe, key: str) -> Any:
 
 def test_each_leaf_of_the_recipe_is_tried_with_a_value_that_is_not_its_default() -> None:
     keys = {*leaves(Recipe)}
-    assert keys - TABLES == OTHERS.keys() - TABLES
+    assert keys - {*TABLES} == OTHERS.keys() - {*TABLES}
     plain = small_recipe(steps=STEPS).model_dump()
     assert not [key for key in OTHERS if find(plain, key) in OTHERS[key]]
 
@@ -274,9 +264,13 @@ def test_another_value_of_a_key_changes_what_a_run_consumes_or_is_refused_by_its
         for other in others:
             if find(base.model_dump(), key) == other:
                 continue
-            changed = recipe_or_refusal(CONTEXTS[context], nested(key, other))
+            changed = recipe_or_refusal(CONTEXTS[context], nest(key, other))
             if isinstance(changed, str):
-                keys = [*flatten(PRESETS[other].values)] if key == "algorithm.preset" else [key]
+                keys = (
+                    [*flatten(PRESETS[other].values, TABLES)]
+                    if key == "algorithm.preset"
+                    else [key]
+                )
                 named = any(names(one, changed) for one in keys)
                 assert named, f"{key}={other} is refused by: {changed}"
                 continue
@@ -293,7 +287,7 @@ def test_a_key_that_is_no_part_of_the_fingerprint_is_said_to_change_no_result() 
     base = recipe_of({})
     for key, others in OTHERS.items():
         try:
-            changed = recipe_of({}, nested(key, others[0]))
+            changed = recipe_of({}, nest(key, others[0]))
         except ValidationError:
             continue
         section, _, name = key.partition(".")

@@ -12,10 +12,11 @@ from flows.importing.translation import ImportRefusal
 from flows.importing.trinity_algorithm import ADVANTAGES, ALGORITHMS, LOSSES
 from flows.importing.trinity_file import known_keys, read_trinity
 from flows.recipe.loading import RecipeError, named_recipe
-from flows.recipe.presets import REFUSED, merge
+from flows.recipe.presets import REFUSED
 from flows.recipe.recipe import Recipe
 from flows.train import train
 from tasks.metrics import read_metrics
+from tasks.storage.keys import merge
 from tests.flows.test_presets import TRINITY
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +41,7 @@ def algorithm(**values: Any) -> dict[str, Any]:
 
 def test_the_published_configuration_becomes_a_recipe_with_its_defaults_made_explicit() -> None:
     recipe = imported()
-    assert (recipe.steps, recipe.seed) == (1, 42), "80 examples are fewer than one step's 96"
+    assert (recipe.epochs, recipe.steps, recipe.seed) == (1, 0, 42)
     assert (recipe.agent, recipe.dataset.order) == ("gsm8k", "sequential")
     rollouts, optimizer = recipe.rollouts, recipe.optimizer
     assert (rollouts.groups, rollouts.group_size, rollouts.lag) == (96, 8, 1)
@@ -76,18 +77,35 @@ def test_each_value_says_where_it_comes_from_and_each_key_left_out_what_it_does(
 
 
 def test_without_replacements_the_recipe_names_the_model_and_the_data_of_the_file() -> None:
-    recipe = yaml.safe_load(import_trinity("trinity.yaml", CONFIG, ["steps=77"]))
+    recipe = yaml.safe_load(import_trinity("trinity.yaml", CONFIG))
     assert recipe["dataset"]["path"] == "hub:openai/gsm8k/main"
     assert (recipe["agent"], recipe["model"]["base"]) == ("gsm8k", "meta-llama/Llama-3.2-3B")
-    with pytest.raises(ImportRefusal, match=r"buffer.total_epochs 1 depend on .*--set steps=…"):
-        import_trinity("trinity.yaml", CONFIG)
+    assert (recipe["epochs"], "steps" in recipe) == (1, False)
+
+
+def test_how_long_a_run_is_may_be_said_in_epochs_in_steps_or_by_the_user() -> None:
+    def length(*overrides: str, **changes: Any) -> tuple[float, int]:
+        recipe = imported(*overrides, **changes)
+        return recipe.epochs, recipe.steps
+
+    assert length(buffer={"total_epochs": 3}) == (3, 0)
+    assert length(buffer={"total_epochs": 3, "total_steps": 7}) == (0, 7)
+    assert length(buffer={"total_steps": 7}, trainer={"total_steps": 5}) == (0, 5)
+    assert length("steps=4", buffer={"total_epochs": 3}) == (0, 4)
+    assert length("epochs=0.5", buffer={"total_steps": 7}) == (0.5, 0)
+    told = text_of(buffer={"total_epochs": 3}, trainer={"total_steps": 5})
+    assert "\n# buffer.total_epochs: ends the training earlier" in told
+    warmup = algorithm(optimizer={"lr": 1e-5, "lr_warmup_steps_ratio": 0.1})
+    with pytest.raises(ImportRefusal, match=r"ratio 0.1 is a share of steps .*warmup_steps=…"):
+        imported(**warmup)
+    assert imported("optimizer.warmup_steps=3", **warmup).optimizer.warmup_steps == 3
 
 
 @pytest.mark.story
 @pytest.mark.usefixtures("prefect_server", "no_tinker")
 def test_the_imported_configuration_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
-    small = ("rollouts.groups=4", "rollouts.group_size=4", "rollouts.max_tokens=48", "steps=2")
+    small = ("rollouts.groups=4", "rollouts.group_size=4", "rollouts.max_tokens=48", "epochs=0.1")
     file = tmp_path / "recipe.yaml"
     without_wandb = {"monitor": {"monitor_type": "tensorboard"}}
     file.write_text(text_of(*small, "evaluation.examples=4", **without_wandb))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.runtime.serving import serve_model
+from flows.runtime.serving import find_weights, serve_model
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "tests/support/inspect_program.py"  # Inspect wants it relative
@@ -20,9 +20,9 @@ INSPECT = ROOT / os.environ.get("INSPECT", ".venv-inspect/bin/inspect")
     reason=f"Inspect AI is not installed: there is no {INSPECT}; run `make inspect`",
 )
 def test_an_evaluation_of_inspect_scores_a_served_model(tmp_path: Path) -> None:
-    with serve_model("local/tiny-chat") as served:
-        environment = {**os.environ, **served.exports(), "INSPECT_DISPLAY": "plain"}
-        model = f"openai-api/openai/{served.model}"
+    with serve_model(find_weights("local/tiny-chat")) as (endpoint, _):
+        environment = {**os.environ, **endpoint.variables(), "INSPECT_DISPLAY": "plain"}
+        model = f"openai-api/openai/{environment['OPENAI_MODEL']}"
         options = ["--model", model, "--limit", "20", "--max-tokens", "24"]
         finished = subprocess.run(
             [INSPECT, "eval", PROGRAM, *options, "--log-dir", tmp_path, "--log-format", "json"],

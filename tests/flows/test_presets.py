@@ -9,8 +9,10 @@ from pydantic import ValidationError
 from benchmarks.algorithms import describe_presets
 from flows.recipe.algorithm import Algorithm
 from flows.recipe.loading import changed_recipe, named_recipe
-from flows.recipe.presets import PRESETS, REFUSED, describe_preset, flatten, merge
+from flows.recipe.presets import PRESETS, REFUSED, describe_preset
 from flows.recipe.recipe import Recipe
+from flows.recipe.section import TABLES
+from tasks.storage.keys import flatten, merge
 from tests.support.small_recipe import small_recipe
 
 TRINITY = [
@@ -43,7 +45,7 @@ every_preset = pytest.mark.parametrize("name", PRESETS)
 
 
 def values_of(recipe: Recipe) -> dict[str, Any]:
-    return flatten(recipe.model_dump())
+    return flatten(recipe.model_dump(), TABLES)
 
 
 def test_each_of_trinity_s_names_is_a_preset_or_is_refused() -> None:
@@ -55,7 +57,7 @@ def test_each_of_trinity_s_names_is_a_preset_or_is_refused() -> None:
 @every_preset
 def test_a_preset_becomes_explicit_values(name: str) -> None:
     recipe = small_recipe(algorithm={"preset": name})
-    assert flatten(PRESETS[name].values).items() <= values_of(recipe).items()
+    assert flatten(PRESETS[name].values, TABLES).items() <= values_of(recipe).items()
     assert recipe.update_method().request(0).loss.name
 
 

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from adapters.calls import Sampling
 from adapters.door.serving import choose_sampling
+from adapters.errors import UserError
 from flows.cli.commands import app
-from flows.runtime.eval_targets import EvalTargetError
 from flows.runtime.open_run import open_run
-from flows.runtime.serving import Served, serve_model
+from flows.runtime.serving import find_weights, serve_model
 from tests.support.engine_server import Address
 from tests.support.small_recipe import small_recipe
 from tests.support.two_policies import two_policies
@@ -25,18 +25,22 @@ pytestmark = pytest.mark.usefixtures("tiny_chat")
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, tiny_chat: Address) -> Iterator[Served]:
+def served(
+    tmp_path_factory: pytest.TempPathFactory, tiny_chat: Address
+) -> Iterator[dict[str, str]]:
+    """The variables of a checkpoint's endpoint."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RATCHET_RUNS", str(tmp_path_factory.mktemp("runs")))
         with open_run(small_recipe(), "one"):
             pass  # the run has its checkpoint 0
-        with serve_model("one@0") as endpoint:
-            yield endpoint
+        with serve_model(find_weights("one@0")) as (endpoint, _):
+            yield endpoint.variables()
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=served.base_url, api_key=served.api_key, max_retries=0) as client:
+def client(served: dict[str, str]) -> Iterator[openai.OpenAI]:
+    address, key = served["OPENAI_BASE_URL"], served["OPENAI_API_KEY"]
+    with openai.OpenAI(base_url=address, api_key=key, max_retries=0) as client:
         yield client
 
 
@@ -46,27 +50,24 @@ def said(client: openai.OpenAI, **fields: object) -> str | None:
 
 
 def test_a_checkpoint_is_served_by_its_name_at_a_plain_address(
-    served: Served, client: openai.OpenAI
+    served: dict[str, str], client: openai.OpenAI
 ) -> None:
-    assert served.base_url.endswith("/v1")
+    assert served["OPENAI_BASE_URL"].endswith("/v1")
     assert [model.id for model in client.models.list()] == ["one@0"]
-    assert set(served.exports()) == {"OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL"}
+    assert served["OPENAI_MODEL"] == "one@0"
 
 
 @pytest.mark.usefixtures("served")
 def test_one_policy_of_several_is_served_by_its_name() -> None:
     with open_run(two_policies(), "several") as run:
         _, listener = run.policies
-    with serve_model("several:listener@0") as served:
-        assert served.model == "several:listener@0"
-    assert listener.ledger.at(0).sampler != run.ledger.at(0).sampler
-    with (
-        pytest.raises(
-            EvalTargetError, match="several trains no policy 'fox'; there is: policy, li"
-        ),
-        serve_model("several:fox"),
-    ):
-        pass
+    listening = find_weights("several:listener@0")
+    assert listening.name == find_weights("several:listener").name == "several:listener@0"
+    with serve_model(listening) as (endpoint, _):
+        assert endpoint.variables()["OPENAI_MODEL"] == "several:listener@0"
+    assert listening.sampler == listener.ledger.at(0).sampler != run.ledger.at(0).sampler
+    with pytest.raises(UserError, match="several trains no policy 'fox'; there is: policy, li"):
+        find_weights("several:fox")
 
 
 def test_what_the_client_asks_for_is_how_it_is_sampled(client: openai.OpenAI) -> None:

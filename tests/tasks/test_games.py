@@ -57,7 +57,8 @@ def test_a_game_has_its_example_how_it_went_and_what_was_said(spans: Path) -> No
     assert "split" not in read_games([spans], ["answer"])[0]
     assert (won["reward"], won["correct"], won["error"]) == (1.0, True, None)
     assert (won["turn_index"], won["num_tool_calls"]) == (2, 1)
-    said = [(turn["role"], turn["question"], turn["response"]) for turn in won["interactions"]]
+    turns: Any = won["interactions"]
+    said = [(turn["role"], turn["question"], turn["response"]) for turn in turns]
     assert said == [
         ("policy", "turn 1", "search({})"),
         ("policy", "found", "Is it alive?"),
