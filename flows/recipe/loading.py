@@ -206,9 +206,9 @@ def _without(values: Section, sections: Mapping[str, Section]) -> dict[str, Json
 
 
 def _explain(error: ValidationError) -> str:
-    lines = [
-        f"recipe.{'.'.join(str(part) for part in mistake['loc'])}: {mistake['msg']}"
-        f" (got {mistake['input']!r})"
-        for mistake in error.errors()
-    ]
+    lines: list[str] = []
+    for mistake in error.errors():
+        place, given = ".".join(["recipe", *map(str, mistake["loc"])]), mistake["input"]
+        shown = "" if isinstance(given, Mapping) else f" (got {given!r})"
+        lines.append(f"{place}: {mistake['msg']}{shown}")
     return "; ".join(lines)
