@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, NotRequired, Protocol, TypedDict
 
@@ -118,9 +118,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The JSON that an answer must be: any object, or a value that fits `schema`."""
+    """The JSON that an answer must be: any object, or a value that fits `schema`.
+
+    `where` names the client's field that has the schema.
+    """
 
     schema: Mapping[str, object] | None = None
+    where: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +213,8 @@ class Completion:
     replayed: bool = False
     """True if the answer was sampled in an earlier attempt and is only given again in this one."""
     usage: Usage | None = None
+    outcomes: Mapping[str, JsonObject] = field(default_factory=dict)
+    """Whether the answer follows the `tool_choice` and the `format` that the request asks for."""
 
     @property
     def token_counts(self) -> tuple[int, int]:

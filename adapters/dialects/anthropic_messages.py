@@ -34,7 +34,6 @@ from adapters.dialects.fields import (
 )
 from adapters.dialects.openai_fields import check_offered
 from adapters.dialects.sse import write_named
-from adapters.dialects.structured import create_format
 from adapters.rendering.chat import Chat, stop_string
 
 MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
@@ -217,7 +216,7 @@ def _read_schema(value: object, where: str) -> Format | None:
     if not isinstance(value, dict) or named != "json_schema":
         raise bad_request(f"{where}.type is {named!r}; it must be json_schema.", where)
     schema = read_field(value, "schema", dict, "an object", f"{where}.")
-    return create_format(schema, f"{where}.schema")
+    return Format(schema, f"{where}.schema")
 
 
 def _opening(completion: Completion) -> JsonObject:

@@ -52,6 +52,11 @@ def read_field(
     raise bad_request(f"{field} is {json_type(value)}; it must be {article}.", field)
 
 
+def refuse_constant(name: str) -> None:
+    """Refuse (ValueError) NaN and the infinities, which Python's parser of JSON accepts."""
+    raise ValueError(f"{name} is not a JSON number")
+
+
 def wants_tokens(fields: Mapping[str, object]) -> bool:
     """Return whether a client asked for the token ids of its answer, by vLLM's field."""
     return read_field(fields, TOKENS, bool, "a boolean") or False

@@ -12,7 +12,6 @@ from adapters.dialects.fields import (
     read_list,
     read_object,
 )
-from adapters.dialects.structured import create_format
 from adapters.rendering.chat import Chat
 
 MODES = ("auto", "none", "required")
@@ -89,7 +88,7 @@ def read_format(value: object, where: str) -> Format | None:
     inner = "json_schema" in value
     written = read_object(value, "json_schema", f"{where}.") if inner else value
     place = f"{where}.json_schema." if inner else f"{where}."
-    return create_format(read_field(written, "schema", dict, "an object", place), f"{place}schema")
+    return Format(read_field(written, "schema", dict, "an object", place), f"{place}schema")
 
 
 def write_logprobs(completion: Completion, chat: Chat) -> list[JsonObject]:

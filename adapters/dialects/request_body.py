@@ -6,7 +6,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from adapters.calls import Refused
-from adapters.dialects.fields import bad_request
+from adapters.dialects.fields import bad_request, refuse_constant
 
 LARGEST_BODY = 16 * 1024 * 1024
 DEEPEST = 200
@@ -32,16 +32,12 @@ async def read_body(request: Request) -> bytes:
 def parse_json(body: bytes) -> object:
     """Parse strict JSON: no NaN, 1e999 or half a surrogate pair, all of which Python accepts."""
     try:
-        value = json.loads(body, parse_constant=_no_constant)
+        value = json.loads(body, parse_constant=refuse_constant)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
         _check_depth(value)
     except (ValueError, RecursionError) as error:
         raise bad_request(f"The body is not JSON ({error}).", code="invalid_json") from error
     return value
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def _check_depth(value: object) -> None:

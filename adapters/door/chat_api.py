@@ -22,6 +22,7 @@ from adapters.dialects.table import (
     write_response,
 )
 from adapters.door.call_sequence import RequestMeta
+from adapters.door.format_checks import FormatChecks
 from adapters.network.addresses import Listener
 from adapters.network.app_server import ANY_PORT, AppServer
 from adapters.rendering.chat import Chat
@@ -36,6 +37,7 @@ class ChatApi(ABC):
     def __init__(self, chat: Chat, prefix: str, listener: Listener = ANY_PORT) -> None:
         self.chat = chat
         self.prefix = prefix
+        self.formats = FormatChecks()
         self.app = self._app()
         self.server = AppServer(self.app, listener)
 
@@ -45,6 +47,7 @@ class ChatApi(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.server.stop()
+        self.formats.close()
 
     @property
     def address(self) -> str:
@@ -93,6 +96,7 @@ class ChatApi(ABC):
         answer = self.find_caller(request)
         body, dialect = await read_body(request), dialect_of(request)
         asked = dialect.read(parse_json(body))
+        await self.formats.check_schema(asked.format)
         retry = read_number(request.headers.get("x-stainless-retry-count", ""))
         meta = RequestMeta(sha256(body).digest(), retry, request.is_disconnected)
         return write_response(dialect, await answer(asked, meta), self.chat)

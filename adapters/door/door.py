@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 
 from fastapi import Request, Response
 
-from adapters.calls import POLICY, Completion, Refused
+from adapters.calls import POLICY, Completion, Place, Refused
 from adapters.calls import Request as ChatRequest
 from adapters.dialects.fields import bad_request
 from adapters.dialects.request_body import read_body
@@ -25,7 +26,7 @@ from adapters.door.batches import Attempt, OpenBatch
 from adapters.door.call_sequence import UNRECORDED, RequestMeta
 from adapters.door.chat_api import Caller, ChatApi, read_number, token_of
 from adapters.door.policy_backend import PolicyBackend
-from adapters.door.recorded import Answer
+from adapters.door.recorded import Answer, Memory
 from adapters.errors import UserError
 from adapters.network.addresses import Listener
 from adapters.network.app_server import ANY_PORT
@@ -119,7 +120,12 @@ class Door(ChatApi):
             text = f"Nobody answers the role {role!r}; there is: {', '.join(self.roles)}."
             raise Refused(404, text, code="no_role")
         calls = batch.calls(attempt, role, self.chat, self._max_calls)
-        answer = self._find_answer(role, batch, attempt)
+        backend = self._find_answer(role, batch, attempt)
+
+        async def answer(asked: ChatRequest, place: Place, memory: Memory) -> Completion:
+            completion = await backend(asked, place, memory)
+            outcomes = await self.formats.outcomes(asked, completion.message)
+            return replace(completion, outcomes=outcomes)
 
         async def answer_all(asked: ChatRequest, meta: RequestMeta) -> list[Completion]:
             with attempt.waiting():

@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 
 from adapters.calls import Begun, Completion, RefusedCall
-from adapters.dialects.structured import outcomes
 from adapters.player_protocol import Failure
 from adapters.rewards import Reward, RewardError, check_roles
 
@@ -113,7 +112,7 @@ def call_span(completion: Completion, run_id: str | None = None) -> Span:
         "reply": completion.message,
         "tools": list(request.tools),
         "attributes": without_secrets({"request": dict(request.fields)})
-        | outcomes(request, completion.message)
+        | dict(completion.outcomes)
         | _cost(completion),
         "request_sha": completion.request_sha,
         "replayed": completion.replayed,

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.calls import Refused, Request, Sampling
+from adapters.calls import Message, Refused, Request, Sampling
 from adapters.dialects import anthropic_messages, openai_chat, openai_responses
-from adapters.dialects.structured import format_instructions, outcomes
+from adapters.dialects.structured import choice_outcome, format_instructions
 from adapters.dialects.table import DIALECTS, Dialect
+from adapters.door.format_checks import find_error
 from adapters.door.prefixes import Prefixes
 from adapters.door.recorded import request_sha
 from adapters.door.serving import choose_sampling
@@ -64,7 +65,13 @@ def test_any_body_becomes_a_prompt_or_is_refused(dialect: Dialect, body: Any, sa
         Prefixes(CHAT).prompt(request.messages, request.tools, format_instructions(request)).tokens
     )
     assert request_sha(request, Sampling(9, 1.0, 1.0, -1))
-    assert isinstance(outcomes(request, {"role": "assistant", "content": said}), dict)
+    answered: Message = {"role": "assistant", "content": said}
+    assert set(choice_outcome(request.choice, answered)) == {"mode", "names", "parallel", "kept"}
+    if request.format is not None:
+        schema = json.dumps(request.format.schema or True)
+        if find_error(schema, None) == (True, None):
+            valid, error = find_error(schema, said)
+            assert valid == (error is None)
 
 
 NUMBERS = {

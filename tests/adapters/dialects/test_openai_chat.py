@@ -148,7 +148,7 @@ def test_a_single_stop_string_becomes_a_list() -> None:
         (body(response_format="json"), "response_format"),
         (body(response_format={"type": "grammar"}), "response_format"),
         (
-            body(response_format={"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}),
+            body(response_format={"type": "json_schema", "json_schema": {"schema": "x"}}),
             "response_format.json_schema.schema",
         ),
     ],

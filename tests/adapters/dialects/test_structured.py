@@ -1,6 +1,8 @@
 """Requested formats of answers: the model's instructions, the check and the record."""
 
+import asyncio
 import json
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +11,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from adapters.calls import Choice, Format, Message, Refused, Request, Sampling
-from adapters.dialects.structured import create_format, format_instructions, outcomes
+from adapters.dialects.structured import format_instructions
+from adapters.door.format_checks import FormatChecks
 from adapters.door.recorded import request_sha
 from tasks.recording.spans import call_span
 from tests.support.opened_door import ASK, CALL, CHAT, TOOLS, Opened
@@ -35,14 +38,23 @@ def said(content: str = "", *calls: str) -> Message:
     return message
 
 
-def valid(form: Format, message: Message) -> tuple[bool | None, str | None]:
-    found: Any = outcomes(request(format=form), message)["format"]
+@pytest.fixture(scope="module")
+def formats() -> Iterator[FormatChecks]:
+    checks = FormatChecks()
+    yield checks
+    checks.close()
+
+
+def check(formats: FormatChecks, form: Format, message: Message) -> tuple[bool | None, str | None]:
+    found: Any = asyncio.run(formats.outcomes(request(format=form), message))["format"]
     return found["valid"], found["error"]
 
 
-def test_a_request_without_a_format_has_no_instruction_and_no_outcome() -> None:
+def test_a_request_without_a_format_has_no_instruction_and_no_outcome(
+    formats: FormatChecks,
+) -> None:
     assert format_instructions(request()) == format_instructions(request(tools=TOOLS)) == []
-    assert outcomes(request(tools=TOOLS), said("hello", "look")) == {}
+    assert asyncio.run(formats.outcomes(request(tools=TOOLS), said("hello", "look"))) == {}
 
 
 @pytest.mark.parametrize(
@@ -75,35 +87,42 @@ def test_only_a_set_format_changes_the_request_s_digest() -> None:
     assert plain == request_sha(Request("other", ASK, [], None, [], {"odd": 1}), SAMPLING)
 
 
-def test_an_answer_is_checked_against_its_schema() -> None:
-    assert valid(Format(SCHEMA), said(' {"a": 1} ')) == (True, None)
-    assert valid(Format(SCHEMA), said('{"a": "x"}')) == (False, '$.a: "x" is not of type "integer"')
-    assert valid(Format(SCHEMA), said("Sure!"))[1] == (
+def test_an_answer_is_checked_against_its_schema(formats: FormatChecks) -> None:
+    assert check(formats, Format(SCHEMA), said(' {"a": 1} ')) == (True, None)
+    assert check(formats, Format(SCHEMA), said('{"a": "x"}')) == (
+        False,
+        '$.a: "x" is not of type "integer"',
+    )
+    assert check(formats, Format(SCHEMA), said("Sure!"))[1] == (
         "not JSON: Expecting value: line 1 column 1 (char 0)"
     )
-    assert valid(Format(SCHEMA), said('{"a": NaN}'))[0] is False
-    assert valid(Format(), said("{}")) == (True, None)
-    assert valid(Format(), said("[]")) == (False, "not an object: []")
-    assert valid(Format(), said("[" * 10_000))[0] is False
-    assert valid(Format(SCHEMA), said("", "look")) == (None, None)
+    assert check(formats, Format(SCHEMA), said('{"a": NaN}'))[0] is False
+    assert check(formats, Format(), said("{}")) == (True, None)
+    assert check(formats, Format(), said("[]")) == (False, "not an object: []")
+    assert check(formats, Format(), said("[" * 10_000))[0] is False
+    assert check(formats, Format(SCHEMA), said("", "look")) == (None, None)
 
 
-def test_a_circular_reference_asks_for_nothing() -> None:
-    assert valid(Format({"$ref": "#"}), said("{}")) == (True, None)
+def test_a_circular_reference_asks_for_nothing(formats: FormatChecks) -> None:
+    assert check(formats, Format({"$ref": "#"}), said("{}")) == (True, None)
 
 
 @pytest.mark.parametrize("content", ["[" * 300 + "]" * 300, "1" + "0" * 400, "-1e400"])
-def test_an_answer_of_any_depth_or_size_is_checked_or_said_to_be_unchecked(content: str) -> None:
-    ok, error = valid(Format({"items": {"type": "array"}}), said(content))
-    assert (ok, error) == (True, None) or (ok is False and error is not None)
+def test_an_answer_of_any_depth_or_size_is_checked_or_said_to_be_unchecked(
+    formats: FormatChecks, content: str
+) -> None:
+    ok, error = check(formats, Format({"items": {"type": "array"}}), said(content))
+    assert (ok, error) == (True, None) or (not ok and error is not None)
 
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(?=(a+)+$)(a|aa)+\\1$", "(x+x+)+y"])
-def test_a_regular_expression_that_backtracks_is_bounded(pattern: str) -> None:
-    form = create_format({"pattern": pattern}, "here")
-    assert valid(form, said(json.dumps("a" * 40 + "!")))[0] is False
-    assert valid(form, said(json.dumps("x" * 5_000)))[0] is False
+def test_a_regular_expression_that_backtracks_is_bounded(
+    formats: FormatChecks, pattern: str
+) -> None:
+    form = Format({"pattern": pattern})
+    assert check(formats, form, said(json.dumps("a" * 40 + "!")))[0] is False
+    assert check(formats, form, said(json.dumps("x" * 5_000)))[0] is False
 
 
 @pytest.mark.parametrize(
@@ -116,9 +135,9 @@ def test_a_regular_expression_that_backtracks_is_bounded(pattern: str) -> None:
         {"$ref": "#/$defs/none"},
     ],
 )
-def test_an_invalid_schema_is_refused(schema: dict[str, Any]) -> None:
+def test_an_invalid_schema_is_refused(formats: FormatChecks, schema: dict[str, Any]) -> None:
     with pytest.raises(Refused, match="is not a JSON Schema") as refused:
-        create_format(schema, "here")
+        asyncio.run(formats.check_schema(Format(schema, "here")))
     assert (refused.value.status, refused.value.param) == (400, "here")
 
 
@@ -135,10 +154,11 @@ def test_an_invalid_schema_is_refused(schema: dict[str, Any]) -> None:
     ],
 )
 def test_the_outcome_says_whether_the_tool_choice_was_followed(
-    choice: Choice, called: list[str], kept: bool
+    formats: FormatChecks, choice: Choice, called: list[str], kept: bool
 ) -> None:
-    found = outcomes(request(choice=choice, tools=TOOLS), said("", *called))["tool_choice"]
-    assert found["kept"] is kept
+    asked = request(choice=choice, tools=TOOLS)
+    found = asyncio.run(formats.outcomes(asked, said("", *called)))
+    assert found["tool_choice"]["kept"] is kept
 
 
 def test_parse_returns_the_client_s_type_and_the_span_records_a_valid_format(
