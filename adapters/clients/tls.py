@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import cache, lru_cache, partial, wraps
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -20,6 +21,9 @@ TRANSPORTS = ("httpx._transports.default", "httpx2._transports.default")
 
 HTTP_1 = ["http/1.1"]
 """Protocols that a client offers, unless it asks for HTTP/2."""
+
+_reading = Lock()
+"""Held while a context is looked up, since threads that miss it together would each read it."""
 
 Self = TypeVar("Self")
 P = ParamSpec("P")
@@ -85,7 +89,8 @@ def _sharing(
     def init_sharing(self: Self, *args: P.args, **options: P.kwargs) -> None:
         own = args or options.get("cert") or options.get("http2")
         if not own and options.get("verify", True) is True:
-            options["verify"] = contexts(options.get("trust_env", True), _environment())
+            with _reading:
+                options["verify"] = contexts(options.get("trust_env", True), _environment())
         init(self, *args, **options)
 
     return init_sharing
