@@ -65,7 +65,14 @@ def test_a_null_reward_leaves_a_rollout_out() -> None:
         ("select * from read_csv('/etc/passwd')", "cannot be run"),
         ("copy rewards to 'stolen.csv'", "cannot be run"),
         ("select 1; select 2", "cannot be run"),
+        ("select rollout_id, role, 'good' as reward from rewards", "returns VARCHAR as reward"),
+        (
+            "select rollout_id, role, [reward] as reward from rewards",
+            r"returns DOUBLE\[\] as reward",
+        ),
+        ("select rollout_id, role, reward > 0 as reward from rewards", "returns BOOLEAN as reward"),
         ("", "cannot be run"),
+        ("select list(i) from range(1000000000000) t(i)", "cannot be run: Out of Memory"),
     ],
 )
 def test_a_query_that_cannot_be_run_is_refused_with_the_recipe(query: str, said: str) -> None:
@@ -82,12 +89,27 @@ def test_a_query_that_cannot_be_run_is_refused_with_the_recipe(query: str, said:
             "select a.rollout_id, a.role, a.reward from rewards as a, rewards as b",
             "more than one reward",
         ),
+        (
+            "select rollout_id, role, 0 * reward / 0 as reward from rewards",
+            "the reward nan; it must",
+        ),
+        ("select rollout_id, role, 1.0 / 0 as reward from rewards", "the reward inf; it must"),
     ],
 )
 def test_a_query_that_gives_other_rewards_than_a_step_s_is_refused(query: str, said: str) -> None:
     check_query(query)
     with pytest.raises(ValueError, match=said):
         shaped(query)
+
+
+def test_a_query_that_does_not_end_is_refused_with_the_recipe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tasks.algorithm.shaping.LONGEST_QUERY", 0.5)
+    endless = "with recursive r(n) as (select 1 union all select n + 1 from r)"
+    rows = "select 'a' as rollout_id, 'policy' as role, max(n) as reward from r"
+    with pytest.raises(ValueError, match=r"takes more than 0.5 s; let it end"):
+        small_recipe(algorithm={"rewards": f"{endless} {rows}"})
 
 
 def test_a_reward_that_calls_have_is_not_shaped_in_vain() -> None:
