@@ -4,8 +4,8 @@ import os
 import re
 from collections.abc import Mapping
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Self
 
 from adapters.errors import UserError
@@ -15,6 +15,15 @@ if TYPE_CHECKING:  # wandb is an extra
 
 SECRET_NAME = re.compile(r"(api_?key|secret|password|credentials?|token)$", re.I)
 SECRET_VARIABLE = re.compile(r"_(KEY|TOKEN|SECRET|PASSWORD)$")
+
+
+def check_tracking(project: str | None) -> None:
+    """Refuse (UserError) a project if wandb, which is not imported here, is not installed."""
+    if project is not None and find_spec("wandb") is None:
+        raise UserError(
+            "the recipe names a tracking project, and wandb is not installed: "
+            "`pip install 'ratchet-rl[tracking]'`, or leave tracking.project empty"
+        )
 
 
 class Tracker:
@@ -30,7 +39,9 @@ class Tracker:
         self._run: Run | None = None
         if project is None:
             return
-        wandb = _import_wandb()
+        check_tracking(project)
+        import wandb
+
         folder.mkdir(parents=True, exist_ok=True)
         mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
         self._run = wandb.init(
@@ -79,14 +90,3 @@ def public(config: Mapping[str, object]) -> dict[str, object]:
         for name, value in config.items()
         if not SECRET_NAME.search(name) and not (isinstance(value, str) and value in secrets)
     }
-
-
-def _import_wandb() -> ModuleType:
-    try:
-        import wandb
-    except ModuleNotFoundError as error:
-        raise UserError(
-            "the recipe names a tracking project, and wandb is not installed: "
-            "`pip install 'ratchet-rl[tracking]'`, or leave tracking.project empty"
-        ) from error
-    return wandb

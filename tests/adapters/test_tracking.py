@@ -23,7 +23,7 @@ def test_without_a_project_nothing_is_imported_or_written(
 def test_the_error_for_a_missing_wandb_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr("adapters.tracking.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'ratchet-rl\[tracking\]'"):
         Tracker("ratchet", "hello-1", {}, tmp_path)
 
