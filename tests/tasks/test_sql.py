@@ -89,16 +89,16 @@ ANSWERS = [
     ],
     [("hello", 0.5, 14)],
     [
-        ("train-00000-0000-01", 0.0, "Be 7. → I am not sure"),
-        ("train-00000-0000-00", 1.0, "Be 7. → I am 7"),
-        ("train-00001-0000-00", 1.0, "Be 8. → I am 8"),
-        ("train-00001-0000-01", 1.0, "Be 8. → I am 8"),
+        ("hello", "train-00000-0000-01", 0.0, "Be 7. → I am not sure"),
+        ("hello", "train-00000-0000-00", 1.0, "Be 7. → I am 7"),
+        ("hello", "train-00001-0000-00", 1.0, "Be 8. → I am 8"),
+        ("hello", "train-00001-0000-01", 1.0, "Be 8. → I am 8"),
     ],
     [("hello", "TimeoutError", 1, "too late")],
     [("hello", 0, 0.0, 0.0), ("hello", 1, 1.0, 1.0)],
     [("hello", None, 2, 1.0, 1.0)],
     [("hello", 0, 8, 7, 0.875), ("hello", 1, 6, 0, 0.0)],
-    [(0, "stop", 3, pytest.approx(8 / 3), 0.5), (1, "stop", 2, 3.0, 1.0)],
+    [("hello", 0, "stop", 3, pytest.approx(8 / 3), 0.5), ("hello", 1, "stop", 2, 3.0, 1.0)],
     [("hello", "policy", 5, 10.0, 2.0, None)],
     [
         ("hello", 0, rollout_id, token, advantage, pytest.approx(math.exp(logprob)))
