@@ -1,8 +1,10 @@
 """Flow runs: their names, their retries, and the summaries and states that they end with."""
 
 import logging
+from functools import cache
 from typing import TypeVar, cast
 
+import coolname.data
 from prefect.runtime import flow_run
 from prefect.states import Completed
 from pydantic import BaseModel, ConfigDict
@@ -48,9 +50,21 @@ Prefect would retry a flow after any error, also after a mistake of the user.
 
 
 def name_of_run() -> str:
-    """Name the run of the current flow run: its parameter `run`, or its recipe and its own id."""
-    parameters = flow_run.parameters
-    return parameters.get("run") or name_run(parameters["recipe"].subject, str(flow_run.id)[:8])
+    """Name the run of the current flow run.
+
+    It has the name of its parameter `run`, else the one that the flow run was given, else its
+    recipe's and the flow run's id.
+    """
+    parameters, name = flow_run.parameters, str(flow_run.name)
+    if {*name.split("-")} <= _prefect_words():
+        name = f"{parameters['recipe'].subject}-{str(flow_run.id)[:8]}"
+    return parameters.get("run") or name_run(name)
+
+
+@cache
+def _prefect_words() -> set[str]:
+    """Return the words of which Prefect makes the names of flow runs that are given none."""
+    return {word for part in coolname.data.config.values() for word in part.get("words", ())}
 
 
 class RunSummary(BaseModel):

@@ -6,6 +6,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
     ArtifactFilter,
@@ -16,9 +17,11 @@ from prefect.client.schemas.filters import (
     TaskRunFilterFlowRunId,
 )
 from prefect.client.schemas.objects import Artifact, FlowRun, TaskRun
+from prefect.flow_engine import run_flow
+from pydantic import BaseModel
 
 from flows.evaluate import evaluate
-from flows.runtime.flow_runs import RunSummary
+from flows.runtime.flow_runs import RunSummary, name_of_run
 from flows.train import train
 from tests.support.engine_server import Address
 from tests.support.small_recipe import small_recipe
@@ -65,6 +68,39 @@ def artifacts_of(flow_run: FlowRun) -> dict[str, Artifact]:
     with get_client(sync_client=True) as client:
         found = client.read_artifacts(artifact_filter=own)
     return {str(artifact.key): artifact for artifact in found}
+
+
+class Subject(BaseModel):
+    """Recipe of which only the subject is known."""
+
+    subject: str
+
+
+@flow(name="named", flow_run_name=name_of_run)
+def named(recipe: Subject, run: str | None = None) -> str:
+    """Return the name of the run, as the body of a flow finds it."""
+    return name_of_run()
+
+
+@pytest.mark.parametrize(
+    ("given", "parameters", "expected"),
+    [
+        ("wise otter 2", {}, "wise-otter-2"),
+        ("second-try", {}, "second-try"),
+        ("second-try", {"run": "third"}, "third"),
+        ("wise-otter", {}, "fish-{id}"),
+        (None, {}, "fish-{id}"),
+    ],
+)
+def test_a_run_is_called_as_its_flow_run_unless_prefect_invented_that_name(
+    prefect_server: None, given: str | None, parameters: dict[str, str], expected: str
+) -> None:
+    values = {"recipe": {"subject": "fish"}, **parameters}
+    with get_client(sync_client=True) as client:
+        created = client.create_flow_run(named, parameters=values, name=given)
+        name = run_flow(named, flow_run=created, parameters=values)
+        assert name == expected.format(id=str(created.id)[:8])
+        assert client.read_flow_run(created.id).name == name
 
 
 @pytest.fixture(scope="module")
