@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from adapters.errors import UserError
-from flows.cli.signals import ending_by_signals
+from flows.cli.signals import ending_by_signals, exit_by_signals
 
 
 @contextmanager
@@ -20,10 +20,13 @@ def plain_errors() -> Iterator[None]:
 
 def main() -> None:
     """Run the console script `ratchet`."""
-    with plain_errors(), ending_by_signals():
-        from flows.cli.commands import app  # takes a while, in which a signal may come
+    try:
+        with plain_errors(), ending_by_signals():
+            from flows.cli.commands import app  # takes a while, in which a signal may come
 
-        app()
+            app()
+    finally:
+        exit_by_signals()
 
 
 if __name__ == "__main__":

@@ -61,6 +61,16 @@ def explaining(explain: Callable[[], str]) -> Iterator[None]:
     explanations.pop()  # not after an error: the explanation is printed when the command has ended
 
 
+def exit_by_signals() -> None:
+    """Have SIGINT or SIGTERM end the process at once from now on, with the status of a command.
+
+    A command that is done calls this before Python closes what is open, which takes a while.
+    """
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _exit)
+
+
 class _Ending:
     """The handlers of the ending signals, from its creation to `close`, and what they have seen."""
 
@@ -139,8 +149,7 @@ class _Ending:
         saying = threading.Thread(target=self._say, daemon=True)
         saying.start()
         saying.join(SAYING_SECONDS)
-        _kill_children()
-        os._exit(128 + self._received[0])
+        _exit(self._received[0])
 
     def _say(self) -> None:
         """Print what was stopped in a line."""
@@ -151,6 +160,11 @@ class _Ending:
             sys.stdout.flush()
         with suppress(OSError):
             print(f"ratchet: {said}", file=sys.stderr, flush=True)
+
+
+def _exit(number: int, _: object = None) -> NoReturn:
+    _kill_children()
+    os._exit(128 + number)
 
 
 _current: ContextVar[_Ending | None] = ContextVar("ending", default=None)

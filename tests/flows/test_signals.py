@@ -65,6 +65,27 @@ def test_a_signal_ends_a_command_with_its_status_one_line_and_no_child(
     wait_until("the child's end", lambda: not is_alive(child))
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_command_that_is_done_while_python_exits(
+    number: signal.Signals, status: int
+) -> None:
+    leaving = """
+import atexit, time
+from flows.cli import commands, main
+
+atexit.register(lambda: [time.sleep(0.1) for _ in range(600)])
+atexit.register(print, "leaving", flush=True)
+commands.app = lambda: None
+main.main()
+"""
+    with start(leaving) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "leaving\n"
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (status, "")
+
+
 def test_a_signal_counts_though_a_library_turns_what_its_handler_raises_into_an_error() -> None:
     failing = """
 import signal, sys
