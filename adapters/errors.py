@@ -1,4 +1,42 @@
-"""The errors that are shown to a user without a stack trace."""
+"""The errors that are shown to a user in one line, and the tree of all of them.
+
+UserError               an error that its user can mend
+    RecipeError         a recipe
+    FlowError           a recipe of another flow
+    ImportRefusal       a configuration of another system
+    OfflineError        a recipe that needs a network
+    ReferenceRefused    a reference policy
+    ProjectExists       a file that a new project would replace
+    AgentError          an agent's name
+    NoCommand           an agent's command line
+    NoEnvironment       an environment's name
+    ScriptError         a function that answers a role
+    LiteLLMMissing      a role of LiteLLM's where LiteLLM is not installed
+    NoProvider          a role's provider
+    ChatTemplateError   a chat template
+    NoRenderer          a renderer's name
+    DatasetError        a dataset
+    HubError            a dataset of the hub
+    CannotListen        a port that is taken
+    RunError            a run that cannot be opened or changed
+    CheckpointError     a checkpoint that a run does not have
+    TakenOver           a run that another process has opened since
+    Damaged             a file that is not as it was written
+    JournalError        a journal that is damaged or cannot be written
+    BatchRefused        a batch that the door hands out or records no more
+    MethodError         a step by another method than the recorded one
+    ProbeError          rebuilt weights that are not the recorded ones
+    StepStopped         a step of which too few rollouts have a reward
+    PassingError        an error that may pass: the same work may succeed later
+        ClusterFailed   a cluster that has lost a batch
+        DoorUnreachable a worker to which the door does not answer
+        ServiceFailed   the network or the service
+            TimedOut    a request that was not answered in time
+    ServiceError        an error of the Tinker service
+        EngineDied      the end of the engine's process
+        ServiceFailed   as above
+        ServiceRefused  a refusal that a retry cannot change
+"""
 
 
 class UserError(Exception):

@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = {
+    "ratchet": {"ratchet", "flows", "tasks", "adapters"},
     "flows": {"flows", "tasks", "adapters", "pretraining"},
     "pretraining": {"pretraining", "tasks", "adapters", "engine"},
     "tasks": {"tasks", "adapters"},
@@ -296,3 +297,22 @@ def is_of_run_folder(call: ast.Call) -> bool:
 
 def test_datasets_hold_data_and_no_code() -> None:
     assert list((ROOT / "datasets").rglob("*.py")) == []
+
+
+def test_the_tree_of_errors_is_that_of_the_code() -> None:
+    bases: dict[str, set[str]] = {}
+    for _, path in EVERY_MODULE:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                bases[node.name] = {base.id for base in node.bases if isinstance(base, ast.Name)}
+    errors = {"UserError"}
+    while grown := {name for name, above in bases.items() if above & errors} - errors:
+        errors |= grown
+    told: dict[str, set[str]] = {}
+    above: list[str] = []
+    module = ast.parse((ROOT / "adapters" / "errors.py").read_text(encoding="utf-8"))
+    text = ast.get_docstring(module, clean=False) or ""
+    for indent, name in re.findall(r"^( {4,})([A-Z]\w+) ", text, re.M):
+        above = [*above[: len(indent) // 4 - 1], name]
+        told.setdefault(name, set()).update(above[-2:-1])
+    assert told == {name: bases[name] & errors for name in errors}
