@@ -3,6 +3,7 @@
 import re
 import time
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -95,7 +96,7 @@ def named(recipe: Subject, run: str | None = None) -> str:
 def test_a_run_is_called_as_its_flow_run_unless_prefect_invented_that_name(
     prefect_server: None, given: str | None, parameters: dict[str, str], expected: str
 ) -> None:
-    values = {"recipe": {"subject": "fish"}, **parameters}
+    values: dict[str, Any] = {"recipe": {"subject": "fish"}, **parameters}
     with get_client(sync_client=True) as client:
         created = client.create_flow_run(named, parameters=values, name=given)
         name = run_flow(named, flow_run=created, parameters=values)

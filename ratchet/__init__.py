@@ -1,0 +1,29 @@
+"""Ratchet as a library: train an agent's model, and read what a run has recorded.
+
+A recipe has a name in prefect.yaml, or is a YAML file; `train`, `replay` and `evaluate` are Prefect
+flows that take it. `Run` opens what they left on disk, while it is being trained too. Every error
+that a user can mend is a `UserError`, whose tree `adapters.errors` describes.
+"""
+
+from adapters.errors import UserError
+from flows.evaluate import evaluate
+from flows.recipe.loading import named_recipe as recipe
+from flows.recipe.recipe import Recipe
+from flows.replay import replay
+from flows.train import train
+from ratchet.run import Run, runs
+from tasks.checkpoints import Checkpoint
+from tasks.evaluations import Score
+
+__all__ = [
+    "Checkpoint",
+    "Recipe",
+    "Run",
+    "Score",
+    "UserError",
+    "evaluate",
+    "recipe",
+    "replay",
+    "runs",
+    "train",
+]

@@ -1,0 +1,73 @@
+"""`ratchet` as a library: what a notebook reads of a run needs no other import."""
+
+from pathlib import Path
+from types import FunctionType
+
+import pytest
+from prefect import Flow
+
+import ratchet
+from flows.runtime.flow_runs import RunSummary
+from tests.support.engine_server import Address
+from tests.support.small_recipe import small_recipe
+
+RECIPE = small_recipe(
+    steps=1,
+    rollouts={"groups": 2, "group_size": 2, "max_tokens": 8},
+    evaluation={"examples": 1, "greedy": False},
+)
+
+
+@pytest.fixture(scope="module")
+def summary(root: Path, prefect_server: None, tiny_chat: Address) -> RunSummary:
+    """The summary of a training of one step."""
+    return ratchet.train(RECIPE, run="read")
+
+
+@pytest.fixture
+def run(summary: RunSummary) -> ratchet.Run:
+    """That run, as a notebook opens it."""
+    return ratchet.Run(summary.run)
+
+
+def test_a_run_has_its_recipe_and_its_metrics(run: ratchet.Run) -> None:
+    assert run in ratchet.runs()
+    assert run.recipe.model_dump() == RECIPE.model_dump()
+    [metrics] = run.metrics()
+    assert metrics["step"] == 0
+    assert "reward/mean" in metrics
+
+
+def test_a_run_has_its_rollouts_and_views_over_them(run: ratchet.Run) -> None:
+    rollouts = run.rollouts(0)
+    assert len(rollouts) == 4
+    with run.views("rollouts") as connection:
+        rows = connection.sql(
+            "select rollout_id, reward from rollouts where split = 'train' order by rollout_id"
+        ).fetchall()
+    assert rows == [(rollout["rollout_id"], rollout["reward"]) for rollout in rollouts]
+    assert len(run.rollouts(0, "test")) == 1
+    assert run.rollouts(1) == []
+
+
+def test_a_run_has_its_checkpoints_and_their_evaluations(run: ratchet.Run) -> None:
+    assert [checkpoint.step for checkpoint in run.checkpoints()] == [0, 1]
+    evaluations = run.evaluations()
+    assert [*evaluations] == ["00000", "00001"]
+    score = evaluations["00001"]["sampled"]
+    assert isinstance(score, ratchet.Score)
+    assert run.report().read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+@pytest.mark.usefixtures("root")
+def test_a_run_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ratchet.UserError, match=r"there is no run at .*nobody; `ratchet runs`"):
+        ratchet.Run("nobody")
+
+
+def test_the_library_has_ten_names_with_their_documentation() -> None:
+    assert len(ratchet.__all__) == 10
+    for name in ratchet.__all__:
+        documented = getattr(ratchet, name)
+        assert isinstance(documented, type | FunctionType | Flow)
+        assert documented.__doc__, name
