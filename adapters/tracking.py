@@ -51,7 +51,7 @@ class Tracker:
             resume="allow",
             config=public(config),
             dir=str(folder),
-            mode=os.environ.get("WANDB_MODE", mode),
+            mode=None if "WANDB_MODE" in os.environ else mode,
             settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
         )
 

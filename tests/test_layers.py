@@ -312,7 +312,7 @@ def test_the_tree_of_errors_is_that_of_the_code() -> None:
     above: list[str] = []
     module = ast.parse((ROOT / "adapters" / "errors.py").read_text(encoding="utf-8"))
     text = ast.get_docstring(module, clean=False) or ""
-    for indent, name in re.findall(r"^( {4,})([A-Z]\w+) ", text, re.M):
-        above = [*above[: len(indent) // 4 - 1], name]
+    for indent, name in re.findall(r"^( *)([A-Z]\w+) ", text.partition("\n")[2], re.M):
+        above = [*above[: len(indent) // 4], name]
         told.setdefault(name, set()).update(above[-2:-1])
     assert told == {name: bases[name] & errors for name in errors}

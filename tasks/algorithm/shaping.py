@@ -27,7 +27,11 @@ NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL\(
 
 LONGEST_QUERY = 10.0
 """Bound on the time of a query, in seconds."""
-CONFIG = {"threads": "1", "memory_limit": "1GiB", "temp_directory": ""}
+CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "threads": "1",
+    "memory_limit": "1GiB",
+    "temp_directory": "",
+}
 
 
 @dataclass(frozen=True)
