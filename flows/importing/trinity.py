@@ -1,13 +1,12 @@
 """A recipe of a Trinity-RFT 0.6.0 configuration, with its implicit defaults made explicit."""
 
-from collections.abc import Mapping
 from math import floor
-from typing import Any
 
 from flows.importing.translation import Translation
 from flows.importing.trinity_algorithm import translate_algorithm
 from flows.importing.trinity_file import TrinityFile, known_keys
 from flows.recipe.section import MOST_STEPS
+from tasks.storage.keys import Section
 
 AGENTS = dict.fromkeys(
     ("math_workflow", "async_math_workflow", "math_boxed_workflow", "async_math_boxed_workflow"),
@@ -28,7 +27,7 @@ TASKSET = "buffer.explorer_input.taskset"
 EPOCHS = "buffer.total_epochs"
 
 
-def translate(file: TrinityFile, chosen: Mapping[str, Any]) -> Translation:
+def translate(file: TrinityFile, chosen: Section) -> Translation:
     """Translate a file; `chosen` are the values that the user gives in place of its own."""
     out = Translation(frozenset(chosen))
     _refuse_what_is_on(file, out)
@@ -215,7 +214,7 @@ def _translate_lag(file: TrinityFile, out: Translation) -> None:
     out.give("rollouts.lag", offset, f"{file.reason('synchronizer.sync_offset')}; {reason}")
 
 
-def _translate_steps(file: TrinityFile, out: Translation, chosen: Mapping[str, Any]) -> None:
+def _translate_steps(file: TrinityFile, out: Translation, chosen: Section) -> None:
     limits = {
         key: int(file.number(key))
         for key in ("buffer.total_steps", "trainer.total_steps")
@@ -233,7 +232,7 @@ def _translate_steps(file: TrinityFile, out: Translation, chosen: Mapping[str, A
         out.give("epochs", file.number(EPOCHS), reason)
 
 
-def _translate_optimizer(file: TrinityFile, out: Translation, chosen: Mapping[str, Any]) -> None:
+def _translate_optimizer(file: TrinityFile, out: Translation, chosen: Section) -> None:
     section = "algorithm.optimizer"
     first, second = file.get(f"{section}.betas")
     out.give("optimizer.learning_rate", file.number(f"{section}.lr"), file.reason(f"{section}.lr"))
@@ -259,7 +258,7 @@ def _translate_optimizer(file: TrinityFile, out: Translation, chosen: Mapping[st
     reason = f"{section}.lr_warmup_steps"
     if warmup < 0:
         reason = f"{section}.lr_warmup_steps_ratio"
-        steps = int(chosen.get("steps", out.values.get("steps", (0, ""))[0]))
+        steps = int(str(chosen.get("steps", out.values.get("steps", (0, ""))[0])))
         warmup = floor(file.number(reason) * steps)
         if file.number(reason) and not steps:
             said = f"{reason} {file.number(reason):g} is a share of steps that epochs do not tell"

@@ -9,9 +9,10 @@ from flows.importing.trinity_file import VERSION, TrinityFile
 from flows.recipe.presets import KL, REFUSED
 from tasks.algorithm.advantages import find_advantage
 from tasks.algorithm.losses import find_loss
-from tasks.algorithm.settings import used_settings
+from tasks.algorithm.settings import Settings, used_settings
+from tasks.storage.keys import Json, Section
 
-Setting = tuple[str, Callable[[Any], Any]]
+Setting = tuple[str, Callable[[Any], float | str]]
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,10 @@ class Function:
 
     row: str
     arguments: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
-    required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
+    required: Mapping[str, tuple[Json, ...]] = field(default_factory=dict[str, tuple[Json, ...]])
     ignored: tuple[str, ...] = ("epsilon",)
-    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    constants: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    defaults: Section = field(default_factory=dict[str, Json])
+    constants: Settings = field(default_factory=dict[str, float | str])
     remark: str = ""
 
 
@@ -44,7 +45,7 @@ def _named(**names: str) -> Callable[[Any], Any]:
     return lambda value: names.get(str(value).replace("-", "_"), value)
 
 
-def _as_given(value: Any) -> Any:
+def _as_given(value: Any) -> float | str:
     return value
 
 
@@ -278,7 +279,7 @@ def _penalty(file: TrinityFile, out: Translation, key: str, default: str) -> tup
     return name, coefficient
 
 
-def _give_kl(out: Translation, values: Mapping[str, Any], reason: str) -> None:
+def _give_kl(out: Translation, values: Section, reason: str) -> None:
     for key, value in values.items():
         out.give(f"algorithm.kl.{key}", value, reason)
 

@@ -12,6 +12,7 @@ import yaml
 
 from flows.importing.translation import ImportRefusal
 from tasks.storage.files import read_bytes
+from tasks.storage.keys import Json, Section
 
 VERSION = "Trinity-RFT 0.6.0"
 ENVIRONMENT = re.compile(r"oc\.env:\s*([A-Za-z_]\w*)\s*(?:,(.*))?", re.DOTALL)
@@ -25,8 +26,8 @@ class Keys:
     `off` maps a refused key to the values that do nothing.
     """
 
-    defaults: Mapping[str, Any]
-    off: Mapping[str, tuple[Any, ...]]
+    defaults: Section
+    off: Mapping[str, tuple[Json, ...]]
     effects: Mapping[str, str]
 
     def __contains__(self, key: object) -> bool:
@@ -37,7 +38,7 @@ class Keys:
 class TrinityFile:
     """The values of a file, by their whole keys, such as `buffer.batch_size`."""
 
-    given: Mapping[str, Any]
+    given: Section
 
     def get(self, key: str) -> Any:
         """Return the value of a translated key, or Trinity's default."""
@@ -61,7 +62,7 @@ def known_keys() -> Keys:
     """Read the table of all keys."""
     table = yaml.safe_load(read_bytes(Path(__file__).parent / "trinity.yaml"))
     effects: dict[str, str] = {}
-    off: dict[str, tuple[Any, ...]] = {}
+    off: dict[str, tuple[Json, ...]] = {}
     for row in table["untranslated"]:
         for key in row["keys"]:
             section, _, rest = key.rpartition(".")
@@ -82,7 +83,7 @@ def read_trinity(name: str, text: str) -> TrinityFile:
         raise ImportRefusal(f"{name} is no YAML: {error}") from error
     if not isinstance(values, Mapping):
         raise ImportRefusal(f"{name} has no keys; give a configuration of {VERSION}")
-    found = [*_flatten(cast(Mapping[str, Any], values))]
+    found = [*_flatten(cast(Section, values))]
     unknown = [key for key, _ in found if key not in known_keys()]
     if unknown:
         raise ImportRefusal(
@@ -92,7 +93,7 @@ def read_trinity(name: str, text: str) -> TrinityFile:
     return TrinityFile({key: _resolved(key, value) for key, value in found})
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(values: Section, prefix: str = "") -> Iterator[tuple[str, Json]]:
     """Iterate over the keys and values of a file; the first entry of a list stands for its key."""
     for name, value in values.items():
         key = prefix + str(name)
@@ -114,20 +115,20 @@ def _is_section(value: object) -> bool:
     return all(isinstance(entry, Mapping) for entry in entries)
 
 
-def _single(key: str, value: Any) -> Mapping[str, Any]:
+def _single(key: str, value: Any) -> Section:
     if isinstance(value, Mapping):
-        return cast(Mapping[str, Any], value)
+        return cast(Section, value)
     if len(value) > 1:
         raise ImportRefusal(f"{key} has {len(value)} entries, and a recipe has one; leave one")
     return value[0] if value else {}
 
 
-def _resolved(key: str, value: Any) -> Any:
+def _resolved(key: str, value: Json) -> Json:
     """Replace each `${oc.env:NAME,default}` in the texts of a value."""
     if isinstance(value, list):
-        return [_resolved(key, entry) for entry in cast(list[Any], value)]
+        return [_resolved(key, entry) for entry in cast(list[Json], value)]
     if isinstance(value, Mapping):
-        entries = cast(Mapping[str, Any], value)
+        entries = cast(Section, value)
         return {name: _resolved(f"{key}.{name}", entry) for name, entry in entries.items()}
     if not isinstance(value, str):
         return value
