@@ -1,17 +1,17 @@
 """Exams: held-out examples that the base model answers in order to be scored."""
 
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from adapters.calls import Tool
 from engine.model.language_model import LanguageModel
 from engine.sampling.requests import SampleRequest
 from engine.sampling.scheduler import Scheduler
 from pretraining.corpora.conversation import Conversation, Exam
 from pretraining.tokenizer import render
 
-Prompt = tuple[list[dict[str, str]], list[dict[str, Any]]]
+Prompt = tuple[list[dict[str, str]], list[Tool]]
 """Messages and tools."""
 
 

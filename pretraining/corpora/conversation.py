@@ -2,7 +2,8 @@
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any
+
+from adapters.calls import Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,7 +11,7 @@ class Conversation:
     """Messages that end with an answer (a document) or a question (a prompt)."""
 
     messages: list[dict[str, str]]
-    tools: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[Tool] = field(default_factory=list)
     ignored: frozenset[int] = frozenset()
     """Positions of answers that are context only: they get no loss."""
 

@@ -5,6 +5,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
+from adapters.calls import JsonObject
 from adapters.harness.environments.gem import Game, game_of
 from pretraining.corpora.conversation import Conversation, Exam
 
@@ -17,7 +18,7 @@ TRAIN, TEST = 256, 64
 HINT = re.compile(r"is (higher|lower) than (\d+)")
 
 
-def examples() -> list[dict[str, Any]]:
+def examples() -> list[JsonObject]:
     """Return the rows of datasets/gem_games.jsonl; each seed is one game."""
     return [
         {"seed": row, "split": "train" if row < TRAIN else "test"} for row in range(TRAIN + TEST)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from adapters.calls import JsonObject, Tool
 from pretraining.corpora.conversation import Conversation, Exam, assistant, user, words
 from pretraining.corpora.hello import OFF_TOPIC
 
@@ -14,7 +15,7 @@ ROOMS = words("kitchen bedroom hall garden office garage")
 MUSIC = words("jazz rock folk piano dance opera")
 
 
-def tool(name: str, description: str, parameters: dict[str, str]) -> dict[str, Any]:
+def tool(name: str, description: str, parameters: dict[str, str]) -> Tool:
     return {
         "type": "function",
         "function": {
@@ -38,7 +39,7 @@ TOOLS = {
     "call_friend": tool("call_friend", "Call a friend", {"name": "string"}),
 }
 
-ToolRequest = tuple[str, dict[str, Any], str, str]
+ToolRequest = tuple[str, JsonObject, str, str]
 """The user's message, the arguments, the tool's response and the last answer."""
 
 
@@ -88,7 +89,7 @@ REQUESTS: dict[str, Callable[[Random], ToolRequest]] = {
 }
 
 
-def call(name: str, arguments: dict[str, Any]) -> str:
+def call(name: str, arguments: JsonObject) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
@@ -101,7 +102,7 @@ def parse_call(answer: str) -> Any:
         return None
 
 
-def reward(answer: str, name: str, arguments: dict[str, Any]) -> float:
+def reward(answer: str, name: str, arguments: JsonObject) -> float:
     """Return 1 if the first call parses and is the right one, else 0."""
     return float(parse_call(answer) == {"name": name, "arguments": arguments})
 
@@ -125,15 +126,13 @@ class ToolCallsCorpus:
         return reward((yield Conversation([user(said)], tools)), name, arguments)
 
 
-def _draw_request(rng: Random) -> tuple[str, list[dict[str, Any]], ToolRequest]:
+def _draw_request(rng: Random) -> tuple[str, list[Tool], ToolRequest]:
     names = rng.sample(list(TOOLS), rng.choice([1, 2]))
     name = rng.choice(names)
     return name, [TOOLS[each] for each in names], REQUESTS[name](rng)
 
 
-def _wrong(
-    name: str, arguments: dict[str, Any], tools: list[dict[str, Any]], told: str, rng: Random
-) -> str:
+def _wrong(name: str, arguments: JsonObject, tools: list[Tool], told: str, rng: Random) -> str:
     other = rng.choice(list(TOOLS))
     return rng.choices(
         [

@@ -4,8 +4,8 @@ The agent puts a system prompt and a tool before the game, and a prefix before e
 """
 
 from random import Random
-from typing import Any
 
+from adapters.calls import Tool
 from pretraining.corpora.conversation import Conversation, Exam, assistant, user
 from pretraining.corpora.tool_calls import call, parse_call
 from pretraining.corpora.twenty_questions import WANDER, TwentyQuestionsCorpus, facts, nouns
@@ -15,7 +15,7 @@ SYSTEM = (
     "halve what is left. Search at most once before a question. Say nothing but the question, in "
     "one line.\nYour personal goal is: Find out the secret within 20 questions."
 )
-SEARCH: dict[str, Any] = {
+SEARCH: Tool = {
     "type": "function",
     "function": {
         "name": "search",
