@@ -9,6 +9,7 @@ from adapters.errors import UserError
 from tasks.recording.journal import Journal, seal
 from tasks.recording.spans import EndedAttempt, Span, reward_span
 from tasks.recording.views import open_views
+from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder
 from tests.tasks.test_journal import NOON, call
 
@@ -102,6 +103,7 @@ def test_what_is_torn_off_does_not_count_and_what_is_damaged_is_refused(run: Run
 def test_the_snippet_of_the_document_runs(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    write_manifest(run, {"agent": "hello", "steps": 2, "dataset": {"path": __file__}}, "f00d")
     root = run.path.parent / "root"
     (root / "runs").mkdir(parents=True)
     (root / "runs" / "hello").symlink_to(run.path)
