@@ -27,6 +27,7 @@ from tests.support.processes import ROOT
 from tests.support.scripted_door import ScriptedDoor, scripted_door
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "agents.md").read_text(encoding="utf-8")
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"^```(\w+)\n(.*?)^```$", DOCUMENT, re.M | re.S)
 PIANO = {"riddle": "What has keys and opens no lock?", "answer": "piano", "split": "train"}
 
@@ -72,6 +73,14 @@ def test_the_function_plays_and_its_test_passes(project: Path) -> None:
     defined = runpy.run_path("test_agent_riddles.py")
     [run] = [value for name, value in defined.items() if name.startswith("test_")]
     run()
+
+
+def test_the_function_of_the_readme_plays(project: Path) -> None:
+    [function] = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
+    (project / "agents" / "asked.py").write_text(function)
+    example = {"question": f"{PIANO['riddle']} One word.", "answer": "piano"}
+    assert play("asked", example).value == 1.0
+    assert play("asked", example | {"answer": "door"}).value == 0.0
 
 
 def test_the_deployment_s_recipe_reads_the_examples(project: Path) -> None:
