@@ -53,6 +53,7 @@ class FormatChecks:
         """Wait for the check under way, and end the process."""
         self._thread.shutdown()
         if self._process is not None:
+            self._process.kill()  # it may be stopped, and would not see the end of its stdin
             self._process.communicate()
 
     async def check_schema(self, form: Format | None) -> None:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import openai
+import psutil
 import pytest
 from pydantic import BaseModel, ValidationError
 
@@ -48,6 +49,16 @@ def formats() -> Iterator[FormatChecks]:
 def check(formats: FormatChecks, form: Format, message: Message) -> tuple[bool | None, str | None]:
     found: Any = asyncio.run(formats.outcomes(request(format=form), message))["format"]
     return found["valid"], found["error"]
+
+
+def test_a_check_whose_process_is_stopped_does_not_keep_the_door_from_closing() -> None:
+    before = {*psutil.Process().children()}
+    checks = FormatChecks()
+    assert check(checks, Format(SCHEMA), said('{"a": 1}')) == (True, None)
+    [process] = {*psutil.Process().children()} - before
+    process.suspend()
+    checks.close()
+    assert not process.is_running()
 
 
 def test_a_request_without_a_format_has_no_instruction_and_no_outcome(
@@ -169,7 +180,7 @@ def test_parse_returns_the_client_s_type_and_the_span_records_a_valid_format(
     assert parsed.choices[0].message.parsed == Verdict(yes=True)
     (span,) = opened.spans
     assert span.request.messages == ASK, "the instruction is not the client's"
-    assert '"yes"' in CHAT.text(span.prompt_tokens)
+    assert '"yes"' in CHAT.text(span.prompt_token_ids)
     recorded = call_span(span)["attributes"]
     assert recorded["format"] == {"kind": "json_schema", "valid": True, "error": None}
     assert recorded["request"]["response_format"]["json_schema"]["name"] == "Verdict"
@@ -198,10 +209,10 @@ def test_prefixes_are_kept_when_the_format_changes(opened: Opened) -> None:
         messages += [{"role": "assistant", "content": answer.content.strip()}, *ASK]
     assert [span.prefix_how for span in opened.spans] == ["new", *["messages"] * 5]
     for earlier, later in pairwise(opened.spans):
-        whole = [*earlier.prompt_tokens, *earlier.sampled_tokens]
-        assert later.prompt_tokens[: len(whole)] == whole
+        whole = [*earlier.prompt_token_ids, *earlier.response_token_ids]
+        assert later.prompt_token_ids[: len(whole)] == whole
     instruction = CHAT.encode("Unless you call a function, answer with nothing but a JSON object.")
-    text = CHAT.text(opened.spans[-1].prompt_tokens)
+    text = CHAT.text(opened.spans[-1].prompt_token_ids)
     assert text.count(CHAT.text(instruction)) == 1, "it stays where it was told"
 
 
@@ -225,8 +236,8 @@ def test_a_react_client_can_continue_an_answer_that_had_a_format(opened: Opened)
     opened.ask(messages=going_on)
     first, second = opened.spans
     assert (second.prefix_how, second.prefix_call) == ("text", 0)
-    whole = [*first.prompt_tokens, *first.sampled_tokens]
-    assert second.prompt_tokens[: len(whole)] == whole
+    whole = [*first.prompt_token_ids, *first.response_token_ids]
+    assert second.prompt_token_ids[: len(whole)] == whole
 
 
 def test_a_tool_call_is_text_if_tool_choice_is_none(opened: Opened) -> None:
@@ -234,7 +245,7 @@ def test_a_tool_call_is_text_if_tool_choice_is_none(opened: Opened) -> None:
     message = opened.ask(tools=TOOLS, tool_choice="none").choices[0].message
     assert message.tool_calls is None
     assert message.content == CALL.removesuffix("<|im_end|>")
-    assert '"name": "look"' in CHAT.text(opened.spans[0].prompt_tokens)
+    assert '"name": "look"' in CHAT.text(opened.spans[0].prompt_token_ids)
 
 
 def test_a_named_tool_that_is_not_called_is_recorded(opened: Opened) -> None:
