@@ -26,6 +26,7 @@ UserError               an error that its user can mend
     BatchRefused        a batch that the door hands out or records no more
     MethodError         a step by another method than the recorded one
     ProbeError          rebuilt weights that are not the recorded ones
+    ShapingError        a query of algorithm.rewards
     StepStopped         a step of which too few rollouts have a reward
     PassingError        an error that may pass: the same work may succeed later
         ClusterFailed   a cluster that has lost a batch

@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pyarrow as pa
 
-from tasks.algorithm.shaping import RoleReward, shape_rewards
+from tasks.algorithm.shaping import RoleReward, ShapingError, shape_rewards
 from tasks.storage.durability import durable
 from tasks.storage.tables import arrays, read, write
 
@@ -57,8 +57,8 @@ def read_rewards(path: Path) -> Rewards:
 def rewards_by_role(trajectories: pa.Table, shaping: str | None = None) -> Rewards:
     """Return the rewards of the trajectories in which something is trained.
 
-    `shaping` is a query (`tasks.algorithm.shaping`). ValueError if it changes the reward of a role
-    whose calls have rewards, from which the returns are computed.
+    `shaping` is a query (`tasks.algorithm.shaping`). ShapingError if it changes the reward of
+    a role whose calls have rewards, from which the returns are computed.
     """
     given, by_call = _role_rewards(trajectories)
     shaped = shape_rewards([*given.values()], shaping) if shaping else None
@@ -68,7 +68,7 @@ def rewards_by_role(trajectories: pa.Table, shaping: str | None = None) -> Rewar
         if reward is None:
             continue
         if name in by_call and reward != row.reward:
-            raise ValueError(
+            raise ShapingError(
                 f"algorithm.rewards changes the reward of {row.role} in {row.rollout_id}, whose "
                 "calls have rewards of their own, so it would be ignored; let it only leave "
                 "rollouts out, or let the agent reward whole rollouts"

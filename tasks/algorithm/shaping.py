@@ -15,6 +15,8 @@ from threading import Timer
 
 import duckdb
 
+from adapters.errors import UserError
+
 TABLE = """
     create table rewards (
         rollout_id varchar, group_id varchar, role varchar, reward double, tokens bigint,
@@ -34,6 +36,10 @@ CONFIG: dict[str, str | bool | int | float | list[str]] = {
 }
 
 
+class ShapingError(UserError, ValueError):
+    """Refusal of the query `algorithm.rewards`, or of what it returns."""
+
+
 @dataclass(frozen=True)
 class RoleReward:
     """Reward of a role of a rollout, and what the role did for it."""
@@ -48,7 +54,7 @@ class RoleReward:
 
 
 def check_query(query: str) -> None:
-    """Refuse (ValueError) a query that cannot be run."""
+    """Refuse (ShapingError) a query that cannot be run."""
     _run(query, [])
 
 
@@ -57,24 +63,24 @@ def shape_rewards(
 ) -> Mapping[tuple[str, str], float | None]:
     """Run the query; return the rewards by role and rollout.
 
-    ValueError if the query gives other rows than it was given, a reward that is not finite, or
+    ShapingError if the query gives other rows than it was given, a reward that is not finite, or
     other rewards the second time.
     """
     shaped, again = _run(query, rewards), _run(query, rewards)
     by_name = {(role, rollout): reward for rollout, role, reward in shaped}
     if unknown := by_name.keys() - {(given.role, given.rollout_id) for given in rewards}:
         role, rollout = min(unknown)
-        raise ValueError(f"algorithm.rewards gives {role} of {rollout} a reward, which has none")
+        raise ShapingError(f"algorithm.rewards gives {role} of {rollout} a reward, which has none")
     if len(by_name) < len(shaped):
-        raise ValueError("algorithm.rewards gives a role of a rollout more than one reward")
+        raise ShapingError("algorithm.rewards gives a role of a rollout more than one reward")
     for (role, rollout), reward in by_name.items():
         if reward is not None and not isfinite(reward):
-            raise ValueError(
+            raise ShapingError(
                 f"algorithm.rewards gives {role} of {rollout} the reward {reward}; it must be a "
                 "finite number, or null to leave the rollout out"
             )
     if sorted(shaped, key=str) != sorted(again, key=str):
-        raise ValueError(
+        raise ShapingError(
             "algorithm.rewards gives other rewards each time, so the run could not be repeated; "
             "leave out what depends on chance, or on the clock"
         )
@@ -99,21 +105,21 @@ def _run(query: str, rewards: Sequence[RoleReward]) -> list[tuple[str, str, floa
             types = {column[0]: str(column[1]) for column in found.description or ()}
             rows = found.fetchall()
         except duckdb.InterruptException as error:
-            raise ValueError(
+            raise ShapingError(
                 f"algorithm.rewards takes more than {LONGEST_QUERY:g} s; let it end sooner"
             ) from error
         except (duckdb.Error, ValueError) as error:
-            raise ValueError(f"algorithm.rewards cannot be run: {error}") from error
+            raise ShapingError(f"algorithm.rewards cannot be run: {error}") from error
         finally:
             limit.cancel()
     names = [*types]
     if sorted(names) != sorted(RESULT):
-        raise ValueError(
+        raise ShapingError(
             f"algorithm.rewards returns {', '.join(names) or 'nothing'}; it must return "
             f"{', '.join(RESULT)}"
         )
     if not NUMBER.match(types["reward"]):
-        raise ValueError(
+        raise ShapingError(
             f"algorithm.rewards returns {types['reward']} as reward; it must return a number, as "
             "`::double` makes one"
         )
