@@ -181,10 +181,10 @@ class Usage:
 class Completion:
     """An answered call.
 
-    `sampled_tokens` and `logprobs` are aligned and exactly as they were sampled, the end-of-turn
-    token included. The first `prefix_len` tokens of the prompt are the unchanged prompt and sampled
-    tokens of this role's call `prefix_call`; `prefix_how` says how that call was found, or why
-    there is none (see `adapters.door.prefixes.Prompt`).
+    `response_token_ids` and `logprobs` are aligned and exactly as they were sampled, with the
+    end-of-turn token. The first `prefix_len` tokens of the prompt are the unchanged prompt and
+    sampled tokens of this role's call `prefix_call`; `prefix_how` says how that call was found, or
+    why there is none (see `adapters.door.prefixes.Prompt`).
 
     A call that no policy answered has a `usage`, no tokens and no `sampling`; its `policy_version`
     names the model or function that answered it.
@@ -195,11 +195,11 @@ class Completion:
     request: Request
     sampling: Sampling | None
     seed: int
-    prompt_tokens: Sequence[int]
+    prompt_token_ids: Sequence[int]
     prefix_len: int
     prefix_call: int | None
     prefix_how: str
-    sampled_tokens: Sequence[int]
+    response_token_ids: Sequence[int]
     logprobs: Sequence[float]
     finish_reason: str
     message: Message
@@ -221,7 +221,7 @@ class Completion:
         """The number of tokens of the prompt and of the answer."""
         if self.usage is not None:
             return self.usage.prompt_tokens, self.usage.completion_tokens
-        return len(self.prompt_tokens), len(self.sampled_tokens)
+        return len(self.prompt_token_ids), len(self.response_token_ids)
 
 
 @dataclass(frozen=True, slots=True)

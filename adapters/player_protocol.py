@@ -163,11 +163,11 @@ def read_record(kind: type[R], content: bytes) -> R:
 
 def write_record(record: Record) -> bytes:
     """Write a record as JSON; ValueError if it has a number that JSON lacks."""
-    return write_json(_adapter(type(record)).dump_python(record))
+    return encode_json(_adapter(type(record)).dump_python(record))
 
 
-def write_json(value: Mapping[str, object]) -> bytes:
-    """Write a line of JSON, with a question mark for a character that UTF-8 lacks."""
+def encode_json(value: Mapping[str, object]) -> bytes:
+    """Return a line of JSON, with a question mark for a character that UTF-8 lacks."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode(errors="replace")
 
 

@@ -18,7 +18,8 @@ from benchmarks.interruptions import killable_runs
 from benchmarks.learning import read_held_out
 from benchmarks.measuring import describe_machine, format_table, paired_ratio
 from tasks.metrics import read_metrics
-from tasks.storage.run_folder import RunFolder, shard_name
+from tasks.storage.names import shard_name
+from tasks.storage.run_folder import RunFolder
 
 LAST = 3
 """Steps over which the reward at the end is averaged."""

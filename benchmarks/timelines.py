@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 
 from tasks.metrics import read_metrics
 from tasks.recording.spans import LLM, REWARD
-from tasks.storage.run_folder import RunFolder, shard_name
+from tasks.storage.names import shard_name
+from tasks.storage.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -126,9 +126,9 @@ def serve(options: ServeOptions, api_key: str | None = None) -> None:
 
 def verify(state: Path) -> int:
     """Print the damaged files of a state folder, one a line; return the exit status."""
-    from engine.state.registry import find_damage  # torch takes seconds
+    from engine.state.registry import find_damaged_state  # torch takes seconds
 
-    damaged = find_damage(state)
+    damaged = find_damaged_state(state)
     for path in damaged:
         print(path)
     return DAMAGED if damaged else 0

@@ -15,7 +15,8 @@ from flows.runtime.references import open_reference
 from tasks.evaluations import score_spans
 from tasks.reports.dryruns import describe
 from tasks.shards import ShardSize, draw_shard
-from tasks.storage.run_folder import folder_of, shard_name
+from tasks.storage.names import shard_name
+from tasks.storage.run_folder import folder_of
 
 
 @flow(name="dryrun", flow_run_name=name_of_run)

@@ -6,7 +6,7 @@ from prefect.runtime import flow_run
 from adapters.errors import UserError
 from flows.recipe.recipe import Recipe
 from flows.runtime.eval_targets import EvalTarget, find_target
-from flows.runtime.evaluation import EvaluationResult, score, settings_tag, submit_held_out
+from flows.runtime.evaluation import EvaluationResult, settings_tag, submit_held_out, write_scores
 from flows.runtime.flow_runs import again_if_engine_dies, completed
 from flows.runtime.open_rollouts import open_rollouts
 from flows.runtime.open_run import open_run
@@ -53,7 +53,7 @@ def evaluate(
         step = opened.policies.last_step() if target.step is None else target.step
         opened.ledger.at(step)  # refuse a checkpoint that the run does not have
         played = submit_held_out(requested, opened.folder, runners.evaluation, step, tag).wait()
-        file = score(requested, opened.folder, played, f"{step:05d}{tag}")
+        file = write_scores(requested, opened.folder, played, f"{step:05d}{tag}")
         columns, threshold = requested.dataset.columns, requested.evaluation.threshold
         games = {
             how: list_games(opened.folder.games(p.shard.stem), p.spans, columns, threshold)

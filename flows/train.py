@@ -37,7 +37,8 @@ from tasks.metrics import StepFiles
 from tasks.reports.artifacts import Artifacts
 from tasks.rollouts import reopen_stopped
 from tasks.shards import ShardSize, draw_shard
-from tasks.storage.run_folder import folder_of, shard_name
+from tasks.storage.names import shard_name
+from tasks.storage.run_folder import folder_of
 
 
 @flow(name="train", flow_run_name=name_of_run)

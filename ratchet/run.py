@@ -4,14 +4,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapters.calls import POLICY
-from flows.recipe.run_recipe import RunRecipe, read_recipe
+from flows.recipe.loading import read_recipe
+from flows.recipe.run_recipe import RunRecipe
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.evaluations import Score, read_evaluation
 from tasks.metrics import Metrics, read_metrics
 from tasks.recording.views import VIEWS, Views, open_views
 from tasks.reports.page import write_report
 from tasks.reports.transcripts import Transcript, read_transcripts
-from tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of, shard_name
+from tasks.storage.names import shard_name
+from tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of
 
 
 @dataclass(frozen=True)

@@ -193,11 +193,10 @@ def _assign(
         for role in rewards
     }
     earned = _compare(calls, rewards, credit, in_reward, baselines)
-    places = [place for place, name in enumerate(names) if name in earned]
-    numbers = trajectories["call_numbers"].to_pylist()
-    masks = arrays(trajectories["mask"])
+    numbers, masks = trajectories["call_numbers"].to_pylist(), arrays(trajectories["mask"])
+    places = [place for place, name in enumerate(names) if (*name, numbers[place][0]) in earned]
     compared = [
-        _place(masks[place], [earned[names[place]][number] for number in numbers[place]])
+        _place(masks[place], [earned[*names[place], number] for number in numbers[place]])
         for place in places
     ]
     kept = trajectories.take(pa.array(places, pa.int64()))
@@ -253,16 +252,16 @@ def _penalties(
 
 def _compare(
     calls: Mapping[tuple[str, str], Calls],
-    rewards: Mapping[str, Mapping[str, Mapping[str, float]]],
+    rewards: Rewards,
     credit: CreditAssignment,
     in_reward: bool,
     baselines: Mapping[str, Baselines],
-) -> dict[tuple[str, str], dict[int, np.ndarray]]:
-    """Map role and rollout to the advantages of each call's tokens; omit groups too small."""
+) -> dict[tuple[str, str, int], np.ndarray]:
+    """Map role, rollout and call to the advantages of its tokens; omit groups too small."""
     row = find_advantage(credit.advantage)
     by_token = row.by_token and in_reward
     unit = "token" if by_token else "call" if row.by_call else "rollout"
-    earned: dict[tuple[str, str], dict[int, np.ndarray]] = {}
+    earned: dict[tuple[str, str, int], np.ndarray] = {}
     for role, groups in earnings_by_role(calls, rewards, credit.discount, unit).items():
         large = {name: of for name, of in groups.items() if len(of) >= credit.min_group_size}
         advantages = estimate_advantages(
@@ -273,7 +272,8 @@ def _compare(
             tokens = np.array(values) if by_token else _repeat(values, of_calls)
             ends = np.cumsum([call.tokens for call in of_calls.values()])
             parts = np.split(tokens, ends[:-1])
-            earned[role, rollout] = dict(zip(of_calls, parts, strict=True))
+            for number, part in zip(of_calls, parts, strict=True):
+                earned[role, rollout, number] = part
     return earned
 
 

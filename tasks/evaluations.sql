@@ -74,5 +74,5 @@ select
 
 from rollouts
 left join spent using (rollout_id)
-left join examples on regexp_extract(group_id, '\d+$')::bigint = place
+left join examples on place_of(group_id) = place
 order by rollout_id

@@ -26,7 +26,7 @@ rollouts as (
         sum((attributes ->> '$.calls_refused')::bigint) as refused
 
     from spans
-    where not starts_with(rollout_id, 'baseline-')
+    where split_of(group_id) <> 'baseline'
     group by rollout_id
 
 ),

@@ -43,7 +43,8 @@ from tasks.shards import ShardRow, read_shard
 from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written
-from tasks.storage.run_folder import BASELINE, RunFolder, batch_name
+from tasks.storage.names import BASELINE, batch_name, parse_rollout, rollout_name
+from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside, read, select
 
 QUERY = query_beside(__file__)
@@ -79,7 +80,7 @@ class BatchPlan:
     def examples(self, shard: Path) -> list[tuple[str, ShardRow]]:
         """Return (rollout id, example) of every rollout of the batch."""
         return [
-            (f"{self.shard}-{place:04d}-{index:02d}", row)
+            (rollout_name(self.shard, place, index), row)
             for place, row in enumerate(read_shard(shard))
             if row["batch"] == self.number
             for index in range(self.group_size)
@@ -341,7 +342,7 @@ def check_rewards(spans: Sequence[Path], most_failed: float) -> None:
     `spans` are the sealed batches of the step. Baselines and stragglers do not count.
     """
     rows = [row for path in spans for row in read(path, ENDS).to_pylist()]
-    played = [row for row in rows if not row["rollout_id"].startswith(BASELINE)]
+    played = [row for row in rows if parse_rollout(row["rollout_id"]).split != BASELINE]
     rewarded = {row["rollout_id"] for row in played if row["kind"] == REWARD}
     errors = {row["rollout_id"]: row for row in played if row["kind"] == ERROR}
     failed = [row for rollout, row in errors.items() if rollout not in rewarded]

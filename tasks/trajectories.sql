@@ -46,8 +46,8 @@ calls as (
         spans.attempt,
         spans.role,
         spans.call,
-        prompt_token_ids as prompt,
-        response_token_ids as response,
+        prompt_token_ids,
+        response_token_ids,
         logprobs,
         policy_version,
         prefix_how,
@@ -81,10 +81,11 @@ comparisons as (
 
     select
         calls.*,
-        len(earlier.prompt) + len(earlier.response) as earlier_length,
+        len(earlier.prompt_token_ids) + len(earlier.response_token_ids) as earlier_length,
         coalesce(
-            calls.prompt[:len(earlier.prompt)] = earlier.prompt
-            and calls.prompt[len(earlier.prompt) + 1:earlier_length] = earlier.response,
+            calls.prompt_token_ids[:len(earlier.prompt_token_ids)] = earlier.prompt_token_ids
+            and calls.prompt_token_ids[len(earlier.prompt_token_ids) + 1:earlier_length]
+            = earlier.response_token_ids,
             false
         ) as grew
 
@@ -99,12 +100,12 @@ comparisons as (
 turns as (
 
     select
-        * exclude (prompt),
+        * exclude (prompt_token_ids),
         -- Of several calls that grew from the same one, the first goes on with its trajectory.
         grew and 1 = row_number() over (
             partition by rollout_id, role, earlier_call, grew order by call
         ) as continues,
-        prompt[if(continues, earlier_length, 0) + 1:] as observed,
+        prompt_token_ids[if(continues, earlier_length, 0) + 1:] as observed,
         case
             when continues then null
             when grew then 'branch'
@@ -148,10 +149,10 @@ trajectories as (
         any_value(reward) as reward,
         coalesce(bool_or(cut_short), false) as truncated,
         list(call order by call) as call_numbers,
-        list(len(observed) + len(response) order by call)::integer[] as call_tokens,
+        list(len(observed) + len(response_token_ids) order by call)::integer[] as call_tokens,
         list(call_reward order by call) filter (where call_reward is not null) as call_rewards,
         list(
-            {'observed': observed, 'response': response, 'logprobs': logprobs} order by call
+            {'observed': observed, 'sampled': response_token_ids, 'logprobs': logprobs} order by call
         ) as turns
 
     from turns
@@ -166,20 +167,20 @@ select
         select any_value(greedy.reward)
         from trajectories as greedy
         where greedy.role = trajectories.role
-            and greedy.group_id = 'baseline-' || substr(trajectories.group_id, 7)
+            and greedy.group_id = baseline_of(trajectories.group_id)
     ) as baseline,
-    flatten([turn.observed || turn.response for turn in turns]) as tokens,
+    flatten([turn.observed || turn.sampled for turn in turns]) as tokens,
     flatten([
         list_resize([]::float[], len(turn.observed), 0) || turn.logprobs for turn in turns
     ]) as logprobs,
     flatten([
         list_resize([]::tinyint[], len(turn.observed), 0)
         || list_resize(
-            []::tinyint[], len(turn.response), list_contains($trained, role)::tinyint
+            []::tinyint[], len(turn.sampled), list_contains($trained, role)::tinyint
         )
         for turn in turns
     ]) as mask
 
 from trajectories
-where not starts_with(group_id, 'baseline-')
+where split_of(group_id) <> 'baseline'
 order by rollout_id, role, first_call

@@ -1,5 +1,10 @@
 """`ratchet` as a library: what a notebook reads of a run needs no other import."""
 
+import os
+import re
+import runpy
+import subprocess
+import sys
 from pathlib import Path
 from types import FunctionType
 
@@ -9,8 +14,11 @@ from prefect import Flow
 import ratchet
 from flows.runtime.flow_runs import RunSummary
 from tests.support.engine_server import Address
+from tests.support.processes import ROOT
 from tests.support.small_recipe import small_recipe
 
+PAGE = (Path(__file__).parent.parent / "docs" / "library.md").read_text(encoding="utf-8")
+FEWER = ("rollouts.groups", "rollouts.group_size", "evaluation.examples")
 RECIPE = small_recipe(
     steps=1,
     rollouts={"groups": 2, "group_size": 2, "max_tokens": 8},
@@ -57,6 +65,32 @@ def test_a_run_has_its_checkpoints_and_their_evaluations(run: ratchet.Run) -> No
     score = evaluations["00001"]["sampled"]
     assert isinstance(score, ratchet.Score)
     assert run.report().read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+@pytest.mark.usefixtures("summary")
+def test_the_page_s_snippet_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [snippet] = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
+    fewer = ", ".join(f'"{key}=2"' for key in FEWER)
+    script = tmp_path / "page.py"
+    script.write_text(snippet.replace('"steps=4"', f'"steps=4", {fewer}'))
+    runpy.run_path(str(script))
+    printed = capsys.readouterr().out
+    assert printed.startswith("held-out reward ")
+    assert "'question': 'You are " in printed
+    assert "avg(reward)" in printed
+
+
+@pytest.mark.usefixtures("summary")
+def test_the_recipe_of_a_run_is_read_by_a_process_that_imports_nothing_else() -> None:
+    script = (
+        "from flows.recipe.loading import read_recipe\n"
+        "from tasks.storage.run_folder import folder_of\n"
+        "print(read_recipe(folder_of('read')).flow)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout == "train\n"
 
 
 @pytest.mark.usefixtures("root")

@@ -65,13 +65,13 @@ def wants_tokens(fields: Mapping[str, object]) -> bool:
 def write_prompt_tokens(completion: Completion) -> JsonObject:
     """Write the token ids of a prompt, if they were asked for."""
     asked = wants_tokens(completion.request.fields)
-    return {"prompt_token_ids": list(completion.prompt_tokens)} if asked else {}
+    return {"prompt_token_ids": list(completion.prompt_token_ids)} if asked else {}
 
 
 def write_sampled_tokens(completion: Completion) -> JsonObject:
     """Write the token ids of an answer, if they were asked for."""
     asked = wants_tokens(completion.request.fields)
-    return {"token_ids": list(completion.sampled_tokens)} if asked else {}
+    return {"token_ids": list(completion.response_token_ids)} if asked else {}
 
 
 def write_tokens(completion: Completion) -> JsonObject:

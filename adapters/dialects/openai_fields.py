@@ -94,7 +94,7 @@ def read_format(value: object, where: str) -> Format | None:
 def write_logprobs(completion: Completion, chat: Chat) -> list[JsonObject]:
     """Write a row for each token id, the end-of-turn token included, as vLLM does."""
     found: list[JsonObject] = []
-    for token, logprob in zip(completion.sampled_tokens, completion.logprobs, strict=True):
+    for token, logprob in zip(completion.response_token_ids, completion.logprobs, strict=True):
         text, data = chat.spelling(token)
         found.append({"token": text, "logprob": logprob, "bytes": data, "top_logprobs": []})
     return found

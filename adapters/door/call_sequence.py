@@ -197,7 +197,7 @@ class CallSequence:
             request.tools,
             completion.message,
             place.call,
-            (completion.prompt_tokens, completion.sampled_tokens),
+            (completion.prompt_token_ids, completion.response_token_ids),
         )
         return completion
 

@@ -25,7 +25,7 @@ def main() -> None:
         from adapters.harness.agents import Endpoint, contained_task
         from adapters.harness.player import load_for_roles, play_to_end
         from adapters.harness.programs.resident import kill_programs
-        from adapters.player_protocol import Outcome, write_json, write_outcome
+        from adapters.player_protocol import Outcome, encode_json, write_outcome
 
         endpoints = {role: Endpoint(**where) for role, where in given["endpoints"].items()}
         play = load_for_roles(given["agent"], tuple(endpoints))
@@ -36,7 +36,7 @@ def main() -> None:
             asyncio.get_running_loop().set_task_factory(contained_task)
             return await play_to_end(play(given["example"], endpoints))
 
-        stdout.write(write_json(write_outcome(asyncio.run(outcome()))) + b"\n")
+        stdout.write(encode_json(write_outcome(asyncio.run(outcome()))) + b"\n")
         kill_programs()
     sys.stderr.flush()
     os._exit(0)  # a thread of the agent may never end

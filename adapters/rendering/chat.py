@@ -162,9 +162,9 @@ def _create(tokenizer: object, renderer: str) -> Renderer:
 
 def stop_string(completion: Completion, chat: Chat) -> str | None:
     """Return the client's stop string that ended an answer; None if something else did."""
-    if completion.finish_reason == "length" or chat.has_ended(completion.sampled_tokens):
+    if completion.finish_reason == "length" or chat.has_ended(completion.response_token_ids):
         return None
-    text = chat.decode_answer(completion.sampled_tokens)
+    text = chat.decode_answer(completion.response_token_ids)
     reached = [stop for stop in completion.request.stop if stop in text]
     return min(reached, key=text.find, default=None)
 

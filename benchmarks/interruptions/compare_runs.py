@@ -16,13 +16,14 @@ from typing import TypedDict
 import pyarrow.parquet as pq
 from safetensors.numpy import load_file
 
-from flows.recipe.run_recipe import read_recipe
+from flows.recipe.loading import read_recipe
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.metrics import Metrics, read_metrics
 from tasks.recording.journal import read_journal
 from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
 from tasks.shards import read_shard
-from tasks.storage.run_folder import RunFolder, batch_name
+from tasks.storage.names import batch_name
+from tasks.storage.run_folder import RunFolder
 
 CLOCKS = re.compile(r"(policies/\w+/)?(seconds|replay)/")
 """Metrics that two equal runs may differ in."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from benchmarks.peers.inputs import DISCOUNT, Call, Tokens
-from engine.training.losses import find_loss as find_engine_loss
+from engine.training.losses import resolve_loss
 from tasks.algorithm.advantages import estimate_advantages
 from tasks.algorithm.comparisons import Earned
 from tasks.algorithm.divergences import Penalty
@@ -85,7 +85,7 @@ def _compute_loss(name: str, settings: Settings, tokens: Tokens) -> tuple[float,
     if row.weighted is not None:
         loss, derivative = row.weighted(log_p, inputs, complete)
         return float((loss * inputs["weights"]).sum()), derivative * inputs["weights"]
-    engine_loss, config = find_engine_loss(asked.name, asked.settings)
+    engine_loss, config = resolve_loss(asked.name, asked.settings)
     leaf = torch.tensor(log_p, requires_grad=True)
     given = {name: torch.tensor(values) for name, values in inputs.items()}
     value = engine_loss(leaf, given, config)

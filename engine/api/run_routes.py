@@ -18,7 +18,7 @@ Limit = Annotated[int, Query(ge=0)]
 
 
 @router.get("/training_runs")
-async def list_runs(
+async def list_training_runs(
     engine: TheEngine, limit: Limit = 20, offset: Limit = 0
 ) -> tinker.types.TrainingRunsResponse:
     runs = sorted(

@@ -190,7 +190,7 @@ class Registry:
         return sampler
 
 
-def find_damage(state: Path) -> list[Path]:
+def find_damaged_state(state: Path) -> list[Path]:
     """List the files of a state directory that are not as they were written; nothing changes."""
     checkpoints = Records(state / "checkpoints", CheckpointRecord)
     kept = [

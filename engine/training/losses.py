@@ -111,7 +111,7 @@ LOSSES: Mapping[str, EngineLoss] = {
 }
 
 
-def find_loss(name: str, config: Mapping[str, float | str]) -> tuple[EngineLoss, Config]:
+def resolve_loss(name: str, config: Mapping[str, float | str]) -> tuple[EngineLoss, Config]:
     """Return a loss by name, and its checked config; raise RequestRefused for unknown ones."""
     if name not in LOSSES:
         raise RequestRefused(

@@ -14,7 +14,7 @@ from engine.model.forward_pass import Attention, LoraLinear
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraWeights, check_shapes
 from engine.training.datums import TrainingDatum, check_datums
-from engine.training.losses import Config, EngineLoss, find_loss
+from engine.training.losses import Config, EngineLoss, resolve_loss
 
 MICROBATCH_TOKENS = 2048
 """Tokens computed at once. More tokens need more memory and are no faster on a CPU."""
@@ -86,7 +86,7 @@ class Trainer:
 
         Gradients accumulate over calls until `optim_step`. A RequestRefused leaves them unchanged.
         """
-        function, settings = find_loss(loss, config or {})
+        function, settings = resolve_loss(loss, config or {})
         datums = check_datums(data, loss, function, self.model)
         outputs: dict[int, np.ndarray] = {}
         total = 0.0

@@ -1,4 +1,4 @@
-"""Recipes from prefect.yaml, the one place where their values are written."""
+"""Recipes as prefect.yaml or a file of YAML has them, and as a run has recorded them."""
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +14,11 @@ from adapters.errors import UserError
 from adapters.project.files import EXAMPLES
 from flows.recipe.presets import PRESETS
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import RunRecipe
+from flows.recipe.run_recipe import FlowError, RunRecipe
 from flows.recipe.section import TABLES
 from tasks.storage.keys import Json, Section, merge, nest
+from tasks.storage.manifest import Eras, lineage, recipe_of
+from tasks.storage.run_folder import RunFolder
 
 PROJECT_FILE = Path("prefect.yaml")
 TRAIN = "flows.train.train"
@@ -49,13 +51,30 @@ def named_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
     The deployment is the working folder's, or else one of the examples that Ratchet carries.
     """
-    values = _read_recipe(name)
+    values = _read_values(name)
     if not isinstance(values, dict):
         raise RecipeError(f"{name} has no keys; give it the keys of a recipe")
     return changed_recipe(values, overrides)
 
 
-def _read_recipe(name: str) -> Json:
+def read_recipe(run: RunFolder, kind: type[R] = RunRecipe) -> R:
+    """Read the recipe that a run is bound to; FlowError if it is not of the `kind`."""
+    recipe = _recipe(recipe_of(run))
+    if not isinstance(recipe, kind):
+        raise FlowError(
+            f"the run {run.path} was made by the flow {recipe.flow}, and this needs a run of "
+            f"{', '.join(sorted(_kinds(kind)))}; name another run"
+        )
+    return recipe
+
+
+def read_lineage(run: RunFolder, recipe: RunRecipe) -> Eras[RunRecipe]:
+    """Return the recipes that make the steps of a run: those of its ancestors, and its own."""
+    *ancestors, (own, _) = lineage(run)
+    return Eras((*((first, _recipe(values)) for first, values in ancestors), (own, recipe)))
+
+
+def _read_values(name: str) -> Json:
     if name.endswith(RECIPE_FILES):
         path = Path(name)
         if not path.is_file():
@@ -212,3 +231,22 @@ def _explain(error: ValidationError) -> str:
         shown = "" if isinstance(given, Mapping) else f" (got {given!r})"
         lines.append(f"{place}: {mistake['msg']}{shown}")
     return "; ".join(lines)
+
+
+def _recipe(values: Mapping[str, Any]) -> RunRecipe:
+    kinds = _kinds(RunRecipe)
+    if (flow := values.get("flow")) not in kinds:
+        raise FlowError(
+            f"the recipe is for the flow {flow!r}, and there is: {', '.join(sorted(kinds))}; "
+            "continue the run with the version that wrote it"
+        )
+    return kinds[flow].model_validate(values)
+
+
+def _kinds(kind: type[R]) -> dict[str, type[R]]:
+    """Map each flow to the recipes of a kind."""
+    named: dict[str, type[R]] = {}
+    for further in kind.__subclasses__():
+        named |= _kinds(further)
+    flow = kind.model_fields["flow"].default
+    return named | ({flow: kind} if isinstance(flow, str) else {})

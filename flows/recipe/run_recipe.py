@@ -4,7 +4,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -14,7 +14,7 @@ from adapters.rendering.renderer_names import resolve_renderer
 from flows.recipe.algorithm import Optimizer
 from flows.recipe.section import LONGEST_SECONDS, MOST_STEPS, Section
 from tasks.algorithm.learning_rates import default_learning_rate
-from tasks.storage.manifest import Eras, lineage, recipe_of
+from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
@@ -204,42 +204,3 @@ class RunRecipe(Section, ABC):
 
     def _bound_values(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude={**self.changes_no_result})
-
-
-R = TypeVar("R", bound=RunRecipe)
-
-
-def read_recipe(run: RunFolder, kind: type[R] = RunRecipe) -> R:
-    """Read the recipe that a run is bound to; FlowError if it is not of the `kind`."""
-    recipe = _recipe(recipe_of(run))
-    if not isinstance(recipe, kind):
-        raise FlowError(
-            f"the run {run.path} was made by the flow {recipe.flow}, and this needs a run of "
-            f"{', '.join(sorted(_kinds(kind)))}; name another run"
-        )
-    return recipe
-
-
-def read_lineage(run: RunFolder, recipe: RunRecipe) -> Eras[RunRecipe]:
-    """Return the recipes that make the steps of a run: those of its ancestors, and its own."""
-    *ancestors, (own, _) = lineage(run)
-    return Eras((*((first, _recipe(values)) for first, values in ancestors), (own, recipe)))
-
-
-def _recipe(values: Mapping[str, Any]) -> RunRecipe:
-    kinds = _kinds(RunRecipe)
-    if (flow := values.get("flow")) not in kinds:
-        raise FlowError(
-            f"the recipe is for the flow {flow!r}, and there is: {', '.join(sorted(kinds))}; "
-            "continue the run with the version that wrote it"
-        )
-    return kinds[flow].model_validate(values)
-
-
-def _kinds(kind: type[R]) -> dict[str, type[R]]:
-    """Map each flow to the recipes of a kind."""
-    named: dict[str, type[R]] = {}
-    for further in kind.__subclasses__():
-        named |= _kinds(further)
-    flow = kind.model_fields["flow"].default
-    return named | ({flow: kind} if isinstance(flow, str) else {})

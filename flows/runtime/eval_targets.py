@@ -6,9 +6,9 @@ from typing import Self
 from adapters.calls import POLICY
 from adapters.errors import UserError
 from flows.recipe.algorithm import BASE
-from flows.recipe.loading import count_steps
+from flows.recipe.loading import count_steps, read_recipe
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import Model, Tracking, read_recipe
+from flows.recipe.run_recipe import Model, Tracking
 from flows.runtime.checks import check_start
 from tasks.checkpoints import Ledger
 from tasks.storage.manifest import latest_run

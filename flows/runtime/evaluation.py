@@ -20,7 +20,8 @@ from flows.runtime.open_run import OpenRun
 from tasks.evaluations import PlayedShard, Score, score_rollouts
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.files import is_written
-from tasks.storage.run_folder import RunFolder, shard_name
+from tasks.storage.names import shard_name
+from tasks.storage.run_folder import RunFolder
 
 
 class EvaluationResult(BaseModel):
@@ -79,7 +80,7 @@ class HeldOutEvaluations:
         """Wait for what was submitted of the checkpoints up to `last`, and score it."""
         while self._submitted and self._submitted[0][0] <= last:
             step, held_out = self._submitted.pop(0)
-            score(self._recipe, self._run.folder, held_out.wait(), f"{step:05d}")
+            write_scores(self._recipe, self._run.folder, held_out.wait(), f"{step:05d}")
 
 
 def submit_held_out(
@@ -106,8 +107,10 @@ def submit_held_out(
     return HeldOut(shards)
 
 
-def score(recipe: Recipe, run: RunFolder, played: Mapping[str, PlayedShard], name: str) -> Path:
-    """Score held-out rollouts; return the file of the scores."""
+def write_scores(
+    recipe: Recipe, run: RunFolder, played: Mapping[str, PlayedShard], name: str
+) -> Path:
+    """Score held-out rollouts, and return the file of their scores."""
     return score_rollouts(run.evaluation(name), played, recipe.evaluation.threshold)
 
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict
 from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_attempt
 
 from adapters.errors import EngineDied
+from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import read_recipe
 from tasks.evaluations import read_evaluation
 from tasks.metrics import read_metrics
 from tasks.reports.failures import last_failure

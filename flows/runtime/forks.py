@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from adapters.door.roles import policy_of
 from adapters.tinker.engines import saved_files
-from flows.recipe.run_recipe import read_recipe
+from flows.recipe.loading import read_recipe
 from tasks.algorithm.advantages import find_advantage
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics, record_metrics
@@ -23,7 +23,8 @@ from tasks.storage.manifest import (
     recipe_of,
     write_manifest,
 )
-from tasks.storage.run_folder import BASELINE, RunError, RunFolder, folder_of, shard_name
+from tasks.storage.names import BASELINE, shard_name
+from tasks.storage.run_folder import RunError, RunFolder, folder_of
 
 WEIGHTS = ("model.base", "model.lora_rank", "model.train_")
 """Keys that made the weights of a run; a fork cannot change them."""

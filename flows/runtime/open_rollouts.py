@@ -23,7 +23,7 @@ from flows.runtime.open_run import OpenRun
 from tasks.algorithm.advantages import find_advantage
 from tasks.rollouts import BatchPlan, Play, RolloutServer, collect_rollouts
 from tasks.shards import read_shard
-from tasks.storage.run_folder import BASELINE
+from tasks.storage.names import BASELINE
 
 EVALUATED_SHARDS = 2
 """Shards of an evaluation: one is sampled, one is played greedily."""

@@ -7,7 +7,8 @@ from threading import Event
 
 from adapters.tinker.service import Service, connect
 from adapters.tracking import Tracker
-from flows.recipe.run_recipe import RunRecipe, read_lineage
+from flows.recipe.loading import read_lineage
+from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.checks import check_run
 from flows.runtime.policies import RunPolicies, open_policies
 from flows.runtime.references import bind_reference, find_reference

@@ -23,7 +23,8 @@ from tasks.examples.reading import Source
 from tasks.rollouts import check_rewards, measure_yield
 from tasks.storage.arrivals import ArrivalLedger
 from tasks.storage.manifest import lineage
-from tasks.storage.run_folder import RunFolder, shard_name
+from tasks.storage.names import parse_batch, shard_name
+from tasks.storage.run_folder import RunFolder
 
 Submit = Callable[[int, int | CheckpointAtBegin, int], Mapping[str, Spans]]
 """Submits the batches of a round of a step's own shard, each sampled by the checkpoint given."""
@@ -132,7 +133,7 @@ class Arrivals:
         """Return the first shard of which batches are left for `step` and those after it."""
         made = self.ledger.steps()
         taken = Counter(
-            batch.rpartition(".")[0]
+            parse_batch(batch).shard
             for earlier in made
             if earlier < step
             for batch in made[earlier]

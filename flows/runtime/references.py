@@ -7,8 +7,8 @@ from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.tinker.engines import needs_engine, saved_files
 from flows.recipe.algorithm import BASE
+from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import read_recipe
 from tasks.checkpoints import Ledger
 from tasks.storage.files import is_written, link_or_copy
 from tasks.storage.json_files import read_json, write_json

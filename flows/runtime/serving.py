@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from adapters.calls import POLICY, Policy, Sampling
 from adapters.errors import UserError
 from adapters.tinker.engines import check_reachable
+from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import Model, ServicePatience, read_recipe
+from flows.recipe.run_recipe import Model, ServicePatience
 from flows.runtime.checks import check_base_model
 from tasks.checkpoints import Ledger
 from tasks.storage.manifest import bind_run

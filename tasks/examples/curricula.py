@@ -52,7 +52,7 @@ class Curriculum:
 
     def rank(self, examples: Sequence[int], seed: int) -> list[int]:
         """Rank the ids of examples for one step, by what was measured."""
-        rewards = read_rewards(self.measured)
+        rewards = read_example_rewards(self.measured)
         drawn = {row["example_id"] for path in self.under_way for row in read_rows(path)}
         shuffled = [examples[place] for place in shuffle_pass(len(examples), seed, 0)]
         return rank_by_reward(shuffled, rewards, drawn, self.target)
@@ -86,7 +86,7 @@ def rank_by_reward(
     return sorted(examples, key=key)
 
 
-def read_rewards(batches: Sequence[Path]) -> Rewards:
+def read_example_rewards(batches: Sequence[Path]) -> Rewards:
     """Read the rewards of each example that sealed batches have played."""
     _read_once([batch for batch in batches if batch not in _READ])
     rewards: dict[int, list[float]] = defaultdict(list)

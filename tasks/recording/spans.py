@@ -16,6 +16,7 @@ import pyarrow as pa
 from adapters.calls import Begun, Completion, RefusedCall
 from adapters.player_protocol import Failure
 from adapters.rewards import Reward, RewardError, check_roles
+from tasks.storage.names import parse_rollout
 
 Span = dict[str, Any]
 """Row of SCHEMA; missing columns are null. JSON columns hold plain values, times `datetime`s."""
@@ -83,7 +84,6 @@ JSON = ("messages", "reply", "tools", "attributes")
 TIMES = ("started", "ended")
 
 SECRET = re.compile(r"api[-_]?key|secret|password|authorization|credential|access[-_]token", re.I)
-NAME = re.compile(r"(?P<group>(?P<shard>.+-(?P<step>\d{5,}))-\d{4,})-\d{2,}")
 
 
 def call_span(completion: Completion, run_id: str | None = None) -> Span:
@@ -119,8 +119,8 @@ def call_span(completion: Completion, run_id: str | None = None) -> Span:
         "policy_version": completion.policy_version,
         "renderer": completion.renderer,
         "tokenizer_sha": completion.tokenizer_sha,
-        "prompt_token_ids": list(completion.prompt_tokens),
-        "response_token_ids": list(completion.sampled_tokens),
+        "prompt_token_ids": list(completion.prompt_token_ids),
+        "response_token_ids": list(completion.response_token_ids),
         "logprobs": list(completion.logprobs),
         "prefix_len": completion.prefix_len,
         "prefix_call": reused,
@@ -311,17 +311,12 @@ def _cost(completion: Completion) -> Span:
 
 
 def _of_rollout(rollout_id: str, attempt: int, run_id: str | None) -> Span:
-    named = NAME.fullmatch(rollout_id)
-    if named is None:
-        raise ValueError(
-            f"{rollout_id!r} does not name a rollout; <split>-<step>-<example>-<k> does, "
-            "such as train-00003-0012-01"
-        )
+    named = parse_rollout(rollout_id)
     return {
         "run_id": run_id,
-        "shard": named["shard"],
-        "step": int(named["step"]),
-        "group_id": named["group"],
+        "shard": named.shard,
+        "step": named.step,
+        "group_id": named.group,
         "rollout_id": rollout_id,
         "attempt": attempt,
     }

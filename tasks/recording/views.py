@@ -12,7 +12,7 @@ from tasks.recording.journal import read_spans
 from tasks.recording.spans import SCHEMA
 from tasks.storage.json_files import read_json, read_log
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import query_beside, scan
+from tasks.storage.tables import NAMES, query_beside, scan
 
 QUERY = query_beside(__file__)
 SPOKEN = query_beside(str(Path(__file__).with_name("spoken")))
@@ -69,7 +69,7 @@ def open_views(runs: Sequence[RunFolder], names: Sequence[str] = VIEWS) -> Views
     connection.execute(LOCKS)
     if {*names} & {*OF_SPANS}:
         _register_spans(connection, runs)
-        connection.execute(SPOKEN + QUERY)
+        connection.execute(NAMES + SPOKEN + QUERY)
     for name in LEARNED:
         if name in names:
             files = dict(_learned(runs, name))

@@ -16,7 +16,7 @@ create temp view calls as
 
 select
     run,
-    regexp_extract(rollout_id, '^(.+)-\d+-\d+-\d+$', 1) as split,
+    split_of(group_id) as split,
     step,
     batch,
     group_id,
@@ -64,7 +64,7 @@ attempts as (
 
 select
     run,
-    regexp_extract(rollout_id, '^(.+)-\d+-\d+-\d+$', 1) as split,
+    split_of(any_value(group_id)) as split,
     any_value(step) as step,
     any_value(batch) as batch,
     any_value(group_id) as group_id,

@@ -18,7 +18,8 @@ from tasks.rewards import compute_rewards
 from tasks.storage.arrivals import batches_of
 from tasks.storage.files import is_written
 from tasks.storage.manifest import Eras
-from tasks.storage.run_folder import RunFolder, shard_name
+from tasks.storage.names import shard_name
+from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import arrays, read
 from tasks.trajectories import assemble_trajectories
 

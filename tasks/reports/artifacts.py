@@ -32,7 +32,8 @@ from tasks.reports.artifact_texts import (
 )
 from tasks.reports.transcripts import MOST_FAILED, transcripts
 from tasks.storage.arrivals import batches_of
-from tasks.storage.run_folder import BASELINE, RunFolder
+from tasks.storage.names import BASELINE, parse_batch
+from tasks.storage.run_folder import RunFolder
 
 METRICS = (
     "reward/mean",
@@ -141,7 +142,7 @@ class Artifacts:
         )
         with self._unless_unreadable("transcripts"):
             batches = batches_of(self._run, step)
-            played = [batch for batch in batches if not batch.startswith(f"{BASELINE}-")]
+            played = [batch for batch in batches if parse_batch(batch).split != BASELINE]
             spans = [self._run.spans(batch) for batch in played]
             self._create_markdown("transcripts", transcripts(spans), words)
 

@@ -14,6 +14,7 @@ from tasks.reports.failures import read_failures
 from tasks.reports.tables import aligned
 from tasks.reports.transcripts import Transcript, read_transcripts
 from tasks.storage.checksums import verified
+from tasks.storage.names import parse_rollout
 from tasks.storage.tables import arrays, query_beside, read, select
 
 QUERY = SPOKEN + query_beside(__file__)
@@ -133,7 +134,7 @@ def _list_rewards(rollouts: Sequence[Transcript]) -> str:
     """List the rewards by group; a group with equal rewards trains nothing."""
     groups: dict[str, list[object]] = defaultdict(list)
     for row in rollouts:
-        group = row["rollout_id"].rpartition("-")[0]
+        group = parse_rollout(row["rollout_id"]).group
         groups[group].append("failed" if row["error"] else row["reward"])
     columns = max(map(len, groups.values()))
     return aligned(["group", *map(str, range(columns))], [[g, *r] for g, r in groups.items()])

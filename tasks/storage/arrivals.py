@@ -6,8 +6,9 @@ from threading import Lock
 from typing import Any
 
 from tasks.storage.json_files import append_row, read_log
+from tasks.storage.names import BASELINE, shard_name
 from tasks.storage.owners import Ownership
-from tasks.storage.run_folder import BASELINE, RunFolder, shard_name
+from tasks.storage.run_folder import RunFolder
 
 
 class ArrivalLedger:

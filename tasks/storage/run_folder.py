@@ -15,6 +15,7 @@ from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.process.children import keep_from_children
 from tasks.storage.files import PARTIAL, check_writable
+from tasks.storage.names import BASELINE, parse_batch
 from tasks.storage.owners import Ownership, last_owner, take_over
 
 APART = ("evaluations", "dryruns")
@@ -22,6 +23,9 @@ APART = ("evaluations", "dryruns")
 
 LEARNING = ("trajectories", "references", "rewards", "datums", "updates")
 """Folders that each policy of a run has for itself."""
+
+TRAINED = ("train", BASELINE)
+"""Splits whose rollouts are trained on, or compared with those that are."""
 
 log = logging.getLogger(__name__)
 
@@ -33,19 +37,6 @@ class RunError(UserError):
 NAME = re.compile(rf"(?:(?:{'|'.join(APART)})/)?(?P<last>[A-Za-z0-9_][A-Za-z0-9_.-]*)")
 LONGEST_NAME = 200
 """Letters of a run's name: file systems allow 255, and files beside a run have longer names."""
-
-BASELINE = "baseline"
-"""Split of the greedy rollouts with which those of a training step are compared."""
-
-
-def shard_name(split: str, step: int) -> str:
-    """Name the shard of a split at a step: `train-00003`."""
-    return f"{split}-{step:05d}"
-
-
-def batch_name(shard: str, number: int) -> str:
-    """Name a rollout batch of a shard: `train-00003.1`."""
-    return f"{shard}.{number}"
 
 
 @dataclass(frozen=True)
@@ -172,7 +163,7 @@ class RunFolder:
         The folder is listed once, however many steps there are.
         """
         found = (self.path / "spans").glob("train-*.parquet")
-        return [path for path in found if int(path.name.split(".")[0].split("-")[1]) in steps]
+        return [path for path in found if parse_batch(path.stem).step in steps]
 
     def all_spans(self) -> tuple[list[Path], list[Path]]:
         """List every sealed Parquet file of the run, and the journals of batches without one."""
@@ -183,7 +174,7 @@ class RunFolder:
 
     def batch_files(self, batch: str) -> list[Path]:
         """List the files of a sealed batch: its shard, its journal and its Parquet file."""
-        shard = batch.rpartition(".")[0]
+        shard = parse_batch(batch).shard
         files = [self.shard(shard), self.journal(batch), self.spans(batch)]
         return [path for path in files if path.exists()]
 
@@ -200,9 +191,8 @@ class RunFolder:
 
     def held_out(self, step: int) -> list[str]:
         """List the sealed batches of held-out examples that checkpoint `step` has played."""
-        trained = ("train-", f"{BASELINE}-")
         found = (path.stem for path in (self.path / "spans").glob(f"[!.]*-{step:05d}.*.parquet"))
-        return _in_order(batch for batch in found if not batch.startswith(trained))
+        return _in_order(name for name in found if parse_batch(name).split not in TRAINED)
 
     def learning_files(self, step: int) -> list[Path]:
         """List what the policies made of the rollouts of a step: trajectories to updates."""
@@ -352,4 +342,4 @@ def name_run(*parts: str) -> str:
 
 def _in_order(batches: Iterator[str]) -> list[str]:
     """Sort the batches of one shard by their numbers."""
-    return sorted(batches, key=lambda batch: int(batch.rpartition(".")[2]))
+    return sorted(batches, key=lambda batch: parse_batch(batch).number)

@@ -13,16 +13,27 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
+from tasks.storage import names
 from tasks.storage.checksums import BLANK, KEY, intact, stamp, verified
 from tasks.storage.files import appearing
 
 ROWS_A_GROUP = 4096
 
 
+def query_beside(module: str) -> str:
+    """Read the query `<module>.sql` that lies beside a module; `module` is its `__file__`."""
+    return Path(module).with_suffix(".sql").read_text(encoding="utf-8")
+
+
+NAMES = query_beside(names.__file__)
+"""Macros that read the names of groups."""
+
+
 def select(query: str, **parameters: object) -> pa.Table:
     """Run one statement; values enter as `$name` only. The rows keep the statement's order."""
     values = {name: _bindable(value) for name, value in parameters.items()}
     with duckdb.connect() as connection:
+        connection.execute(NAMES)
         # `execute().to_arrow_table()` copies, and warns; `sql()` streams, in order.
         return connection.sql(query, params=values or None).to_arrow_table()
 
@@ -90,11 +101,6 @@ def arrays(column: pa.ChunkedArray) -> list[np.ndarray]:
         for chunk in column.chunks
         for start, end in pairwise(chunk.offsets.to_numpy())
     ]
-
-
-def query_beside(module: str) -> str:
-    """Read the query `<module>.sql` that lies beside a module; `module` is its `__file__`."""
-    return Path(module).with_suffix(".sql").read_text(encoding="utf-8")
 
 
 def _bindable(value: object) -> object:

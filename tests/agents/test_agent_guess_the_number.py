@@ -57,8 +57,8 @@ def test_halving_wins_and_every_prompt_extends_the_one_before() -> None:
     said = [str(call.message["content"]) for call in door.calls]
     assert [guess_the_number.guess_in(each) for each in said] == [10, 15, 18, 16, 17]
     for before, after in pairwise(door.calls):
-        said = [*before.prompt_tokens, *before.sampled_tokens]
-        assert list(after.prompt_tokens[: len(said)]) == said
+        said = [*before.prompt_token_ids, *before.response_token_ids]
+        assert list(after.prompt_token_ids[: len(said)]) == said
         assert after.prefix_len == len(said)
 
 

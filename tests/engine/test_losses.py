@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.errors import RequestRefused
-from engine.training.losses import LOSSES, find_loss
+from engine.training.losses import LOSSES, resolve_loss
 
 HALF = math.log(0.5)
 
@@ -14,7 +14,7 @@ def computed(
 ) -> tuple[float, list[float]]:
     """Return the loss, and its gradient with respect to each log-probability."""
     leaf = torch.tensor(logprobs, requires_grad=True)
-    loss, settings = find_loss(name, config)
+    loss, settings = resolve_loss(name, config)
     value = loss(leaf, {key: torch.tensor(values) for key, values in inputs.items()}, settings)
     value.backward()
     assert leaf.grad is not None
@@ -114,12 +114,12 @@ def test_losses_have_tinkers_names() -> None:
 
 def test_unknown_losses_and_config_keys_are_refused_with_the_known_ones() -> None:
     with pytest.raises(RequestRefused, match=r"no loss 'grpo'.*cispo, cross_entropy"):
-        find_loss("grpo", {})
+        resolve_loss("grpo", {})
     with pytest.raises(RequestRefused, match=r"no config 'clip'.*clip_high_threshold"):
-        find_loss("ppo", {"clip": 0.2})
+        resolve_loss("ppo", {"clip": 0.2})
     with pytest.raises(RequestRefused, match="no config at all"):
-        find_loss("cross_entropy", {"beta": 0.1})
+        resolve_loss("cross_entropy", {"beta": 0.1})
     with pytest.raises(RequestRefused, match="not a number"):
-        find_loss("dro", {"beta": "large"})
+        resolve_loss("dro", {"beta": "large"})
     with pytest.raises(RequestRefused, match="not a number"):
-        find_loss("dro", {"beta": math.nan})
+        resolve_loss("dro", {"beta": math.nan})

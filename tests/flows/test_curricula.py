@@ -20,12 +20,13 @@ from flows.recipe.recipe import Recipe
 from flows.runtime.forks import fork_run
 from flows.runtime.overlap import first_step_of_examples
 from flows.train import train
-from tasks.examples.curricula import Curriculum, Order, rank_by_reward, read_rewards
+from tasks.examples.curricula import Curriculum, Order, rank_by_reward, read_example_rewards
 from tasks.examples.reading import DatasetError, Example, Source
 from tasks.recording.journal import seal
 from tasks.recording.spans import EndedAttempt, Span, error_span, reward_span
 from tasks.shards import choose, read_shard
-from tasks.storage.run_folder import RunFolder, shard_name
+from tasks.storage.names import shard_name
+from tasks.storage.run_folder import RunFolder
 from tests.support.dying_engine import dying_in_batch, dying_in_update
 from tests.support.small_recipe import small_recipe
 from tests.support.whole_run import die_and_go_on, differences, train_whole
@@ -114,7 +115,7 @@ def test_rollouts_that_failed_have_no_reward_and_those_that_were_played_again_ha
         end("error", 2, 0),
     ]
     sealed = seal(written(tmp_path / "a.jsonl", *spans), tmp_path / "a.parquet")
-    assert read_rewards([sealed]) == {1: [0.5, -1.0], 2: []}
+    assert read_example_rewards([sealed]) == {1: [0.5, -1.0], 2: []}
 
 
 @pytest.mark.parametrize("value", ["hard", None, "nan"])
@@ -205,7 +206,12 @@ def test_steps_draw_by_the_rewards_of_those_that_are_surely_done(
         "train-00001.0.parquet": 1,
         "train-00002.0.parquet": 1,
     }
-    assert {n: sum(of) for n, of in read_rewards(sealed).items()} == {0: 4, 5: 1, 1: 2, 3: 3}
+    assert {n: sum(of) for n, of in read_example_rewards(sealed).items()} == {
+        0: 4,
+        5: 1,
+        1: 2,
+        3: 3,
+    }
 
 
 @pytest.mark.story

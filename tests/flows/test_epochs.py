@@ -6,9 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from flows.evaluate import evaluate
-from flows.recipe.loading import RecipeError, changed_recipe, count_steps
+from flows.recipe.loading import RecipeError, changed_recipe, count_steps, read_recipe
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import read_recipe
 from flows.train import train
 from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunError, folder_of

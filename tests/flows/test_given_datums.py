@@ -9,8 +9,9 @@ import pytest
 from prefect.settings import PREFECT_API_URL
 
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
+from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import FlowError, read_recipe
+from flows.recipe.run_recipe import FlowError
 from tasks.metrics import read_metrics
 from tasks.reports.tables import runs_table
 from tasks.reports.verification import find_damage

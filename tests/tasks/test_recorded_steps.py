@@ -8,8 +8,8 @@ from tinker import AdamParams
 
 from adapters.calls import POLICY
 from adapters.tinker.live_policy import LoraSpec
+from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import read_lineage, read_recipe
 from flows.runtime.forks import fork_run
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.update_method import UpdateMethod

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from tasks.storage.names import batch_name, shard_name
 from tasks.storage.run_folder import (
     LONGEST_NAME,
     RunError,
     RunFolder,
     all_runs,
-    batch_name,
     folder_of,
     name_run,
-    shard_name,
 )
 
 

@@ -35,11 +35,11 @@ def completion(call: int = 0, rollout_id: str = ROLLOUT, **changed: Any) -> Comp
         "request": request,
         "sampling": Sampling(8, 1.0, 1.0, -1),
         "seed": 2**63 - 1,
-        "prompt_tokens": [1, 2, 3],
+        "prompt_token_ids": [1, 2, 3],
         "prefix_len": 0,
         "prefix_call": None,
         "prefix_how": "new",
-        "sampled_tokens": [4, 5],
+        "response_token_ids": [4, 5],
         "logprobs": [-0.5, -0.25],
         "finish_reason": "stop",
         "message": {"role": "assistant", "content": "ho"},
@@ -119,8 +119,8 @@ def test_an_end_whose_reward_does_not_fit_its_calls_is_an_error_alone() -> None:
 
 
 def test_a_call_that_no_policy_answered_has_its_usage_and_its_cost() -> None:
-    nobody: dict[str, Any] = {"sampling": None, "sampled_tokens": [], "logprobs": []}
-    span = call_span(completion(usage=Usage(7, 3, 0.25), prompt_tokens=[], **nobody))
+    nobody: dict[str, Any] = {"sampling": None, "response_token_ids": [], "logprobs": []}
+    span = call_span(completion(usage=Usage(7, 3, 0.25), prompt_token_ids=[], **nobody))
     assert (span["gen_ai_usage_input_tokens"], span["gen_ai_usage_output_tokens"]) == (7, 3)
     assert (span["attributes"]["cost"], "gen_ai_request_top_p" in span) == (0.25, False)
     check(span)

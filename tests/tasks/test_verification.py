@@ -7,7 +7,7 @@ from shutil import copytree
 import pytest
 from typer.testing import CliRunner
 
-from engine.state.registry import find_damage as find_damage_of_engine
+from engine.state.registry import find_damaged_state
 from flows.cli.commands import app
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunFolder
@@ -31,7 +31,7 @@ def engine_files(run: RunFolder) -> list[Path]:
 
 def test_a_run_that_nobody_changed_is_as_it_was_written(whole: RunFolder) -> None:
     assert [*find_damage(whole)] == []
-    assert find_damage_of_engine(whole.engine) == []
+    assert find_damaged_state(whole.engine) == []
     result = CliRunner().invoke(app, ["verify", "whole"])
     assert (result.exit_code, result.stdout.split(" is as it")[0]) == (0, str(whole.path))
 
@@ -58,7 +58,7 @@ def test_every_flipped_bit_of_an_engine_s_state_is_found(run: RunFolder) -> None
         data = path.read_bytes()
         place, bit = random.randrange(len(data)), random.randrange(8)
         path.write_bytes(data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :])
-        if find_damage_of_engine(run.engine) != [path]:
+        if find_damaged_state(run.engine) != [path]:
             silent.append((path, place, bit))
         path.write_bytes(data)
     assert silent == []

@@ -68,7 +68,7 @@ class Games:
     async def _play(
         self, number: int, example: Mapping[str, object], policy: Mapping[str, str]
     ) -> float:
-        row = find_row(self._environment, example)
+        row = row_of_example(self._environment, example)
         variable = f"API_KEY_{number}"  # verifiers takes a key from a variable only
         os.environ[variable] = policy["api_key"]
         client = importlib.import_module("verifiers.types").ClientConfig(
@@ -83,7 +83,7 @@ class Games:
         return played["reward"]
 
 
-def find_row(environment: Environment, example: Mapping[str, object]) -> dict[str, object]:
+def row_of_example(environment: Environment, example: Mapping[str, object]) -> dict[str, object]:
     """Return the row of the data set that an example names."""
     held_out = example.get("split") == "test"
     rows = environment.get_eval_dataset() if held_out else environment.get_dataset()

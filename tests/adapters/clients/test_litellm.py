@@ -64,7 +64,7 @@ def test_a_helper_s_answer_comes_with_its_cost(helper: Opened) -> None:
     helped = ask_helper(temperature=0.5)
     assert helped.message == {"role": "assistant", "content": "yes"}
     (span,) = helper.spans
-    assert (helped.prompt_tokens, helped.completion_tokens) == (len(span.prompt_tokens), 4)
+    assert (helped.prompt_tokens, helped.completion_tokens) == (len(span.prompt_token_ids), 4)
     # $0.15 and $0.60 per million tokens, by LiteLLM's own table
     assert helped.cost == pytest.approx(helped.prompt_tokens * 0.15e-6 + 4 * 0.6e-6)
     assert span.request.fields["temperature"] == 0.5
@@ -152,8 +152,8 @@ def complete_here(**fields: Any) -> Any:
 def test_a_program_s_tokens_are_those_that_are_recorded(inside: Opened) -> None:
     answer = complete_here(logprobs=True, extra_body=TOKENS)
     (span,), (choice,) = inside.spans, answer.choices
-    assert answer.prompt_token_ids == list(span.prompt_tokens) == CHAT.render(ASK, [])
-    assert choice.token_ids == list(span.sampled_tokens)
+    assert answer.prompt_token_ids == list(span.prompt_token_ids) == CHAT.render(ASK, [])
+    assert choice.token_ids == list(span.response_token_ids)
     assert choice.provider_specific_fields["token_ids"] == choice.token_ids
     logprobs = [token.logprob for token in choice.logprobs.content]
     assert logprobs == pytest.approx(list(span.logprobs))
@@ -189,12 +189,12 @@ def test_a_program_calls_tools_and_its_history_extends(inside: Opened) -> None:
     inside.say("A cat.<|im_end|>")
     complete_here(tools=TOOLS, messages=[*ASK, message, result])
     first, second = inside.spans
-    assert second.prefix_len == len(first.prompt_tokens) + len(first.sampled_tokens)
+    assert second.prefix_len == len(first.prompt_token_ids) + len(first.response_token_ids)
 
 
 def test_a_program_gets_as_many_answers_as_it_asks_for(inside: Opened) -> None:
     choices = complete_here(n=2, extra_body=TOKENS).choices
-    sampled = [list(span.sampled_tokens) for span in inside.spans]
+    sampled = [list(span.response_token_ids) for span in inside.spans]
     assert sorted(choice.token_ids for choice in choices) == sorted(sampled)
     (chunk, *_) = complete_here(n=2, stream=True)
     assert [choice.index for choice in chunk.choices] == [0, 1]
@@ -220,11 +220,11 @@ def test_a_stream_brings_the_text_the_tokens_and_the_usage(inside: Opened) -> No
     (span,) = inside.spans
     choices = [chunk.choices[0] for chunk in chunks]
     assert "".join(choice.delta.content or "" for choice in choices) == "A cat."
-    assert choices[0].token_ids == list(span.sampled_tokens)
-    assert chunks[0].prompt_token_ids == list(span.prompt_tokens)
+    assert choices[0].token_ids == list(span.response_token_ids)
+    assert chunks[0].prompt_token_ids == list(span.prompt_token_ids)
     assert len(choices[0].logprobs.content) == len(span.logprobs)
     assert [choice.finish_reason for choice in choices if choice.finish_reason] == ["stop"]
-    assert chunks[-1].usage.completion_tokens == len(span.sampled_tokens)
+    assert chunks[-1].usage.completion_tokens == len(span.response_token_ids)
 
 
 def test_a_stream_brings_tool_calls(inside: Opened) -> None:

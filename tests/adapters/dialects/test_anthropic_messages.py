@@ -55,11 +55,11 @@ def test_an_answer_has_usage_and_token_ids(opened: Opened, client: anthropic.Ant
     assert answer.content == [TextBlock(type="text", text="Hé!")]
     assert (answer.id, answer.model, answer.role) == (span.response_id, "m", "assistant")
     assert (answer.stop_reason, answer.stop_sequence) == ("end_turn", None)
-    assert answer.usage.input_tokens == len(span.prompt_tokens) == len(answer.prompt_token_ids)
-    assert answer.usage.output_tokens == len(span.sampled_tokens)
-    assert answer.token_ids == list(span.sampled_tokens)
+    assert answer.usage.input_tokens == len(span.prompt_token_ids) == len(answer.prompt_token_ids)
+    assert answer.usage.output_tokens == len(span.response_token_ids)
+    assert answer.token_ids == list(span.response_token_ids)
     messages = [{"role": "system", "content": "Be short."}, *ASK]
-    assert list(span.prompt_tokens) == CHAT.render(messages, [])
+    assert list(span.prompt_token_ids) == CHAT.render(messages, [])
 
 
 def test_stop_reasons(opened: Opened, client: anthropic.Anthropic) -> None:
@@ -97,8 +97,8 @@ def test_a_conversation_with_tools_keeps_the_tokens_of_its_turns(
         messages.append({"role": "user", "content": [result]})
     assert [span.prefix_how for span in opened.spans] == ["new", *["messages"] * 3]
     for earlier, later in pairwise(opened.spans):
-        whole = [*earlier.prompt_tokens, *earlier.sampled_tokens]
-        assert later.prompt_tokens[: len(whole)] == whole
+        whole = [*earlier.prompt_token_ids, *earlier.response_token_ids]
+        assert later.prompt_token_ids[: len(whole)] == whole
 
 
 def test_a_stream_holds_the_same_answer(opened: Opened, client: anthropic.Anthropic) -> None:
@@ -112,7 +112,7 @@ def test_a_stream_holds_the_same_answer(opened: Opened, client: anthropic.Anthro
     assert deltas[1].text == "Let me see."
     assert deltas[2].partial_json == '{"at": "x"}'
     assert pieces[-2].delta.stop_reason == "tool_use"
-    assert pieces[-2].usage.output_tokens == len(opened.spans[0].sampled_tokens)
+    assert pieces[-2].usage.output_tokens == len(opened.spans[0].response_token_ids)
 
 
 def test_parse_returns_the_client_s_type_and_the_span_records_a_valid_format(
@@ -158,7 +158,7 @@ def test_count_tokens_makes_no_call(opened: Opened, client: anthropic.Anthropic)
     counted = client.messages.count_tokens(model="m", messages=ASK, tools=[TOOL])
     assert opened.spans == opened.sampler.asked == []
     ask(client, tools=[TOOL])
-    assert counted.input_tokens == len(opened.spans[0].prompt_tokens)
+    assert counted.input_tokens == len(opened.spans[0].prompt_token_ids)
     with pytest.raises(anthropic.BadRequestError):
         client.messages.count_tokens(model="m", messages=[])
 

@@ -39,13 +39,13 @@ def test_an_answer_has_usage_logprobs_and_token_ids(opened: Opened) -> None:
     )
     (span,) = opened.spans
     assert (answer.output_text, answer.status, answer.id) == ("Hé!", "completed", span.response_id)
-    assert answer.usage.input_tokens == len(span.prompt_tokens) == len(answer.prompt_token_ids)
-    assert answer.usage.output_tokens == len(span.sampled_tokens)
-    assert answer.token_ids == list(span.sampled_tokens)
+    assert answer.usage.input_tokens == len(span.prompt_token_ids) == len(answer.prompt_token_ids)
+    assert answer.usage.output_tokens == len(span.response_token_ids)
+    assert answer.token_ids == list(span.response_token_ids)
     logprobs = answer.output[0].content[0].logprobs
     assert [entry.logprob for entry in logprobs] == list(span.logprobs)
     messages = [{"role": "system", "content": "Be short."}, *ASK]
-    assert list(span.prompt_tokens) == CHAT.render(messages, [])
+    assert list(span.prompt_token_ids) == CHAT.render(messages, [])
     assert answer.instructions == "Be short."
 
 
@@ -81,8 +81,8 @@ def test_a_conversation_with_tools_keeps_the_tokens_of_its_turns(
         items.append(result)
     assert [span.prefix_how for span in opened.spans] == ["new", *["messages"] * 3]
     for earlier, later in pairwise(opened.spans):
-        whole = [*earlier.prompt_tokens, *earlier.sampled_tokens]
-        assert later.prompt_tokens[: len(whole)] == whole
+        whole = [*earlier.prompt_token_ids, *earlier.response_token_ids]
+        assert later.prompt_token_ids[: len(whole)] == whole
 
 
 def test_two_tool_calls_of_one_answer_are_one_message(opened: Opened) -> None:
@@ -109,7 +109,7 @@ def test_a_stream_holds_the_same_answer(opened: Opened) -> None:
     assert kinds == ["created", "in_progress", *chain.from_iterable(items), "completed"]
     whole = pieces[-1].response
     assert whole.output_text == "Let me see."
-    assert whole.usage.output_tokens == len(opened.spans[0].sampled_tokens)
+    assert whole.usage.output_tokens == len(opened.spans[0].response_token_ids)
 
 
 def test_parse_returns_the_client_s_type_and_the_span_records_a_valid_format(

@@ -250,7 +250,7 @@ def test_what_an_earlier_attempt_recorded_is_answered_again(batch: BatchClient) 
     batch.call(1)
     first, again = batch.recorder.completions
     assert (first.replayed, again.replayed) == (False, True)
-    assert (again.place.attempt, again.sampled_tokens) == (1, first.sampled_tokens)
+    assert (again.place.attempt, again.response_token_ids) == (1, first.response_token_ids)
     assert len(batch.sampler.asked) == 1
 
 

@@ -37,10 +37,10 @@ def test_an_answer_has_usage_logprobs_and_token_ids(opened: Opened) -> None:
     (span,), (choice,) = opened.spans, answer.choices
     assert (choice.message.content, choice.finish_reason) == ("Hé!", "stop")
     assert choice.message.role == "assistant"
-    assert choice.token_ids == list(span.sampled_tokens)
-    assert answer.prompt_token_ids == list(span.prompt_tokens) == CHAT.render(ASK, [])
-    assert answer.usage.prompt_tokens == len(span.prompt_tokens)
-    assert answer.usage.completion_tokens == len(span.sampled_tokens) == len(span.logprobs)
+    assert choice.token_ids == list(span.response_token_ids)
+    assert answer.prompt_token_ids == list(span.prompt_token_ids) == CHAT.render(ASK, [])
+    assert answer.usage.prompt_tokens == len(span.prompt_token_ids)
+    assert answer.usage.completion_tokens == len(span.response_token_ids) == len(span.logprobs)
     content = choice.logprobs.content
     assert [entry.logprob for entry in content[:3]] == [-0.125, -0.25, -0.375]
     assert b"".join(bytes(entry.bytes) for entry in content) == "Hé!<|im_end|>".encode()
@@ -76,8 +76,8 @@ def test_a_conversation_keeps_the_tokens_of_its_turns(opened: Opened) -> None:
         messages += [{"role": "assistant", "content": content}, *ASK]
     assert [span.place.call for span in opened.spans] == [0, 1, 2, 3]
     for earlier, later in pairwise(opened.spans):
-        said = [*earlier.prompt_tokens, *earlier.sampled_tokens]
-        assert later.prompt_tokens[: len(said)] == said
+        said = [*earlier.prompt_token_ids, *earlier.response_token_ids]
+        assert later.prompt_token_ids[: len(said)] == said
         assert (later.prefix_len, later.prefix_call) == (len(said), earlier.place.call)
 
 
@@ -103,9 +103,9 @@ def test_a_tool_is_called_and_its_result_goes_on(opened: Opened) -> None:
     opened.say("A cat.<|im_end|>")
     opened.ask(tools=TOOLS, messages=[*ASK, answer.message.model_dump(), result])
     first, second = opened.spans
-    assert second.prefix_len == len(first.prompt_tokens) + len(first.sampled_tokens)
-    assert "a cat" in CHAT.text(second.prompt_tokens[second.prefix_len :])
-    assert '"name": "look"' in CHAT.text(first.prompt_tokens)
+    assert second.prefix_len == len(first.prompt_token_ids) + len(first.response_token_ids)
+    assert "a cat" in CHAT.text(second.prompt_token_ids[second.prefix_len :])
+    assert '"name": "look"' in CHAT.text(first.prompt_token_ids)
 
 
 def test_a_tool_call_alone_has_no_content(opened: Opened) -> None:
@@ -124,10 +124,10 @@ def test_a_stream_is_the_same_answer_in_pieces(opened: Opened) -> None:
     (call,) = [call for delta in deltas for call in delta.tool_calls or ()]
     assert (call.index, call.function.name) == (0, "look")
     last = chunks[-2].choices[0]
-    assert (last.finish_reason, last.token_ids) == ("tool_calls", list(span.sampled_tokens))
+    assert (last.finish_reason, last.token_ids) == ("tool_calls", list(span.response_token_ids))
     assert len(last.logprobs.content) == len(span.logprobs)
-    assert chunks[0].prompt_token_ids == list(span.prompt_tokens)
-    assert chunks[-1].usage.completion_tokens == len(span.sampled_tokens)
+    assert chunks[0].prompt_token_ids == list(span.prompt_token_ids)
+    assert chunks[-1].usage.completion_tokens == len(span.response_token_ids)
 
 
 def test_the_stream_helper_of_the_client_puts_it_together(opened: Opened) -> None:
@@ -141,7 +141,7 @@ def test_the_stream_helper_of_the_client_puts_it_together(opened: Opened) -> Non
 def test_an_empty_answer_is_not_given_as_nothing(opened: Opened) -> None:
     opened.say("<|im_end|>")
     assert opened.ask().choices[0].message.content == " ?"
-    assert CHAT.text(opened.spans[0].sampled_tokens) == "<|im_end|>"
+    assert CHAT.text(opened.spans[0].response_token_ids) == "<|im_end|>"
     messages = [*ASK, {"role": "assistant", "content": " ?"}, *ASK]
     opened.ask(messages=messages)
     assert opened.spans[1].prefix_how == "messages"
@@ -168,7 +168,7 @@ def test_a_client_s_stop_cuts_the_text_and_the_tokens_after_it(opened: Opened) -
     opened.say("one two three<|im_end|>")
     choice = opened.ask(stop=["two", "three"]).choices[0]
     assert (choice.message.content, choice.finish_reason) == ("one", "stop")
-    assert CHAT.text(opened.spans[0].sampled_tokens) == "one two"
+    assert CHAT.text(opened.spans[0].response_token_ids) == "one two"
     assert len(opened.spans[0].logprobs) == len("one two")
     assert opened.sampler.asked[0].stop == ["two", "three", "<|im_end|>", "<|endoftext|>"]
 
@@ -177,7 +177,7 @@ def test_what_a_sampler_adds_after_the_end_is_cut(opened: Opened) -> None:
     opened.say("yes<|im_end|>no")
     choice = opened.ask(stop="never").choices[0]
     assert (choice.message.content, choice.finish_reason) == ("yes", "stop")
-    assert CHAT.text(opened.spans[0].sampled_tokens) == "yes<|im_end|>"
+    assert CHAT.text(opened.spans[0].response_token_ids) == "yes<|im_end|>"
 
 
 def test_an_answer_without_an_end_was_cut_by_length(opened: Opened) -> None:
@@ -187,7 +187,7 @@ def test_an_answer_without_an_end_was_cut_by_length(opened: Opened) -> None:
 
 def test_a_prompt_that_fills_the_context_is_refused(opened: Opened) -> None:
     opened.ask(messages=[{"role": "user", "content": "a cat " * 60}])
-    room = 400 - len(opened.spans[0].prompt_tokens)
+    room = 400 - len(opened.spans[0].prompt_token_ids)
     assert opened.sampler.asked[0].max_tokens == min(room, 200)
     long = [{"role": "user", "content": "a cat " * 400}]
     assert refusal(opened, messages=long) == (400, "context_length_exceeded")
@@ -267,11 +267,11 @@ def test_each_of_n_answers_is_a_call_of_its_own(opened: Opened) -> None:
     assert [span.place.call for span in by_call] == [0, 1, 2]
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     for choice, span in zip(answer.choices, by_call, strict=True):
-        assert choice.token_ids == list(span.sampled_tokens)
+        assert choice.token_ids == list(span.response_token_ids)
         assert span.seed == span.place.seed(7)
-    assert len({tuple(span.sampled_tokens) for span in by_call}) == 3
-    assert answer.usage.prompt_tokens == len(by_call[0].prompt_tokens)
-    assert answer.usage.completion_tokens == sum(len(span.sampled_tokens) for span in by_call)
+    assert len({tuple(span.response_token_ids) for span in by_call}) == 3
+    assert answer.usage.prompt_tokens == len(by_call[0].prompt_token_ids)
+    assert answer.usage.completion_tokens == sum(len(span.response_token_ids) for span in by_call)
 
 
 def test_a_conversation_goes_on_from_whichever_of_n_answers_was_taken(opened: Opened) -> None:

@@ -119,8 +119,8 @@ def test_a_prompt_begins_with_all_earlier_tokens_whatever_was_sampled(
     completions = asyncio.run(conversation(seed, styles))
     assert len(completions) == len(styles)
     for earlier, later in pairwise(completions):
-        said = [*earlier.prompt_tokens, *earlier.sampled_tokens]
-        assert later.prompt_tokens[: len(said)] == said
+        said = [*earlier.prompt_token_ids, *earlier.response_token_ids]
+        assert later.prompt_token_ids[: len(said)] == said
         assert later.prefix_len == len(said)
         assert (later.prefix_call, later.prefix_how) == (earlier.place.call, "messages")
 

@@ -310,7 +310,7 @@ def test_a_model_of_litellm_answers_a_role_and_its_cost_is_counted(
     spans = collect({**ROLES, "judge": "openai/gpt-4o-mini"}, group_size=1)
     (call,) = calls_of(spans, "judge")
     (asked,) = opened.spans
-    tokens = len(asked.prompt_tokens), len(asked.sampled_tokens)
+    tokens = len(asked.prompt_token_ids), len(asked.response_token_ids)
     assert (call["gen_ai_usage_input_tokens"], call["gen_ai_usage_output_tokens"]) == tokens
     # $0.15 and $0.60 per million tokens, by LiteLLM's own table
     cost = tokens[0] * 0.15e-6 + tokens[1] * 0.6e-6

@@ -10,7 +10,7 @@ import pytest
 
 from adapters.harness.agents import load_agent
 from adapters.harness.environments.names import NoEnvironment
-from adapters.harness.environments.verifiers_program import find_row
+from adapters.harness.environments.verifiers_program import row_of_example
 from adapters.harness.programs.process import CommandFailed
 from tests.support.scripted_door import scripted_door
 
@@ -117,9 +117,9 @@ class OneRow:
 
 @pytest.mark.parametrize("row", [True, False, "0", 1, -1, None, 0.0])
 def test_a_row_is_a_whole_number_of_the_data_set(row: object) -> None:
-    assert find_row(OneRow(), {"row": 0}) == OneRow().get_dataset()[0]
+    assert row_of_example(OneRow(), {"row": 0}) == OneRow().get_dataset()[0]
     with pytest.raises(ValueError, match="here 0 to 0"):
-        find_row(OneRow(), {"row": row})
+        row_of_example(OneRow(), {"row": row})
 
 
 def test_a_missing_verifiers_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

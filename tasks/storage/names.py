@@ -1,0 +1,72 @@
+"""Names of shards, batches, groups and rollouts, which are written and read here alone.
+
+A shard is `<split>-<step>`, its batch `<shard>.<number>`, a group of its rollouts
+`<shard>-<example>`, and a rollout `<group>-<k>`: train-00003, train-00003.1, train-00003-0012 and
+train-00003-0012-01. `names.sql` has what queries read of them.
+"""
+
+import re
+from dataclasses import dataclass
+
+BASELINE = "baseline"
+"""Split of the greedy rollouts with which those of a training step are compared."""
+
+SHARD = r"(?P<shard>(?P<split>.+)-(?P<step>\d{5,}))"
+BATCH = re.compile(rf"{SHARD}\.(?P<number>\d+)")
+ROLLOUT = re.compile(rf"(?P<group>{SHARD}-\d{{4,}})-\d{{2,}}")
+
+
+@dataclass(frozen=True)
+class BatchName:
+    """Parts of a batch's name."""
+
+    shard: str
+    split: str
+    step: int
+    number: int
+
+
+@dataclass(frozen=True)
+class RolloutName:
+    """Parts of a rollout's name; `group` is the name of its group."""
+
+    group: str
+    shard: str
+    split: str
+    step: int
+
+
+def shard_name(split: str, step: int) -> str:
+    """Name the shard of a split at a step: `train-00003`."""
+    return f"{split}-{step:05d}"
+
+
+def batch_name(shard: str, number: int) -> str:
+    """Name a rollout batch of a shard: `train-00003.1`."""
+    return f"{shard}.{number}"
+
+
+def rollout_name(shard: str, example: int, index: int) -> str:
+    """Name a rollout, by its example's place in the shard: `train-00003-0012-01`."""
+    return f"{shard}-{example:04d}-{index:02d}"
+
+
+def parse_batch(name: str) -> BatchName:
+    """Read the name of a batch; ValueError if it names none."""
+    found = BATCH.fullmatch(name)
+    if found is None:
+        raise ValueError(
+            f"{name!r} does not name a batch; <split>-<step>.<number> does, such as train-00003.1"
+        )
+    return BatchName(found["shard"], found["split"], int(found["step"]), int(found["number"]))
+
+
+def parse_rollout(name: str) -> RolloutName:
+    """Read the name of a rollout; ValueError if it names none."""
+    found = ROLLOUT.fullmatch(name)
+    if found is None:
+        raise ValueError(
+            f"{name!r} does not name a rollout; <split>-<step>-<example>-<k> does, "
+            "such as train-00003-0012-01"
+        )
+    return RolloutName(found["group"], found["shard"], found["split"], int(found["step"]))
