@@ -1,4 +1,4 @@
-"""Rewards: what an agent returns, read as those of its rollout, its roles and their calls."""
+"""Parser of what an agent returns: the rewards of its rollout, its roles and their calls."""
 
 import math
 import sys

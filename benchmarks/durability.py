@@ -34,7 +34,7 @@ from adapters.player_protocol import BEGIN, PlaySettings
 from adapters.rendering.chat import Chat
 from adapters.tinker.service import connect
 from benchmarks.measuring import Took, describe_machine, format_table, paired_ratio, time_in_turns
-from benchmarks.turns import TURNS, Turn, make_turns
+from benchmarks.peers.turns import TURNS, Turn, make_turns
 from engine.model.base_models import find
 from tasks.recording.journal import Journal
 from tasks.recording.spans import Span, begun_span, call_span

@@ -69,9 +69,9 @@ def datums_of(
 
     A role is compared with the same role of the group's other rollouts (`tasks.returns`), and if
     its calls have rewards, each call with theirs; `advantage` is the mean over the trajectory's
-    sampled tokens. `history` is of all earlier steps, for an advantage that reads it. The terms of
-    single tokens, which are those of `credit.penalty`, by the
-    `references`, and of `credit.entropy_coefficient`, are in `advantages` alone.
+    sampled tokens. `history` is of all earlier steps, for an advantage that reads it. The KL
+    penalty (`credit.penalty`, which reads the `references`) and the entropy bonus
+    (`credit.entropy_coefficient`) change `advantages`, not `advantage`.
 
     Tinker sums its losses over tokens and datums, so `credit.aggregation` divides each datum's
     loss, by its `scale`: a `sum` by 1; a `token_mean` by the step's trained tokens; a
@@ -166,7 +166,7 @@ class Assigned:
     """Trajectories that are compared with others, and what each of their tokens earned.
 
     `compared` is what the comparison gave, 0 where a token was not sampled; `advantages` has the
-    terms of single tokens as well. Both are lists of arrays of shape [tokens].
+    KL penalty and the entropy bonus as well. Both are lists of arrays of shape [tokens].
     """
 
     trajectories: pa.Table

@@ -51,9 +51,9 @@ def earnings_by_role(
 ) -> dict[str, Groups]:
     """Map role to the earnings of the rollouts in which it is trained and has a reward.
 
-    `calls` are those of `calls_of`, and `rewards` those of `rewards_by_role`. A reward that is one
-    number is the reward of the last call if it is discounted, or if other rollouts of the group
-    have rewards for their calls; otherwise it is the return of each call of the role. Penalties
+    `calls` are those of `calls_of`, and `rewards` those of `rewards_by_role`. A scalar reward goes
+    to the last call if there is a discount, or if other rollouts of the group have rewards for
+    their calls; otherwise it is the return of each call of the role. Penalties
     are subtracted from the rewards of their calls. By the unit `rollout`, one entry stands for all
     calls, unless they have rewards or a discount; by `token`, each sampled token has an entry.
     """

@@ -15,7 +15,7 @@ from typing import Any
 from agentlightning.store.memory import InMemoryLightningStore  # pyright: ignore
 from agentlightning.types import Span  # pyright: ignore
 
-from benchmarks.turns import Turn, make_turns
+from benchmarks.peers.turns import Turn, make_turns
 
 
 def make_span(turn: Turn, rollout: Any) -> Any:

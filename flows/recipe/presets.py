@@ -21,8 +21,8 @@ PARTS = ("advantage", "loss")
 class Preset:
     """A row of the table.
 
-    `values` are keys of a recipe, by section. `lacks` says what the algorithm has beside them that
-    a recipe cannot say yet, and `differs` what Trinity-RFT 0.6.0 does under the same name.
+    `values` are keys of a recipe, by section, `lacks` the parts of the algorithm that no key
+    expresses, and `differs` what Trinity-RFT 0.6.0 does under the same name.
     """
 
     values: Mapping[str, Section]

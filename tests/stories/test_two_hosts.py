@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("distributed", reason="Dask is not installed: make setup")
 
-from benchmarks import two_hosts
+from benchmarks.interruptions import two_hosts
 
 pytestmark = [
     pytest.mark.story,

@@ -24,7 +24,7 @@ from tasks.recording.journal import read_journal
 from tasks.recording.spans import BEGUN, ERROR, LLM, Span
 from tasks.storage.run_folder import RunFolder
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 COMMANDS = re.findall(
     r"^```sh\n(.*?)^```$", (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8"), re.M | re.S
 )
