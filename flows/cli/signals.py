@@ -62,13 +62,13 @@ def explaining(explain: Callable[[], str]) -> Iterator[None]:
 
 
 def exit_by_signals() -> None:
-    """Have SIGINT or SIGTERM end the process at once from now on, with the status of a command.
+    """Have SIGINT or SIGTERM end the process at once from now on, with its status and a line.
 
     A command that is done calls this before Python closes what is open, which takes a while.
     """
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _exit)
+            signal.signal(number, _exit_done)
 
 
 class _Ending:
@@ -162,7 +162,14 @@ class _Ending:
             print(f"ratchet: {said}", file=sys.stderr, flush=True)
 
 
-def _exit(number: int, _: object = None) -> NoReturn:
+def _exit_done(number: int, _: object) -> NoReturn:
+    """End a command whose work is done, while Python closes what is open."""
+    with suppress(OSError):  # the terminal may be gone
+        os.write(2, b"ratchet: stopped when its work was done\n")
+    _exit(number)
+
+
+def _exit(number: int) -> NoReturn:
     _kill_children()
     os._exit(128 + number)
 

@@ -83,7 +83,7 @@ main.main()
         assert process.stdout.readline() == "leaving\n"
         process.send_signal(number)
         _, said = process.communicate(timeout=30)
-    assert (process.returncode, said) == (status, "")
+    assert (process.returncode, said) == (status, "ratchet: stopped when its work was done\n")
 
 
 def test_a_signal_counts_though_a_library_turns_what_its_handler_raises_into_an_error() -> None:

@@ -1,0 +1,44 @@
+"""Each benchmark, in a short form: it ends with its table, or with what it compares being equal."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import ROOT
+
+OVERLAP = ("--lag", "0", "--seeds", "1", "--steps", "1", "--folder", "o", "--picture", "o.png")
+ALGORITHMS = ("--seeds", "1", "--steps", "1", "--only", "grpo", "--folder", "a")
+SHORT = {
+    "run_speed": (("--rounds", "1", "--steps", "1"), "The same rewards at every step."),
+    "engine_speed": (("--rounds", "1"), "### Training step: 64 sequences of 16 to 128 tokens"),
+    "durability": (("--rounds", "1", "--rollouts", "8"), "### 40 spans of a mean prompt"),
+    "overlap": (OVERLAP, "| 1.00 |"),
+    "algorithms": ((*ALGORITHMS, "--picture", "a.png"), "grpo"),
+    "interruptions.resumed_run": (
+        ("--kills", "1", "--folder", "r", "--out", "r.png"),
+        "equal weights, optimizer, datums, metrics and evaluations",
+    ),
+    "interruptions.stops": (
+        ("--seconds", "1", "--victims", "engine", "--folder", "s"),
+        "| engine, 1 s |",
+    ),
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", SHORT)
+def test_a_benchmark_prints_what_it_measures(name: str, tmp_path: Path) -> None:
+    options, printed = SHORT[name]
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", *options],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_HOME": str(tmp_path / "prefect")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert printed in done.stdout
