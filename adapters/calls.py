@@ -193,21 +193,21 @@ class Completion:
     place: Place
     response_id: str
     request: Request
-    sampling: Sampling | None
     seed: int
-    prompt_token_ids: Sequence[int]
-    prefix_len: int
-    prefix_call: int | None
-    prefix_how: str
-    response_token_ids: Sequence[int]
-    logprobs: Sequence[float]
     finish_reason: str
     message: Message
     policy_version: str
-    renderer: str
-    tokenizer_sha: str
     started: datetime
     ended: datetime
+    sampling: Sampling | None = None
+    prompt_token_ids: Sequence[int] = ()
+    prefix_len: int = 0
+    prefix_call: int | None = None
+    prefix_how: str = ""
+    response_token_ids: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    renderer: str = ""
+    tokenizer_sha: str = ""
     request_sha: str = ""
     """The digest of all that can change the answer (`adapters.door.recorded.request_sha`)."""
     replayed: bool = False
