@@ -110,6 +110,14 @@ class Place:
         """Derive an id that is the same whenever this call is made again."""
         return self._hash(kind)[:24]
 
+    def name_tool_calls(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
+        """Give each tool call that lacks an id one that is the same if this call is repeated."""
+        name = self.name("tool call")
+        return [
+            {"id": f"call_{name}{index}", "type": "function", **call}
+            for index, call in enumerate(calls)
+        ]
+
     def _hash(self, salt: str) -> str:
         text = f"{salt}/{self.rollout_id}/{self.role}/{self.call}"
         text += f"/{self.failures}" if self.failures else ""
@@ -209,7 +217,7 @@ class Completion:
     renderer: str = ""
     tokenizer_sha: str = ""
     request_sha: str = ""
-    """The digest of all that can change the answer (`adapters.door.recorded.request_sha`)."""
+    """The digest of all that can change the answer (`adapters.door.memory.request_sha`)."""
     replayed: bool = False
     """True if the answer was sampled in an earlier attempt and is only given again in this one."""
     usage: Usage | None = None

@@ -1,7 +1,5 @@
 """Backends of roles: a policy, a function of the user's, or a model that LiteLLM reaches."""
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,13 +13,12 @@ from adapters.calls import (
     Message,
     Place,
     Request,
-    ToolCall,
     Usage,
 )
 from adapters.clients import litellm
 from adapters.clients.litellm import Reply
 from adapters.dialects.openai_fields import to_chat_fields
-from adapters.door.recorded import Answer, Memory
+from adapters.door.memory import Answer, Memory, request_sha
 from adapters.door.roles import FUNCTION, policy_of
 from adapters.door.scripted import Respond, load_function
 
@@ -67,8 +64,8 @@ class ReplyBackend:
         Nothing is sampled with the seed. It only tells a rollout that is played again after a
         failure from a rollout that is started again.
         """
-        started, sha = datetime.now(UTC), _request_sha(request)
-        again = memory.recorded.answer(place, request, sha, self.who)
+        started, sha = datetime.now(UTC), request_sha(request)
+        again = memory.recall(place, request, sha, self.who)
         if again is not None:
             return again
         seed = place.seed(self.run_seed)
@@ -94,25 +91,10 @@ async def _by_model(model: str, request: Request, _: Example) -> Reply:
 
 
 def _with_ids(message: Message, place: Place) -> Message:
-    """Give each tool call without an id one that is the same whenever this call is made again."""
     calls = message.get("tool_calls")
-    if not calls:
-        return message
-    name = place.name("tool call")
-    named: list[ToolCall] = [
-        {"id": f"call_{name}{index}", "type": "function", **call}
-        for index, call in enumerate(calls)
-    ]
-    return {**message, "tool_calls": named}
+    return {**message, "tool_calls": place.name_tool_calls(calls)} if calls else message
 
 
 def _fields(request: Request) -> JsonObject:
     """Return the client's fields, with those that dialects name differently in OpenAI's names."""
     return {**request.fields, **to_chat_fields(request)}
-
-
-def _request_sha(request: Request) -> str:
-    """Hash the whole request by SHA-256, since any of it may change the answer."""
-    asked = [request.messages, request.tools, request.max_tokens, request.stop, request.fields]
-    canonical = json.dumps(asked, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()

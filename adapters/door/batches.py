@@ -9,7 +9,7 @@ has not ended is then cut off, and left out.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -52,22 +52,11 @@ class AttemptState(StrEnum):
     """A later attempt at the batch has begun."""
 
 
-CHANGES: Mapping[AttemptState, frozenset[AttemptState]] = {
-    AttemptState.PLAYING: frozenset(
-        {AttemptState.ENDING, AttemptState.LEFT_OUT, AttemptState.SUPERSEDED}
-    ),
-    AttemptState.ENDING: frozenset(
-        {
-            AttemptState.REWARDED,
-            AttemptState.FAILED,
-            AttemptState.LEFT_OUT,
-            AttemptState.SUPERSEDED,
-        }
-    ),
-    AttemptState.REWARDED: frozenset(),
-    AttemptState.FAILED: frozenset(),
-    AttemptState.LEFT_OUT: frozenset(),
-    AttemptState.SUPERSEDED: frozenset(),
+FINAL = frozenset(AttemptState) - {AttemptState.PLAYING, AttemptState.ENDING}
+CHANGES: Mapping[AttemptState, Set[AttemptState]] = {
+    AttemptState.PLAYING: {AttemptState.ENDING, AttemptState.LEFT_OUT, AttemptState.SUPERSEDED},
+    AttemptState.ENDING: FINAL,
+    **dict.fromkeys(FINAL, frozenset()),
 }
 """The legal changes of an attempt's state."""
 
@@ -202,9 +191,8 @@ class OpenBatch:
         self.lost: set[str] = set()
         """Rollouts that were being played when a later attempt at the batch began. Whatever ended
         the player may have been one of them, so each is played in a process of its own."""
-        self.opening = 0
-        """How often the flow has opened this batch."""
-        self._began_in = 0
+        self.begun = False
+        """Whether an attempt has begun since the flow opened the batch; the door resets it."""
         self._attempt = -1
         self._attempts: dict[str, Attempt] = {}
         self._superseded: set[Attempt] = set()
@@ -217,13 +205,13 @@ class OpenBatch:
         Calls of earlier attempts are recorded first, so that none is sampled twice.
         """
         async with self._beginning:
-            if self._began_in == self.opening:
+            if self.begun:
                 self.lost.update(
                     attempt.rollout.id
                     for attempt in self._attempts.values()
                     if attempt.state is AttemptState.PLAYING
                 )
-            self._began_in = self.opening
+            self.begun = True
             await self.supersede()
             planned, rollouts = await asyncio.to_thread(self._recorder.plan)
             self._attempt = max(self._attempt + 1, planned)
@@ -272,15 +260,11 @@ class OpenBatch:
                 played.seconds,
                 calls | {role: calls.answered for role, calls in attempt.roles.items()},
                 sum(calls.refused for calls in attempt.roles.values()),
-                next(
-                    (no for calls in attempt.roles.values() for no in calls.unanswered.values()),
-                    None,
-                ),
+                attempt.unanswered(),
             )
         )
         if closes:
-            under_way = (AttemptState.PLAYING, AttemptState.ENDING)
-            stragglers = [one for one in self._attempts.values() if one.state in under_way]
+            stragglers = [one for one in self._attempts.values() if one.state not in FINAL]
             await asyncio.gather(*(straggler.leave_out() for straggler in stragglers))
         return closes
 

@@ -8,8 +8,8 @@ from hashlib import sha256
 from typing import Protocol
 
 from adapters.calls import Begun, Completion, Place, Refused, Request
+from adapters.door.memory import Answer, Memory
 from adapters.door.prefixes import Prefixes
-from adapters.door.recorded import Answer, Memory, Recorded
 from adapters.errors import UserError
 from adapters.process.waiting import cancel_and_wait
 from adapters.rendering.chat import Chat
@@ -94,7 +94,7 @@ class CallSequence:
         self._max_calls = max_calls
         self._recorder = recorder
         self._begun: set[int] = set()
-        self._memory = Memory(Prefixes(chat), Recorded(recorded), self._record_begun)
+        self._memory = Memory(Prefixes(chat), self._record_begun, recorded)
         self._requests: dict[bytes, PendingRequest] = {}
         self._running: set[asyncio.Task[Completion]] = set()
         self._calls = 0
@@ -104,8 +104,8 @@ class CallSequence:
         self, request: Request, meta: RequestMeta, answer: Answer
     ) -> list[Completion]:
         """Answer a request as often as it asks; each answer is a call with a seed of its own."""
-        digests = [sha256(meta.digest + bytes([n])).digest() for n in range(request.answers)]
-        metas = [replace(meta, digest=digest) for digest in digests]
+        digests = (sha256(meta.digest + bytes([n])).digest() for n in range(request.answers))
+        metas = (replace(meta, digest=digest) for digest in digests)
         return await asyncio.gather(*(self._answer_once(request, one, answer) for one in metas))
 
     async def finish(self) -> None:

@@ -25,8 +25,8 @@ from adapters.door.backends import Backend
 from adapters.door.batches import Attempt, OpenBatch
 from adapters.door.call_sequence import UNRECORDED, RequestMeta
 from adapters.door.chat_api import Caller, ChatApi, read_number, token_of
+from adapters.door.memory import Answer, Memory
 from adapters.door.policy_backend import PolicyBackend
-from adapters.door.recorded import Answer, Memory
 from adapters.errors import UserError
 from adapters.network.addresses import Listener
 from adapters.network.app_server import ANY_PORT
@@ -82,7 +82,7 @@ class Door(ChatApi):
     def opened(self, batch: OpenBatch) -> Iterator[str]:
         """Answer for a batch while the block runs; yield the batch's token of this opening."""
         self._openings[batch.name] += 1
-        batch.opening = self._openings[batch.name]
+        batch.begun = False
         self._open[batch.name] = batch
         try:
             yield self.token(batch.name)

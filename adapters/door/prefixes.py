@@ -9,17 +9,13 @@ import json
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from adapters.calls import JsonObject, Message, Tool
 from adapters.rendering.chat import Chat
 
-MESSAGES = "messages"
-TEXT = "text"
-NEW = "new"
-UNKNOWN = "unknown"
-TOOLS = "tools"
-ENDED = "ended"
-UNBRIDGED = "unbridged"
+How = Literal["messages", "text", "new", "unknown", "tools", "ended", "unbridged"]
+"""How the tokens of an earlier call were found for a prompt, or why there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +32,7 @@ class Prompt:
     tokens: list[int]
     prefix_len: int
     prefix_call: int | None
-    how: str
+    how: How
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +65,18 @@ class Prefixes:
         is not found by them, since the client does not repeat them.
         """
         if not any(message["role"] == "assistant" for message in messages):
-            return Prompt(self._chat.render([*messages, *extra], tools), 0, None, NEW)
+            return Prompt(self._chat.render([*messages, *extra], tools), 0, None, "new")
         history = chain(messages, tools)
-        length = self._longest(history)
+        lengths = range(len(messages) - 1, 0, -1)
+        length = next((length for length in lengths if history[length] in self._answered), 0)
         if length:
             known = self._answered[history[length]]
             rest = [*messages[length:], *extra]
             tokens = self._chat.extend(known.prompt, known.sampled, rest, tools)
             if tokens is not None:
-                return Prompt(tokens, len(known), known.call, MESSAGES)
+                return Prompt(tokens, len(known), known.call, "messages")
         plain = self._chat.render([*messages, *extra], tools)
-        return self._by_text(messages, tools, history, plain, UNBRIDGED if length else UNKNOWN)
+        return self._by_text(messages, tools, history, plain, "unbridged" if length else "unknown")
 
     def remember(
         self,
@@ -96,17 +93,13 @@ class Prefixes:
         self._asked.setdefault(asked, []).append(known)
         self._with_any_tools.add(chain([*messages, reply], ())[-1])
 
-    def _longest(self, history: list[bytes]) -> int:
-        lengths = range(len(history) - 2, 0, -1)
-        return next((length for length in lengths if history[length] in self._answered), 0)
-
     def _by_text(
         self,
         messages: Sequence[Message],
         tools: Sequence[Tool],
         history: list[bytes],
         plain: list[int],
-        why_not: str,
+        why_not: How,
     ) -> Prompt:
         """Build the prompt whose text continues an answer's sampled tokens, or else the plain one.
 
@@ -116,12 +109,12 @@ class Prefixes:
         for known, rest in self._continued(messages, tools, history, self._chat.text(plain)):
             end = self._chat.text(known.sampled[-1:]) if self._chat.has_ended(known.sampled) else ""
             if not rest.startswith(end):
-                why_not = ENDED
+                why_not = "ended"
                 continue
             tokens = [*known.prompt, *known.sampled, *self._chat.encode(rest.removeprefix(end))]
-            return Prompt(tokens, len(known), known.call, TEXT)
-        if why_not == UNKNOWN and not self._with_any_tools.isdisjoint(chain(messages, ())):
-            why_not = TOOLS
+            return Prompt(tokens, len(known), known.call, "text")
+        if why_not == "unknown" and not self._with_any_tools.isdisjoint(chain(messages, ())):
+            why_not = "tools"
         return Prompt(plain, 0, None, why_not)
 
     def _continued(
@@ -142,10 +135,10 @@ class Prefixes:
 
 def chain(messages: Sequence[Message], tools: Sequence[Tool]) -> list[bytes]:
     """Return a digest of every history that `messages` begins with, from the empty one to all."""
-    digest = hashlib.sha256(_canonical(list(tools))).digest()
+    digest = hashlib.sha256(canonical_json(list(tools))).digest()
     digests = [digest]
     for message in messages:
-        digest = hashlib.sha256(digest + _canonical(_normalize(message))).digest()
+        digest = hashlib.sha256(digest + canonical_json(_normalize(message))).digest()
         digests.append(digest)
     return digests
 
@@ -171,13 +164,11 @@ def _normalize_json(written: str | JsonObject) -> str:
     """Return one spelling of a JSON value; a text that is not JSON is only stripped."""
     try:
         value = json.loads(written) if isinstance(written, str) else written
-        return _canonical(value).decode()
-    except (
-        ValueError,
-        RecursionError,
-    ):  # not JSON, a number too long for Python, or nested too deep
+        return canonical_json(value).decode()
+    except (ValueError, RecursionError):  # not JSON, or too long a number or too deep for Python
         return str(written).strip()
 
 
-def _canonical(value: object) -> bytes:
+def canonical_json(value: object) -> bytes:
+    """Write a JSON value in the one form that is hashed."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

@@ -13,8 +13,8 @@ from adapters.calls import Request as ChatRequest
 from adapters.dialects.fields import read_field
 from adapters.door.call_sequence import CallSequence, RequestMeta
 from adapters.door.chat_api import Caller, ChatApi, token_of
+from adapters.door.memory import Memory
 from adapters.door.policy_backend import PolicyBackend
-from adapters.door.recorded import Memory
 from adapters.network.addresses import Listener
 from adapters.rendering.chat import Chat
 

@@ -12,8 +12,8 @@ from adapters.dialects import anthropic_messages, openai_chat, openai_responses
 from adapters.dialects.structured import choice_outcome, format_instructions
 from adapters.dialects.table import DIALECTS, Dialect
 from adapters.door.format_checks import find_error
+from adapters.door.memory import request_sha
 from adapters.door.prefixes import Prefixes
-from adapters.door.recorded import request_sha
 from adapters.door.serving import choose_sampling
 from tests.support.opened_door import CHAT
 

@@ -13,8 +13,8 @@ from adapters.calls import POLICY, Message, Place, Policy, Request, Sampling
 from adapters.door.backends import create_backends
 from adapters.door.batches import SampledBy
 from adapters.door.door import Door
+from adapters.door.memory import Memory
 from adapters.door.prefixes import Prefixes
-from adapters.door.recorded import Memory, Recorded
 from adapters.door.roles import check_role
 from adapters.door.scripted import ScriptError
 from adapters.harness.player import play_batch
@@ -324,7 +324,7 @@ def test_a_function_may_call_tools_and_their_ids_are_given() -> None:
     )["judge"]
     assert callable(backend)
     request = Request("judge", [user("who won?")], [], None, [], {})
-    memory = Memory(Prefixes(CHAT), Recorded(), lambda begun: None)
+    memory = Memory(Prefixes(CHAT), lambda begun: None)
     place = Place(f"{SHARD}-0000-00", 0, "judge", 0)
     completion = asyncio.run(cast(Any, backend({})(request, place, memory)))
     (call,) = completion.message["tool_calls"]
