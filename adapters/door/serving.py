@@ -10,7 +10,7 @@ from fastapi import Request
 
 from adapters.calls import POLICY, Begun, Completion, Place, Policy, Refused, Sampling
 from adapters.calls import Request as ChatRequest
-from adapters.dialects.fields import read_field
+from adapters.dialects.fields import NUMBER, Fields
 from adapters.door.call_sequence import CallSequence, RequestMeta
 from adapters.door.chat_api import Caller, ChatApi, token_of
 from adapters.door.memory import Memory
@@ -89,10 +89,9 @@ def choose_sampling(
     max_tokens: int | None, fields: Mapping[str, object], defaults: Sampling
 ) -> Sampling:
     """Take the client's numbers over the defaults; null counts as absent."""
-    temperature, top_p = (
-        read_field(fields, name, (int, float), "a number") for name in ("temperature", "top_p")
-    )
-    top_k = read_field(fields, "top_k", int, "an integer")
+    sent = Fields(fields)
+    temperature, top_p = sent.read("temperature", NUMBER), sent.read("top_p", NUMBER)
+    top_k = sent.read("top_k", int)
     return Sampling(
         max_tokens or defaults.max_tokens,
         defaults.temperature if temperature is None else temperature,
