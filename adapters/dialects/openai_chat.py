@@ -73,15 +73,15 @@ def stream(completion: Completion, chat: Chat, *others: Completion) -> Iterator[
 def _chunks(completion: Completion, chat: Chat, *others: Completion) -> Iterator[JsonObject]:
     """Yield the answer in pieces: role, content, tool calls, the finish with its tokens, usage."""
     envelope = _envelope(completion, "chat.completion.chunk")
-    if _wants_usage(completion):
+    wants_usage = Fields(completion.request.fields.get("stream_options")).get("include_usage")
+    if wants_usage:
         envelope["usage"] = None
     for index, one in enumerate((completion, *others)):
         for piece, of_choice in _pieces(one, chat):
             shown = {"index": index, "delta": piece, "finish_reason": None, "logprobs": None}
-            # The token ids of the prompt are in the first piece alone.
-            prompt = write_prompt_token_ids(one) if "role" in piece else {}
+            prompt = write_prompt_token_ids(one) if "role" in piece else {}  # in the first piece
             yield {**envelope, "choices": [shown | of_choice], **prompt}
-    if _wants_usage(completion):
+    if wants_usage:
         yield {**envelope, "choices": [], "usage": _usage((completion, *others))}
 
 
@@ -93,7 +93,9 @@ def models(name: str) -> JsonObject:
 
 
 def _choice(index: int, completion: Completion, chat: Chat) -> JsonObject:
-    message = {"refusal": None, **_visible(completion.message)}
+    """Write one answer, with null for an empty content, as OpenAI has it beside tool calls."""
+    said = completion.message
+    message = {"refusal": None, **said, "content": said["content"] or None}
     return {"index": index, "message": message, **_ending(completion, chat)}
 
 
@@ -129,11 +131,6 @@ def _envelope(completion: Completion, kind: str) -> JsonObject:
     }
 
 
-def _visible(message: Message) -> JsonObject:
-    """Copy the message with null for an empty content, as OpenAI has it beside tool calls."""
-    return {**message, "content": message["content"] or None}
-
-
 def _usage(completions: Sequence[Completion]) -> dict[str, int]:
     """Count the prompt once, and the tokens of every answer."""
     prompt, _ = completions[0].token_counts
@@ -143,11 +140,6 @@ def _usage(completions: Sequence[Completion]) -> dict[str, int]:
         "completion_tokens": sampled,
         "total_tokens": prompt + sampled,
     }
-
-
-def _wants_usage(completion: Completion) -> bool:
-    options = completion.request.fields.get("stream_options")
-    return isinstance(options, dict) and bool(options.get("include_usage"))
 
 
 def _check_fields(sent: Fields) -> None:

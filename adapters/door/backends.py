@@ -9,7 +9,6 @@ from adapters.calls import (
     Begun,
     Completion,
     Example,
-    JsonObject,
     Message,
     Place,
     Request,
@@ -33,19 +32,16 @@ def create_backends(roles: Mapping[str, str], run_seed: int) -> dict[str, Backen
     that is not installed, and one of a provider that LiteLLM does not know NoProvider.
     """
     return {
-        role: policy_of(who) or _create_backend(who, _load_respond(role, who), run_seed)
-        for role, who in roles.items()
+        role: policy_of(who) or _create_backend(role, who, run_seed) for role, who in roles.items()
     }
 
 
-def _load_respond(role: str, who: str) -> Respond:
+def _create_backend(role: str, who: str, run_seed: int) -> Backend:
     if who.startswith(FUNCTION):
-        return load_function(role, who.removeprefix(FUNCTION))
-    litellm.check_model(role, who)
-    return partial(_by_model, who)
-
-
-def _create_backend(who: str, respond: Respond, run_seed: int) -> Backend:
+        respond = load_function(role, who.removeprefix(FUNCTION))
+    else:
+        litellm.check_model(role, who)
+        respond = partial(_by_model, who)
     return lambda example: ReplyBackend(who, respond, example, run_seed).answer
 
 
@@ -87,14 +83,11 @@ class ReplyBackend:
 
 
 async def _by_model(model: str, request: Request, _: Example) -> Reply:
-    return await litellm.complete(model, request.messages, request.tools, _fields(request))
+    """Ask a model with the client's fields, those of every dialect under OpenAI's names."""
+    fields = {**request.fields, **to_chat_fields(request)}
+    return await litellm.complete(model, request.messages, request.tools, fields)
 
 
 def _with_ids(message: Message, place: Place) -> Message:
     calls = message.get("tool_calls")
     return {**message, "tool_calls": place.name_tool_calls(calls)} if calls else message
-
-
-def _fields(request: Request) -> JsonObject:
-    """Return the client's fields, with those that dialects name differently in OpenAI's names."""
-    return {**request.fields, **to_chat_fields(request)}

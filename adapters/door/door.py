@@ -11,9 +11,9 @@ import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 from fastapi import Request, Response
 
@@ -24,7 +24,7 @@ from adapters.dialects.request_body import read_body
 from adapters.door.backends import Backend
 from adapters.door.batches import Attempt, OpenBatch
 from adapters.door.call_sequence import UNRECORDED, RequestMeta
-from adapters.door.chat_api import Caller, ChatApi, read_number, token_of
+from adapters.door.chat_api import ChatApi, ServedModel, read_number, token_of
 from adapters.door.memory import Answer, Memory
 from adapters.door.policy_backend import PolicyBackend
 from adapters.errors import UserError
@@ -112,8 +112,7 @@ class Door(ChatApi):
             text = "The API key does not open this path; use the one the agent was started with."
             raise Refused(401, text, code="invalid_api_key")
 
-    def find_caller(self, request: Request) -> Caller:
-        """Return who answers a role of a rollout attempt, from the request's path."""
+    def find_model(self, request: Request) -> ServedModel:
         batch, attempt = self._find_attempt(request)
         role = request.path_params["role"]
         if role not in self.roles:
@@ -131,19 +130,18 @@ class Door(ChatApi):
             with attempt.waiting():
                 return await calls.answer_all(asked, meta, answer)
 
-        return answer_all
+        return ServedModel(role, answer_all)
 
-    def model_of(self, request: Request) -> str:
-        """Return the role of the request, which stands for its model."""
-        return request.path_params["role"]
-
-    def record_refusal(self, request: Request, refused: Refused, started: datetime) -> None:
-        """Record a refused call with its attempt, if that is being played."""
+    async def answer(self, request: Request) -> Response:
+        """Answer a call, and record a refused one with its attempt, if that is being played."""
+        started = datetime.now(UTC)
         try:
-            batch, attempt = self._find_attempt(request)
-        except Refused:
-            return
-        batch.record_refusal(attempt, request.path_params["role"], refused, started)
+            return await super().answer(request)
+        except Refused as refused:
+            with suppress(Refused):
+                batch, attempt = self._find_attempt(request)
+                batch.record_refusal(attempt, request.path_params["role"], refused, started)
+            raise
 
     def _find_answer(self, role: str, batch: OpenBatch, attempt: Attempt) -> Answer:
         backend, sampled_by = self.roles[role], batch.sampled_by

@@ -7,6 +7,7 @@ from functools import partial
 
 from adapters.calls import Example, Message, Refused, Request
 from adapters.clients.litellm import LONGEST_SECONDS, Reply
+from adapters.dialects.fields import Fields
 from adapters.errors import UserError
 from adapters.harness.agents import contained
 from adapters.project.modules import load_module
@@ -49,17 +50,15 @@ def _read_message(said: object, name: str) -> Message:
     if isinstance(message, dict):
         content, calls = message.get("content") or "", message.get("tool_calls") or []
         if isinstance(content, str) and isinstance(calls, list) and all(map(_is_call, calls)):
-            if calls:
-                return {"role": "assistant", "content": content, "tool_calls": calls}
-            return {"role": "assistant", "content": content}
+            answer: Message = {"role": "assistant", "content": content}
+            return {**answer, "tool_calls": calls} if calls else answer
     text = f"The function {name} returned {said!r}; a text or an assistant's message is needed."
     raise Refused(500, text, code="function_failed")
 
 
 def _is_call(call: object) -> bool:
-    function = call.get("function") if isinstance(call, dict) else None
-    named = function if isinstance(function, dict) else {}
-    return all(isinstance(named.get(part), str) for part in ("name", "arguments"))
+    function = Fields(Fields(call).get("function"))
+    return isinstance(function.get("name"), str) and isinstance(function.get("arguments"), str)
 
 
 def _find_function(role: str, name: str) -> Callable[..., object]:

@@ -3,7 +3,7 @@
 import hmac
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime
+from functools import partial
 from uuid import uuid4
 
 from fastapi import Request
@@ -11,8 +11,8 @@ from fastapi import Request
 from adapters.calls import POLICY, Begun, Completion, Place, Policy, Refused, Sampling
 from adapters.calls import Request as ChatRequest
 from adapters.dialects.fields import NUMBER, Fields
-from adapters.door.call_sequence import CallSequence, RequestMeta
-from adapters.door.chat_api import Caller, ChatApi, token_of
+from adapters.door.call_sequence import CallSequence
+from adapters.door.chat_api import ChatApi, ServedModel, token_of
 from adapters.door.memory import Memory
 from adapters.door.policy_backend import PolicyBackend
 from adapters.network.addresses import Listener
@@ -43,27 +43,14 @@ class OpenDoor(ChatApi):
         }
 
     def check_token(self, request: Request) -> None:
-        """Refuse a request without the endpoint's token."""
         if not hmac.compare_digest(token_of(request).encode(), self._api_key.encode()):
             text = "The API key is not this endpoint's; use the one that was printed at its start."
             raise Refused(401, text, code="invalid_api_key")
 
-    def find_caller(self, request: Request) -> Caller:
-        """Return the model as the answer to a call of its own."""
+    def find_model(self, request: Request) -> ServedModel:
         self.check_token(request)
         alone = CallSequence(Place(uuid4().hex, 0, POLICY, 0), self.chat, _NoRecorder())
-
-        async def answer_all(asked: ChatRequest, meta: RequestMeta) -> list[Completion]:
-            return await alone.answer_all(asked, meta, self._sample)
-
-        return answer_all
-
-    def record_refusal(self, request: Request, refused: Refused, started: datetime) -> None:
-        """Keep nothing of a refused call."""
-
-    def model_of(self, request: Request) -> str:
-        """Return the served model's name."""
-        return self._policy.version
+        return ServedModel(self._policy.version, partial(alone.answer_all, answer=self._sample))
 
     async def _sample(self, request: ChatRequest, place: Place, memory: Memory) -> Completion:
         """Sample by the client's own numbers; equal requests with one seed get equal answers."""
@@ -90,11 +77,10 @@ def choose_sampling(
 ) -> Sampling:
     """Take the client's numbers over the defaults; null counts as absent."""
     sent = Fields(fields)
-    temperature, top_p = sent.read("temperature", NUMBER), sent.read("top_p", NUMBER)
-    top_k = sent.read("top_k", int)
-    return Sampling(
-        max_tokens or defaults.max_tokens,
-        defaults.temperature if temperature is None else temperature,
-        defaults.top_p if top_p is None else top_p,
-        defaults.top_k if top_k is None else top_k,
-    )
+    asked = {
+        "max_tokens": max_tokens,
+        "temperature": sent.read("temperature", NUMBER),
+        "top_p": sent.read("top_p", NUMBER),
+        "top_k": sent.read("top_k", int),
+    }
+    return replace(defaults, **{name: value for name, value in asked.items() if value is not None})
