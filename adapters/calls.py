@@ -110,13 +110,14 @@ class Place:
         """Derive an id that is the same whenever this call is made again."""
         return self._hash(kind)[:24]
 
-    def name_tool_calls(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
+    def name_tool_calls(self, message: Message) -> Message:
         """Give each tool call that lacks an id one that is the same if this call is repeated."""
         name = self.name("tool call")
-        return [
+        named: list[ToolCall] = [
             {"id": f"call_{name}{index}", "type": "function", **call}
-            for index, call in enumerate(calls)
+            for index, call in enumerate(message.get("tool_calls", ()))
         ]
+        return {**message, "tool_calls": named} if named else message
 
     def _hash(self, salt: str) -> str:
         text = f"{salt}/{self.rollout_id}/{self.role}/{self.call}"

@@ -43,7 +43,6 @@ KINDS = {
 
 
 def read(body: object) -> Request:
-    """Read the request in a parsed body; a field that cannot be honoured is refused."""
     sent, model = check_body(body)
     sent.check_ranges({"temperature": (0, 2), "top_p": (0, 1)})
     streams, asks_token_ids = sent.read("stream", bool), sent.read(RETURN_TOKEN_IDS, bool)
@@ -63,7 +62,6 @@ def read(body: object) -> Request:
 
 
 def answer(completion: Completion, chat: Chat) -> JsonObject:
-    """Write the body of the answer, with the token ids if they were asked for."""
     return {
         **_opening(completion),
         "content": _blocks(completion.message),
@@ -74,12 +72,10 @@ def answer(completion: Completion, chat: Chat) -> JsonObject:
 
 
 def stream(completion: Completion, chat: Chat) -> Iterator[str]:
-    """Yield the lines of the answer's stream."""
     yield from map(write_named, _pieces(completion, chat))
 
 
 def write_error(refused: Refused) -> JsonObject:
-    """Write the body of a refusal."""
     shown = {"type": KINDS.get(refused.status, "api_error"), "message": refused.message}
     return {"type": "error", "error": shown, "request_id": None}
 

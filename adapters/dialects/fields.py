@@ -42,11 +42,10 @@ class Fields(dict[str, object]):
     """
 
     def __init__(self, value: object, path: str = "") -> None:
-        super().__init__(value if isinstance(value, Mapping) else {})
+        super().__init__(value if isinstance(value, dict) else {})
         self.path = path
 
     def path_of(self, name: str) -> str:
-        """Return the path of a field."""
         return f"{self.path}.{name}" if self.path else name
 
     def read(self, name: str, kind: type[T] | tuple[type[T], ...]) -> T | None:
@@ -89,7 +88,6 @@ class Fields(dict[str, object]):
         return stops
 
     def check_ranges(self, ranges: Mapping[str, tuple[float, float]]) -> None:
-        """Refuse a field that is not a number or is out of its range."""
         for name, (least, most) in ranges.items():
             value = self.read(name, NUMBER)
             if value is not None and not least <= value <= most:
@@ -97,7 +95,6 @@ class Fields(dict[str, object]):
                 raise bad_field(self.path_of(name), problem)
 
     def without(self, *names: str) -> JsonObject:
-        """Copy all fields but those of these names."""
         return {name: value for name, value in self.items() if name not in names}
 
 

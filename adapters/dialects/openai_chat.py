@@ -33,7 +33,6 @@ MOST_ANSWERS = 8
 
 
 def read(body: object) -> Request:
-    """Read the request in a parsed body; a field that cannot be honoured is refused."""
     sent, model = check_body(body)
     _check_fields(sent)
     tools = [_read_tool(tool, path) for tool, path in sent.read_list("tools")]
@@ -51,10 +50,7 @@ def read(body: object) -> Request:
 
 
 def answer(completion: Completion, chat: Chat, *others: Completion) -> JsonObject:
-    """Write the body of the answer, with the token ids, if asked for, where vLLM has them.
-
-    `others` are the completions beyond the first of a request with n above 1.
-    """
+    """Write the answer, whose first completion has `others` beside it if `n` is above 1."""
     completions = (completion, *others)
     return {
         **_envelope(completion, "chat.completion"),
@@ -65,7 +61,6 @@ def answer(completion: Completion, chat: Chat, *others: Completion) -> JsonObjec
 
 
 def stream(completion: Completion, chat: Chat, *others: Completion) -> Iterator[str]:
-    """Yield the lines of the answer's chunks."""
     yield from map(write_data, _chunks(completion, chat, *others))
     yield DONE
 

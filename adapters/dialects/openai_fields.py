@@ -69,7 +69,6 @@ def write_logprobs(completion: Completion, chat: Chat) -> list[JsonObject]:
 
 
 def write_error(refused: Refused) -> JsonObject:
-    """Write the body of a refusal."""
     kinds = "invalid_request_error" if refused.status < 500 else "server_error"
     shown = {"message": refused.message, "type": kinds}
     return {"error": {**shown, "param": refused.param, "code": refused.code}}

@@ -50,7 +50,6 @@ ECHOED: JsonObject = {
 
 
 def read(body: object) -> Request:
-    """Read the request in a parsed body; a field that cannot be honoured is refused."""
     sent, model = check_body(body)
     _check_fields(sent)
     tools = [_read_tool(tool, path) for tool, path in sent.read_list("tools")]
@@ -67,7 +66,6 @@ def read(body: object) -> Request:
 
 
 def answer(completion: Completion, chat: Chat) -> JsonObject:
-    """Write the body of the answer, with the token ids if they were asked for."""
     return _write_answer(completion, _output(completion, chat))
 
 
@@ -222,7 +220,7 @@ def _output(completion: Completion, chat: Chat) -> list[JsonObject]:
 
 def _text(completion: Completion, chat: Chat) -> JsonObject:
     """Write the text; log-probabilities, if asked for, are those of all sampled tokens."""
-    asked = LOGPROBS in (Fields(completion.request.fields).read("include", list) or ())
+    asked = LOGPROBS in (Fields({**completion.request.fields}).read("include", list) or ())
     return {
         "type": "output_text",
         "text": completion.message["content"],
@@ -252,13 +250,8 @@ def _pieces(completion: Completion, chat: Chat) -> Iterator[JsonObject]:
     yield {"type": "response.in_progress", "response": begun}
     output = _output(completion, chat)
     for index, item in enumerate(output):
-        at = {"output_index": index, "item_id": item.get("id")}
         yield {"type": "response.output_item.added", "output_index": index, "item": _begun(item)}
-        match item:
-            case {"content": [dict(part)]}:
-                yield from _part_pieces(part, at)
-            case _:
-                yield from _call_pieces(item, at)
+        yield from _content_pieces(item, {"output_index": index, "item_id": item["id"]})
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
     whole = _write_answer(completion, output)
     yield {"type": f"response.{_status(completion)}", "response": whole}
@@ -269,17 +262,17 @@ def _begun(item: JsonObject) -> JsonObject:
     return {**item, **empty, "status": "in_progress"}
 
 
-def _call_pieces(item: JsonObject, at: JsonObject) -> Iterator[JsonObject]:
-    kinds, arguments = "response.function_call_arguments", item.get("arguments")
-    yield {"type": f"{kinds}.delta", **at, "delta": arguments}
-    yield {"type": f"{kinds}.done", **at, "name": item.get("name"), "arguments": arguments}
-
-
-def _part_pieces(part: JsonObject, at: JsonObject) -> Iterator[JsonObject]:
-    kinds, at = f"response.{part['type']}", {**at, "content_index": 0}
-    logprobs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
-    empty = {**part, "text": "", **({"logprobs": []} if logprobs else {})}
-    yield {"type": "response.content_part.added", **at, "part": empty}
-    yield {"type": f"{kinds}.delta", **at, "delta": part["text"], **logprobs}
-    yield {"type": f"{kinds}.done", **at, "text": part["text"], **logprobs}
-    yield {"type": "response.content_part.done", **at, "part": part}
+def _content_pieces(item: JsonObject, at: JsonObject) -> Iterator[JsonObject]:
+    match item:
+        case {"content": [dict(part)]}:
+            kind, at = f"response.{part['type']}", {**at, "content_index": 0}
+            logprobs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+            empty = {**part, "text": "", **({"logprobs": []} if logprobs else {})}
+            yield {"type": "response.content_part.added", **at, "part": empty}
+            yield {"type": f"{kind}.delta", **at, "delta": part["text"], **logprobs}
+            yield {"type": f"{kind}.done", **at, "text": part["text"], **logprobs}
+            yield {"type": "response.content_part.done", **at, "part": part}
+        case {"name": name, "arguments": arguments}:
+            kind = "response.function_call_arguments"
+            yield {"type": f"{kind}.delta", **at, "delta": arguments}
+            yield {"type": f"{kind}.done", **at, "name": name, "arguments": arguments}

@@ -1,28 +1,32 @@
 """Backends of roles: a policy, a function of the user's, or a model that LiteLLM reaches."""
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
-from adapters.calls import (
-    Begun,
-    Completion,
-    Example,
-    Message,
-    Place,
-    Request,
-    Usage,
-)
+from adapters.calls import Begun, Completion, Example, Message, Place, Refused, Request, Usage
 from adapters.clients import litellm
-from adapters.clients.litellm import Reply
+from adapters.clients.litellm import LONGEST_SECONDS, Reply
+from adapters.dialects.fields import Fields
 from adapters.dialects.openai_fields import to_chat_fields
 from adapters.door.memory import Answer, Memory, request_sha
 from adapters.door.roles import FUNCTION, policy_of
-from adapters.door.scripted import Respond, load_function
+from adapters.errors import UserError
+from adapters.harness.agents import contained
+from adapters.project.modules import load_module
 
 Backend = Callable[[Example], Answer]
 """Creates what answers the calls of a role in a rollout of this example."""
+
+Respond = Callable[[Request, Example], Awaitable[Reply]]
+"""Answers a call without a policy, in a rollout of this example."""
+
+
+class ScriptError(UserError):
+    """An error for a function that a recipe names for a role and that does not exist."""
 
 
 def create_backends(roles: Mapping[str, str], run_seed: int) -> dict[str, Backend | str]:
@@ -73,7 +77,7 @@ class ReplyBackend:
             request=request,
             seed=seed,
             finish_reason=reply.finish_reason,
-            message=_with_ids(reply.message, place),
+            message=place.name_tool_calls(reply.message),
             policy_version=self.who,
             started=started,
             ended=datetime.now(UTC),
@@ -88,6 +92,51 @@ async def _by_model(model: str, request: Request, _: Example) -> Reply:
     return await litellm.complete(model, request.messages, request.tools, fields)
 
 
-def _with_ids(message: Message, place: Place) -> Message:
-    calls = message.get("tool_calls")
-    return {**message, "tool_calls": place.name_tool_calls(calls)} if calls else message
+def load_function(role: str, name: str) -> Respond:
+    """Load the function that answers `role`: `package.module:name`, or `file:name` of `agents/`.
+
+    The function gets the messages and the example as plain values, and returns a text or a whole
+    message with its tool calls. One that is not async runs in a thread of its own.
+    """
+    module_name, _, attribute = name.partition(":")
+    module = load_module(module_name)
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        lacks = f"has no function {attribute!r}" if module else "cannot be imported"
+        raise ScriptError(
+            f"the role {role} is answered by {name}, and {module_name} {lacks}; "
+            "name a function of a file of agents/, or of a module that can be imported"
+        )
+    return partial(_by_function, function, name)
+
+
+async def _by_function(
+    function: Callable[..., object], name: str, request: Request, example: Example
+) -> Reply:
+    """Call a function of the user's. Its failure is final, since it would fail again."""
+    try:
+        async with asyncio.timeout(LONGEST_SECONDS):
+            said = await contained(function, *deepcopy(([*request.messages], example)))
+    except Exception as error:  # it may raise anything, and the client is told
+        text = f"The function {name} raised {type(error).__name__}: {error}"
+        raise Refused(500, text, code="function_failed") from error
+    message = _read_message(said, name)
+    reason = "tool_calls" if message.get("tool_calls") else "stop"
+    return Reply(message, reason, prompt_tokens=0, completion_tokens=0, cost=None)
+
+
+def _read_message(said: object, name: str) -> Message:
+    """Read what a function returned: the assistant's message or its text."""
+    message = {"content": said} if isinstance(said, str) else said
+    if isinstance(message, dict):
+        content, calls = message.get("content") or "", message.get("tool_calls") or []
+        if isinstance(content, str) and isinstance(calls, list) and all(map(_is_call, calls)):
+            answer: Message = {"role": "assistant", "content": content}
+            return {**answer, "tool_calls": calls} if calls else answer
+    text = f"The function {name} returned {said!r}; a text or an assistant's message is needed."
+    raise Refused(500, text, code="function_failed")
+
+
+def _is_call(call: object) -> bool:
+    function = Fields(Fields(call).get("function"))
+    return isinstance(function.get("name"), str) and isinstance(function.get("arguments"), str)

@@ -38,8 +38,6 @@ log = logging.getLogger(__name__)
 
 
 class AttemptState(StrEnum):
-    """State of one attempt at a rollout."""
-
     PLAYING = "playing"
     """Handed to a player; calls are answered."""
     ENDING = "ending"

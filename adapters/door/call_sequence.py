@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 
 
 class CallRecorder(Protocol):
-    """Recorder of calls."""
-
     def begun(self, begun: Begun) -> None:
         """Record, without blocking, that a call is about to be sampled."""
         ...

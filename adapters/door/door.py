@@ -169,10 +169,7 @@ class Door(ChatApi):
             number, rollouts = await batch.begin()
         except UserError as error:
             raise Refused(500, f"{batch.name} cannot begin: {error}", code=NOT_BEGUN) from error
-        left = [
-            BegunRollout(rollout.id, rollout.example, rollout.id in batch.lost)
-            for rollout in rollouts
-        ]
+        left = [BegunRollout(one.id, one.example, one.id in batch.lost) for one in rollouts]
         return _answer(BegunBatch(number, left, batch.settings))
 
     async def _waited(self, request: Request) -> Response:

@@ -168,10 +168,8 @@ def _count_until(stops: Sequence[str], tokens: Sequence[int], chat: Chat) -> int
 def _parse_message(sampled: CutSequence, request: Request, place: Place, chat: Chat) -> Message:
     """Parse the message that the client gets, never empty, with our ids for its tool calls."""
     tokens = sampled.tokens if sampled.words is None else chat.encode(sampled.words)
-    message = chat.parse(tokens, with_tools=request.may_call_tools)
-    if calls := message.get("tool_calls"):
-        message["tool_calls"] = place.name_tool_calls(calls)
-    elif not message["content"].strip():
+    message = place.name_tool_calls(chat.parse(tokens, with_tools=request.may_call_tools))
+    if not message.get("tool_calls") and not message["content"].strip():
         message["content"] = EMPTY_ANSWER
     return message
 

@@ -76,7 +76,7 @@ def choose_sampling(
     max_tokens: int | None, fields: Mapping[str, object], defaults: Sampling
 ) -> Sampling:
     """Take the client's numbers over the defaults; null counts as absent."""
-    sent = Fields(fields)
+    sent = Fields(dict(fields))
     asked = {
         "max_tokens": max_tokens,
         "temperature": sent.read("temperature", NUMBER),

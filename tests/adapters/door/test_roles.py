@@ -10,13 +10,12 @@ import pytest
 from openai import AsyncOpenAI
 
 from adapters.calls import POLICY, Message, Place, Policy, Request, Sampling
-from adapters.door.backends import create_backends
+from adapters.door.backends import ScriptError, create_backends
 from adapters.door.batches import SampledBy
 from adapters.door.door import Door
 from adapters.door.memory import Memory
 from adapters.door.prefixes import Prefixes
 from adapters.door.roles import check_role
-from adapters.door.scripted import ScriptError
 from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
 from tasks.algorithm.advantages import CreditAssignment

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from adapters.calls import POLICY
-from adapters.door.scripted import load_function
+from adapters.door.backends import load_function
 from adapters.harness.agents import Endpoint, load_agent
 from adapters.project import modules
 from adapters.project.files import EXAMPLES, locate
