@@ -43,7 +43,7 @@ def _environment(roles: Roles) -> dict[str, str]:
     variables = program_environment()
     for role, of_role in roles.items():
         prefix = "OPENAI" if role == POLICY else re.sub(r"\W", "_", role).upper()
-        variables |= {f"{prefix}_{name.upper()}": value for name, value in of_role.items()}
+        variables |= {f"{prefix}_{name.upper()}": str(value) for name, value in of_role.items()}
     return variables
 
 
