@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from adapters.calls import Example
 from adapters.clients.current_rollout import Roles
 from adapters.harness.agents import AgentExit
-from adapters.harness.programs.commands import last_json, running_program
-from adapters.harness.programs.process import Program
+from adapters.harness.programs.process import Program, running_program
 from adapters.player_protocol import Outcome, read_outcome
 
 PROGRAM = "adapters.harness.isolated_program"
@@ -42,9 +41,9 @@ async def playing_apart(
 async def _outcome(program: Program, secrets: list[str]) -> Outcome:
     await program.silent.wait()
     with suppress(ValueError):
-        for said in last_json(program):
+        for said in program.stdout.last_json():
             return read_outcome(said)
     raise AgentExit(
         f"the agent's process {program.end()} without an outcome, after the process in which it "
-        f"played before was lost; look for what ends it{program.output('stderr', secrets)}"
+        f"played before was lost; look for what ends it{program.stderr.quote(secrets)}"
     )
