@@ -5,14 +5,13 @@ import contextvars
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
 from threading import Thread
 from typing import Any, ParamSpec, TypeVar
 
 from adapters.calls import POLICY, Example
-from adapters.clients.current_rollout import rollout_context
+from adapters.clients.current_rollout import Endpoint, Roles, rollout_context
 from adapters.clients.imports import build_client_models
 from adapters.clients.silence import keep_silent
 from adapters.clients.tls import share_contexts
@@ -38,16 +37,7 @@ class AgentExit(RuntimeError):
     """An agent's attempt to end the process, which runs other rollouts too."""
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """The address, the key and the model's name with which an agent calls a role."""
-
-    base_url: str
-    api_key: str
-    model: str
-
-
-Play = Callable[[Example, Mapping[str, Endpoint]], Coroutine[None, None, Reward]]
+Play = Callable[[Example, Roles], Coroutine[None, None, Reward]]
 """Plays a rollout of an example, given the endpoint of each role, and returns its reward."""
 
 
@@ -70,10 +60,9 @@ def load_agent(name: str, roles: Collection[str] = ()) -> Play:
             f"give its function a keyword parameter {ROLES!r}, or leave the recipe's roles out"
         )
 
-    async def play(example: Example, endpoints: Mapping[str, Endpoint]) -> Reward:
-        where = {role: asdict(endpoint) for role, endpoint in endpoints.items()}
-        given = {**where[POLICY], **({ROLES: where} if knows_roles else {})}
-        with rollout_context(where):
+    async def play(example: Example, endpoints: Roles) -> Reward:
+        given = {**endpoints[POLICY], **({ROLES: endpoints} if knows_roles else {})}
+        with rollout_context(endpoints):
             return read_reward(await contained(function, example, **given))
 
     return play
@@ -81,7 +70,7 @@ def load_agent(name: str, roles: Collection[str] = ()) -> Play:
 
 def _parameters(name: str, function: Callable[..., object]) -> Collection[str]:
     """List a function's parameters; AgentError if it cannot be called as agents are."""
-    endpoint = asdict(Endpoint("", "", ""))
+    endpoint = Endpoint(base_url="", api_key="", model="")
     try:
         signature = inspect.signature(function)
         knows = {ROLES: {}} if ROLES in signature.parameters else {}

@@ -22,12 +22,12 @@ def main() -> None:
         os.dup2(2, 1)
         sys.path[:] = given["path"]
 
-        from adapters.harness.agents import Endpoint, contained_task
+        from adapters.harness.agents import contained_task
         from adapters.harness.player import load_for_roles, play_to_end
         from adapters.harness.programs.resident import kill_programs
         from adapters.player_protocol import Outcome, encode_json, write_outcome
 
-        endpoints = {role: Endpoint(**where) for role, where in given["endpoints"].items()}
+        endpoints = given["endpoints"]
         play = load_for_roles(given["agent"], tuple(endpoints))
         stdout.write(b"\n")  # the agent is loaded, and its time begins
         stdout.flush()

@@ -16,10 +16,11 @@ from typing import TypeVar
 import httpx
 
 from adapters.calls import POLICY
+from adapters.clients.current_rollout import Endpoint
 from adapters.clients.imports import when_imported
 from adapters.clients.tls import tls
 from adapters.errors import UserError
-from adapters.harness.agents import AgentExit, Endpoint, Play, contained_task, load_agent
+from adapters.harness.agents import AgentExit, Play, contained_task, load_agent
 from adapters.harness.isolated import playing_apart
 from adapters.harness.programs.process import mask
 from adapters.player_protocol import (
@@ -81,7 +82,7 @@ class Batch:
         """Return where the agent finds each of its roles."""
         key = self.key(rollout_id)
         return {
-            role: Endpoint(self.url(ROLE, rollout_id, role), api_key=key, model=role)
+            role: Endpoint(base_url=self.url(ROLE, rollout_id, role), api_key=key, model=role)
             for role in self.roles
         }
 

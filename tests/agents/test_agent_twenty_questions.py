@@ -4,7 +4,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import cache
 from itertools import pairwise
 from types import ModuleType
@@ -34,7 +33,7 @@ def game() -> ModuleType:
 
 
 def played(door: ScriptedDoor, rollout: int = 0, example: dict[str, str] = HERON) -> float:
-    roles = {role: asdict(at) for role, at in door.endpoints(rollout).items()}
+    roles = door.endpoints(rollout)
     return asyncio.run(game().play(example, **roles[POLICY], roles=roles))
 
 
@@ -186,8 +185,8 @@ def test_it_runs_alone_by_the_addresses_in_the_environment(
     with scripted_door(lambda _: "Is it a heron?", {"answerer": ANSWERS}, [HERON]) as door:
         endpoints = door.endpoints()
         for name, role in (("OPENAI", POLICY), ("ANSWERER", "answerer")):
-            for key, value in asdict(endpoints[role]).items():
-                monkeypatch.setenv(f"{name}_{key.upper()}", value)
+            for key, value in endpoints[role].items():
+                monkeypatch.setenv(f"{name}_{key.upper()}", str(value))
         monkeypatch.setattr(sys, "argv", ["twenty_questions.py", "heron", "bird"])
         game().main()
     assert capsys.readouterr().out == "Is it a heron? yes\n1.0\n"

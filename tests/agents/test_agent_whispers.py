@@ -1,6 +1,5 @@
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict
 
 import pytest
 
@@ -16,7 +15,7 @@ EXAMPLE = {"identity": "a quiet otter"}
 
 
 def played(door: ScriptedDoor) -> dict[str, float]:
-    endpoints = {role: asdict(endpoint) for role, endpoint in door.endpoints().items()}
+    endpoints = door.endpoints()
     return asyncio.run(whispers.play(EXAMPLE, **endpoints[POLICY], roles=endpoints))
 
 

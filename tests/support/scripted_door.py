@@ -11,10 +11,10 @@ from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
 from adapters.calls import POLICY, Example, Policy, Sampling
+from adapters.clients.current_rollout import Endpoint
 from adapters.door.backends import create_backends
 from adapters.door.batches import PlannedRollout, SampledBy
 from adapters.door.door import Door
-from adapters.harness.agents import Endpoint
 from adapters.harness.player import Batch
 from adapters.rendering.chat import Chat
 from tests.support.door_batches import ListRecorder, batch_at, begin

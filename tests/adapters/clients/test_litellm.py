@@ -4,7 +4,6 @@ import asyncio
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from pydantic import BaseModel
 
 import adapters.door.call_sequence
 from adapters.calls import POLICY, Policy, Refused
-from adapters.clients.current_rollout import ask_role, rollout_context
+from adapters.clients.current_rollout import Roles, ask_role, rollout_context
 from adapters.clients.litellm import Reply, complete, import_litellm
 from adapters.clients.litellm_provider import provide
 from adapters.door.batches import SampledBy
@@ -141,8 +140,8 @@ def inside(opened: Opened) -> Iterator[Opened]:
         yield opened
 
 
-def roles_of(opened: Opened) -> dict[str, dict[str, str]]:
-    return {POLICY: asdict(opened.batch.endpoints(opened.rollout)[POLICY])}
+def roles_of(opened: Opened) -> Roles:
+    return {POLICY: opened.batch.endpoints(opened.rollout)[POLICY]}
 
 
 def complete_here(**fields: Any) -> Any:

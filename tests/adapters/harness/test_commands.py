@@ -13,13 +13,18 @@ from typing import Any
 
 import pytest
 
-from adapters.harness.agents import Endpoint, load_agent
+from adapters.clients.current_rollout import Endpoint
+from adapters.harness.agents import load_agent
 from adapters.harness.programs.process import LONGEST_OUTPUT, CommandFailed, NoCommand
 from adapters.rewards import Reward, RewardError
 from tests.support.scripted_door import scripted_door
 
-NOWHERE = {"policy": Endpoint("http://127.0.0.1:1/v1", "a-secret-key", "policy")}
-HELPED = NOWHERE | {"the-judge": Endpoint("http://127.0.0.1:2/v1", "another-key", "judge")}
+NOWHERE = {
+    "policy": Endpoint(base_url="http://127.0.0.1:1/v1", api_key="a-secret-key", model="policy")
+}
+HELPED = NOWHERE | {
+    "the-judge": Endpoint(base_url="http://127.0.0.1:2/v1", api_key="another-key", model="judge")
+}
 
 CURL = """
 example=$(cat)

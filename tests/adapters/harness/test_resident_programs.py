@@ -16,13 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.harness.agents import Endpoint, load_agent
+from adapters.clients.current_rollout import Endpoint
+from adapters.harness.agents import load_agent
 from adapters.harness.programs import resident
 from adapters.harness.programs.process import CommandFailed, NoCommand
 from adapters.harness.programs.resident import LONGEST_LINE, kill_programs
 from tests.support.processes import ROOT, wait_until
 
-NOWHERE = {"policy": Endpoint("http://127.0.0.1:1/v1", "a-secret-key", "policy")}
+NOWHERE = {
+    "policy": Endpoint(base_url="http://127.0.0.1:1/v1", api_key="a-secret-key", model="policy")
+}
 READ = """
 import json, os, sys, time
 def read():
