@@ -1,6 +1,6 @@
 """A step → its metrics: one flat row of numbers, under the field's names."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
@@ -15,10 +15,10 @@ from adapters.calls import POLICY
 from tasks.algorithm.comparisons import is_uniform
 from tasks.checkpoints import sampled_step
 from tasks.recording.spans import ERROR, REWARD
-from tasks.rewards import Rewards, rewards_by_role
+from tasks.rewards import RewardRow, rewards_of
 from tasks.storage.checksums import verified
 from tasks.storage.json_files import append_row, read_log
-from tasks.storage.tables import arrays, query_beside, read, select
+from tasks.storage.tables import arrays, flat, query_beside, read, select
 from tasks.trajectories import TRAINED_ROLES
 
 QUERY = query_beside(__file__)
@@ -73,14 +73,14 @@ def measure(
         trajectories = read(files.trajectories[policy])
         trained = [mask.any() for mask in arrays(trajectories["mask"])]
         measures |= {
-            **_groups(rewards_by_role(trajectories), sizes, min_group_size),
+            **_groups(rewards_of(trajectories), sizes, min_group_size),
             **_prefixes(trajectories.filter(pa.array(trained, pa.bool_()))),
             "entropy": _mean(-_masked(trajectories["logprobs"], trajectories["mask"])),
             **_reference_divergence(trajectories, files.references.get(policy)),
             "datums/dropped": int(sum(trained)) - datums.num_rows,
         }
     measures["datums"] = datums.num_rows
-    measures["tokens/trained"] = sum(int(mask.sum()) for mask in arrays(datums["mask"]))
+    measures["tokens/trained"] = int(flat(datums["mask"]).sum())
     return {name: value for name, value in measures.items() if value is not None}
 
 
@@ -219,26 +219,22 @@ def _roles(roles: Sequence[Mapping[str, Any]]) -> Metrics:
 
 
 def _groups(
-    roles: Rewards,
-    played: Mapping[str, int],
-    min_group_size: int,
+    rewards: Sequence[RewardRow], played: Mapping[str, int], min_group_size: int
 ) -> Metrics:
-    """Count the groups; `played` is the rollouts of each group, the failed ones included."""
-    groups = [group for by_name in roles.values() for group in by_name.values()]
-    left = [
-        (len(by_name.get(name, {})), size)
-        for by_name in roles.values() or [{}]
-        for name, size in played.items()
-    ]
+    """Count the groups of each role; `played` has each group's rollouts, the failed ones too."""
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in rewards:
+        groups[row.role, row.group_id].append(row.reward)
+    roles = {row.role for row in rewards} or {""}
+    left = [(len(groups.get((role, g), ())), size) for role in roles for g, size in played.items()]
     counts: Metrics = {
         "groups": len(groups),
         "groups/partial": sum(count < size for count, size in left),
         "groups/dropped": sum(count < min_group_size for count, _ in left),
     }
-    if not groups:
-        return counts
-    uniform = fmean(is_uniform(list(group.values())) for group in groups)
-    return {**counts, "groups/uniform_fraction": uniform}
+    if groups:
+        counts["groups/uniform_fraction"] = fmean(map(is_uniform, groups.values()))
+    return counts
 
 
 def _prefixes(trajectories: pa.Table) -> Metrics:
@@ -250,8 +246,7 @@ def _prefixes(trajectories: pa.Table) -> Metrics:
 
 
 def _masked(values: pa.ChunkedArray, masks: pa.ChunkedArray) -> np.ndarray:
-    parts = [v[m.astype(bool)] for v, m in zip(arrays(values), arrays(masks), strict=True)]
-    return np.concatenate(parts) if parts else np.empty(0, np.float32)
+    return flat(values)[flat(masks).astype(bool)]
 
 
 def _mean(values: np.ndarray) -> float | None:
