@@ -27,9 +27,9 @@ from tasks.algorithm.learning_rates import Schedule
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
 from tasks.datums import SCHEMA
+from tasks.playing.server import RolloutServer
 from tasks.recovery.rebuilding import ProbeError
 from tasks.recovery.recorded_steps import MethodError, TrainedPolicy
-from tasks.rollouts import RolloutServer
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import write
 from tasks.updates import PolicyUpdater, write_update
