@@ -14,7 +14,6 @@ import pyarrow as pa
 from adapters.calls import POLICY
 from tasks.algorithm.comparisons import is_uniform
 from tasks.checkpoints import sampled_step
-from tasks.recording.spans import ERROR, REWARD
 from tasks.rewards import RewardRow, rewards_of
 from tasks.storage.checksums import verified
 from tasks.storage.json_files import append_row, read_log
@@ -67,7 +66,7 @@ def measure(
     sizes: Mapping[str, int] = {}
     if files.spans:
         of_rollouts, sizes = _rollouts(files.spans, trained_roles)
-        measures |= of_rollouts | _seconds(files.spans)
+        measures |= of_rollouts
     datums = read(files.datums[policy])
     if policy in files.trajectories:
         trajectories = read(files.trajectories[policy])
@@ -88,18 +87,20 @@ def _rollouts(
     spans: Sequence[Path], trained_roles: Sequence[str]
 ) -> tuple[dict[str, float | None], Mapping[str, int]]:
     """Measure a step's rollouts, whichever policies they train; return also each group's size."""
-    (counts,) = select(
-        QUERY, spans=[verified(path) for path in spans], trained=list(trained_roles)
-    ).to_pylist()
-    rewards, roles = counts.pop("rewards") or [], counts.pop("roles") or []
-    sizes = {group["group_id"]: group["size"] for group in counts.pop("group_sizes") or []}
+    files = [verified(path) for path in spans]
+    (counts,) = select(QUERY, spans=files, trained=list(trained_roles)).to_pylist()
+    rewards, roles, sizes, whole, attempts = (
+        counts.pop(name) for name in ("rewards", "roles", "group_sizes", "sampling", "attempts")
+    )
     measured = {
         **counts,
         "reward/mean": fmean(rewards) if rewards else None,
         "reward/std": pstdev(rewards) if rewards else None,
-        **_roles(roles),
+        **_roles(roles or []),
+        "seconds/sampling": whole,
+        "seconds/rollout": fmean(attempts) if attempts else None,
     }
-    return measured, sizes
+    return measured, {group["group_id"]: group["size"] for group in sizes or []}
 
 
 def divergence(datums: Path, logprobs: Sequence[np.ndarray], step: int) -> Metrics:
@@ -194,22 +195,6 @@ def record_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
 def read_metrics(path: Path) -> list[Metrics]:
     """Read the lines of metrics.jsonl, in order; none if there is no such file."""
     return read_log(path)
-
-
-def _seconds(paths: Sequence[Path]) -> dict[str, float | None]:
-    tables = [read(path, columns=["kind", "started", "ended"]) for path in paths]
-    spans = [span for table in tables for span in table.to_pylist()]
-    ended = [span["ended"] for span in spans if span["ended"] is not None]  # a lost call has none
-    started = [span["started"] for span in spans if span["started"] is not None]
-    if not ended or not started:
-        return {}
-    whole = max(ended) - min(started)
-    attempts = [s["ended"] - s["started"] for s in spans if s["kind"] in (REWARD, ERROR)]
-    seconds = [attempt.total_seconds() for attempt in attempts]
-    return {
-        "seconds/sampling": whole.total_seconds(),
-        "seconds/rollout": fmean(seconds) if seconds else None,
-    }
 
 
 def _roles(roles: Sequence[Mapping[str, Any]]) -> Metrics:
