@@ -73,4 +73,4 @@ def test_a_damaged_line_is_named(ledger: Ledger, tmp_path: Path, line: str) -> N
     with (tmp_path / "checkpoints.jsonl").open("a") as file:
         file.write(f"{line}\n")
     with pytest.raises(Damaged, match=r"line 5 of .*checkpoints\.jsonl is damaged"):
-        ledger.last()
+        ledger.last_step()
