@@ -13,7 +13,7 @@ from tasks.checkpoints import CheckpointError, policy_version
 from tasks.datums import SCHEMA, build_datums, to_datums
 from tasks.recording.journal import read_journal, seal
 from tasks.recording.spans import LLM, Span
-from tasks.recovery.recorded_steps import Evidence, TrainedPolicy
+from tasks.recovery.recorded_steps import Evidence, StepSource, TrainedPolicy
 from tasks.rewards import compute_rewards
 from tasks.storage.arrivals import batches_of
 from tasks.storage.files import is_written
@@ -25,7 +25,7 @@ from tasks.trajectories import assemble_trajectories
 
 
 @dataclass(frozen=True)
-class RolloutSteps:
+class RolloutSteps(StepSource):
     """Source of the datums of a policy that is trained on its own rollouts."""
 
     run: RunFolder
