@@ -15,7 +15,7 @@ from tasks.algorithm.advantages import CreditAssignment, estimate_advantages, fi
 from tasks.algorithm.comparisons import Baselines, Earned, rollouts_of
 from tasks.algorithm.divergences import Penalty
 from tasks.references import reference_logprobs
-from tasks.rewards import MeanRewards, RewardRow, greedy_rewards
+from tasks.rewards import MeanRewards, greedy_rewards
 from tasks.storage.tables import arrays, flat
 
 Unit = Literal["rollout", "call", "token"]
@@ -57,7 +57,7 @@ class Credit:
 
 def assign_credit(
     trajectories: pa.Table,
-    rewards: Sequence[RewardRow],
+    rewards: pa.Table,
     credit: CreditAssignment,
     references: pa.Table | None,
     history: Sequence[MeanRewards],
@@ -68,7 +68,7 @@ def assign_credit(
     calls = calls_of(trajectories, np.concatenate(penalties) if in_reward and penalties else None)
     baselines = {
         role: Baselines([m[role] for m in history if role in m], greedy_rewards(trajectories, role))
-        for role in dict.fromkeys(row.role for row in rewards)
+        for role in rewards["role"].unique().to_pylist()
     }
     earned = compare(calls, rewards, credit, baselines)
     kept, masks, compared = _place(earned, calls, trajectories)
@@ -112,7 +112,7 @@ def calls_of(trajectories: pa.Table, penalties: np.ndarray | None = None) -> Cal
 
 def compare(
     calls: Calls,
-    rewards: Sequence[RewardRow],
+    rewards: pa.Table,
     credit: CreditAssignment,
     baselines: Mapping[str, Baselines],
 ) -> dict[tuple[str, str], np.ndarray]:
@@ -120,15 +120,19 @@ def compare(
     row = find_advantage(credit.advantage)
     by_token = row.by_token and credit.penalty is not None and credit.penalty.placement == "reward"
     unit = "token" if by_token else "call" if row.by_call else "rollout"
-    groups: dict[tuple[str, str], list[RewardRow]] = defaultdict(list)
-    for rewarded in rewards:
-        groups[rewarded.role, rewarded.group_id].append(rewarded)
+    groups: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for rewarded in rewards.to_pylist():
+        groups[rewarded["role"], rewarded["group_id"]][rewarded["rollout_id"]] = rewarded["reward"]
     compared: dict[tuple[str, str], np.ndarray] = {}
     for role, baseline in baselines.items():
         earned = {
-            group: group_earnings(rows, calls, credit.discount, unit)
-            for (of_role, group), rows in groups.items()
-            if of_role == role and len(rows) >= credit.min_group_size
+            group: group_earnings(
+                {name: (reward, calls[role, name]) for name, reward in rollouts.items()},
+                credit.discount,
+                unit,
+            )
+            for (of_role, group), rollouts in groups.items()
+            if of_role == role and len(rollouts) >= credit.min_group_size
         }
         advantages = estimate_advantages(
             earned, credit.advantage, credit.advantage_settings, baseline
@@ -140,9 +144,11 @@ def compare(
 
 
 def group_earnings(
-    rewards: Sequence[RewardRow], calls: Calls, discount: float = 1.0, unit: Unit = "rollout"
+    rollouts: Mapping[str, tuple[float, Sequence[TrainedCall]]],
+    discount: float = 1.0,
+    unit: Unit = "rollout",
 ) -> dict[str, list[Earned]]:
-    """Map the rollouts of a group to the earnings of a role, whose rewards in the group are given.
+    """Compute the earnings of a role in the rollouts of a group, from its reward and calls in each.
 
     A scalar reward goes to the last call if there is a discount, or if other rollouts of the group
     have rewards for their calls; otherwise it is the return of each call of the role. Penalties are
@@ -150,11 +156,10 @@ def group_earnings(
     calls, unless they have rewards or a discount; by `token`, each sampled token has an entry: its
     call's, without the penalties before it.
     """
-    rollouts = [(row, calls[row.role, row.rollout_id]) for row in rewards]
-    rewarded = any(call.reward is not None for _, own in rollouts for call in own)
+    rewarded = any(call.reward is not None for _, calls in rollouts.values() for call in calls)
     if rewarded or discount != 1.0 or unit != "rollout":
-        return {row.rollout_id: _earn(row.reward, own, discount, unit) for row, own in rollouts}
-    return {row.rollout_id: [_share(row.reward, own)] for row, own in rollouts}
+        return {name: _earn(*rollout, discount, unit) for name, rollout in rollouts.items()}
+    return {name: [_share(*rollout)] for name, rollout in rollouts.items()}
 
 
 def _share(reward: float, calls: Sequence[TrainedCall]) -> Earned:

@@ -14,7 +14,7 @@ from tasks.algorithm.losses import find_loss
 from tasks.algorithm.settings import Settings, complete_settings
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.credit import Credit, assign_credit
-from tasks.rewards import MeanRewards, RewardRow, mean_rewards, read_rewards, rewards_of
+from tasks.rewards import MeanRewards, mean_rewards, rewards_of
 from tasks.storage.durability import durable
 from tasks.storage.tables import arrays, read, write
 from tasks.trajectories import LISTS, trajectories_of
@@ -44,7 +44,7 @@ DTYPES = {"target_tokens": np.int64}
 
 def datums_of(
     trajectories: pa.Table,
-    rewards: Sequence[RewardRow],
+    rewards: pa.Table,
     credit: CreditAssignment,
     references: pa.Table | None = None,
     history: Sequence[MeanRewards] = (),
@@ -100,8 +100,8 @@ def write_datums(
 ) -> None:
     """Write the datums of a step; there may be none. `history` has the rewards of earlier steps."""
     scored = None if references is None else read(references)
-    means = [mean_rewards(read_rewards(earlier)) for earlier in history]
-    write(datums_of(read(trajectories), read_rewards(rewards), credit, scored, means), path)
+    means = [mean_rewards(read(earlier)) for earlier in history]
+    write(datums_of(read(trajectories), read(rewards), credit, scored, means), path)
 
 
 build_datums = durable("build_datums", write_datums)

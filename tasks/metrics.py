@@ -14,7 +14,7 @@ import pyarrow as pa
 from adapters.calls import POLICY
 from tasks.algorithm.comparisons import is_uniform
 from tasks.checkpoints import sampled_step
-from tasks.rewards import RewardRow, rewards_of
+from tasks.rewards import rewards_of
 from tasks.storage.checksums import verified
 from tasks.storage.json_files import append_row, read_log
 from tasks.storage.tables import arrays, flat, query_beside, read, select
@@ -203,14 +203,12 @@ def _roles(roles: Sequence[Mapping[str, Any]]) -> Metrics:
     return earned | {f"{COST}{of['role']}": fsum(of["costs"]) for of in roles if of["costs"]}
 
 
-def _groups(
-    rewards: Sequence[RewardRow], played: Mapping[str, int], min_group_size: int
-) -> Metrics:
+def _groups(rewards: pa.Table, played: Mapping[str, int], min_group_size: int) -> Metrics:
     """Count the groups of each role; `played` has each group's rollouts, the failed ones too."""
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row in rewards:
-        groups[row.role, row.group_id].append(row.reward)
-    roles = {row.role for row in rewards} or {""}
+    for row in rewards.to_pylist():
+        groups[row["role"], row["group_id"]].append(row["reward"])
+    roles = {role for role, _ in groups} or {""}
     left = [(len(groups.get((role, g), ())), size) for role in roles for g, size in played.items()]
     counts: Metrics = {
         "groups": len(groups),

@@ -1,26 +1,16 @@
 """trajectories → rewards: what the comparison of a step's rollouts reads, shaped by the recipe."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
 from tasks.algorithm.shaping import RoleReward, ShapingError, shape_rewards
 from tasks.storage.durability import durable
 from tasks.storage.tables import arrays, read, write
-
-
-class RewardRow(NamedTuple):
-    """Reward of a trained role of a rollout, as the comparison reads it."""
-
-    role: str
-    group_id: str
-    rollout_id: str
-    reward: float
-
 
 SCHEMA = pa.schema(
     [
@@ -30,7 +20,6 @@ SCHEMA = pa.schema(
         ("reward", pa.float64()),
     ]
 )
-"""Columns of a file of rewards: the fields of RewardRow."""
 
 MeanRewards = Mapping[str, float]
 """Role → its mean reward in a step."""
@@ -41,28 +30,24 @@ def write_rewards(path: Path, trajectories: Path, query: str | None = None) -> N
 
     What the query leaves out is neither compared nor trained (`tasks.algorithm.shaping`).
     """
-    rows = [row._asdict() for row in rewards_of(read(trajectories), query)]
-    write(pa.Table.from_pylist(rows, schema=SCHEMA), path)
+    write(rewards_of(read(trajectories), query), path)
 
 
 compute_rewards = durable("compute_rewards", write_rewards)
 """trajectories → rewards, of one policy."""
 
 
-def read_rewards(path: Path) -> list[RewardRow]:
-    """Read the rewards of a step, by role and in the order of its trajectories."""
-    return [RewardRow(**row) for row in read(path).to_pylist()]
+def rewards_of(trajectories: pa.Table, shaping: str | None = None) -> pa.Table:
+    """Return the rewards of the trajectories in which something is trained, a row in SCHEMA each.
 
-
-def rewards_of(trajectories: pa.Table, shaping: str | None = None) -> list[RewardRow]:
-    """Return the rewards of the trajectories in which something is trained, role by role.
+    The rows are in the order of the trajectories, role by role.
 
     `shaping` is a query (`tasks.algorithm.shaping`). ShapingError if it changes the reward of
     a role whose calls have rewards, from which the returns are computed.
     """
     given, by_call = _role_rewards(trajectories)
     shaped = shape_rewards([*given.values()], shaping) if shaping else None
-    roles: dict[str, list[RewardRow]] = defaultdict(list)
+    roles: dict[str, list[dict[str, object]]] = defaultdict(list)
     for name, row in given.items():
         reward = row.reward if shaped is None else shaped.get(name)
         if reward is None:
@@ -73,8 +58,8 @@ def rewards_of(trajectories: pa.Table, shaping: str | None = None) -> list[Rewar
                 "calls have rewards of their own, so it would be ignored; let it only leave "
                 "rollouts out, or let the agent reward whole rollouts"
             )
-        roles[row.role].append(RewardRow(row.role, row.group_id, row.rollout_id, reward))
-    return [row for rows in roles.values() for row in rows]
+        roles[row.role].append({**vars(row), "reward": reward})
+    return pa.Table.from_pylist([row for rows in roles.values() for row in rows], schema=SCHEMA)
 
 
 def _role_rewards(
@@ -112,9 +97,8 @@ def greedy_rewards(trajectories: pa.Table, role: str) -> dict[str, float]:
     }
 
 
-def mean_rewards(rewards: Sequence[RewardRow]) -> MeanRewards:
-    """Map each role to the mean reward of its rollouts."""
-    return {
-        role: fmean(row.reward for row in rewards if row.role == role)
-        for role in sorted({row.role for row in rewards})
-    }
+def mean_rewards(rewards: pa.Table) -> MeanRewards:
+    roles: dict[str, list[float]] = defaultdict(list)
+    for row in rewards.to_pylist():
+        roles[row["role"]].append(row["reward"])
+    return {role: fmean(roles[role]) for role in sorted(roles)}

@@ -39,9 +39,9 @@ def rewards_by_group(
 ) -> dict[str, dict[str, float]]:
     """Map group → rollout → reward of one role."""
     groups: dict[str, dict[str, float]] = defaultdict(dict)
-    for row in rewards_of(trajectories, shaping):
-        if row.role == role:
-            groups[row.group_id][row.rollout_id] = row.reward
+    for row in rewards_of(trajectories, shaping).to_pylist():
+        if row["role"] == role:
+            groups[row["group_id"]][row["rollout_id"]] = row["reward"]
     return dict(groups)
 
 

@@ -41,8 +41,12 @@ def earnings(
     *rows: dict, discount: float = 1.0, unit: Unit = "rollout", penalties: np.ndarray | None = None
 ) -> list[Sequence[Earned]]:
     trajectories = table(*rows)
-    calls, rewards = calls_of(trajectories, penalties), rewards_of(trajectories)
-    return [*group_earnings(rewards, calls, discount, unit).values()]
+    calls = calls_of(trajectories, penalties)
+    rollouts = {
+        row["rollout_id"]: (row["reward"], calls[row["role"], row["rollout_id"]])
+        for row in rewards_of(trajectories).to_pylist()
+    }
+    return [*group_earnings(rollouts, discount, unit).values()]
 
 
 def returns(*rows: dict, discount: float = 1.0) -> list[list[float]]:
