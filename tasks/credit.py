@@ -40,6 +40,9 @@ class TrainedCall:
 Calls = Mapping[tuple[str, str], Sequence[TrainedCall]]
 """Role and rollout → the calls of the role in the rollout, in order."""
 
+Played = tuple[float, Sequence[TrainedCall]]
+"""Reward of a role in a rollout, and the role's calls there."""
+
 
 @dataclass(frozen=True)
 class Credit:
@@ -120,17 +123,14 @@ def compare(
     row = find_advantage(credit.advantage)
     by_token = row.by_token and credit.penalty is not None and credit.penalty.placement == "reward"
     unit = "token" if by_token else "call" if row.by_call else "rollout"
-    groups: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-    for rewarded in rewards.to_pylist():
-        groups[rewarded["role"], rewarded["group_id"]][rewarded["rollout_id"]] = rewarded["reward"]
+    groups: dict[tuple[str, str], dict[str, Played]] = defaultdict(dict)
+    for given in rewards.to_pylist():
+        role, rollout = given["role"], given["rollout_id"]
+        groups[role, given["group_id"]][rollout] = given["reward"], calls[role, rollout]
     compared: dict[tuple[str, str], np.ndarray] = {}
     for role, baseline in baselines.items():
         earned = {
-            group: group_earnings(
-                {name: (reward, calls[role, name]) for name, reward in rollouts.items()},
-                credit.discount,
-                unit,
-            )
+            group: group_earnings(rollouts, credit.discount, unit)
             for (of_role, group), rollouts in groups.items()
             if of_role == role and len(rollouts) >= credit.min_group_size
         }
@@ -144,11 +144,9 @@ def compare(
 
 
 def group_earnings(
-    rollouts: Mapping[str, tuple[float, Sequence[TrainedCall]]],
-    discount: float = 1.0,
-    unit: Unit = "rollout",
+    rollouts: Mapping[str, Played], discount: float = 1.0, unit: Unit = "rollout"
 ) -> dict[str, list[Earned]]:
-    """Compute the earnings of a role in the rollouts of a group, from its reward and calls in each.
+    """Compute the earnings of a role in each rollout of a group.
 
     A scalar reward goes to the last call if there is a discount, or if other rollouts of the group
     have rewards for their calls; otherwise it is the return of each call of the role. Penalties are
@@ -157,22 +155,20 @@ def group_earnings(
     call's, without the penalties before it.
     """
     rewarded = any(call.reward is not None for _, calls in rollouts.values() for call in calls)
-    if rewarded or discount != 1.0 or unit != "rollout":
-        return {name: _earn(*rollout, discount, unit) for name, rollout in rollouts.items()}
-    return {name: [_share(*rollout)] for name, rollout in rollouts.items()}
-
-
-def _share(reward: float, calls: Sequence[TrainedCall]) -> Earned:
-    """Let one entry stand for all calls of a rollout."""
-    left = _lessen(reward, calls)
-    return Earned(left, left, sum(len(call.sampled) for call in calls))
+    if unit == "rollout" and (rewarded or discount != 1.0):
+        unit = "call"
+    return {name: _earn(*rollout, discount, unit) for name, rollout in rollouts.items()}
 
 
 def _earn(reward: float, calls: Sequence[TrainedCall], discount: float, unit: Unit) -> list[Earned]:
-    """Compute the earnings of each call or, by the unit `token`, of each sampled token."""
-    left = _lessen(reward, calls)
-    returns = zip(calls, _returns(reward, calls, discount), strict=True)
-    if unit != "token":
+    left = reward - fsum(penalty for call in calls for penalty in call.penalties)
+    if unit == "rollout":
+        return [Earned(left, left, sum(len(call.sampled) for call in calls))]
+    given = [call.reward for call in calls if call.reward is not None]
+    rewards = given or [0.0] * (len(calls) - 1) + [reward]
+    lessened = [value - fsum(call.penalties) for value, call in zip(rewards, calls, strict=True)]
+    returns = zip(calls, returns_to_go(lessened, discount), strict=True)
+    if unit == "call":
         return [Earned(value, left, len(call.sampled), call.state) for call, value in returns]
     return [
         Earned(value + before, left, 1, call.state)
@@ -181,25 +177,12 @@ def _earn(reward: float, calls: Sequence[TrainedCall], discount: float, unit: Un
     ]
 
 
-def _returns(reward: float, calls: Sequence[TrainedCall], discount: float) -> list[float]:
-    """Compute the return from each call on."""
-    given = [call.reward for call in calls if call.reward is not None]
-    rewards = given or [0.0] * (len(calls) - 1) + [reward]
-    left = [value - fsum(call.penalties) for value, call in zip(rewards, calls, strict=True)]
-    return returns_to_go(left, discount)
-
-
 def returns_to_go(rewards: Sequence[float], discount: float) -> list[float]:
     """Compute G_t = r_t + γ G_(t+1) (Sutton and Barto, 2nd edition, equation 3.9)."""
     returns: list[float] = []
     for reward in reversed(rewards):
         returns.append(reward + discount * (returns[-1] if returns else 0.0))
     return returns[::-1]
-
-
-def _lessen(reward: float, calls: Sequence[TrainedCall]) -> float:
-    """Subtract the penalties of all calls from a rollout's reward."""
-    return reward - fsum(penalty for call in calls for penalty in call.penalties)
 
 
 def _place(
