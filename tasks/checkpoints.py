@@ -24,11 +24,6 @@ class Checkpoint:
     state: str | None = None
     """Address of the weights and optimizer to train on from; None if only the sampler was saved."""
 
-    @property
-    def version(self) -> str:
-        """Name of the checkpoint in spans."""
-        return f"{self.step:05d}"
-
 
 OR_NEWER = "+"
 """End of the name of weights that may have changed while they answered."""
@@ -56,11 +51,8 @@ class Ledger(OwnedLog):
 
     def checkpoints(self) -> list[Checkpoint]:
         """List the saved checkpoints, in the order in which they were saved."""
-        return [
-            Checkpoint(line["step"], line["sampler"], line["state"])
-            for line in self.rows()
-            if line["phase"] == SAVED
-        ]
+        saved = [row for row in self.rows() if row["phase"] == SAVED]
+        return [Checkpoint(row["step"], row["sampler"], row["state"]) for row in saved]
 
     def last_step(self) -> int:
         """Return the step of the newest checkpoint, 0 if there is none."""
@@ -99,7 +91,6 @@ class Ledger(OwnedLog):
         self.append({"step": step, "phase": INTENT})
 
     def add(self, checkpoint: Checkpoint) -> None:
-        """Note that a checkpoint is saved."""
         self.append({**asdict(checkpoint), "phase": SAVED})
 
     def append(self, row: JsonRow) -> None:

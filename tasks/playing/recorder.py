@@ -84,11 +84,9 @@ class JournalRecorder:
         return attempt + 1, [*self._left.values()]
 
     def begun(self, begun: Begun) -> None:
-        """Record that a call is about to be sampled."""
         self._journal.append_soon(begun_span(begun, self._server.run.name))
 
     def refused(self, call: RefusedCall) -> None:
-        """Record a call that was refused."""
         self._journal.append_soon(refused_span(call, self._server.run.name))
 
     async def answered(self, completion: Completion) -> None:
@@ -155,9 +153,8 @@ class JournalRecorder:
         started = now - timedelta(seconds=end.seconds)
         attempt = EndedAttempt(end.rollout_id, end.attempt, started, now, self._server.run.name)
         spans = end_spans(attempt, end.outcome, end.calls)
-        spans[-1]["attributes"] = self._attributes(end.rollout_id)
-        if end.refused:
-            spans[-1]["attributes"]["calls_refused"] = end.refused
+        refused = {"calls_refused": end.refused} if end.refused else {}
+        spans[-1]["attributes"] = self._attributes(end.rollout_id) | refused
         return spans
 
     def _has_quorum(self) -> bool:

@@ -87,7 +87,6 @@ SECRET = re.compile(r"api[-_]?key|secret|password|authorization|credential|acces
 
 
 def call_span(completion: Completion, run_id: str | None = None) -> Span:
-    """Record a model call."""
     place, request, sampling = completion.place, completion.request, completion.sampling
     reused, (asked, answered) = completion.prefix_call, completion.token_counts
     return {
@@ -126,7 +125,6 @@ def call_span(completion: Completion, run_id: str | None = None) -> Span:
 
 
 def begun_span(begun: Begun, run_id: str | None = None) -> Span:
-    """Record that a call is about to be sampled."""
     return {
         **_of_call(begun.place, BEGUN, run_id),
         "started": begun.started,

@@ -25,7 +25,7 @@ from adapters.tinker.service import Service
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.learning_rates import Schedule
 from tasks.algorithm.update_method import UpdateMethod
-from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
+from tasks.checkpoints import Checkpoint, CheckpointError, Ledger, policy_version
 from tasks.datums import SCHEMA
 from tasks.playing.server import RolloutServer
 from tasks.recovery.rebuilding import ProbeError
@@ -100,7 +100,7 @@ def sampled_datums(updater: PolicyUpdater, checkpoint: Checkpoint, path: Path) -
         rows.append(
             {
                 **named,
-                "policy_version": checkpoint.version,
+                "policy_version": policy_version(POLICY, checkpoint.step),
                 "reward": 0.0,
                 "advantage": sign,
                 **lists,
