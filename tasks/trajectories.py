@@ -44,7 +44,6 @@ def trajectories_of(
 def write_trajectories(
     path: Path, spans: Sequence[Path], trained_roles: Sequence[str] = TRAINED_ROLES
 ) -> None:
-    """Write the trajectories of a step's batches."""
     write(trajectories_of(spans, trained_roles), path)
 
 

@@ -76,7 +76,7 @@ class PolicyUpdater:
 
     def make_initial(self) -> Checkpoint:
         """Return checkpoint 0, the untrained LoRA; make and save it if the ledger has none."""
-        if self.ledger.last() is not None:
+        if self.ledger.checkpoints():
             return self.ledger.at(0)
         live = self._rebuilder().untrained()
         saving = live.save(self.ledger.name(0), self._ttl_seconds, with_state=True)

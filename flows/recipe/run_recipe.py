@@ -190,9 +190,9 @@ class RunRecipe(Section, ABC):
         self, run: RunFolder, policy: "TrainedPolicy", recipes: "Eras[RunRecipe]"
     ) -> "StepSource":
         """Return what restores the datums of a run's policy; `recipes` are the run's lineage."""
-        from tasks.recovery.recorded_steps import GivenDatums
+        from tasks.recovery.recorded_steps import StepSource
 
-        return GivenDatums()
+        return StepSource()
 
     def fingerprint(self) -> str:
         """Hash the recipe's canonical JSON by SHA-256; a run is bound to the hash.

@@ -21,8 +21,9 @@ from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Rollouts
 from flows.runtime.open_run import OpenRun
 from tasks.algorithm.advantages import find_advantage
-from tasks.rollouts import BatchPlan, Play, RolloutServer, collect_rollouts
-from tasks.shards import read_shard
+from tasks.playing.server import Play, RolloutServer
+from tasks.rollouts import collect_rollouts
+from tasks.shards import BatchPlan, read_shard
 from tasks.storage.names import BASELINE
 
 EVALUATED_SHARDS = 2

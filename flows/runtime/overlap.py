@@ -20,11 +20,11 @@ from flows.runtime.by_policy import accumulate
 from flows.runtime.open_rollouts import CheckpointAtBegin, Spans, wait_for_batches
 from flows.runtime.open_run import OpenRun
 from tasks.examples.reading import Source
-from tasks.rollouts import check_rewards, measure_yield
 from tasks.storage.arrivals import ArrivalLedger
 from tasks.storage.manifest import lineage
 from tasks.storage.names import parse_batch, shard_name
 from tasks.storage.run_folder import RunFolder
+from tasks.yields import check_rewards, measure_yield
 
 Submit = Callable[[int, int | CheckpointAtBegin, int], Mapping[str, Spans]]
 """Submits the batches of a round of a step's own shard, each sampled by the checkpoint given."""
@@ -86,7 +86,8 @@ def sample_on(steps: Steps, rollouts: Rollouts, submit: Submit, trained_calls: i
         batches, checkpoint = [*first], max(step - rollouts.lag, 0)
         for number in range(1, rollouts.rounds):
             yielded = measure_yield(wait_for_batches(batches))
-            spent = rollouts.token_budget is not None and yielded.tokens >= rollouts.token_budget
+            budget = rollouts.token_budget
+            spent = budget is not None and yielded.sampled_tokens >= budget
             teaches = yielded.teaching_groups >= rollouts.groups
             if spent or (teaches if trained_calls is None else yielded.calls >= trained_calls):
                 break

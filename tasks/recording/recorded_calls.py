@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from adapters.calls import Completion, Place, Request, Sampling, Usage
 from tasks.recording.spans import ERROR, LLM, OURS, SAMPLING, Span
 
-Calls = dict[tuple[str, int], Span]
-
 
 def recorded_calls(spans: Iterable[Span]) -> dict[str, list[Completion]]:
     """Return each rollout's answered calls since its last failure, from a journal's spans in order.
@@ -25,15 +23,13 @@ def recorded_calls(spans: Iterable[Span]) -> dict[str, list[Completion]]:
 
 
 def _merged(spans: list[Span]) -> list[Completion]:
-    calls: Calls = {}
+    calls: dict[tuple[str, int], Span] = {}
     for span in sorted(spans, key=lambda span: (span["attempt"], span["role"], span["call"])):
-        place = span["role"], span["call"]
-        before = calls.get(place)
+        role, call = span["role"], span["call"]
+        before = calls.get((role, call))
         if before is not None and before["request_sha"] != span["request_sha"]:
-            calls = {
-                key: value for key, value in calls.items() if key < place or key[0] != place[0]
-            }
-        calls[place] = span
+            calls = {key: of for key, of in calls.items() if key[0] != role or key[1] < call}
+        calls[role, call] = span
     return [_completion(span) for span in calls.values()]
 
 

@@ -39,9 +39,9 @@ def appearing(path: Path) -> Iterator[Path]:
     aside = path.with_name(f".{path.name}.{uuid4().hex[:8]}{PARTIAL}")
     try:
         yield aside
-        _sync(aside)
+        sync(aside)
         aside.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     finally:
         aside.unlink(missing_ok=True)
 
@@ -142,7 +142,8 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in FULL
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

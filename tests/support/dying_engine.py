@@ -13,7 +13,7 @@ from adapters.door.batches import OpenBatch
 from adapters.errors import EngineDied
 from adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResult
 from flows.train import train
-from tasks.rollouts import Play, RolloutServer
+from tasks.playing.server import Play, RolloutServer
 
 
 @contextmanager

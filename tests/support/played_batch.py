@@ -15,8 +15,10 @@ from adapters.player_protocol import PlaySettings
 from adapters.rendering.chat import Chat
 from adapters.tinker.engines import TinkerServer
 from adapters.tinker.service import PatientSampler, Service
+from tasks.playing.server import RolloutServer
 from tasks.recording.journal import read_journal
-from tasks.rollouts import BatchPlan, RolloutServer, write_spans
+from tasks.rollouts import write_spans
+from tasks.shards import BatchPlan
 from tasks.storage.json_files import write_rows
 from tasks.storage.run_folder import RunFolder
 from tests.support.engine_server import TINY, tiny_chat_service

@@ -16,9 +16,11 @@ from adapters.door.batches import SampledBy
 from adapters.door.door import Door
 from adapters.network.addresses import Listener
 from adapters.player_protocol import PlaySettings
+from tasks.playing.server import Play, RolloutServer
 from tasks.recording.journal import read_journal
 from tasks.recording.spans import Span
-from tasks.rollouts import BatchPlan, Play, RolloutServer, write_spans
+from tasks.rollouts import write_spans
+from tasks.shards import BatchPlan
 from tasks.storage.json_files import write_rows
 from tasks.storage.run_folder import RunFolder
 from tests.support.played_batch import SHARD, ends, service_without_engine

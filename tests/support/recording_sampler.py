@@ -16,8 +16,10 @@ from adapters.door.door import Door
 from adapters.harness.player import Batch
 from adapters.player_protocol import BEGIN, END, PlaySettings
 from adapters.rendering.chat import Chat
+from tasks.playing.server import RolloutServer
 from tasks.recording.journal import read_spans
-from tasks.rollouts import BatchPlan, RolloutServer, write_spans
+from tasks.rollouts import write_spans
+from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tasks.trajectories import trajectories_of
 from tests.support.door_batches import bearer

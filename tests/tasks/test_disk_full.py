@@ -17,10 +17,11 @@ from adapters.door.batches import PlannedRollout
 from adapters.door.door import Door
 from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
+from tasks.playing.server import RolloutServer
 from tasks.recording import journal as journals
 from tasks.recording.journal import Journal, JournalError, read_journal
 from tasks.recording.spans import call_span
-from tasks.rollouts import RolloutServer, write_spans
+from tasks.rollouts import write_spans
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tests.support.door_batches import ListRecorder

@@ -26,10 +26,12 @@ from adapters.rewards import Reward
 from tasks import rollouts
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.evaluations import score_spans
+from tasks.playing.recorder import JournalRecorder
+from tasks.playing.server import RolloutServer
 from tasks.recording.journal import Journal, read_journal, read_spans, seal
 from tasks.recording.views import open_views
 from tasks.reports.transcripts import read_games, transcripts
-from tasks.rollouts import BatchPlan, JournalRecorder, RolloutServer
+from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tasks.trajectories import write_trajectories

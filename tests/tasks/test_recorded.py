@@ -14,10 +14,11 @@ from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.metrics import Metrics, StepFiles, measure
+from tasks.playing.server import RolloutServer
 from tasks.recording.journal import read_journal
 from tasks.recording.recorded_calls import recorded_calls
 from tasks.recording.spans import EndedAttempt, Span, reward_span
-from tasks.rollouts import RolloutServer, write_spans
+from tasks.rollouts import write_spans
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tasks.trajectories import write_trajectories

@@ -25,11 +25,11 @@ from adapters.tinker.service import Service
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.learning_rates import Schedule
 from tasks.algorithm.update_method import UpdateMethod
-from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
+from tasks.checkpoints import Checkpoint, CheckpointError, Ledger, policy_version
 from tasks.datums import SCHEMA
+from tasks.playing.server import RolloutServer
 from tasks.recovery.rebuilding import ProbeError
 from tasks.recovery.recorded_steps import MethodError, TrainedPolicy
-from tasks.rollouts import RolloutServer
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import write
 from tasks.updates import PolicyUpdater, write_update
@@ -100,7 +100,7 @@ def sampled_datums(updater: PolicyUpdater, checkpoint: Checkpoint, path: Path) -
         rows.append(
             {
                 **named,
-                "policy_version": checkpoint.version,
+                "policy_version": policy_version(POLICY, checkpoint.step),
                 "reward": 0.0,
                 "advantage": sign,
                 **lists,

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from adapters.rendering.chat import Chat
 from tasks.reports.dryruns import describe
-from tasks.rollouts import BatchPlan
+from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tests.support.engine_server import TINY
 from tests.support.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage

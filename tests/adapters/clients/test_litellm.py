@@ -20,8 +20,9 @@ from adapters.door.batches import SampledBy
 from adapters.door.door import Door
 from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
+from tasks.playing.server import RolloutServer
 from tasks.recording.journal import read_journal
-from tasks.rollouts import RolloutServer, write_spans
+from tasks.rollouts import write_spans
 from tasks.storage.run_folder import RunFolder
 from tests.support.opened_door import ASK, CALL, CHAT, SAMPLING, TOKENS, TOOLS, Opened, Scripted
 from tests.support.played_batch import BATCH, PAIRS, service_without_engine, write_examples

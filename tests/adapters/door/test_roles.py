@@ -20,9 +20,11 @@ from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.metrics import StepFiles, measure
+from tasks.playing.server import RolloutServer
 from tasks.recording.journal import read_journal, seal
 from tasks.recording.spans import Span
-from tasks.rollouts import BatchPlan, RolloutServer, write_spans
+from tasks.rollouts import write_spans
+from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tasks.trajectories import write_trajectories

@@ -23,7 +23,7 @@ from adapters.harness.player import BatchRefused
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.metrics import StepFiles, measure
 from tasks.recording.journal import Journal, JournalError
-from tasks.rollouts import BatchPlan
+from tasks.shards import BatchPlan
 from tasks.storage.manifest import bind_run
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
