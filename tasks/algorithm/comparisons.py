@@ -85,11 +85,6 @@ def leave_one_out(returns: Sequence[float], settings: Settings) -> list[float]:
     return [value * count / (count - 1) if value else 0.0 for value in differences]
 
 
-def uncompared(returns: Sequence[float], _: Settings) -> list[float]:
-    """Return the returns as they are."""
-    return list(returns)
-
-
 def opmd(returns: Sequence[float], settings: Settings) -> list[float]:
     """Subtract the mean, or the log-mean-exp at temperature τ: τ log(mean(exp(r / τ)))."""
     if settings["baseline"] == "mean" or is_uniform(returns):

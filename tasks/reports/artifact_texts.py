@@ -14,6 +14,9 @@ from tasks.evaluations import read_evaluation
 from tasks.recording.views import open_views
 from tasks.reports.curves import read_curves
 from tasks.reports.tables import markdown_table, score_rows
+from tasks.reports.transcripts import transcripts
+from tasks.storage.arrivals import batches_of
+from tasks.storage.names import BASELINE, parse_batch
 from tasks.storage.run_folder import RunFolder
 
 UI = "../.."
@@ -62,6 +65,12 @@ def describe_evaluations(run: RunFolder) -> str:
     return "\n".join([markdown_table(*score_rows(scores)), markdown_table(names, rows)])
 
 
+def describe_transcripts(run: RunFolder, step: int) -> str:
+    """Tell rollouts of a step word for word, without the greedy ones of a baseline."""
+    played = [batch for batch in batches_of(run, step) if parse_batch(batch).split != BASELINE]
+    return transcripts([run.spans(batch) for batch in played])
+
+
 def describe_training(run: RunFolder, flow_run: UUID | None) -> str:
     """Link what trained the run, in a sentence; empty if no training flow is known."""
     if flow_run is None:
@@ -71,10 +80,9 @@ def describe_training(run: RunFolder, flow_run: UUID | None) -> str:
 
 
 def _links(run: RunFolder) -> str:
-    links = [
-        f"[{what}]({UI}/artifacts/key/{artifact_key(run, what)})" for what in TRAINING_ARTIFACTS
-    ]
-    return f"Artifacts of the run: {', '.join(links)}"
+    keys = {what: artifact_key(run, what) for what in TRAINING_ARTIFACTS}
+    links = ", ".join(f"[{what}]({UI}/artifacts/key/{key})" for what, key in keys.items())
+    return f"Artifacts of the run: {links}"
 
 
 def _escape_markdown(name: str) -> str:

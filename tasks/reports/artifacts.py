@@ -1,7 +1,7 @@
 """Artifacts of a run in Prefect's UI: progress, curves, metrics, evaluations and transcripts."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -29,10 +29,9 @@ from tasks.reports.artifact_texts import (
     describe_curves,
     describe_evaluations,
     describe_training,
+    describe_transcripts,
 )
-from tasks.reports.transcripts import MOST_FAILED, transcripts
-from tasks.storage.arrivals import batches_of
-from tasks.storage.names import BASELINE, parse_batch
+from tasks.reports.transcripts import MOST_FAILED
 from tasks.storage.run_folder import RunFolder
 
 METRICS = (
@@ -104,10 +103,16 @@ class Artifacts:
 
     def publish(self) -> None:
         """Write the run's report, and publish what a run that has ended shows."""
+        run, metrics = self._run, read_metrics(self._run.metrics)
         self._write_report()
-        self._publish_curves()
-        self._publish_metrics()
-        self._publish_transcripts()
+        self._publish_markdown("curves", partial(describe_curves, run), f"Curves of {run.name}")
+        self._publish_metrics(metrics)
+        step = len(metrics) - 1
+        words = (
+            f"The best, the middle and the worst rollout of {run.name} in step {step} by reward, "
+            f"and up to {MOST_FAILED} that failed with different errors, word for word"
+        )
+        self._publish_markdown("transcripts", partial(describe_transcripts, run, step), words)
         self.publish_evaluations()
 
     def publish_evaluations(self) -> None:
@@ -121,30 +126,16 @@ class Artifacts:
         with self._unless_unreadable("report"):
             write_report([self._run], self._run.report)
 
-    def _publish_curves(self) -> None:
-        with self._unless_unreadable("curves"):
-            self._create_markdown(
-                "curves", describe_curves(self._run), f"Curves of {self._run.name}"
-            )
-
-    def _publish_metrics(self) -> None:
-        metrics = read_metrics(self._run.metrics)
+    def _publish_metrics(self, metrics: Sequence[Metrics]) -> None:
         names = ["step", *(name for name in METRICS if any(name in row for row in metrics))]
         rows = [{name: _short(row.get(name)) for name in names} for row in metrics]
         key, words = artifact_key(self._run, "metrics"), f"Metrics of {self._run.name}, by step"
         self._submit(partial(create_table_artifact, rows, key=key, description=words))
 
-    def _publish_transcripts(self) -> None:
-        step = len(read_metrics(self._run.metrics)) - 1
-        words = (
-            f"The best, the middle and the worst rollout of {self._run.name} in step {step} by "
-            f"reward, and up to {MOST_FAILED} that failed with different errors, word for word"
-        )
-        with self._unless_unreadable("transcripts"):
-            batches = batches_of(self._run, step)
-            played = [batch for batch in batches if parse_batch(batch).split != BASELINE]
-            spans = [self._run.spans(batch) for batch in played]
-            self._create_markdown("transcripts", transcripts(spans), words)
+    def _publish_markdown(self, what: str, describe: Callable[[], str], words: str) -> None:
+        with self._unless_unreadable(what):
+            key, text = artifact_key(self._run, what), describe()
+            self._submit(partial(create_markdown_artifact, text, key=key, description=words))
 
     @contextmanager
     def _unless_unreadable(self, what: str) -> Iterator[None]:
@@ -154,19 +145,12 @@ class Artifacts:
         except UNREADABLE as error:
             log.warning("the %s of %s cannot be shown: %s", what, self._run.path, error)
 
-    def _create_markdown(self, what: str, text: str, description: str) -> None:
-        key = artifact_key(self._run, what)
-        self._submit(partial(create_markdown_artifact, text, key=key, description=description))
-
     def _create_evaluations(self, text: str) -> None:
         shown = Artifact.get(artifact_key(self._run, "progress"))
         flow_run = shown.flow_run_id if isinstance(shown, SavedArtifact) else None
+        key, words = artifact_key(self._run, "evaluations"), f"Every evaluation of {self._run.name}"
         trained = describe_training(self._run, flow_run)
-        create_markdown_artifact(
-            trained + text,
-            key=artifact_key(self._run, "evaluations"),
-            description=f"Every evaluation of {self._run.name}",
-        )
+        create_markdown_artifact(trained + text, key=key, description=words)
 
     def _show(self, progress: float, description: str) -> None:
         if self._progress is not None:
@@ -183,8 +167,8 @@ class Artifacts:
 
     def _forget_done(self) -> None:
         """Forget what has been made; an error that is not the server's is raised."""
-        done = [one for one in self._submitted if one.done()]
-        self._submitted = [one for one in self._submitted if one not in done]
+        done, left = wait(self._submitted, 0)
+        self._submitted = [*left]
         for one in done:
             if not one.cancelled():
                 one.result()
