@@ -34,7 +34,7 @@ UNITS = ((3600, "h"), (60, "min"), (1, "s"))
 
 @dataclass(frozen=True)
 class Progress:
-    """What a run is doing: `done` of its `steps` are trained, and `doing` says the rest in words.
+    """State of a run: `done` of its `steps` are trained, and `doing` describes the next one.
 
     `share` of the rollouts of the next step have ended. `reward` is the last step's, `held_out` the
     last evaluation's. `seconds_left` is a range, by the quicker and the slower quarter of the steps
@@ -123,7 +123,7 @@ def step_seconds(run: RunFolder, done: int) -> list[float]:
     A step begins where the one before it ended; the first begins with its shard.
     """
     files = [run.shard(shard_name("train", 0)), *(run.update(POLICY, step) for step in range(done))]
-    ends = [path.stat().st_mtime for path in files if path.exists()]
+    ends = [path.stat().st_mtime for path in files if is_written(path)]
     return [end - begin for begin, end in pairwise(ends)]
 
 
@@ -271,7 +271,7 @@ def _describe(run: RunFolder, played: Iterable[_PlayedShard], done: int, steps: 
     parts = [f"{what}: {ended} of {planned} rollouts" for what, (ended, planned) in totals.items()]
     if parts or done >= steps:
         return ", ".join(parts) or "done"
-    training = run.trajectories(POLICY, done).exists()
+    training = is_written(run.trajectories(POLICY, done))
     return f"step {done + 1} of {steps}{': training' if training else ''}"
 
 
