@@ -16,6 +16,7 @@ from adapters.calls import POLICY
 from tasks.evaluations import read_evaluation
 from tasks.metrics import Metrics, read_metrics
 from tasks.recording.journal import JournalTail
+from tasks.recording.queries import printable
 from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
 from tasks.shards import read_shard
 from tasks.storage.files import is_written
@@ -109,14 +110,6 @@ def describe_seconds_left(left: tuple[float, float]) -> str:
     return f"{' to '.join(texts)} {unit} left"
 
 
-def printable(text: str) -> str:
-    """Return the first line of a text of an agent's, without what a terminal would obey."""
-    line, _, _ = text.partition("\n")
-    return "".join(
-        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line
-    )
-
-
 def step_seconds(run: RunFolder, done: int) -> list[float]:
     """Return the seconds that each of the first `done` steps took, by the times of its files.
 
@@ -177,7 +170,7 @@ class ProgressReader:
             for span in batch.read():
                 if span["kind"] == ERROR:
                     said = f"{span['error_type']}: {span['error_message']}"
-                    self._failure = printable(said)
+                    self._failure = printable(said.partition("\n")[0])
                 if span["kind"] == LLM and not span.get("replayed"):
                     self._sampled.append((span["ended"], span["gen_ai_usage_output_tokens"]))
         return [*self._batches.values()]
