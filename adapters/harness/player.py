@@ -5,12 +5,14 @@ The player needs three strings: the door's address, the batch's name, and the ba
 
 import asyncio
 import os
+import sysconfig
 import time
 from collections.abc import Awaitable, Coroutine
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from traceback import TracebackException
+from pathlib import Path
+from traceback import TracebackException, extract_tb
 from typing import TypeVar
 
 import httpx
@@ -48,12 +50,20 @@ from adapters.process.running_clock import running_clock
 from adapters.process.waiting import cancel_and_wait
 from adapters.rewards import Reward
 
+HOUSE = Path(__file__).parents[1]
+
 ENDS_AT_A_TIME = 4
 """Ends that are told at a time. httpx's pool walks through all that wait for a connection, so a
 hundred at once cost five times as much each."""
 
 MOST_ISOLATED = os.cpu_count() or 1
 """Rollouts of a batch that are played in processes of their own at a time."""
+
+NOT_OWN = tuple(
+    f"{folder}{os.sep}"
+    for folder in (*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), HOUSE)
+)
+"""Folders of code that is not the user's own: Python's, what is installed, and Ratchet's."""
 
 T = TypeVar("T")
 
@@ -139,7 +149,24 @@ async def play_to_end(playing: Awaitable[Reward]) -> Outcome:
 def _failure(error: Exception) -> Failure:
     kind = type(error).__name__
     told = str(TracebackException(type(error), error, None))  # its `__str__` may raise
-    return Failure(kind, shorten_message(told) or f"{kind} without a message")
+    return Failure(kind, shorten_message(f"{told or f'{kind} without a message'}{own_line(error)}"))
+
+
+def own_line(error: Exception) -> str:
+    """Say at which line of the user's own code an error came; empty if it came elsewhere.
+
+    The line is the innermost, of a module that is not in NOT_OWN.
+    """
+    frames = [frame for frame in extract_tb(error.__traceback__) if _is_own(frame.filename)]
+    if not frames:
+        return ""
+    file = Path(frames[-1].filename)
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    return f" at {shown}:{frames[-1].lineno}"
+
+
+def _is_own(file: str) -> bool:
+    return not (file.startswith(NOT_OWN) or file.startswith("<"))
 
 
 class _Player:

@@ -32,6 +32,16 @@ def runs() -> None:
 
 
 @app.command()
+def watch(run: Run) -> None:
+    """Show what a run does, whichever process trains it, until it is done or until Ctrl-C."""
+    from flows.cli.progress_bar import watch as show
+    from tasks.storage.manifest import read_manifest
+
+    read_manifest(folder_of(run))  # refuses a run that is not there
+    show(folder_of(run))
+
+
+@app.command()
 def report(
     runs: Annotated[list[str], typer.Argument(help="Names of runs; several are compared.")],
     out: Annotated[

@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from prefect import get_run_logger
+
 from flows.runtime.open_run import OpenRun
 from flows.runtime.policies import RunPolicy
 from tasks.algorithm.advantages import CreditAssignment
@@ -15,6 +17,7 @@ from tasks.algorithm.update_method import UpdateMethod
 from tasks.datums import build_datums, datums_of_batch
 from tasks.metrics import Metrics, StepFiles, drop_costs, measure, name_metrics, record_metrics
 from tasks.references import Reference, compute_references
+from tasks.reports.progress import describe_step
 from tasks.rewards import compute_rewards
 from tasks.trajectories import assemble_trajectories
 from tasks.updates import read_update, update_policy
@@ -105,6 +108,7 @@ def record_step(run: OpenRun, step: int, files: StepFiles, min_group_size: int =
     run.folder.check_owner()
     record_metrics(run.folder.metrics, step, metrics)
     run.tracker.log(metrics, step)
+    get_run_logger().info(describe_step(run.folder, {"step": step, **metrics}, run.steps))
     return metrics
 
 

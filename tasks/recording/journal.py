@@ -157,6 +157,33 @@ def read_journal(path: Path) -> list[Span]:
     return spans
 
 
+class JournalTail:
+    """Reader of the spans that have been added to a journal since its last look.
+
+    It is for what people look at: no checksum is compared. A journal that became shorter, since its
+    batch is played anew, is read again from its beginning.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+
+    def read(self) -> list[Span]:
+        """Return the whole lines since the last look; none if there is no file yet."""
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return []
+        with file:
+            if os.fstat(file.fileno()).st_size < self._offset:
+                self._offset = 0
+            file.seek(self._offset)
+            whole = file.read()
+        lines = whole[: whole.rfind(b"\n") + 1]
+        self._offset += len(lines)
+        return [_span(line) for line in lines.splitlines(keepends=True)]
+
+
 def seal(journal: Path, parquet: Path) -> Path:
     """Write the rows of a journal's spans to `parquet`, sorted, unless that exists.
 
