@@ -48,7 +48,7 @@ class EmbeddedServer(SubprocessASGIServer):
         level = os.environ.get("PREFECT_SERVER_LOGGING_LEVEL")
         with _environment(PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL=level):
             server = super()._run_uvicorn_command()
-        self._watcher = end_with_this_process(server.pid)
+        end_with_this_process(server.pid)
         return server
 
 

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from adapters.errors import UserError
+from adapters.process.children import end_with_this_process, has_ended
 
 PASSED_ON = re.compile(
     "PATH|HOME|USER|LANG|LC_.+|TZ|TMPDIR|VIRTUAL_ENV|PYTHONPATH|NODE_PATH|"
@@ -88,6 +89,7 @@ class Program(asyncio.SubprocessProtocol):
         stdin = transport.get_pipe_transport(0)
         assert isinstance(stdin, asyncio.WriteTransport)
         self.stdin = stdin
+        end_with_this_process(-transport.get_pid())
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == 1:
@@ -99,6 +101,7 @@ class Program(asyncio.SubprocessProtocol):
     def process_exited(self) -> None:
         self.status = self._transport.get_returncode()
         self.kill()
+        has_ended(-self._transport.get_pid())
         self.exited.set()
         asyncio.get_running_loop().call_later(DRAIN_SECONDS, self._transport.close)
 
