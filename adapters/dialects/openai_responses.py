@@ -211,7 +211,7 @@ def _output(completion: Completion, chat: Chat) -> list[JsonObject]:
         items.append({"type": "message", "role": "assistant", "content": [text]})
     for call in message.get("tool_calls", ()):
         items.append({"type": "function_call", "call_id": call.get("id"), **call["function"]})
-    name, status = completion.place.name, _status(completion)
+    name, status = completion.id.name, _status(completion)
     return [
         {"id": name(f"item {i}"), "type": item["type"], "status": status, **item}
         for i, item in enumerate(items)

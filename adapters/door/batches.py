@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Protocol
 
-from adapters.calls import Completion, Example, Place, Policy, Refused, RefusedCall, Sampling
+from adapters.calls import CallId, Completion, Example, Policy, Refused, RefusedCall, Sampling
 from adapters.door.call_sequence import UNRECORDED, CallRecorder, CallSequence
 from adapters.player_protocol import (
     CLOSED,
@@ -303,8 +303,8 @@ class OpenBatch:
         calls = attempt.roles.get(role)
         if calls is None:
             rollout = attempt.rollout
-            first = Place(rollout.id, attempt.number, role, 0, rollout.failures)
-            recorded = [call for call in rollout.recorded if call.place.role == role]
+            first = CallId(rollout.id, attempt.number, role, 0, rollout.failures)
+            recorded = [call for call in rollout.recorded if call.id.role == role]
             calls = CallSequence(first, chat, self._recorder, recorded, max_calls)
             attempt.roles[role] = calls
         return calls

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import tinker
 from tinker import ModelInput, SamplingParams
 
-from adapters.calls import Begun, Completion, Message, Place, Policy, Refused, Request, Sampling
+from adapters.calls import Begun, CallId, Completion, Message, Policy, Refused, Request, Sampling
 from adapters.dialects.structured import format_instructions
 from adapters.door.call_sequence import SAMPLER_FORBIDDEN, SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
 from adapters.door.memory import Memory, request_sha
@@ -42,24 +42,24 @@ class PolicyBackend:
     sampling: Sampling
     run_seed: int
 
-    async def answer(self, request: Request, place: Place, memory: Memory) -> Completion:
+    async def answer(self, request: Request, call: CallId, memory: Memory) -> Completion:
         """Return the policy's completion; the caller records it and adds it to the prefixes."""
         started, sha = datetime.now(UTC), request_sha(request, self.sampling)
-        again = memory.recall(place, request, sha, self.policy.version)
+        again = memory.recall(call, request, sha, self.policy.version)
         if again is not None:
             return again
         instructions = format_instructions(request)
         prompt = memory.prefixes.prompt(request.messages, request.tools, instructions)
-        seed = place.seed(self.run_seed)
+        seed = call.seed(self.run_seed)
         params = self._sampling_params(request, seed, len(prompt.tokens))
         self.chat.tell_of_noise(len(prompt.tokens))
-        memory.begin(Begun(place, sha, self.policy.version, seed, started))
+        memory.begin(Begun(call, sha, self.policy.version, seed, started))
         sequence = await _sample(self.policy, prompt, params)
         sampled = _cut_at_stop(sequence, request.stop, self.chat)
-        message = _parse_message(sampled, request, place, self.chat)
+        message = _parse_message(sampled, request, call, self.chat)
         return Completion(
-            place=place,
-            response_id=f"chatcmpl-{place.name('answer')}",
+            id=call,
+            response_id=f"chatcmpl-{call.name('answer')}",
             request=request,
             sampling=replace(self.sampling, max_tokens=params.max_tokens),
             seed=seed,
@@ -165,10 +165,10 @@ def _count_until(stops: Sequence[str], tokens: Sequence[int], chat: Chat) -> int
     return bisect_left(range(len(tokens)), True, lo=1, key=has_stop)
 
 
-def _parse_message(sampled: CutSequence, request: Request, place: Place, chat: Chat) -> Message:
+def _parse_message(sampled: CutSequence, request: Request, call: CallId, chat: Chat) -> Message:
     """Parse the message that the client gets, never empty, with our ids for its tool calls."""
     tokens = sampled.tokens if sampled.words is None else chat.encode(sampled.words)
-    message = place.name_tool_calls(chat.parse(tokens, with_tools=request.may_call_tools))
+    message = call.name_tool_calls(chat.parse(tokens, with_tools=request.may_call_tools))
     if not message.get("tool_calls") and not message["content"].strip():
         message["content"] = EMPTY_ANSWER
     return message

@@ -88,13 +88,13 @@ SECRET = re.compile(r"api[-_]?key|secret|password|authorization|credential|acces
 
 def call_span(completion: Completion, run_id: str | None = None) -> Span:
     """Record a model call."""
-    place, request = completion.place, completion.request
+    place, request = completion.id, completion.request
     reused, (asked, answered) = completion.prefix_call, completion.token_counts
     return {
         **_of_rollout(place.rollout_id, place.attempt, run_id),
         "role": place.role,
-        "call": place.call,
-        "span_id": _call_id(place.rollout_id, place.attempt, place.role, place.call),
+        "call": place.number,
+        "span_id": _call_id(place.rollout_id, place.attempt, place.role, place.number),
         "kind": LLM,
         "started": completion.started,
         "ended": completion.ended,
@@ -133,12 +133,12 @@ def call_span(completion: Completion, run_id: str | None = None) -> Span:
 
 def begun_span(begun: Begun, run_id: str | None = None) -> Span:
     """Record that a call is about to be sampled."""
-    place = begun.place
+    place = begun.id
     return {
         **_of_rollout(place.rollout_id, place.attempt, run_id),
         "role": place.role,
-        "call": place.call,
-        "span_id": f"{_call_id(place.rollout_id, place.attempt, place.role, place.call)}.{BEGUN}",
+        "call": place.number,
+        "span_id": f"{_call_id(place.rollout_id, place.attempt, place.role, place.number)}.{BEGUN}",
         "kind": BEGUN,
         "started": begun.started,
         "gen_ai_request_seed": begun.seed,

@@ -13,10 +13,10 @@ from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
 from adapters.calls import (
+    CallId,
     Completion,
     FunctionCall,
     Message,
-    Place,
     Policy,
     Request,
     Sampling,
@@ -101,7 +101,7 @@ async def conversation(seed: int, styles: list[str]) -> list[Completion]:
     policy = Policy(RandomPolicy(seed, styles), "v0")  # pyright: ignore[reportArgumentType]
     answer = PolicyBackend(CHAT, policy, SAMPLING, run_seed=0).answer
     recorder = ListRecorder([])
-    calls = CallSequence(Place("r", 0, "policy", 0), CHAT, recorder)
+    calls = CallSequence(CallId("r", 0, "policy", 0), CHAT, recorder)
     messages: list[Message] = [*ASK]
     for turn, style in enumerate(styles):
         request = Request("m", [*messages], TOOLS, 100, [], {})
@@ -122,7 +122,7 @@ def test_a_prompt_begins_with_all_earlier_tokens_whatever_was_sampled(
         said = [*earlier.prompt_token_ids, *earlier.response_token_ids]
         assert later.prompt_token_ids[: len(said)] == said
         assert later.prefix_len == len(said)
-        assert (later.prefix_call, later.prefix_how) == (earlier.place.call, "messages")
+        assert (later.prefix_call, later.prefix_how) == (earlier.id.number, "messages")
 
 
 def known(said: list[int], reply: Message, tools: Any = ()) -> tuple[Prefixes, list[int]]:
