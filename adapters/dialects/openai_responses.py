@@ -241,10 +241,7 @@ def _usage(completion: Completion) -> JsonObject:
 
 
 def _pieces(completion: Completion, chat: Chat) -> Iterator[JsonObject]:
-    """Yield the pieces of a stream.
-
-    Each item is one piece, since an answer leaves only when all of it is recorded.
-    """
+    """Yield a stream of whole items, since an answer leaves only when all of it is recorded."""
     begun = {**_envelope(completion, "in_progress"), "output": [], "usage": None}
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}

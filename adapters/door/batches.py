@@ -141,10 +141,7 @@ class Attempt:
                 self._waited += self._clock.seconds() - self._since
 
     def seconds_waited(self) -> float:
-        """Return for how long, up to now, the agent could get no answer.
-
-        In that time at least one call was being answered, or this process stood still.
-        """
+        """Return for how long a call was being answered or this process stood still, up to now."""
         answering = self._clock.seconds() - self._since if self._under_way else 0.0
         still = self._clock.stood_still() - self._still_before
         return max(self._waited + answering + still, 0.0)  # rounding may take it below
@@ -232,10 +229,7 @@ class OpenBatch:
         self._superseded -= settled
 
     async def end(self, rollout_id: str, number: int, played: PlayedRollout) -> bool:
-        """Record the end of an attempt once its last calls are recorded.
-
-        Return whether the batch is closed by it: the attempts that have not ended are left out.
-        """
+        """Record an end once the last calls are recorded; return whether it closes the batch."""
         attempt = self.attempt(rollout_id, number)
         attempt.change(AttemptState.ENDING)
         task = asyncio.create_task(self._end(attempt, played))

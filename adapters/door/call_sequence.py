@@ -141,8 +141,14 @@ class CallSequence:
             raise Refused(410, "The rollout attempt is over.", code="over")
         if before is not None and before.failed:
             call = before.call
+        elif self._max_calls is not None and self._calls >= self._max_calls:
+            self.refused += 1
+            text = (
+                f"The rollout has made {self._calls} calls, which is all that it may make; "
+                "the recipe's rollouts.max_calls says how many."
+            )
+            raise Refused(400, text, code="too_many_calls")
         else:
-            self._check_max_calls()
             call = replace(self._first, number=self._calls)
             self._calls += 1
         task = asyncio.create_task(self._answer(request, call, answer))
@@ -150,15 +156,6 @@ class CallSequence:
         task.add_done_callback(self._end)
         pending = self._requests[meta.digest] = PendingRequest(call, task, meta)
         return pending
-
-    def _check_max_calls(self) -> None:
-        if self._max_calls is not None and self._calls >= self._max_calls:
-            self.refused += 1
-            text = (
-                f"The rollout has made {self._calls} calls, which is all that it may make; "
-                "the recipe's rollouts.max_calls says how many."
-            )
-            raise Refused(400, text, code="too_many_calls")
 
     def _end(self, task: asyncio.Task[Completion]) -> None:
         self._running.discard(task)
