@@ -293,7 +293,7 @@ class OpenBatch:
             log.error("a refused call of %s could not be recorded", rollout, exc_info=error)
 
     def calls(self, attempt: Attempt, role: str, chat: Chat, max_calls: int | None) -> CallSequence:
-        """Return the calls of a role of an attempt, made at the role's first call."""
+        """Return the calls of a role of an attempt, created at the role's first call."""
         calls = attempt.roles.get(role)
         if calls is None:
             rollout = attempt.rollout

@@ -188,13 +188,7 @@ class CallSequence:
         except UNRECORDED as error:
             raise _withhold(call, error) from error
         self.answered.append(call.number)
-        self._memory.prefixes.remember(
-            request.messages,
-            request.tools,
-            completion.message,
-            call.number,
-            (completion.prompt_token_ids, completion.response_token_ids),
-        )
+        self._memory.prefixes.remember(completion)
         return completion
 
 
