@@ -88,13 +88,13 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The number of a call (from 0) among those of one role of one rollout attempt."""
+class CallId:
+    """A call of one role of one rollout attempt; `number` counts these calls from 0."""
 
     rollout_id: str
     attempt: int
     role: str
-    call: int
+    number: int
     failures: int = 0
     """How often the rollout has failed before. It changes the seeds, so that a rollout that is
     played again does not fail in the same way."""
@@ -120,7 +120,7 @@ class Place:
         return {**message, "tool_calls": named} if named else message
 
     def _hash(self, salt: str) -> str:
-        text = f"{salt}/{self.rollout_id}/{self.role}/{self.call}"
+        text = f"{salt}/{self.rollout_id}/{self.role}/{self.number}"
         text += f"/{self.failures}" if self.failures else ""
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -166,7 +166,7 @@ class Request:
     format: Format | None = None
     choice: Choice = Choice()
     answers: int = 1
-    """The number of answers; each is a call with a place of its own."""
+    """The number of answers; each is a call of its own."""
 
     @property
     def may_call_tools(self) -> bool:
@@ -199,7 +199,7 @@ class Completion:
     names the model or function that answered it.
     """
 
-    place: Place
+    id: CallId
     response_id: str
     request: Request
     seed: int
@@ -237,7 +237,7 @@ class Completion:
 class Begun:
     """A call that is about to be sampled. If it never becomes a completion, its answer was lost."""
 
-    place: Place
+    id: CallId
     request_sha: str
     policy_version: str
     seed: int
@@ -266,7 +266,7 @@ class Refused(Exception):
 class RefusedCall:
     """A call that got no answer, and why. `number` counts those of its role and attempt from 0.
 
-    It is not the number of a place: a request that cannot be read is no call of the role yet.
+    It is not the number of a call: a request that cannot be read is no call of the role yet.
     """
 
     rollout_id: str

@@ -25,7 +25,7 @@ os.environ.setdefault("TINKER_TELEMETRY", "0")
 
 from transformers import AutoTokenizer
 
-from adapters.calls import POLICY, Place
+from adapters.calls import POLICY, CallId
 from adapters.project.modules import load_agent_file
 from adapters.rendering.chat import Chat
 from benchmarks.measuring import describe_machine, format_table, paired_ratio
@@ -111,7 +111,7 @@ def make_plan(recipe: Recipe) -> dict[str, Any]:
 def _plan_group(chat: Chat, identity: str, name: str, recipe: Recipe) -> dict[str, Any]:
     """Plan a prompt, and the seed of each of its rollouts as the door derives it."""
     places = (
-        Place(f"{name}-{index:02d}", 0, POLICY, 0) for index in range(recipe.rollouts.group_size)
+        CallId(f"{name}-{index:02d}", 0, POLICY, 0) for index in range(recipe.rollouts.group_size)
     )
     return {
         "identity": identity,

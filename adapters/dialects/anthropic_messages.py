@@ -236,10 +236,7 @@ def _parse(arguments: str | JsonObject) -> object:
 
 
 def _pieces(completion: Completion, chat: Chat) -> Iterator[JsonObject]:
-    """Yield the pieces of a stream.
-
-    Each block is one piece, since an answer leaves only when all of it is recorded.
-    """
+    """Yield a stream of whole blocks, since an answer leaves only when all of it is recorded."""
     nothing = {"content": [], "stop_reason": None, "stop_sequence": None}
     usage = _usage(completion)
     start = {**_opening(completion), **nothing, "usage": {**usage, "output_tokens": 0}}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from adapters.calls import Completion, FunctionCall, JsonObject, Refused, Tool, ToolCall
+from adapters.calls import Completion, JsonObject, Refused, Tool, ToolCall
 
 MOST_STOPS = 16
 RETURN_TOKEN_IDS = "return_token_ids"
@@ -156,10 +156,8 @@ def _text_of_part(part: object, kinds: tuple[str, ...], path: str) -> str:
 
 def create_tool_call(name: str, arguments: str | JsonObject, call_id: object) -> ToolCall:
     """Return a tool call as chat completions have it; an id that is not a string is left out."""
-    function: FunctionCall = {"name": name, "arguments": arguments}
-    if isinstance(call_id, str):
-        return {"id": call_id, "type": "function", "function": function}
-    return {"type": "function", "function": function}
+    call: ToolCall = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"id": call_id, **call} if isinstance(call_id, str) else call
 
 
 def write_prompt_token_ids(completion: Completion) -> JsonObject:

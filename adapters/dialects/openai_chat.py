@@ -66,16 +66,20 @@ def stream(completion: Completion, chat: Chat, *others: Completion) -> Iterator[
 
 
 def _chunks(completion: Completion, chat: Chat, *others: Completion) -> Iterator[JsonObject]:
-    """Yield the answer in pieces: role, content, tool calls, the finish with its tokens, usage."""
+    """Yield the answer in pieces: role, content, tool calls, the finish with its tokens, usage.
+
+    The first piece of each choice has the token ids of the prompt.
+    """
     envelope = _envelope(completion, "chat.completion.chunk")
     wants_usage = Fields(completion.request.fields.get("stream_options")).get("include_usage")
     if wants_usage:
         envelope["usage"] = None
     for index, one in enumerate((completion, *others)):
-        for piece, of_choice in _pieces(one, chat):
-            shown = {"index": index, "delta": piece, "finish_reason": None, "logprobs": None}
-            prompt = write_prompt_token_ids(one) if "role" in piece else {}  # in the first piece
-            yield {**envelope, "choices": [shown | of_choice], **prompt}
+        empty = {"index": index, "delta": {}, "finish_reason": None, "logprobs": None}
+        first, *further = (empty | {"delta": delta} for delta in _deltas(one.message))
+        yield {**envelope, "choices": [first], **write_prompt_token_ids(one)}
+        for choice in (*further, empty | _ending(one, chat)):
+            yield {**envelope, "choices": [choice]}
     if wants_usage:
         yield {**envelope, "choices": [], "usage": _usage((completion, *others))}
 
@@ -104,16 +108,13 @@ def _ending(completion: Completion, chat: Chat) -> JsonObject:
     }
 
 
-def _pieces(completion: Completion, chat: Chat) -> Iterator[tuple[JsonObject, JsonObject]]:
-    """Yield the deltas, each with the further fields of its choice."""
-    message = completion.message
-    yield {"role": "assistant", "content": ""}, {}
+def _deltas(message: Message) -> Iterator[JsonObject]:
+    yield {"role": "assistant", "content": ""}
     for key in ("reasoning_content", "content"):
         if text := message.get(key):
-            yield {key: text}, {}
+            yield {key: text}
     for index, call in enumerate(message.get("tool_calls", ())):
-        yield {"tool_calls": [{"index": index, **call}]}, {}
-    yield {}, _ending(completion, chat)
+        yield {"tool_calls": [{"index": index, **call}]}
 
 
 def _envelope(completion: Completion, kind: str) -> JsonObject:

@@ -211,7 +211,7 @@ def _output(completion: Completion, chat: Chat) -> list[JsonObject]:
         items.append({"type": "message", "role": "assistant", "content": [text]})
     for call in message.get("tool_calls", ()):
         items.append({"type": "function_call", "call_id": call.get("id"), **call["function"]})
-    name, status = completion.place.name, _status(completion)
+    name, status = completion.id.name, _status(completion)
     return [
         {"id": name(f"item {i}"), "type": item["type"], "status": status, **item}
         for i, item in enumerate(items)
@@ -241,10 +241,7 @@ def _usage(completion: Completion) -> JsonObject:
 
 
 def _pieces(completion: Completion, chat: Chat) -> Iterator[JsonObject]:
-    """Yield the pieces of a stream.
-
-    Each item is one piece, since an answer leaves only when all of it is recorded.
-    """
+    """Yield a stream of whole items, since an answer leaves only when all of it is recorded."""
     begun = {**_envelope(completion, "in_progress"), "output": [], "usage": None}
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}

@@ -24,7 +24,7 @@ def _read_parts() -> JsonObject:
 
 
 def _join(one: JsonObject, other: JsonObject) -> JsonObject:
-    """Join two documents and the objects in them; ValueError if both have a value at one place."""
+    """Join two documents and the objects in them; ValueError if both have a value of one name."""
     joined = {**one, **other}
     for name in one.keys() & other.keys():
         before, value = one[name], other[name]

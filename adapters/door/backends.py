@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
-from adapters.calls import Begun, Completion, Example, Message, Place, Refused, Request, Usage
+from adapters.calls import Begun, CallId, Completion, Example, Message, Refused, Request, Usage
 from adapters.clients import litellm
 from adapters.clients.litellm import LONGEST_SECONDS, Reply
 from adapters.dialects.fields import Fields
@@ -58,26 +58,26 @@ class ReplyBackend:
     example: Example
     run_seed: int
 
-    async def answer(self, request: Request, place: Place, memory: Memory) -> Completion:
+    async def answer(self, request: Request, call: CallId, memory: Memory) -> Completion:
         """Return the completion, recorded like a policy's, so that it is never paid for twice.
 
         Nothing is sampled with the seed. It only tells a rollout that is played again after a
         failure from a rollout that is started again.
         """
         started, sha = datetime.now(UTC), request_sha(request)
-        again = memory.recall(place, request, sha, self.who)
+        again = memory.recall(call, request, sha, self.who)
         if again is not None:
             return again
-        seed = place.seed(self.run_seed)
-        memory.begin(Begun(place, sha, self.who, seed, started))
+        seed = call.seed(self.run_seed)
+        memory.begin(Begun(call, sha, self.who, seed, started))
         reply = await self.respond(request, self.example)
         return Completion(
-            place=place,
-            response_id=f"chatcmpl-{place.name('answer')}",
+            id=call,
+            response_id=f"chatcmpl-{call.name('answer')}",
             request=request,
             seed=seed,
             finish_reason=reply.finish_reason,
-            message=place.name_tool_calls(reply.message),
+            message=call.name_tool_calls(reply.message),
             policy_version=self.who,
             started=started,
             ended=datetime.now(UTC),

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Protocol
 
-from adapters.calls import Completion, Example, Place, Policy, Refused, RefusedCall, Sampling
+from adapters.calls import CallId, Completion, Example, Policy, Refused, RefusedCall, Sampling
 from adapters.door.call_sequence import UNRECORDED, CallRecorder, CallSequence
 from adapters.player_protocol import (
     CLOSED,
@@ -141,10 +141,7 @@ class Attempt:
                 self._waited += self._clock.seconds() - self._since
 
     def seconds_waited(self) -> float:
-        """Return for how long, up to now, the agent could get no answer.
-
-        In that time at least one call was being answered, or this process stood still.
-        """
+        """Return for how long a call was being answered or this process stood still, up to now."""
         answering = self._clock.seconds() - self._since if self._under_way else 0.0
         still = self._clock.stood_still() - self._still_before
         return max(self._waited + answering + still, 0.0)  # rounding may take it below
@@ -232,10 +229,7 @@ class OpenBatch:
         self._superseded -= settled
 
     async def end(self, rollout_id: str, number: int, played: PlayedRollout) -> bool:
-        """Record the end of an attempt once its last calls are recorded.
-
-        Return whether the batch is closed by it: the attempts that have not ended are left out.
-        """
+        """Record an end once the last calls are recorded; return whether it closes the batch."""
         attempt = self.attempt(rollout_id, number)
         attempt.change(AttemptState.ENDING)
         task = asyncio.create_task(self._end(attempt, played))
@@ -299,12 +293,12 @@ class OpenBatch:
             log.error("a refused call of %s could not be recorded", rollout, exc_info=error)
 
     def calls(self, attempt: Attempt, role: str, chat: Chat, max_calls: int | None) -> CallSequence:
-        """Return the calls of a role of an attempt, made at the role's first call."""
+        """Return the calls of a role of an attempt, created at the role's first call."""
         calls = attempt.roles.get(role)
         if calls is None:
             rollout = attempt.rollout
-            first = Place(rollout.id, attempt.number, role, 0, rollout.failures)
-            recorded = [call for call in rollout.recorded if call.place.role == role]
+            first = CallId(rollout.id, attempt.number, role, 0, rollout.failures)
+            recorded = [call for call in rollout.recorded if call.id.role == role]
             calls = CallSequence(first, chat, self._recorder, recorded, max_calls)
             attempt.roles[role] = calls
         return calls

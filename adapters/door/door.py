@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 
 from fastapi import Request, Response
 
-from adapters.calls import POLICY, Completion, Place, Refused
+from adapters.calls import POLICY, CallId, Completion, Refused
 from adapters.calls import Request as ChatRequest
 from adapters.dialects.fields import bad_request
 from adapters.dialects.request_body import read_body
@@ -121,8 +121,8 @@ class Door(ChatApi):
         calls = batch.calls(attempt, role, self.chat, self._max_calls)
         backend = self._find_answer(role, batch, attempt)
 
-        async def answer(asked: ChatRequest, place: Place, memory: Memory) -> Completion:
-            completion = await backend(asked, place, memory)
+        async def answer(asked: ChatRequest, call: CallId, memory: Memory) -> Completion:
+            completion = await backend(asked, call, memory)
             outcomes = await self.formats.outcomes(asked, completion.message)
             return replace(completion, outcomes=outcomes)
 

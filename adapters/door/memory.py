@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import astuple, replace
 from datetime import UTC, datetime
 
-from adapters.calls import Begun, Completion, Place, Request, Sampling
+from adapters.calls import Begun, CallId, Completion, Request, Sampling
 from adapters.dialects.structured import format_instructions
 from adapters.door.prefixes import Prefixes, canonical_json
 
@@ -30,23 +30,21 @@ class Memory:
     ) -> None:
         self.prefixes = prefixes
         self.begin = begin
-        self._recorded = {completion.place.call: completion for completion in recorded}
+        self._recorded = {completion.id.number: completion for completion in recorded}
 
-    def recall(self, place: Place, request: Request, sha: str, policy: str) -> Completion | None:
+    def recall(self, call: CallId, request: Request, sha: str, policy: str) -> Completion | None:
         """Return the recorded answer, as one of this attempt, if request and policy are equal."""
-        recorded = self._recorded.get(place.call)
+        recorded = self._recorded.get(call.number)
         if recorded is None:
             return None
         if (recorded.request_sha, recorded.policy_version) != (sha, policy):
             self._recorded.clear()
             return None
         now = datetime.now(UTC)
-        return replace(
-            recorded, place=place, request=request, replayed=True, started=now, ended=now
-        )
+        return replace(recorded, id=call, request=request, replayed=True, started=now, ended=now)
 
 
-Answer = Callable[[Request, Place, Memory], Awaitable[Completion]]
+Answer = Callable[[Request, CallId, Memory], Awaitable[Completion]]
 """Answers a call of a role."""
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import tinker
 from tinker import ModelInput, SamplingParams
 
-from adapters.calls import Begun, Completion, Message, Place, Policy, Refused, Request, Sampling
+from adapters.calls import Begun, CallId, Completion, Message, Policy, Refused, Request, Sampling
 from adapters.dialects.structured import format_instructions
 from adapters.door.call_sequence import SAMPLER_FORBIDDEN, SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
 from adapters.door.memory import Memory, request_sha
@@ -27,7 +27,7 @@ FORBIDDEN = (tinker.AuthenticationError, tinker.PermissionDeniedError)
 class CutSequence:
     """A sampled sequence up to its stop; `words` is its text if the client's stop string cut it."""
 
-    tokens: list[int]
+    token_ids: list[int]
     logprobs: list[float]
     stopped: bool
     words: str | None
@@ -42,32 +42,32 @@ class PolicyBackend:
     sampling: Sampling
     run_seed: int
 
-    async def answer(self, request: Request, place: Place, memory: Memory) -> Completion:
+    async def answer(self, request: Request, call: CallId, memory: Memory) -> Completion:
         """Return the policy's completion; the caller records it and adds it to the prefixes."""
         started, sha = datetime.now(UTC), request_sha(request, self.sampling)
-        again = memory.recall(place, request, sha, self.policy.version)
+        again = memory.recall(call, request, sha, self.policy.version)
         if again is not None:
             return again
         instructions = format_instructions(request)
         prompt = memory.prefixes.prompt(request.messages, request.tools, instructions)
-        seed = place.seed(self.run_seed)
-        params = self._sampling_params(request, seed, len(prompt.tokens))
-        self.chat.tell_of_noise(len(prompt.tokens))
-        memory.begin(Begun(place, sha, self.policy.version, seed, started))
+        seed = call.seed(self.run_seed)
+        params = self._sampling_params(request, seed, len(prompt.token_ids))
+        self.chat.tell_of_noise(len(prompt.token_ids))
+        memory.begin(Begun(call, sha, self.policy.version, seed, started))
         sequence = await _sample(self.policy, prompt, params)
         sampled = _cut_at_stop(sequence, request.stop, self.chat)
-        message = _parse_message(sampled, request, place, self.chat)
+        message = _parse_message(sampled, request, call, self.chat)
         return Completion(
-            place=place,
-            response_id=f"chatcmpl-{place.name('answer')}",
+            id=call,
+            response_id=f"chatcmpl-{call.name('answer')}",
             request=request,
             sampling=replace(self.sampling, max_tokens=params.max_tokens),
             seed=seed,
-            prompt_token_ids=prompt.tokens,
+            prompt_token_ids=prompt.token_ids,
             prefix_len=prompt.prefix_len,
             prefix_call=prompt.prefix_call,
             prefix_how=prompt.how,
-            response_token_ids=sampled.tokens,
+            response_token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
             finish_reason=_finish_reason(sampled, message),
             message=message,
@@ -117,7 +117,7 @@ def _stops(request: Request, chat: Chat) -> list[int] | list[str]:
 
 async def _sample(policy: Policy, prompt: Prompt, params: SamplingParams) -> tinker.SampledSequence:
     try:
-        response = await policy.sampler.sample(ModelInput.from_ints(prompt.tokens), 1, params)
+        response = await policy.sampler.sample(ModelInput.from_ints(prompt.token_ids), 1, params)
     except (tinker.TinkerError, EngineDied, ValueError, ConnectionError, TimeoutError) as error:
         raise _refusal(error) from error
     return response.sequences[0]
@@ -165,10 +165,10 @@ def _count_until(stops: Sequence[str], tokens: Sequence[int], chat: Chat) -> int
     return bisect_left(range(len(tokens)), True, lo=1, key=has_stop)
 
 
-def _parse_message(sampled: CutSequence, request: Request, place: Place, chat: Chat) -> Message:
+def _parse_message(sampled: CutSequence, request: Request, call: CallId, chat: Chat) -> Message:
     """Parse the message that the client gets, never empty, with our ids for its tool calls."""
-    tokens = sampled.tokens if sampled.words is None else chat.encode(sampled.words)
-    message = place.name_tool_calls(chat.parse(tokens, with_tools=request.may_call_tools))
+    tokens = sampled.token_ids if sampled.words is None else chat.encode(sampled.words)
+    message = call.name_tool_calls(chat.parse(tokens, with_tools=request.may_call_tools))
     if not message.get("tool_calls") and not message["content"].strip():
         message["content"] = EMPTY_ANSWER
     return message

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from adapters.calls import JsonObject, Message, Tool
+from adapters.calls import Completion, JsonObject, Message, Tool
 from adapters.rendering.chat import Chat
 
 How = Literal["messages", "text", "new", "unknown", "tools", "ended", "unbridged"]
@@ -29,7 +29,7 @@ class Prompt:
     to an answer that the model had ended) or `unbridged` (the renderer cannot continue it).
     """
 
-    tokens: list[int]
+    token_ids: list[int]
     prefix_len: int
     prefix_call: int | None
     how: How
@@ -37,14 +37,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class KnownCall:
-    """The tokens of an answered call, four bytes each."""
+    """The number of an answered call, and its tokens, four bytes each."""
 
-    call: int
-    prompt: "array[int]"
-    sampled: "array[int]"
+    number: int
+    prompt_token_ids: "array[int]"
+    response_token_ids: "array[int]"
 
     def __len__(self) -> int:
-        return len(self.prompt) + len(self.sampled)
+        return len(self.prompt_token_ids) + len(self.response_token_ids)
 
 
 class Prefixes:
@@ -72,26 +72,23 @@ class Prefixes:
         if length:
             known = self._answered[history[length]]
             rest = [*messages[length:], *extra]
-            tokens = self._chat.extend(known.prompt, known.sampled, rest, tools)
-            if tokens is not None:
-                return Prompt(tokens, len(known), known.call, "messages")
+            token_ids = self._chat.extend(
+                known.prompt_token_ids, known.response_token_ids, rest, tools
+            )
+            if token_ids is not None:
+                return Prompt(token_ids, len(known), known.number, "messages")
         plain = self._chat.render([*messages, *extra], tools)
         return self._by_text(messages, tools, history, plain, "unbridged" if length else "unknown")
 
-    def remember(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool],
-        reply: Message,
-        call: int,
-        tokens: tuple[Sequence[int], Sequence[int]],
-    ) -> None:
-        """Keep an answer's prompt and sampled `tokens` by the messages and the answer's text."""
-        asked, answered = chain([*messages, reply], tools)[-2:]
-        known = KnownCall(call, array("i", tokens[0]), array("i", tokens[1]))
+    def remember(self, completion: Completion) -> None:
+        """Keep a call's token ids by the messages of its request, with and without its answer."""
+        request, messages = completion.request, [*completion.request.messages, completion.message]
+        token_ids = completion.prompt_token_ids, completion.response_token_ids
+        known = KnownCall(completion.id.number, *(array("i", ids) for ids in token_ids))
+        asked, answered = chain(messages, request.tools)[-2:]
         self._answered[answered] = known
         self._asked.setdefault(asked, []).append(known)
-        self._with_any_tools.add(chain([*messages, reply], ())[-1])
+        self._with_any_tools.add(chain(messages, ())[-1])
 
     def _by_text(
         self,
@@ -107,12 +104,13 @@ class Prefixes:
         continue a turn that the model ended, since it lacks the token that ended the turn.
         """
         for known, rest in self._continued(messages, tools, history, self._chat.text(plain)):
-            end = self._chat.text(known.sampled[-1:]) if self._chat.has_ended(known.sampled) else ""
-            if not rest.startswith(end):
-                why_not = "ended"
-                continue
-            tokens = [*known.prompt, *known.sampled, *self._chat.encode(rest.removeprefix(end))]
-            return Prompt(tokens, len(known), known.call, "text")
+            said = known.response_token_ids
+            end = self._chat.text(said[-1:]) if self._chat.has_ended(said) else ""
+            if rest.startswith(end):
+                further = self._chat.encode(rest.removeprefix(end))
+                token_ids = [*known.prompt_token_ids, *said, *further]
+                return Prompt(token_ids, len(known), known.number, "text")
+            why_not = "ended"
         if why_not == "unknown" and not self._with_any_tools.isdisjoint(chain(messages, ())):
             why_not = "tools"
         return Prompt(plain, 0, None, why_not)
@@ -127,7 +125,7 @@ class Prefixes:
                 continue
             before = self._chat.text(self._chat.render(messages[:length], tools))
             for known in reversed(asked):
-                said = self._chat.decode_answer(known.sampled)
+                said = self._chat.decode_answer(known.response_token_ids)
                 for words in (said, said.strip()):
                     if words.strip() and text.startswith(before + words):
                         yield known, text[len(before + words) :]

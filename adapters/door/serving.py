@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from fastapi import Request
 
-from adapters.calls import POLICY, Begun, Completion, Place, Policy, Refused, Sampling
+from adapters.calls import POLICY, Begun, CallId, Completion, Policy, Refused, Sampling
 from adapters.calls import Request as ChatRequest
 from adapters.dialects.fields import NUMBER, Fields
 from adapters.door.call_sequence import CallSequence
@@ -49,17 +49,17 @@ class OpenDoor(ChatApi):
 
     def find_model(self, request: Request) -> ServedModel:
         self.check_token(request)
-        alone = CallSequence(Place(uuid4().hex, 0, POLICY, 0), self.chat, _NoRecorder())
+        alone = CallSequence(CallId(uuid4().hex, 0, POLICY, 0), self.chat, _NoRecorder())
         return ServedModel(self._policy.version, partial(alone.answer_all, answer=self._sample))
 
-    async def _sample(self, request: ChatRequest, place: Place, memory: Memory) -> Completion:
+    async def _sample(self, request: ChatRequest, call: CallId, memory: Memory) -> Completion:
         """Sample by the client's own numbers; equal requests with one seed get equal answers."""
         seed = request.fields.get("seed")
-        seeded = place if seed is None else replace(place, rollout_id=f"seed-{seed}")
+        seeded = call if seed is None else replace(call, rollout_id=f"seed-{seed}")
         sampling = choose_sampling(request.max_tokens, request.fields, self._defaults)
         backend = PolicyBackend(self.chat, self._policy, sampling, run_seed=0)
         completion = await backend.answer(request, seeded, memory)
-        return replace(completion, response_id=f"chatcmpl-{place.name('answer')}")
+        return replace(completion, response_id=f"chatcmpl-{call.name('answer')}")
 
 
 class _NoRecorder:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from adapters.calls import Completion, Place, Request, Sampling, Usage
+from adapters.calls import CallId, Completion, Request, Sampling, Usage
 from tasks.recording.spans import ERROR, LLM, OURS, SAMPLING, Span
 
 
@@ -37,7 +37,7 @@ def _completion(span: Span) -> Completion:
     """Rebuild a completion from its span, as far as an answer needs it."""
     usage = _usage(span)
     return Completion(
-        place=Place(span["rollout_id"], span["attempt"], span["role"], span["call"]),
+        id=CallId(span["rollout_id"], span["attempt"], span["role"], span["call"]),
         response_id=span["gen_ai_response_id"],
         request=Request(
             span["gen_ai_request_model"], span["messages"], span["tools"], None, [], {}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from adapters.calls import Begun, Completion, Place, RefusedCall
+from adapters.calls import Begun, CallId, Completion, RefusedCall
 from adapters.player_protocol import Failure
 from adapters.rewards import Reward, RewardError, check_roles
 from tasks.storage.names import parse_rollout
@@ -87,10 +87,10 @@ SECRET = re.compile(r"api[-_]?key|secret|password|authorization|credential|acces
 
 
 def call_span(completion: Completion, run_id: str | None = None) -> Span:
-    place, request, sampling = completion.place, completion.request, completion.sampling
+    call, request, sampling = completion.id, completion.request, completion.sampling
     reused, (asked, answered) = completion.prefix_call, completion.token_counts
     return {
-        **_of_call(place, LLM, run_id),
+        **_of_call(call, LLM, run_id),
         "started": completion.started,
         "ended": completion.ended,
         "status": "ok",
@@ -119,14 +119,14 @@ def call_span(completion: Completion, run_id: str | None = None) -> Span:
         "logprobs": list(completion.logprobs),
         "prefix_len": completion.prefix_len,
         "prefix_call": reused,
-        "prefix_span_id": None if reused is None else _call_id(replace(place, call=reused)),
+        "prefix_span_id": None if reused is None else _call_id(replace(call, number=reused)),
         "prefix_how": completion.prefix_how,
     }
 
 
 def begun_span(begun: Begun, run_id: str | None = None) -> Span:
     return {
-        **_of_call(begun.place, BEGUN, run_id),
+        **_of_call(begun.id, BEGUN, run_id),
         "started": begun.started,
         "gen_ai_request_seed": begun.seed,
         "request_sha": begun.request_sha,
@@ -139,9 +139,9 @@ def refused_span(refused: RefusedCall, run_id: str | None = None) -> Span:
 
     `call` counts the refused calls of the role, not its answered ones.
     """
-    place = Place(refused.rollout_id, refused.attempt, refused.role, refused.number)
+    call = CallId(refused.rollout_id, refused.attempt, refused.role, refused.number)
     return {
-        **_of_call(place, REFUSED, run_id),
+        **_of_call(call, REFUSED, run_id),
         "started": refused.started,
         "ended": refused.ended,
         "status": "error",
@@ -294,18 +294,18 @@ def _of_rollout(rollout_id: str, attempt: int, run_id: str | None) -> Span:
     }
 
 
-def _of_call(place: Place, kind: str, run_id: str | None) -> Span:
+def _of_call(call: CallId, kind: str, run_id: str | None) -> Span:
     return {
-        **_of_rollout(place.rollout_id, place.attempt, run_id),
-        "role": place.role,
-        "call": place.call,
-        "span_id": _call_id(place) if kind == LLM else f"{_call_id(place)}.{kind}",
+        **_of_rollout(call.rollout_id, call.attempt, run_id),
+        "role": call.role,
+        "call": call.number,
+        "span_id": _call_id(call) if kind == LLM else f"{_call_id(call)}.{kind}",
         "kind": kind,
     }
 
 
-def _call_id(place: Place) -> str:
-    return f"{place.rollout_id}.{place.attempt}.{place.role}.{place.call}"
+def _call_id(call: CallId) -> str:
+    return f"{call.rollout_id}.{call.attempt}.{call.role}.{call.number}"
 
 
 def _end_span(end: EndedAttempt, kind: str, of: str = "") -> Span:

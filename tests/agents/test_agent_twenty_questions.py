@@ -63,15 +63,15 @@ def test_an_expert_wins_in_a_conversation_that_only_grows() -> None:
     examples = [noun for noun in corpus.nouns() if noun["split"] == "test"][::20]
     with scripted_door(expert(), {"answerer": ANSWERS}, examples) as door:
         assert [played(door, place, each) for place, each in enumerate(examples)] == [1.0, 1.0]
-    first = [call for call in door.calls if call.place.rollout_id.endswith("-00")]
-    asked = [call for call in first if call.place.role == POLICY]
-    answered = [call for call in first if call.place.role == "answerer"]
+    first = [call for call in door.calls if call.id.rollout_id.endswith("-00")]
+    asked = [call for call in first if call.id.role == POLICY]
+    answered = [call for call in first if call.id.role == "answerer"]
     assert len(asked) == len(answered)
     told = [json.loads(str(call.message["content"]))["yes_or_no"] for call in answered]
     for (call, following), answer in zip(pairwise(asked), told, strict=False):
         grown = [*call.request.messages, call.message, user(answer)]
         assert following.request.messages == grown
-        assert following.prefix_call == call.place.call
+        assert following.prefix_call == call.id.number
 
 
 def test_an_answerer_is_told_the_secret_and_one_question_and_asked_for_json() -> None:
@@ -99,7 +99,7 @@ def test_a_game_is_lost_after_twenty_questions() -> None:
 def test_an_answer_that_is_not_the_json_asked_for_is_no_answer() -> None:
     with scripted_door(lambda _: "Is it a heron?", {"answerer": SEARCH}, [HERON]) as door:
         assert played(door) == 0.0
-    asked = [call for call in door.calls if call.place.role == POLICY]
+    asked = [call for call in door.calls if call.id.role == POLICY]
     assert asked[1].request.messages[-1] == user("n/a")
 
 
@@ -128,7 +128,7 @@ def test_with_a_search_the_player_may_look_something_up_before_it_asks() -> None
         searching("heron"), {"answerer": ANSWERS, "search": SEARCH}, [HERON]
     ) as door:
         assert played(door) == 1.0
-    assert [call.place.role for call in door.calls] == [POLICY, "search", POLICY, "answerer"]
+    assert [call.id.role for call in door.calls] == [POLICY, "search", POLICY, "answerer"]
     assert door.calls[1].request.messages[-1]["content"] == "heron"
     assert door.calls[2].prefix_call == 0
 
@@ -165,7 +165,7 @@ def test_with_a_search_too_the_conversation_only_grows() -> None:
 
     with scripted_door(searches_once, {"answerer": ANSWERS, "search": SEARCH}, [HERON]) as door:
         assert played(door) == 1.0
-    asked = [call for call in door.calls if call.place.role == POLICY]
+    asked = [call for call in door.calls if call.id.role == POLICY]
     assert [call.prefix_call for call in asked] == [None, 0, 1]
     assert asked[-1].request.messages[-1] == user("\nCurrent Task: no")
 
@@ -176,7 +176,7 @@ def test_an_answer_without_text_costs_a_player_with_a_search_a_turn_and_not_the_
         lambda _: next(said), {"answerer": ANSWERS, "search": SEARCH}, [HERON]
     ) as door:
         assert played(door) == 1.0
-    assert [call.place.role for call in door.calls] == [POLICY, "answerer"] * 2
+    assert [call.id.role for call in door.calls] == [POLICY, "answerer"] * 2
 
 
 def test_it_runs_alone_by_the_addresses_in_the_environment(

@@ -10,7 +10,7 @@ import httpx
 import pyarrow as pa
 from tinker import ModelInput, SampleResponse, SamplingParams
 
-from adapters.calls import POLICY, Place, Policy, Sampler, Sampling
+from adapters.calls import POLICY, CallId, Policy, Sampler, Sampling
 from adapters.door.batches import SampledBy
 from adapters.door.door import Door
 from adapters.harness.player import Batch
@@ -31,7 +31,7 @@ MOST_CALLS = 200
 
 def seed(rollout_id: str, call: int) -> int:
     """Return the seed with which the policy's `call`-th answer of a rollout is sampled."""
-    return Place(rollout_id, 0, POLICY, call).seed(RUN_SEED)
+    return CallId(rollout_id, 0, POLICY, call).seed(RUN_SEED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class ScriptedDoor:
 
     def said(self, rollout: int = 0) -> list[str]:
         """Return what was said in a rollout, from its first message to its last answer."""
-        calls = [c for c in self.calls if c.place.rollout_id == rollout_name(rollout)]
+        calls = [c for c in self.calls if c.id.rollout_id == rollout_name(rollout)]
         return [m["content"] for m in [*calls[-1].request.messages, calls[-1].message]]
 
 

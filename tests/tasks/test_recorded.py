@@ -290,7 +290,7 @@ def test_a_rollout_that_failed_begins_anew(whole: RunFolder) -> None:
     first = [span for span in spans if span["rollout_id"].endswith("-00")]
     ended = EndedAttempt(first[0]["rollout_id"], 0, NOON, NOON)
     failed = reward_span(ended, 1.0) | {"kind": "error"}
-    assert [call.place.call for call in recorded_calls(first)[first[0]["rollout_id"]]] == [0, 1, 2]
+    assert [call.id.number for call in recorded_calls(first)[first[0]["rollout_id"]]] == [0, 1, 2]
     assert recorded_calls([*first, failed]) == {}
 
 
@@ -302,4 +302,4 @@ def test_a_call_that_was_asked_otherwise_hides_what_followed_it_before(whole: Ru
     ]
     otherwise = spans[1] | {"attempt": 1, "request_sha": "another"}
     (recorded,) = recorded_calls([*spans, otherwise]).values()
-    assert [(call.place.attempt, call.place.call) for call in recorded] == [(0, 0), (1, 1)]
+    assert [(call.id.attempt, call.id.number) for call in recorded] == [(0, 0), (1, 1)]

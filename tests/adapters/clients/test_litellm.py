@@ -158,7 +158,7 @@ def test_a_program_s_tokens_are_those_that_are_recorded(inside: Opened) -> None:
     logprobs = [token.logprob for token in choice.logprobs.content]
     assert logprobs == pytest.approx(list(span.logprobs))
     assert answer.usage.completion_tokens == len(choice.token_ids)
-    assert (answer.id, span.place.rollout_id) == (span.response_id, inside.rollout)
+    assert (answer.id, span.id.rollout_id) == (span.response_id, inside.rollout)
 
 
 def test_what_a_program_sets_arrives_as_over_http(inside: Opened) -> None:

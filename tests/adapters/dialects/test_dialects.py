@@ -61,9 +61,8 @@ def test_any_body_becomes_a_prompt_or_is_refused(dialect: Dialect, body: Any, sa
         assert request.status == 400
         assert "message" in json.dumps(dialect.write_error(request))
         return
-    assert (
-        Prefixes(CHAT).prompt(request.messages, request.tools, format_instructions(request)).tokens
-    )
+    prompt = Prefixes(CHAT).prompt(request.messages, request.tools, format_instructions(request))
+    assert prompt.token_ids
     assert request_sha(request, Sampling(9, 1.0, 1.0, -1))
     answered: Message = {"role": "assistant", "content": said}
     assert set(choice_outcome(request.choice, answered)) == {"mode", "names", "parallel", "kept"}

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from openai import AsyncOpenAI
 
-from adapters.calls import POLICY, Message, Place, Policy, Request, Sampling
+from adapters.calls import POLICY, CallId, Message, Policy, Request, Sampling
 from adapters.door.backends import ScriptError, create_backends
 from adapters.door.batches import SampledBy
 from adapters.door.door import Door
@@ -326,7 +326,7 @@ def test_a_function_may_call_tools_and_their_ids_are_given() -> None:
     assert callable(backend)
     request = Request("judge", [user("who won?")], [], None, [], {})
     memory = Memory(Prefixes(CHAT), lambda begun: None)
-    place = Place(f"{SHARD}-0000-00", 0, "judge", 0)
+    place = CallId(f"{SHARD}-0000-00", 0, "judge", 0)
     completion = asyncio.run(cast(Any, backend({})(request, place, memory)))
     (call,) = completion.message["tool_calls"]
     assert call["function"] == {"name": "look", "arguments": "{}"}

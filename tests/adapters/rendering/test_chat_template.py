@@ -11,6 +11,7 @@ from adapters.door.prefixes import Prefixes
 from adapters.rendering.chat import Chat
 from adapters.rendering.chat_template import ChatTemplateError
 from adapters.rendering.renderer_names import TEMPLATE
+from tests.support.answered_call import answered_call
 from tests.support.small_recipe import small_recipe
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
@@ -71,7 +72,7 @@ def test_a_conversation_that_a_template_cannot_continue_is_told(
     for template, how in ((FOREIGN, "messages"), (NUMBERED, "unbridged")):
         chat = chat_of(tokenizer, template)
         prefixes, prompt = Prefixes(chat), chat.render(ASKED, [])
-        prefixes.remember(ASKED, [], reply, 0, (prompt, chat.encode("Hi")))
+        prefixes.remember(answered_call(ASKED, [], reply, prompt, chat.encode("Hi")))
         assert prefixes.prompt([*ASKED, reply, *MORE], []).how == how
 
 
