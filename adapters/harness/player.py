@@ -11,6 +11,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from traceback import TracebackException
+from types import ModuleType
 from typing import TypeVar
 
 import httpx
@@ -222,7 +223,7 @@ def _read(kind: type[R], response: httpx.Response) -> R:
 def _provide(roles: tuple[str, ...]) -> None:
     """Have LiteLLM know the roles whenever an agent imports LiteLLM, which takes seconds."""
 
-    def provide_roles() -> None:
+    def provide_roles(_: ModuleType) -> None:
         from adapters.clients.litellm_provider import provide
 
         provide(roles)
