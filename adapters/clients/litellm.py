@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import openai
 
-from adapters.calls import Message, Refused, Tool, ToolCall
+from adapters.calls import Message, Refused, Tool, ToolCall, Usage
 from adapters.clients.silence import keep_silent
 from adapters.errors import UserError
 
@@ -62,13 +62,11 @@ class NoProvider(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer that no policy gave; `cost` is in US dollars, None if LiteLLM knows no price."""
+    """An answer that no policy gave; its cost is None if LiteLLM knows no price."""
 
     message: Message
     finish_reason: str
-    prompt_tokens: int
-    completion_tokens: int
-    cost: float | None
+    usage: Usage
 
 
 async def complete(
@@ -154,13 +152,9 @@ def _with_text_arguments(call: ToolCall) -> ToolCall:
 
 def _read_reply(response: "ModelResponse") -> Reply:
     choice, usage = response.choices[0], response.usage  # pyright: ignore
-    return Reply(
-        message=_message(choice.message),
-        finish_reason=choice.finish_reason or "stop",
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        cost=response._hidden_params.get("response_cost"),
-    )
+    cost = response._hidden_params.get("response_cost")
+    counted = Usage(usage.prompt_tokens, usage.completion_tokens, cost)
+    return Reply(_message(choice.message), choice.finish_reason or "stop", counted)
 
 
 def _message(answered: "LiteLLMMessage") -> Message:

@@ -16,7 +16,6 @@ from adapters.calls import (
     Place,
     Request,
     ToolCall,
-    Usage,
 )
 from adapters.clients import litellm
 from adapters.clients.litellm import Reply
@@ -94,7 +93,7 @@ class ReplyBackend:
             started=started,
             ended=datetime.now(UTC),
             request_sha=sha,
-            usage=Usage(reply.prompt_tokens, reply.completion_tokens, reply.cost),
+            usage=reply.usage,
         )
 
 

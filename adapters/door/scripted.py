@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from copy import deepcopy
 from functools import partial
 
-from adapters.calls import Example, Message, Refused, Request
+from adapters.calls import Example, Message, Refused, Request, Usage
 from adapters.clients.litellm import LONGEST_SECONDS, Reply
 from adapters.errors import UserError
 from adapters.harness.agents import contained
@@ -40,7 +40,7 @@ async def _respond(
         raise Refused(500, text, code="function_failed") from error
     message = _read_message(said, name)
     reason = "tool_calls" if message.get("tool_calls") else "stop"
-    return Reply(message, reason, prompt_tokens=0, completion_tokens=0, cost=None)
+    return Reply(message, reason, Usage(prompt_tokens=0, completion_tokens=0, cost=None))
 
 
 def _read_message(said: object, name: str) -> Message:
