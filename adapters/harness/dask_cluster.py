@@ -12,7 +12,8 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -77,7 +78,6 @@ class DaskCluster:
             await cancel_and_wait(watching)
 
     def close(self) -> None:
-        """Close the connection to the cluster."""
         self._client.close()
 
     def _live_client(self) -> Client:
@@ -104,20 +104,14 @@ def open_cluster(address: str | None, batches: int) -> Iterator[DaskCluster]:
     """Connect to the cluster at `address`, or start one here that plays `batches` at a time."""
     logging.getLogger("distributed").setLevel(logging.WARNING)
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # our errors say the same
-    if address is None:
-        with _local_cluster(batches) as local:
-            here = local.scheduler_address
-            cluster = DaskCluster(here, lambda: Client(local, set_as_default=False))
-            try:
-                yield cluster
-            finally:
-                cluster.close()
-        return
-    cluster = DaskCluster(address, lambda: _connect(address))
-    try:
-        yield cluster
-    finally:
-        cluster.close()
+    with ExitStack() as stack:
+        if address is None:
+            local = stack.enter_context(_local_cluster(batches))
+            connect = partial(Client, local, set_as_default=False)
+            cluster = DaskCluster(local.scheduler_address, connect)
+        else:
+            cluster = DaskCluster(address, partial(_connect, address))
+        yield stack.enter_context(closing(cluster))
 
 
 def play_on_worker(door: str, batch: str, token: SecretStr) -> None:
