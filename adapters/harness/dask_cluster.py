@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from adapters.errors import PassingError, UserError
 from adapters.harness.agents import in_thread
 from adapters.harness.player import play_batch
 from adapters.network.addresses import LOOPBACK, Certificate, Listener, listener_of
-from adapters.process.waiting import Wait, cancel_and_wait
+from adapters.process.waiting import Wait, call_in_thread, cancel_and_wait
 
 try:
     import dask.config
@@ -115,7 +115,6 @@ def open_cluster(address: str | None, batches: int) -> Iterator[DaskCluster]:
 
 
 def play_on_worker(door: str, batch: str, token: SecretStr) -> None:
-    """Play a batch on a worker of the cluster, as the task that Dask runs."""
     try:
         asyncio.run(play_batch(door, batch, token.get_secret_value()))
     except httpx.TransportError as error:
@@ -159,18 +158,18 @@ def _connect(address: str) -> Client:
     if address.startswith("tls:"):
         _certificate()
     waiting = Wait(f"the Dask scheduler at {address}", CONNECT_SECONDS)
-    with ThreadPoolExecutor(1) as thread:
-        client = thread.submit(Client, address, timeout=CONNECT_SECONDS, set_as_default=False)
-        while not client.done():
-            wait([client], waiting.until_next())
-            waiting.speak()
-        try:
-            return client.result()
-        except OSError as error:
-            raise ClusterFailed(
-                f"no Dask scheduler answers at {address} ({error}); start it, or give its address "
-                "as rollouts.cluster"
-            ) from error
+    connect = partial(Client, address, timeout=CONNECT_SECONDS, set_as_default=False)
+    client = call_in_thread("dask", connect)
+    while not client.done():
+        wait([client], waiting.until_next())
+        waiting.speak()
+    try:
+        return client.result()
+    except OSError as error:
+        raise ClusterFailed(
+            f"no Dask scheduler answers at {address} ({error}); start it, or give its address as "
+            "rollouts.cluster"
+        ) from error
 
 
 @contextmanager
