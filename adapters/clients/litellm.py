@@ -18,7 +18,6 @@ from adapters.errors import UserError
 
 if TYPE_CHECKING:  # LiteLLM is an extra and takes seconds to import
     from litellm.types.utils import ChatCompletionMessageToolCall, ModelResponse
-    from litellm.types.utils import Message as LiteLLMMessage
 
 LONGEST_SECONDS = 300
 """The timeout of a call: a rollout cannot end during one, and LiteLLM would wait for hours."""
@@ -70,10 +69,7 @@ class Reply:
 
 
 async def complete(
-    model: str,
-    messages: Sequence[Message],
-    tools: Sequence[Tool],
-    fields: Mapping[str, object],
+    model: str, messages: Sequence[Message], tools: Sequence[Tool], fields: Mapping[str, object]
 ) -> Reply:
     """Return the answer of a model such as `openai/gpt-4o-mini`; its API key is in the environment.
 
@@ -95,15 +91,11 @@ async def complete(
         )
     except openai.OpenAIError as error:  # all of LiteLLM's errors are kinds of it
         refused = _refusal(model, error)
-        _log_first_failure(model, refused.code, refused)
+        if (model, refused.code) not in _failed:
+            _failed.add((model, refused.code))
+            log.warning("%s Rollouts that ask it may fail; this is said once", refused)
         raise refused from error
     return _read_reply(response)
-
-
-def _log_first_failure(model: str, code: str | None, refused: Refused) -> None:
-    if (model, code) not in _failed:
-        _failed.add((model, code))
-        log.warning("%s Rollouts that ask it may fail; this is said once", refused)
 
 
 def check_model(role: str, model: str) -> None:
@@ -152,17 +144,15 @@ def _with_text_arguments(call: ToolCall) -> ToolCall:
 
 def _read_reply(response: "ModelResponse") -> Reply:
     choice, usage = response.choices[0], response.usage  # pyright: ignore
-    cost = response._hidden_params.get("response_cost")
-    counted = Usage(usage.prompt_tokens, usage.completion_tokens, cost)
-    return Reply(_message(choice.message), choice.finish_reason or "stop", counted)
-
-
-def _message(answered: "LiteLLMMessage") -> Message:
+    answered = choice.message
     message: Message = {"role": "assistant", "content": answered.content or ""}
     if answered.tool_calls:
         message["tool_calls"] = [_read_call(call) for call in answered.tool_calls]  # pyright: ignore
-    reasoning = getattr(answered, "reasoning_content", None)
-    return {**message, "reasoning_content": reasoning} if reasoning else message
+    if reasoning := getattr(answered, "reasoning_content", None):
+        message["reasoning_content"] = reasoning
+    cost = response._hidden_params.get("response_cost")
+    counted = Usage(usage.prompt_tokens, usage.completion_tokens, cost)
+    return Reply(message, choice.finish_reason or "stop", counted)
 
 
 def _read_call(call: "ChatCompletionMessageToolCall") -> ToolCall:

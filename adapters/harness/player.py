@@ -70,17 +70,14 @@ class Batch:
     roles: tuple[str, ...]
 
     def url(self, path: str, rollout_id: str, role: str = POLICY) -> str:
-        """Return the URL of a rollout's route, or of one of its roles."""
         return self.door + path.format(
             batch=self.name, attempt=self.attempt, rollout_id=rollout_id, role=role
         )
 
     def key(self, rollout_id: str) -> str:
-        """Return the key of the agent of a rollout."""
         return rollout_key(self.token, rollout_id, self.attempt)
 
     def endpoints(self, rollout_id: str) -> dict[str, Endpoint]:
-        """Return where the agent finds each of its roles."""
         key = self.key(rollout_id)
         return {
             role: Endpoint(base_url=self.url(ROLE, rollout_id, role), api_key=key, model=role)
@@ -144,8 +141,6 @@ def _failure(error: Exception) -> Failure:
 
 
 class _Player:
-    """Player of the rollouts of one attempt at a batch."""
-
     def __init__(
         self, batch: Batch, settings: PlaySettings, play: Play, http: httpx.AsyncClient
     ) -> None:

@@ -67,8 +67,6 @@ def gem(name: str) -> Callable[..., Coroutine[None, None, dict[str, list[float]]
 
 
 class GemEnvironment(Protocol):
-    """A GEM environment."""
-
     def reset(self, *, seed: int) -> tuple[str, Mapping[str, str | None]]: ...
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Mapping[str, str | None]]: ...
