@@ -112,10 +112,7 @@ def check_model(role: str, model: str) -> None:
 
 @functools.cache
 def import_litellm() -> ModuleType:
-    """Return the package, which takes seconds to import, set to be quiet.
-
-    Raise LiteLLMMissing if it is not installed.
-    """
+    """Import LiteLLM, which takes seconds, and set it to be quiet; LiteLLMMissing without it."""
     keep_silent()
     try:
         litellm = importlib.import_module("litellm")

@@ -22,7 +22,7 @@ from adapters.clients.imports import when_imported
 from adapters.clients.tls import tls
 from adapters.errors import UserError
 from adapters.harness.agents import AgentExit, Play, contained_task, load_agent
-from adapters.harness.isolated import playing_apart
+from adapters.harness.isolated import own_process
 from adapters.harness.programs.process import mask
 from adapters.player_protocol import (
     BEGIN,
@@ -175,7 +175,7 @@ class _Player:
     async def _play_isolated(self, rollout: BegunRollout) -> Outcome:
         endpoints = self._batch.endpoints(rollout.id)
         try:
-            async with playing_apart(self._settings.agent, rollout.example, endpoints) as playing:
+            async with own_process(self._settings.agent, rollout.example, endpoints) as playing:
                 return await self._within_time(playing, rollout)
         except (AgentExit, TimeoutError) as error:
             return _failure(error)

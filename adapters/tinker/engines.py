@@ -101,10 +101,7 @@ def check_reachable() -> None:
 
 @contextmanager
 def engine_begun(base_model: str) -> Iterator[None]:
-    """Start the engine that this block will run, so that it loads its libraries meanwhile.
-
-    Do nothing if a server has the model.
-    """
+    """Start the engine that this block will run, if any, so that it loads its libraries now."""
     if needs_engine(base_model):
         _begun[base_model] = _start(base_model)
     try:
