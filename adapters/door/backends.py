@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
-from adapters.calls import Begun, CallId, Completion, Example, Message, Refused, Request, Usage
+from adapters.calls import (
+    Begun,
+    CallId,
+    Completion,
+    Example,
+    Message,
+    Refused,
+    Request,
+    Usage,
+)
 from adapters.clients import litellm
 from adapters.clients.litellm import LONGEST_SECONDS, Reply
 from adapters.dialects.fields import Fields
@@ -82,7 +91,7 @@ class ReplyBackend:
             started=started,
             ended=datetime.now(UTC),
             request_sha=sha,
-            usage=Usage(reply.prompt_tokens, reply.completion_tokens, reply.cost),
+            usage=reply.usage,
         )
 
 
@@ -122,7 +131,7 @@ async def _by_function(
         raise Refused(500, text, code="function_failed") from error
     message = _read_message(said, name)
     reason = "tool_calls" if message.get("tool_calls") else "stop"
-    return Reply(message, reason, prompt_tokens=0, completion_tokens=0, cost=None)
+    return Reply(message, reason, Usage(prompt_tokens=0, completion_tokens=0, cost=None))
 
 
 def _read_message(said: object, name: str) -> Message:

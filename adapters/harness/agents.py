@@ -1,13 +1,10 @@
 """Agents by name: however one is written, it becomes a coroutine from an example to a reward."""
 
 import asyncio
-import contextvars
 import importlib
 import inspect
 import os
 from collections.abc import Callable, Collection, Coroutine
-from concurrent.futures import Future
-from threading import Thread
 from typing import Any, ParamSpec, TypeVar
 
 from adapters.calls import POLICY, Example
@@ -15,6 +12,7 @@ from adapters.clients.current_rollout import Endpoint, Roles, rollout_context
 from adapters.clients.imports import build_client_models
 from adapters.clients.silence import keep_silent
 from adapters.clients.tls import share_contexts
+from adapters.process.waiting import call_in_thread
 from adapters.project.modules import PLAY, AgentError, load_agent_file, load_module, no_agent
 from adapters.rewards import Reward, read_reward
 
@@ -127,27 +125,16 @@ def _end_child(process: int) -> None:
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a function that is not async in a thread of its own.
+    """Run a function that is not async in a thread, and end a child that it forks."""
+    process = os.getpid()
 
-    A function that never returns costs only that thread: unlike in a pool, neither the next rollout
-    nor the end of the process waits for it.
-    """
-    returned: Future[T] = Future()
-    returned.set_running_or_notify_cancel()
-    process, context = os.getpid(), contextvars.copy_context()
-
-    def run() -> None:
+    def run() -> T:
         try:
-            value = context.run(function, *args, **kwargs)
-        except BaseException as error:  # noqa: BLE001  It is raised where the agent is awaited.
+            return function(*args, **kwargs)
+        finally:
             _end_child(process)
-            returned.set_exception(error)
-        else:
-            _end_child(process)
-            returned.set_result(value)
 
-    Thread(target=run, name="agent", daemon=True).start()
-    return await asyncio.wrap_future(returned)
+    return await asyncio.wrap_future(call_in_thread("agent", run))
 
 
 def _find_function(name: str) -> Callable[..., object]:

@@ -16,7 +16,7 @@ PROGRAM = "adapters.harness.isolated_program"
 
 
 @asynccontextmanager
-async def playing_apart(
+async def own_process(
     agent: str, example: Example, endpoints: Roles
 ) -> AsyncIterator[Coroutine[None, None, Outcome]]:
     """Start a process with the agent loaded; yield the outcome of its rollout, to be awaited.

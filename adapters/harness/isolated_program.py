@@ -1,4 +1,4 @@
-"""The program that plays one rollout apart: JSON on stdin, the outcome as its last line.
+"""The program that plays one isolated rollout: JSON on stdin, the outcome as its last line.
 
 What the agent prints goes to stderr. The program ends itself if its parent has ended.
 """

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from traceback import TracebackException, extract_tb
+from types import ModuleType
 from typing import TypeVar
 
 import httpx
@@ -23,7 +24,7 @@ from adapters.clients.imports import when_imported
 from adapters.clients.tls import tls
 from adapters.errors import UserError
 from adapters.harness.agents import AgentExit, Play, contained_task, load_agent
-from adapters.harness.isolated import playing_apart
+from adapters.harness.isolated import own_process
 from adapters.harness.programs.process import mask
 from adapters.player_protocol import (
     BEGIN,
@@ -79,17 +80,14 @@ class Batch:
     roles: tuple[str, ...]
 
     def url(self, path: str, rollout_id: str, role: str = POLICY) -> str:
-        """Return the URL of a rollout's route, or of one of its roles."""
         return self.door + path.format(
             batch=self.name, attempt=self.attempt, rollout_id=rollout_id, role=role
         )
 
     def key(self, rollout_id: str) -> str:
-        """Return the key of the agent of a rollout."""
         return rollout_key(self.token, rollout_id, self.attempt)
 
     def endpoints(self, rollout_id: str) -> dict[str, Endpoint]:
-        """Return where the agent finds each of its roles."""
         key = self.key(rollout_id)
         return {
             role: Endpoint(base_url=self.url(ROLE, rollout_id, role), api_key=key, model=role)
@@ -170,8 +168,6 @@ def _is_own(file: str) -> bool:
 
 
 class _Player:
-    """Player of the rollouts of one attempt at a batch."""
-
     def __init__(
         self, batch: Batch, settings: PlaySettings, play: Play, http: httpx.AsyncClient
     ) -> None:
@@ -206,7 +202,7 @@ class _Player:
     async def _play_isolated(self, rollout: BegunRollout) -> Outcome:
         endpoints = self._batch.endpoints(rollout.id)
         try:
-            async with playing_apart(self._settings.agent, rollout.example, endpoints) as playing:
+            async with own_process(self._settings.agent, rollout.example, endpoints) as playing:
                 return await self._within_time(playing, rollout)
         except (AgentExit, TimeoutError) as error:
             return _failure(error)
@@ -249,7 +245,7 @@ def _read(kind: type[R], response: httpx.Response) -> R:
 def _provide(roles: tuple[str, ...]) -> None:
     """Have LiteLLM know the roles whenever an agent imports LiteLLM, which takes seconds."""
 
-    def provide_roles() -> None:
+    def provide_roles(_: ModuleType) -> None:
         from adapters.clients.litellm_provider import provide
 
         provide(roles)

@@ -67,8 +67,6 @@ def gem(name: str) -> Callable[..., Coroutine[None, None, dict[str, list[float]]
 
 
 class GemEnvironment(Protocol):
-    """A GEM environment."""
-
     def reset(self, *, seed: int) -> tuple[str, Mapping[str, str | None]]: ...
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Mapping[str, str | None]]: ...
@@ -107,7 +105,7 @@ class Game:
         self._observe(shown, info)
 
     def _observe(self, shown: str, info: Mapping[str, str | None]) -> None:
-        """Add an observation; some environments have the next question apart from it."""
+        """Add an observation; some environments have the next question beside it."""
         if self._wrapped:
             self.messages.clear()
             text = shown
@@ -171,7 +169,7 @@ def game_of(name: str) -> Callable[[int], Game]:
 
 
 def _load_wrappers(names: object) -> list[Callable[[GemEnvironment], GemEnvironment]]:
-    """Return GEM's wrappers by their names, apart by commas, in GEM's order.
+    """Return GEM's wrappers by their names, separated by commas, in GEM's order.
 
     NoEnvironment for one that writes a chat template, which the renderer of a recipe does.
     """

@@ -84,7 +84,6 @@ class Games:
 
 
 def row_of_example(environment: Environment, example: Mapping[str, object]) -> dict[str, object]:
-    """Return the row of the data set that an example names."""
     held_out = example.get("split") == "test"
     rows = environment.get_eval_dataset() if held_out else environment.get_dataset()
     row = example.get("row")

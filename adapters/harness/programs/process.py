@@ -60,7 +60,6 @@ def program_environment() -> dict[str, str]:
 
 
 def mask(text: str, secrets: Collection[str]) -> str:
-    """Replace every secret in a text."""
     for secret in secrets:
         text = text.replace(secret, "***")
     return text
@@ -122,7 +121,6 @@ class Program(asyncio.SubprocessProtocol):
         self._transport.close()
 
     def end(self) -> str:
-        """Describe how the process ended."""
         if self.status is not None and self.status < 0:
             return f"was ended by signal {-self.status}"
         return f"ended with exit status {self.status}"

@@ -100,7 +100,6 @@ async def _running_process(command: ResidentCommand) -> "_Process":
 
 @atexit.register
 def kill_programs() -> None:
-    """Kill all resident programs of this process."""
     for process in _processes.values():
         if not process.exited.is_set():
             process.kill()

@@ -64,14 +64,15 @@ def test_a_helper_s_answer_comes_with_its_cost(helper: Opened) -> None:
     helped = ask_helper(temperature=0.5)
     assert helped.message == {"role": "assistant", "content": "yes"}
     (span,) = helper.spans
-    assert (helped.prompt_tokens, helped.completion_tokens) == (len(span.prompt_token_ids), 4)
+    prompt_tokens, usage = len(span.prompt_token_ids), helped.usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (prompt_tokens, 4)
     # $0.15 and $0.60 per million tokens, by LiteLLM's own table
-    assert helped.cost == pytest.approx(helped.prompt_tokens * 0.15e-6 + 4 * 0.6e-6)
+    assert usage.cost == pytest.approx(prompt_tokens * 0.15e-6 + 4 * 0.6e-6)
     assert span.request.fields["temperature"] == 0.5
 
 
 def test_a_helper_of_unknown_price_has_no_cost(helper: Opened) -> None:
-    assert ask_helper("openai/our-own").cost is None
+    assert ask_helper("openai/our-own").usage.cost is None
 
 
 def test_a_helper_takes_tools_and_calls_them(helper: Opened) -> None:
