@@ -27,7 +27,8 @@ def build(
 
 
 def write_datums(path: Path, trajectories: Path, credit: CreditAssignment) -> None:
-    """Write the datums of a file of trajectories, and beside it no file of rewards."""
+    """Write the datums of a file of trajectories anew, and beside it no file of rewards."""
+    path.unlink(missing_ok=True)
     rewards = path.with_name(f"{path.stem}.rewards")
     compute_rewards.make(rewards, trajectories, credit.rewards_query)
     datums.build_datums.make(path, trajectories, rewards, credit)

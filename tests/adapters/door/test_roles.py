@@ -128,6 +128,7 @@ def made(folder: Path, discount: float = 1.0) -> tuple[list[Span], dict[str, flo
     run = RunFolder(folder)
     spans = [seal(run.journal(BATCH), run.spans(BATCH))]
     trajectories, datums = folder / "trajectories.parquet", folder / "datums.parquet"
+    trajectories.unlink(missing_ok=True)
     assemble_trajectories.make(trajectories, spans, TRAINED)
     write_datums(datums, trajectories, CreditAssignment("centred", "sum", 2, discount))
     files = StepFiles(spans, {POLICY: trajectories}, {}, {POLICY: datums}, {})
