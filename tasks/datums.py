@@ -90,7 +90,8 @@ def datums_of(
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
-def write_datums(
+@durable
+def build_datums(
     path: Path,
     trajectories: Path,
     rewards: Path,
@@ -102,10 +103,6 @@ def write_datums(
     scored = None if references is None else read(references)
     means = [mean_rewards(read(earlier)) for earlier in history]
     write(datums_of(read(trajectories), read(rewards), credit, scored, means), path)
-
-
-build_datums = durable("build_datums", write_datums)
-"""trajectories × rewards → datums, of one policy."""
 
 
 def read_datums(path: Path, loss: str, settings: Settings | None = None) -> list[tinker.Datum]:

@@ -163,14 +163,11 @@ class PlayedShard:
     spans: Sequence[Path]
 
 
-def write_evaluation(path: Path, played: Mapping[str, PlayedShard], threshold: float) -> None:
+@durable
+def score_rollouts(path: Path, played: Mapping[str, PlayedShard], threshold: float) -> None:
     """Write the scores of held-out shards, by how they were sampled (`sampled`, `greedy`)."""
     scores = {how: score_spans(p.spans, p.shard, threshold) for how, p in played.items()}
     write_json(path, SCORES.dump_python(scores, mode="json"))
-
-
-score_rollouts = durable("score_rollouts", write_evaluation)
-"""rollouts of held-out examples → scores."""
 
 
 def read_evaluation(path: Path) -> dict[str, Score]:

@@ -25,16 +25,13 @@ MeanRewards = Mapping[str, float]
 """Role → its mean reward in a step."""
 
 
-def write_rewards(path: Path, trajectories: Path, query: str | None = None) -> None:
+@durable
+def compute_rewards(path: Path, trajectories: Path, query: str | None = None) -> None:
     """Write the reward of each trained role of each rollout, shaped and filtered by the `query`.
 
     What the query leaves out is neither compared nor trained (`tasks.algorithm.shaping`).
     """
     write(rewards_of(read(trajectories), query), path)
-
-
-compute_rewards = durable("compute_rewards", write_rewards)
-"""trajectories → rewards, of one policy."""
 
 
 def rewards_of(trajectories: pa.Table, shaping: str | None = None) -> pa.Table:

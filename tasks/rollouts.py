@@ -12,7 +12,8 @@ from tasks.shards import BatchPlan
 from tasks.storage.durability import durable
 
 
-def write_spans(
+@durable
+def collect_rollouts(
     path: Path,
     shard: Path,
     plan: BatchPlan,
@@ -32,7 +33,3 @@ def write_spans(
                     raise recorder.fault or error from error
                 recorder.check_service()
     seal(journal.path, path)
-
-
-collect_rollouts = durable("collect_rollouts", write_spans)
-"""shard → rollouts → spans, of one batch."""

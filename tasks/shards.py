@@ -66,7 +66,8 @@ class BatchPlan:
         ]
 
 
-def write_shard(path: Path, source: Source, seed: int, step: int, size: ShardSize) -> None:
+@durable
+def draw_shard(path: Path, source: Source, seed: int, step: int, size: ShardSize) -> None:
     """Write the examples of a step, one a line.
 
     The file says which batch plays an example, so a run may go on with another number of batches:
@@ -74,10 +75,6 @@ def write_shard(path: Path, source: Source, seed: int, step: int, size: ShardSiz
     """
     count = size.groups * size.rounds
     write_rows(path, size.rows(choose(source.examples(), seed, step, count, source.curriculum)))
-
-
-draw_shard = durable("draw_shard", write_shard)
-"""dataset → shard."""
 
 
 def read_shard(path: Path) -> list[ShardRow]:

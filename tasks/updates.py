@@ -209,7 +209,8 @@ class _InflightSampler:
         return await sampler.sample(prompt, num_samples, sampling_params)
 
 
-def write_update(
+@durable
+def update_policy(
     path: Path,
     updater: PolicyUpdater,
     step: int,
@@ -227,10 +228,6 @@ def write_update(
     if update.logprobs:
         measured[FIRST_LOGPROBS] = update.logprobs[0].tolist()
     write_json(path, {**measured, **update.probe_metrics, **seconds})
-
-
-update_policy = durable("update_policy", write_update)
-"""checkpoint × datums → checkpoint, of one policy."""
 
 
 def read_update(path: Path) -> Metrics:

@@ -271,15 +271,14 @@ def without_secrets(value: Any) -> Any:
 
 
 def _check_tokens(span: Span) -> None:
-    who = span["span_id"]
-    sampled, logprobs = span["response_token_ids"], span["logprobs"]
-    if len(logprobs) != len(sampled):
-        raise ValueError(f"{who} has {len(sampled)} tokens and {len(logprobs)} log-probabilities")
+    who, logprobs, kept = span["span_id"], span["logprobs"], span["prefix_len"]
+    asked, answered = len(span["prompt_token_ids"]), len(span["response_token_ids"])
+    if len(logprobs) != answered:
+        raise ValueError(f"{who} has {answered} tokens and {len(logprobs)} log-probabilities")
     if not all(map(math.isfinite, logprobs)):
         raise ValueError(f"{who} has a log-probability that is not a finite number")
-    if not 0 <= span["prefix_len"] <= len(span["prompt_token_ids"]):
-        length = len(span["prompt_token_ids"])
-        raise ValueError(f"{who} keeps {span['prefix_len']} tokens of a prompt of {length}")
+    if not 0 <= kept <= asked:
+        raise ValueError(f"{who} keeps {kept} tokens of a prompt of {asked}")
 
 
 def _of_rollout(rollout_id: str, attempt: int, run_id: str | None) -> Span:

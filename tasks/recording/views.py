@@ -78,7 +78,7 @@ def open_views(runs: Sequence[RunFolder], names: Sequence[str] = VIEWS) -> Views
     if "steps" in names:
         rows = [{"run": run.name, **row} for run in runs for row in read_log(run.metrics)]
         if rows:
-            connection.register("steps", _table(rows))
+            connection.register("steps", _unify(rows))
     if "evaluations" in names:
         rows = [row for run in runs for row in _evaluations(run)]
         connection.register("evaluations", pa.Table.from_pylist(rows, schema=EVALUATIONS))
@@ -118,7 +118,7 @@ def _learned(
                 yield path, {"run": run.name, "policy": policy, "step": int(path.stem)}
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+def _unify(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Make a table of rows that differ in their columns; what a row lacks is null."""
     names = dict.fromkeys(name for row in rows for name in row)
     return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})

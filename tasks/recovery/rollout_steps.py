@@ -105,14 +105,15 @@ class RolloutSteps(StepSource):
 
 def _evidence_of_call(span: Span, method: UpdateMethod) -> Evidence:
     """Make evidence of a call: its prompt and answer, and the sampler's log-probabilities."""
-    prompt, answer = span["prompt_token_ids"], span["response_token_ids"]
-    tokens, unsampled = [*prompt, *answer], [0.0] * (len(prompt) - 1)
+    prompt_token_ids, response_token_ids = span["prompt_token_ids"], span["response_token_ids"]
+    tokens = [*prompt_token_ids, *response_token_ids]
+    unsampled = [0.0] * (len(prompt_token_ids) - 1)
     row = {
         "tokens": tokens[:-1],
         "targets": tokens[1:],
         "logprobs": [*unsampled, *span["logprobs"]],
         "advantages": [0.0] * (len(tokens) - 1),
-        "mask": [*map(int, unsampled), *[1] * len(answer)],
+        "mask": [*map(int, unsampled), *[1] * len(response_token_ids)],
         "scale": 1.0,
     }
     table = pa.Table.from_pylist([row], schema=SCHEMA)

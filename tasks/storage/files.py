@@ -106,13 +106,13 @@ def wait_for_space(folder: Path) -> None:
         time.sleep(LOOK_SECONDS)
 
 
-def check_writable(place: Path, instead: str) -> None:
+def check_writable(path: Path, instead: str) -> None:
     """Refuse (UserError) a folder, or what is not there yet, that cannot be written; leave nothing.
 
     `instead` names what the user can give in its place.
     """
-    whole = place.absolute()
-    there = next(path for path in (whole, *whole.parents) if os.path.lexists(path))
+    whole = path.absolute()
+    there = next(above for above in (whole, *whole.parents) if os.path.lexists(above))
     try:
         TemporaryFile(dir=there).close()
         for name in whole.relative_to(there).parts:
@@ -120,7 +120,7 @@ def check_writable(place: Path, instead: str) -> None:
                 (there / name).lstat()  # OSError if the name is too long
     except OSError as error:
         raise UserError(
-            f"nothing can be written at {place} ({error}); mend that, or give {instead}"
+            f"nothing can be written at {path} ({error}); mend that, or give {instead}"
         ) from error
 
 

@@ -47,7 +47,7 @@ def batch_name(shard: str, number: int) -> str:
 
 
 def rollout_name(shard: str, example: int, index: int) -> str:
-    """Name a rollout, by its example's place in the shard: `train-00003-0012-01`."""
+    """Name a rollout, by the index of its example in the shard: `train-00003-0012-01`."""
     return f"{shard}-{example:04d}-{index:02d}"
 
 

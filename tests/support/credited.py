@@ -11,7 +11,7 @@ from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from tasks.recovery.rollout_steps import RolloutSteps
-from tasks.rewards import MeanRewards, rewards_of, write_rewards
+from tasks.rewards import MeanRewards, compute_rewards, rewards_of
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
 
@@ -27,10 +27,11 @@ def build(
 
 
 def write_datums(path: Path, trajectories: Path, credit: CreditAssignment) -> None:
-    """Write the datums of a file of trajectories, and beside it no file of rewards."""
+    """Write the datums of a file of trajectories anew, and beside it no file of rewards."""
+    path.unlink(missing_ok=True)
     rewards = path.with_name(f"{path.stem}.rewards")
-    write_rewards(rewards, trajectories, credit.rewards_query)
-    datums.write_datums(path, trajectories, rewards, credit)
+    compute_rewards.make(rewards, trajectories, credit.rewards_query)
+    datums.build_datums.make(path, trajectories, rewards, credit)
     rewards.unlink()
 
 

@@ -18,7 +18,7 @@ from adapters.player_protocol import BEGIN, END, PlaySettings
 from adapters.rendering.chat import Chat
 from tasks.playing.server import RolloutServer
 from tasks.recording.journal import read_spans
-from tasks.rollouts import write_spans
+from tasks.rollouts import collect_rollouts
 from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tasks.trajectories import trajectories_of
@@ -120,7 +120,7 @@ class RecordedRollouts:
             settings = PlaySettings("", [POLICY], concurrency=1, timeout_seconds=0)
             server = RolloutServer(run, door, service_without_engine(), settings)
             parquet = run.spans(plan.name)
-            write_spans(parquet, shard, plan, server, lambda: sampled_by, play_batch)
+            collect_rollouts.make(parquet, shard, plan, server, lambda: sampled_by, play_batch)
         self.calls = recording.calls(names)
         self.spans: pa.Table = read_spans(parquet)
         self.trajectories: pa.Table = trajectories_of([parquet])

@@ -34,7 +34,7 @@ from tasks.reports.transcripts import read_games, transcripts
 from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
-from tasks.trajectories import write_trajectories
+from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
 from tests.support.dask_agents import talks
 from tests.support.played_batch import BATCH, SHARD, service_without_engine, write_examples
@@ -102,7 +102,7 @@ def ends_of(run: RunFolder) -> dict[str, list[str]]:
 def datums_of(run: RunFolder) -> bytes:
     """Return the datums of a sealed batch."""
     trajectories, datums = run.trajectories(POLICY, 0), run.datums(POLICY, 0)
-    write_trajectories(trajectories, [run.spans(BATCH)])
+    assemble_trajectories.make(trajectories, [run.spans(BATCH)])
     write_datums(datums, trajectories, CreditAssignment("centred"))
     return datums.read_bytes()
 

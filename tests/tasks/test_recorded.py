@@ -18,10 +18,10 @@ from tasks.playing.server import RolloutServer
 from tasks.recording.journal import read_journal
 from tasks.recording.recorded_calls import recorded_calls
 from tasks.recording.spans import EndedAttempt, Span, reward_span
-from tasks.rollouts import write_spans
+from tasks.rollouts import collect_rollouts
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
-from tasks.trajectories import write_trajectories
+from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
 from tests.support.played_batch import BATCH, PAIRS, SHARD, Stage, open_stage, write_examples
 from tests.tasks.test_journal import NOON
@@ -82,7 +82,9 @@ def collect(stage: Stage) -> Collect:
         settings = PlaySettings(f"{agent.__module__}:{agent.__name__}", [POLICY], 2, 30.0)
         with Door(stage.chat, {}, run_seed=0) as door:
             server = RolloutServer(run, door, stage.service, settings, replay)
-            write_spans(run.spans(BATCH), shard, PAIRS, server, lambda: sampled_by, play_batch)
+            collect_rollouts.make(
+                run.spans(BATCH), shard, PAIRS, server, lambda: sampled_by, play_batch
+            )
         return run
 
     return collected
@@ -152,7 +154,7 @@ def sampled_twice(run: RunFolder) -> int:
 
 def measured(run: RunFolder) -> Metrics:
     spans, trajectories, datums = [run.spans(BATCH)], *made_of(run)
-    write_trajectories(trajectories, spans)
+    assemble_trajectories.make(trajectories, spans)
     write_datums(datums, trajectories, CreditAssignment("centred"))
     return measure(StepFiles(spans, {POLICY: trajectories}, {}, {POLICY: datums}, {}))
 

@@ -32,7 +32,7 @@ from tasks.recovery.rebuilding import ProbeError
 from tasks.recovery.recorded_steps import MethodError, TrainedPolicy
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import write
-from tasks.updates import PolicyUpdater, write_update
+from tasks.updates import PolicyUpdater, update_policy
 from tests.support.credited import recorded_steps
 from tests.support.engine_server import Address, connected
 from tests.support.opened_door import CHAT
@@ -362,7 +362,7 @@ def test_an_update_is_complete_with_its_file_and_not_with_its_checkpoint(
     assert weights(make_updater(), address) == undisturbed
     updater = make_updater()
     datums, path = datums_of(updater, 3), updater.recorded.run.update(POLICY, 3)
-    write_update(path, updater, 3, datums, METHOD, with_state=True)
+    update_policy.make(path, updater, 3, datums, METHOD, with_state=True)
     assert [c.step for c in updater.ledger.checkpoints()].count(4) == 2
     assert weights(updater, address) == undisturbed
 

@@ -22,7 +22,7 @@ from tasks.recording.views import VIEWS
 from tasks.storage.json_files import write_json
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import folder_of
-from tasks.trajectories import write_trajectories
+from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
 from tests.tasks.test_journal import NOON
 from tests.tasks.test_reports import ended, rollout, said, sealed
@@ -55,7 +55,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             sealed(run.spans(f"train-{step:05d}.{batch}"), *rollouts[batch::2]) for batch in (0, 1)
         ]
         trajectories = run.trajectories(POLICY, step)
-        write_trajectories(trajectories, spans)
+        assemble_trajectories.make(trajectories, spans)
         write_datums(run.datums(POLICY, step), trajectories, CreditAssignment("centred"))
         record_metrics(run.metrics, step, {"reward/mean": 0.5 + step / 2, "tokens/sampled": 7})
     held_out = score([ScoredRollout("a", 1.0, "bird"), ScoredRollout("b", 0.0)])

@@ -22,7 +22,7 @@ from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
 from tasks.playing.server import RolloutServer
 from tasks.recording.journal import read_journal
-from tasks.rollouts import write_spans
+from tasks.rollouts import collect_rollouts
 from tasks.storage.run_folder import RunFolder
 from tests.support.opened_door import ASK, CALL, CHAT, SAMPLING, TOKENS, TOOLS, Opened, Scripted
 from tests.support.played_batch import BATCH, PAIRS, service_without_engine, write_examples
@@ -313,7 +313,9 @@ def test_the_journal_has_the_tokens_that_an_agent_of_litellm_got(tmp_path: Path)
     with Door(CHAT, {}, run_seed=0) as door:
         server = RolloutServer(run, door, service_without_engine(), settings)
         sampled_by = SampledBy({POLICY: policy}, SAMPLING)
-        write_spans(run.spans(BATCH), shard, PAIRS, server, lambda: sampled_by, play_batch)
+        collect_rollouts.make(
+            run.spans(BATCH), shard, PAIRS, server, lambda: sampled_by, play_batch
+        )
     spans = read_journal(run.journal(BATCH))
     calls = {span["gen_ai_response_id"]: span for span in spans if span["kind"] == "llm"}
     assert len(calls) == len(answers) == 4

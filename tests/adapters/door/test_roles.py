@@ -23,11 +23,11 @@ from tasks.metrics import StepFiles, measure
 from tasks.playing.server import RolloutServer
 from tasks.recording.journal import read_journal, seal
 from tasks.recording.spans import Span
-from tasks.rollouts import write_spans
+from tasks.rollouts import collect_rollouts
 from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
-from tasks.trajectories import write_trajectories
+from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
 from tests.support.opened_door import Opened
 from tests.support.played_batch import BATCH, SHARD, service_without_engine, write_examples
@@ -114,7 +114,9 @@ def collect(tmp_path: Path) -> Collect:
             server = RolloutServer(run, door, service_without_engine(), settings)
             sampled_by = SampledBy(policies, SAMPLING)
             run.spans(BATCH).unlink(missing_ok=True)
-            write_spans(run.spans(BATCH), shard, plan, server, lambda: sampled_by, play_batch)
+            collect_rollouts.make(
+                run.spans(BATCH), shard, plan, server, lambda: sampled_by, play_batch
+            )
         return read_journal(run.journal(BATCH))
 
     return collected
@@ -125,7 +127,8 @@ def made(folder: Path, discount: float = 1.0) -> tuple[list[Span], dict[str, flo
     run = RunFolder(folder)
     spans = [seal(run.journal(BATCH), run.spans(BATCH))]
     trajectories, datums = folder / "trajectories.parquet", folder / "datums.parquet"
-    write_trajectories(trajectories, spans, TRAINED)
+    trajectories.unlink(missing_ok=True)
+    assemble_trajectories.make(trajectories, spans, TRAINED)
     write_datums(datums, trajectories, CreditAssignment("centred", "sum", 2, discount))
     files = StepFiles(spans, {POLICY: trajectories}, {}, {POLICY: datums}, {})
     return read(datums).to_pylist(), measure(files, trained_roles=TRAINED, min_group_size=2)
