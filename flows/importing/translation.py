@@ -1,4 +1,4 @@
-"""A translation into a recipe while it is made, and its text in YAML with a reason for each value."""
+"""A translation into a recipe, and its text: YAML, with the reason of each value."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

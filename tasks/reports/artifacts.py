@@ -208,17 +208,13 @@ def artifact_key(run: RunFolder, what: str) -> str:
 
 def describe_curves(run: RunFolder) -> str:
     """Show the curves of a run as a picture, and say where its report is."""
-    from tasks.reports.plots import (  # matplotlib loads slowly, and only for this
-        draw_panels,
-        draw_rewards,
-        draw_role_rewards,
-        join_drawings,
-    )
+    from tasks.reports import plots  # matplotlib loads slowly, and only for this
 
     with open_views([run], ("spans", "evaluations")) as views:
         curves = [read_curves(run, views)]
-    drawn = [draw_rewards(curves)[0], *draw_role_rewards(curves), *draw_panels(curves)]
-    image = b64encode(join_drawings(drawn).encode()).decode()
+    rewards = [plots.draw_rewards(curves)[0], *plots.draw_role_rewards(curves)]
+    picture = plots.join_drawings([*rewards, *plots.draw_panels(curves)])
+    image = b64encode(picture.encode()).decode()
     return (
         f"![curves](data:image/svg+xml;base64,{image})\n\n"
         "Points on a line are the mean rewards of the rollouts that were trained on. Circles are "

@@ -137,9 +137,7 @@ def _show_best(rollouts: Sequence[Transcript]) -> str:
     for turn in best["interactions"]:
         question = turn["question"] or ""
         end = question if len(question) <= LONGEST_QUESTION else f"… {question[-LONGEST_QUESTION:]}"
-        lines += [
-            f"\n{turn['role']} was asked: {end}",
-            f"{turn['role']} answered: {turn['response']}",
-        ]
+        lines.append(f"\n{turn['role']} was asked: {end}")
+        lines.append(f"{turn['role']} answered: {turn['response']}")
     lines += [f"\n{call['role']} was refused: {call['why']}" for call in best["refused"]]
     return "\n".join(lines)
