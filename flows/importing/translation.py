@@ -28,7 +28,6 @@ class Translation:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def give(self, key: str, value: Json, reason: str) -> None:
-        """Set a key of the recipe."""
         self.values[key] = value, reason
 
     def copy(

@@ -76,7 +76,7 @@ log = logging.getLogger(__name__)
 
 
 class Artifacts:
-    """Artifacts of a run, which a thread makes beside the training.
+    """Artifacts of a run, which a thread creates beside the training.
 
     The training needs none of them: where Prefect's server is away or refuses, one warning says so.
     The progress of `steps` is shown; none of it if they are None, in an evaluation.
@@ -189,11 +189,8 @@ class Artifacts:
             make()
         except FAILURES as error:
             if not self._told:
-                log.warning(
-                    "Prefect's UI does not show all of %s: %r. The training needs none of it",
-                    self._run.name,
-                    error,
-                )
+                said = "Prefect's UI does not show all of %s: %r. The training needs none of it"
+                log.warning(said, self._run.name, error)
             self._told = True
 
 

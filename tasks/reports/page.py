@@ -63,7 +63,6 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
 
 
 def render_report(runs: Sequence[RunFolder]) -> str:
-    """Render the page of a run, or of several beside each other."""
     reported = [_read(run) for run in runs]
     curves = [one.curves for one in reported]
     page = Environment(
