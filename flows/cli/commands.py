@@ -265,7 +265,7 @@ def trinity(
     ] = None,
 ) -> None:
     """Make a recipe of Trinity-RFT's YAML, and say what has no counterpart."""
-    from flows.importing.recipe_text import import_trinity
+    from flows.importing.trinity import import_trinity
     from tasks.storage.files import write_text
 
     text = import_trinity(file.name, file.read(), set_ or [])

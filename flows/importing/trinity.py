@@ -1,12 +1,14 @@
 """A recipe of a Trinity-RFT 0.6.0 configuration, with its implicit defaults made explicit."""
 
+from collections.abc import Sequence
 from math import floor
 
-from flows.importing.translation import Translation
+from flows.importing.translation import Translation, write_recipe
 from flows.importing.trinity_algorithm import translate_algorithm
-from flows.importing.trinity_file import TrinityFile, known_keys
-from flows.recipe.section import MOST_STEPS
-from tasks.storage.keys import Section
+from flows.importing.trinity_file import known_keys, read_trinity
+from flows.recipe.loading import parse_overrides
+from flows.recipe.section import MOST_STEPS, TABLES
+from tasks.storage.keys import flatten
 
 AGENTS = dict.fromkeys(
     ("math_workflow", "async_math_workflow", "math_boxed_workflow", "async_math_boxed_workflow"),
@@ -31,9 +33,10 @@ ORDERS = {"sequential": "sequential", "shuffle": "shuffled", "random": "shuffled
 """Selector of tasks → order of the dataset, shuffled anew for each pass."""
 
 
-def translate(file: TrinityFile, chosen: Section) -> Translation:
-    """Translate a file; `chosen` are the values that the user gives in place of its own."""
-    out = Translation(file, chosen)
+def import_trinity(name: str, text: str, overrides: Sequence[str] = ()) -> str:
+    """Make the text of a recipe of a Trinity-RFT file, with each `section.key=value` over it."""
+    chosen = flatten(parse_overrides(overrides), TABLES)
+    out = Translation(read_trinity(name, text), chosen)
     _refuse_what_is_on(out)
     _translate_task(out)
     _translate_order(out)
@@ -46,7 +49,7 @@ def translate(file: TrinityFile, chosen: Section) -> Translation:
     _translate_optimizer(out)
     _translate_schedule(out)
     _translate_saving(out)
-    return out
+    return write_recipe(name, out, overrides)
 
 
 def _refuse_what_is_on(out: Translation) -> None:

@@ -49,7 +49,6 @@ class TrinityFile:
         return self.given.get(key, known_keys().defaults[key])
 
     def number(self, key: str) -> float:
-        """Return the value of a translated key as a number."""
         value = self.get(key)
         try:
             return float(value)
@@ -67,7 +66,6 @@ class TrinityFile:
 
 @cache
 def known_keys() -> Keys:
-    """Read the table of all keys."""
     table = yaml.safe_load(read_bytes(Path(__file__).parent / "trinity.yaml"))
     whole = {
         f"{section}.*": [f"{section}.{key}" for key in keys.split()]

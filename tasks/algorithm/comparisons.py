@@ -247,7 +247,6 @@ def _whiten(groups: Groups, weigh: Callable[[Earned], int]) -> Advantages:
 
 
 def rollouts_of(groups: Groups) -> Iterator[tuple[str, Sequence[Earned]]]:
-    """Yield each rollout with the earnings of its calls."""
     return chain.from_iterable(group.items() for group in groups.values())
 
 

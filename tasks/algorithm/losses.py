@@ -188,7 +188,6 @@ def is_regularized(name: str, settings: Settings) -> bool:
 
 
 def service_loss(name: str, settings: Settings) -> "ServiceLoss":
-    """Return a loss as the service is asked for it."""
     from adapters.tinker.live_policy import ServiceLoss
 
     loss = find_loss(name)

@@ -86,9 +86,8 @@ def used_settings(given: Settings, known: Known) -> dict[str, float | str]:
 def _complete(given: Settings, known: Known) -> tuple[dict[str, float | str], list[str]]:
     """Add the defaults to the given settings; return also the names that the row reads."""
     complete = {name: given.get(name, setting.default) for name, setting in known.items()}
-    conditions = {name: setting.used_by for name, setting in known.items()}
     return complete, [
         name
-        for name, condition in conditions.items()
-        if condition is None or complete[condition[0]] in condition[1]
+        for name, setting in known.items()
+        if setting.used_by is None or complete[setting.used_by[0]] in setting.used_by[1]
     ]

@@ -86,11 +86,11 @@ def _list_spans(spans: Sequence[Path], read_context: int | None) -> str:
     shown = [[_shorten(value) for value in row.values()] for row in rows[:MOST_SPANS]]
     left = len(rows) - len(shown)
     more = f"\n… and {left} more, in {spans[0].parent}" if left else ""
-    below = [_warn_of_noise(rows, read_context), *map(str, read_failures(spans))]
+    below = [_warn_of_long_prompts(rows, read_context), *map(str, read_failures(spans))]
     return "\n\n".join([aligned(list(rows[0]), shown) + more, *filter(None, below)])
 
 
-def _warn_of_noise(rows: Sequence[SpanLine], read_context: int | None) -> str:
+def _warn_of_long_prompts(rows: Sequence[SpanLine], read_context: int | None) -> str:
     """Say that prompts are longer than what the model has read; empty if none is."""
     # A prompt of a role that no policy answers has no prefix, and was read by another model.
     longest = max((row["prompt"] or 0 for row in rows if row["prefix"]), default=0)
@@ -137,9 +137,7 @@ def _show_best(rollouts: Sequence[Transcript]) -> str:
     for turn in best["interactions"]:
         question = turn["question"] or ""
         end = question if len(question) <= LONGEST_QUESTION else f"… {question[-LONGEST_QUESTION:]}"
-        lines += [
-            f"\n{turn['role']} was asked: {end}",
-            f"{turn['role']} answered: {turn['response']}",
-        ]
+        lines.append(f"\n{turn['role']} was asked: {end}")
+        lines.append(f"{turn['role']} answered: {turn['response']}")
     lines += [f"\n{call['role']} was refused: {call['why']}" for call in best["refused"]]
     return "\n".join(lines)

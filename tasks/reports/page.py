@@ -13,17 +13,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from adapters.tinker.token_texts import find_token_texts
 from tasks.recording.views import open_views
+from tasks.reports import plots
 from tasks.reports.curves import HeldOutScore, RunCurves, metric_names, read_curves
 from tasks.reports.failures import RecordedFailure, find_failures
 from tasks.reports.marked_rollouts import MarkedRollout, read_marked_rollouts
-from tasks.reports.plots import (
-    COLOURS,
-    PARTS,
-    draw_panels,
-    draw_rewards,
-    draw_role_rewards,
-    draw_times,
-)
 from tasks.storage.files import write_text
 from tasks.storage.keys import flatten
 from tasks.storage.manifest import Manifest, differences, read_manifest
@@ -70,7 +63,6 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
 
 
 def render_report(runs: Sequence[RunFolder]) -> str:
-    """Render the page of a run, or of several beside each other."""
     reported = [_read(run) for run in runs]
     curves = [one.curves for one in reported]
     page = Environment(
@@ -82,11 +74,11 @@ def render_report(runs: Sequence[RunFolder]) -> str:
     ).get_template("page.html")
     return page.render(
         runs=reported,
-        rewards=[*draw_rewards(curves), *draw_role_rewards(curves)],
-        panels=draw_panels(curves),
-        times=draw_times(curves) if any(run.metrics for run in curves) else "",
-        parts=PARTS,
-        colours=COLOURS,
+        rewards=[*plots.draw_rewards(curves), *plots.draw_role_rewards(curves)],
+        panels=plots.draw_panels(curves),
+        times=plots.draw_times(curves) if any(run.metrics for run in curves) else "",
+        parts=plots.PARTS,
+        colours=plots.COLOURS,
         recipes=compare_recipes([one.manifest["recipe"] for one in reported]),
         metrics=_all_metrics(curves),
     )

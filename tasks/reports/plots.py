@@ -148,20 +148,16 @@ def draw_times(runs: Sequence[RunCurves]) -> str:
 def join_drawings(drawings: Sequence[str], columns: int = 2) -> str:
     """Join panels into one SVG file, in rows, with the colours that each has on the page."""
     width, height = (96 * inches for inches in SIZE)  # in pixels
-    size = width * min(columns, len(drawings)), height * ceil(len(drawings) / columns)
-    placed = [
-        drawing.replace("<svg", f'<svg x="{at % columns * width}" y="{at // columns * height}"', 1)
-        for at, drawing in enumerate(drawings)
+    wide, high = width * min(columns, len(drawings)), height * ceil(len(drawings) / columns)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}">',
+        f"<style>{PALETTE}:root {{ color: var(--ink); }}</style>",
+        '<rect width="100%" height="100%" fill="var(--paper)"/>',
     ]
-    return "\n".join(
-        [
-            '<svg xmlns="http://www.w3.org/2000/svg" width="{}" height="{}">'.format(*size),
-            f"<style>{PALETTE}:root {{ color: var(--ink); }}</style>",
-            '<rect width="100%" height="100%" fill="var(--paper)"/>',
-            *placed,
-            "</svg>",
-        ]
-    )
+    for at, drawing in enumerate(drawings):
+        corner = f'<svg x="{at % columns * width}" y="{at // columns * height}"'
+        lines.append(drawing.replace("<svg", corner, 1))
+    return "\n".join([*lines, "</svg>"])
 
 
 def _time_parts(run: RunCurves) -> list[float]:

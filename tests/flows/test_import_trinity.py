@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.importing.recipe_text import import_trinity
+from flows.importing.trinity import import_trinity
 from flows.importing.trinity_algorithm import ADVANTAGES, ALGORITHMS, LOSSES
 from flows.importing.trinity_file import ImportRefusal, known_keys, read_trinity
 from flows.recipe.loading import RecipeError, named_recipe

@@ -23,8 +23,7 @@ from tasks.evaluations import ScoredRollout, score
 from tasks.metrics import record_metrics
 from tasks.recording.spans import Span
 from tasks.recording.views import open_views
-from tasks.reports.artifact_texts import describe_curves, describe_training
-from tasks.reports.artifacts import Artifacts
+from tasks.reports.artifacts import Artifacts, describe_curves, describe_training
 from tasks.reports.curves import read_curves
 from tasks.reports.page import render_report
 from tasks.storage.json_files import append_row, write_json
