@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
@@ -46,11 +46,9 @@ class EngineProcess:
         state.mkdir(parents=True, exist_ok=True)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        try:
+        with suppress(BrokenPipeError):  # the engine has ended, and its log says why
             self.process.stdin.write(f"{state}\n".encode())
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # the engine has ended, and its log says why
         for line in self.process.stdout:
             name, _, value = line.decode().removeprefix("export ").strip().partition("=")
             if name == "TINKER_BASE_URL":
