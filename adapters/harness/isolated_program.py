@@ -34,7 +34,8 @@ def main() -> None:
 
         async def outcome() -> Outcome:
             asyncio.get_running_loop().set_task_factory(contained_task)
-            return await play_to_end(play(given["example"], endpoints))
+            keys = [of_role["api_key"] for of_role in endpoints.values()]
+            return await play_to_end(play(given["example"], endpoints), keys)
 
         stdout.write(encode_json(write_outcome(asyncio.run(outcome()))) + b"\n")
         kill_programs()

@@ -7,9 +7,9 @@ import asyncio
 import os
 import sysconfig
 import time
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Collection, Coroutine
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from traceback import TracebackException, extract_tb
@@ -135,19 +135,23 @@ def load_for_roles(agent: str, roles: tuple[str, ...]) -> Play:
     return play
 
 
-async def play_to_end(playing: Awaitable[Reward]) -> Outcome:
-    """Return the outcome of a rollout that is being played; whatever it raises is one."""
+async def play_to_end(playing: Awaitable[Reward], keys: Collection[str]) -> Outcome:
+    """Return the outcome of a rollout that is being played; whatever it raises is one.
+
+    An error does not show the `keys` that the agent was given.
+    """
     try:
         reward = await playing
     except Exception as error:  # noqa: BLE001  An agent may raise anything; here it is a row.
-        return _failure(error)
+        return _failure(error, keys)
     return reward
 
 
-def _failure(error: Exception) -> Failure:
+def _failure(error: Exception, keys: Collection[str] = ()) -> Failure:
     kind = type(error).__name__
     told = str(TracebackException(type(error), error, None))  # its `__str__` may raise
-    return Failure(kind, shorten_message(f"{told or f'{kind} without a message'}{own_line(error)}"))
+    said = f"{told or f'{kind} without a message'}{own_line(error)}"
+    return Failure(kind, shorten_message(mask(said, keys)))
 
 
 def own_line(error: Exception) -> str:
@@ -185,9 +189,6 @@ class _Player:
         async with self._places, self._places_isolated if rollout.isolated else nullcontext():
             started = time.monotonic()
             outcome = await play(rollout)
-        if isinstance(outcome, Failure):
-            told = mask(outcome.message, [self._batch.key(rollout.id)])
-            outcome = replace(outcome, message=told)
         end = PlayedRollout(outcome, time.monotonic() - started)
         async with self._ends:
             url = self._batch.url(END, rollout.id)
@@ -197,7 +198,8 @@ class _Player:
 
     async def _play_here(self, rollout: BegunRollout) -> Outcome:
         playing = self._play(rollout.example, self._batch.endpoints(rollout.id))
-        return await play_to_end(self._within_time(playing, rollout))
+        keys = [self._batch.key(rollout.id)]
+        return await play_to_end(self._within_time(playing, rollout), keys)
 
     async def _play_isolated(self, rollout: BegunRollout) -> Outcome:
         endpoints = self._batch.endpoints(rollout.id)

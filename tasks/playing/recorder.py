@@ -93,9 +93,10 @@ class JournalRecorder:
         """Record a call durably; ends that waited for the service to answer one count now."""
         await self._journal.append(call_span(completion, self._server.run.name))
         self._answered |= completion.usage is None
-        held, self._held = self._held if self._answered else [], []
-        for end in held:
-            await self.ended(end)
+        if self._answered:
+            held, self._held = self._held, []
+            for end in held:
+                await self.ended(end)
 
     async def ended(self, end: RolloutEnd) -> bool:
         """Record an end durably, and return whether it closes the batch.

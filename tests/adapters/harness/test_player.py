@@ -170,6 +170,15 @@ def test_an_agent_s_error_is_recorded_without_its_key(open_door: Door) -> None:
     assert end.outcome == Failure("ValueError", f"the key *** does not fit at {line}")
 
 
+async def tells_its_key_at_the_cut(_: dict[str, Any], *, api_key: str, **__: str) -> float:
+    raise ValueError("x" * (LONGEST_MESSAGE // 2 - 4) + api_key + "x" * LONGEST_MESSAGE)
+
+
+def test_a_shortened_error_shows_no_part_of_the_key(open_door: Door) -> None:
+    [end] = play(open_door, tells_its_key_at_the_cut, [{}])
+    assert cast(Failure, end.outcome).message[: LONGEST_MESSAGE // 2].endswith("x***x")
+
+
 def test_what_is_no_reward_is_a_row_with_its_error(open_door: Door) -> None:
     *failed, odd = play(open_door, returns, ({"how": how} for how in REWARDS))
     failures = [cast(Failure, end.outcome) for end in failed]
