@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from adapters.calls import CallId, Completion, Refused, Request, Usage
+from adapters.calls import CallId, Completion, Message, Refused, Request, Usage
 from adapters.door.batches import RolloutEnd
 from adapters.door.call_sequence import SAMPLER_REFUSED
 from adapters.player_protocol import Failure, PlaySettings
@@ -24,7 +24,7 @@ NOW = datetime.now(UTC)
 
 def answered(rollout: str, usage: Usage | None) -> Completion:
     call = CallId(rollout, 0, "policy" if usage is None else "helper", 0)
-    said = {"role": "assistant", "content": "yes"}
+    said: Message = {"role": "assistant", "content": "yes"}
     request = Request("policy", [{"role": "user", "content": "?"}], [], 8, [], {})
     return Completion(call, "id", request, 1, "stop", said, "00000", NOW, NOW, usage=usage)
 
