@@ -47,8 +47,7 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The page's file; by default report.html in the folder of the run or the runs.",
-            callback=writable,
+            help="The page's file; by default report.html in the folder of the run or the runs."
         ),
     ] = None,
 ) -> None:
@@ -57,10 +56,9 @@ def report(
     from tasks.storage.run_folder import runs_root
 
     folders = [folder_of(name) for name in runs]
-    beside = folders[0].report if len(folders) == 1 else runs_root() / "report.html"
-    if out is None:
-        check_output(beside, "another file as --out")
-    print(write_report(folders, out or beside))
+    out = out or (folders[0].report if len(folders) == 1 else runs_root() / "report.html")
+    check_output(out, "another file as --out")
+    print(write_report(folders, out))
 
 
 @app.command()

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Event, Thread
 
 from prefect.logging.handlers import PrefectConsoleHandler
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from tasks.metrics import read_metrics
 from tasks.reports.progress import ProgressReader, describe_run, describe_step
+from tasks.storage.checksums import Damaged
 from tasks.storage.run_folder import RunFolder
 
 LOOK_SECONDS = 0.5
@@ -36,10 +37,12 @@ def show_progress(run: RunFolder, steps: int) -> Iterator[None]:
 
 
 def _repeat(look: Callable[[], None], over: Event) -> None:
-    """Look again and again; the last time when it is over."""
-    while not over.wait(LOOK_SECONDS):
-        look()
-    look()
+    """Look again and again, the last time when it is over; the run says what cannot be read."""
+    ended = False
+    while not ended:
+        ended = over.wait(LOOK_SECONDS)
+        with suppress(Damaged, OSError):
+            look()
 
 
 @contextmanager

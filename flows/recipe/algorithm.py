@@ -62,15 +62,11 @@ class Divergence(Section):
         )
 
     def penalty(self) -> Penalty | None:
-        """Return the penalty of tokens, if there is one."""
         if self.coefficient == 0:
             return None
-        return Penalty(
-            self.coefficient, self.estimator, self.placement, self.discount, self.baseline
-        )
+        return Penalty(**self.model_dump(exclude={"reference"}))
 
     def names_checkpoint(self) -> bool:
-        """Return whether the reference is a checkpoint of a run."""
         return self.reference != BASE and "/" not in self.reference
 
     def _given(self, *names: str) -> str:
@@ -162,18 +158,6 @@ class Algorithm(Section):
             f"aggregation {self.aggregation} with divisor {self.divisor}: one without the other "
             "does nothing; give aggregation fixed and a divisor, or neither",
         )
-
-    def across_groups(self) -> list[str]:
-        """List what depends on a whole step, so that no batch's loss is known before its end."""
-        row = find_advantage(self.advantage)
-        settings = {
-            f"algorithm.aggregation {self.aggregation}": self.aggregation in ("sum", "fixed"),
-            f"algorithm.advantage {self.advantage}": row.in_groups and not row.by_greedy,
-            "algorithm.rewards": self.rewards is None,
-            f"algorithm.trained_calls {self.trained_calls}": self.trained_calls is None,
-            f"algorithm.kl.coefficient {self.kl.coefficient:g}": self.kl.coefficient == 0,
-        }
-        return [name for name, in_groups in settings.items() if not in_groups]
 
 
 class Optimizer(Section):

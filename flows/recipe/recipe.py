@@ -64,12 +64,10 @@ class Dataset(Section):
         )
 
     def train_split(self) -> Source:
-        """Return the examples that are trained on."""
         curriculum = Curriculum(self.order, self.difficulty, self.target)
         return Source(locate_dataset(self.path), "train", self.columns, curriculum)
 
     def held_out_split(self) -> Source:
-        """Return the examples that are held out."""
         return Source(locate_dataset(self.path), self.test_split, self.columns)
 
 
@@ -125,7 +123,6 @@ class Recipe(RunRecipe):
 
     @property
     def subject(self) -> str:
-        """What a run is named after unless it is given a name."""
         return self.agent
 
     @model_validator(mode="before")
@@ -154,10 +151,19 @@ class Recipe(RunRecipe):
         yield from self._refused_comparisons()
 
     def _refused_stream(self) -> Refusals:
-        whole, optimizer = self.algorithm.across_groups(), self.optimizer
-        if optimizer.substeps * optimizer.epochs > 1:
-            whole += [f"optimizer.substeps {optimizer.substeps}"]
-            whole += [f"optimizer.epochs {optimizer.epochs}"]
+        algorithm, optimizer = self.algorithm, self.optimizer
+        row, once = find_advantage(algorithm.advantage), optimizer.substeps * optimizer.epochs == 1
+        by_batch = {
+            f"algorithm.aggregation {algorithm.aggregation}": algorithm.aggregation
+            in ("sum", "fixed"),
+            f"algorithm.advantage {algorithm.advantage}": row.in_groups and not row.by_greedy,
+            "algorithm.rewards": algorithm.rewards is None,
+            f"algorithm.trained_calls {algorithm.trained_calls}": algorithm.trained_calls is None,
+            f"algorithm.kl.coefficient {algorithm.kl.coefficient:g}": algorithm.kl.coefficient == 0,
+            f"optimizer.substeps {optimizer.substeps}": once,
+            f"optimizer.epochs {optimizer.epochs}": once,
+        }
+        whole = [name for name, known in by_batch.items() if not known]
         yield (
             self.rollouts.stream and whole != [],
             f"rollouts.stream with {' and '.join(whole)} would change the result, since a step's "
@@ -229,7 +235,6 @@ class Recipe(RunRecipe):
         return ceil(Fraction(str(epochs)) * examples / self.rollouts.groups)
 
     def policies(self) -> dict[str, tuple[str, ...]]:
-        """Map each policy to the roles that it is trained in, the main one first."""
         trained: dict[str, list[str]] = {POLICY: [POLICY]}
         for role, who in sorted(self.roles.items(), key=lambda item: (item[1], item[0])):
             name = policy_of(who)
@@ -243,7 +248,6 @@ class Recipe(RunRecipe):
         return divergence.reference if divergence.names_checkpoint() else None
 
     def credit(self) -> CreditAssignment:
-        """Return the credit assignment: how rewards become advantages."""
         algorithm = self.algorithm
         return CreditAssignment(
             advantage=algorithm.advantage,
@@ -261,7 +265,6 @@ class Recipe(RunRecipe):
         )
 
     def update_method(self) -> "UpdateMethod":
-        """Return the loss, its settings and the optimizer, by which every step is trained."""
         algorithm, stream = self.algorithm, self.rollouts.stream
         return self.optimizer.method(
             algorithm.loss, algorithm.loss_settings, self.steps, by_batch=stream

@@ -1,10 +1,12 @@
 """How the rollouts of a recipe are played."""
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
 from pydantic import Field
 
+from adapters.calls import Sampling
 from adapters.network.addresses import check_runner
 from flows.recipe.section import LONGEST_SECONDS, MOST_ROLLOUTS, Refusals, Section
 
@@ -172,6 +174,14 @@ class Rollouts(Section):
             "begins when all of its rollouts have ended; give order shard and 2 batches or more, "
             "or leave stream out",
         )
+
+    def sampling(self) -> Sampling:
+        """Return the sampling of training and of sampled evaluations: the whole distribution."""
+        return Sampling(self.max_tokens, self.temperature, top_p=1.0, top_k=-1)
+
+    def greedy_sampling(self) -> Sampling:
+        """Return the sampling that always takes the likeliest token."""
+        return replace(self.sampling(), temperature=0.0)
 
     def not_reproducible(self) -> list[str]:
         """List why another run of the recipe would not have the same weights."""

@@ -55,8 +55,7 @@ class EmbeddedServer(SubprocessASGIServer):
 def sweep_orphans() -> None:
     """Kill the embedded servers, at this process's database, whose own command has ended.
 
-    Earlier versions left them behind when they were killed. A server whose parent lives, or that
-    somebody has started for itself, is no such server.
+    A server whose parent lives, or that somebody has started for itself, is no such server.
     """
     home = os.environ.get("PREFECT_HOME")
     for process in psutil.process_iter():
