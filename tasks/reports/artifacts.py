@@ -6,6 +6,7 @@ begin at the page of an artifact, which lies two folders below the UI's address.
 
 import logging
 import re
+import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -63,6 +64,9 @@ UI = "../.."
 TRAINING_ARTIFACTS = ("curves", "metrics", "transcripts", "evaluations")
 """Artifacts that a training flow leaves."""
 
+FIRST_SECONDS, GROWTH = 20.0, 1.25
+"""Age of a run at which all artifacts are shown first, and by how much it grows until the next."""
+
 LAST_SECONDS = 20.0
 """Seconds for which a finished run waits for its last artifacts."""
 
@@ -89,6 +93,7 @@ class Artifacts:
         self._submitted: list[Future[None]] = []
         self._progress: UUID | None = None
         self._told = False
+        self._begun, self._shown_at = time.monotonic(), FIRST_SECONDS
 
     def __enter__(self) -> Self:
         if self._steps is not None:
@@ -103,7 +108,11 @@ class Artifacts:
         self._forget_done()
 
     def show(self, step: int, metrics: Metrics) -> None:
-        """Show that step `step` (from 0) is done, with its reward."""
+        """Show that step `step` (from 0) is done, with its reward, and from time to time the rest.
+
+        The rest is shown whenever the run has become a quarter longer, so that a long run leaves
+        some dozens of versions on the server.
+        """
         assert self._steps is not None
         reward = metrics.get("reward/mean")
         said = "no rollout has a reward" if reward is None else f"reward {reward:+.3f}"
@@ -111,25 +120,17 @@ class Artifacts:
         for earlier in self._submitted:
             earlier.cancel()  # it would say less
         self._submit(partial(self._show, done, f"step {step + 1} of {self._steps}, {said}"))
+        if time.monotonic() - self._begun > self._shown_at:
+            self._submit(self._create_all)
 
     def publish(self) -> None:
         """Write the run's report, and publish what a run that has ended shows."""
-        run, metrics = self._run, read_metrics(self._run.metrics)
         self._write_report()
-        self._publish_markdown("curves", partial(describe_curves, run), f"Curves of {run.name}")
-        self._publish_metrics(metrics)
-        step = len(metrics) - 1
-        words = (
-            f"The best, the middle and the worst rollout of {run.name} in step {step} by reward, "
-            f"and up to {MOST_FAILED} that failed with different errors, word for word"
-        )
-        self._publish_markdown("transcripts", partial(describe_transcripts, run, step), words)
-        self.publish_evaluations()
+        self._submit(self._create_all)
 
     def publish_evaluations(self) -> None:
         """Publish the scores of every evaluation of the run, with a link to its training."""
-        with self._unless_unreadable("evaluations"):
-            self._submit(partial(self._create_evaluations, describe_evaluations(self._run)))
+        self._submit(self._create_evaluations)
 
     def _write_report(self) -> None:
         from tasks.reports.page import write_report  # matplotlib loads slowly, and only for this
@@ -137,16 +138,41 @@ class Artifacts:
         with self._unless_unreadable("report"):
             write_report([self._run], self._run.report)
 
-    def _publish_metrics(self, metrics: Sequence[Metrics]) -> None:
+    def _create_all(self) -> None:
+        run, metrics = self._run, read_metrics(self._run.metrics)
+        step = len(metrics) - 1
+        self._create_markdown("curves", partial(describe_curves, run), f"Curves of {run.name}")
+        self._create_metrics(metrics)
+        words = (
+            f"The best, the middle and the worst rollout of {run.name} in step {step} by reward, "
+            f"and up to {MOST_FAILED} that failed with different errors, word for word"
+        )
+        self._create_markdown("transcripts", partial(describe_transcripts, run, step), words)
+        self._create_evaluations()
+        self._shown_at = GROWTH * (time.monotonic() - self._begun)
+
+    def _create_metrics(self, metrics: Sequence[Metrics]) -> None:
         names = ["step", *(name for name in METRICS if any(name in row for row in metrics))]
         rows = [{name: _short(row.get(name)) for name in names} for row in metrics]
         key, words = artifact_key(self._run, "metrics"), f"Metrics of {self._run.name}, by step"
-        self._submit(partial(create_table_artifact, rows, key=key, description=words))
+        create_table_artifact(rows, key=key, description=words)
 
-    def _publish_markdown(self, what: str, describe: Callable[[], str], words: str) -> None:
+    def _create_evaluations(self) -> None:
+        shown = Artifact.get(artifact_key(self._run, "progress"))
+        flow_run = shown.flow_run_id if isinstance(shown, SavedArtifact) else None
+
+        def describe() -> str:
+            return describe_training(self._run, flow_run) + describe_evaluations(self._run)
+
+        self._create_markdown("evaluations", describe, f"Every evaluation of {self._run.name}")
+
+    def _create_markdown(self, what: str, describe: Callable[[], str], words: str) -> None:
+        text = None
         with self._unless_unreadable(what):
-            key, text = artifact_key(self._run, what), describe()
-            self._submit(partial(create_markdown_artifact, text, key=key, description=words))
+            text = describe()
+        if text is not None:
+            key = artifact_key(self._run, what)
+            create_markdown_artifact(text, key=key, description=words)
 
     @contextmanager
     def _unless_unreadable(self, what: str) -> Iterator[None]:
@@ -155,13 +181,6 @@ class Artifacts:
             yield
         except UNREADABLE as error:
             log.warning("the %s of %s cannot be shown: %s", what, self._run.path, error)
-
-    def _create_evaluations(self, text: str) -> None:
-        shown = Artifact.get(artifact_key(self._run, "progress"))
-        flow_run = shown.flow_run_id if isinstance(shown, SavedArtifact) else None
-        key, words = artifact_key(self._run, "evaluations"), f"Every evaluation of {self._run.name}"
-        trained = describe_training(self._run, flow_run)
-        create_markdown_artifact(trained + text, key=key, description=words)
 
     def _show(self, progress: float, description: str) -> None:
         if self._progress is not None:

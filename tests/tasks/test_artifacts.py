@@ -5,11 +5,13 @@ import time
 from pathlib import Path
 
 import pytest
+from prefect.artifacts import Artifact
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from tasks.metrics import record_metrics
-from tasks.reports.artifacts import Artifacts
+from tasks.reports.artifacts import Artifacts, artifact_key
 from tasks.storage.run_folder import RunFolder
+from tests.tasks.test_report_page import record_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:Artifact creation outside of a flow")
 
@@ -53,3 +55,17 @@ def test_a_server_that_is_silent_holds_no_step_up(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
         assert show_all(run, address) < 40, "Prefect's client alone waits for 60 s"
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_curves_metrics_evaluations_and_transcripts_come_while_a_run_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.reports.artifacts.FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("tasks.reports.artifacts.LAST_SECONDS", 120.0)
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path / "runs"))
+    run = record_run(f"trains-{tmp_path.name}")
+    with Artifacts(run, 3) as artifacts:
+        artifacts.show(0, {"reward/mean": 0.5})
+    for what in ("progress", "curves", "metrics", "transcripts", "evaluations"):
+        assert Artifact.get(artifact_key(run, what)) is not None, what
