@@ -39,6 +39,9 @@ UserError               an error that its user can mend
         ServiceRefused  a refusal that a retry cannot change
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """An error that its user can mend: its text states the fact, the value and the remedy."""
@@ -57,3 +60,9 @@ class ServiceError(UserError):
 
 class EngineDied(ServiceError):
     """The end of the engine's process while it was needed."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a question after the known name that is nearest to another; empty if none is near."""
+    close = difflib.get_close_matches(name, [*known], n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from zlib import crc32
 
-from adapters.errors import UserError
+from adapters.errors import UserError, did_you_mean
 from adapters.project.files import EXAMPLES, locate
 
 AGENTS = Path("agents")
@@ -49,7 +49,9 @@ def no_agent(name: str) -> AgentError:
     files = [path for root in (Path(), EXAMPLES) for path in (root / AGENTS).glob("*.py")]
     playing = f"def {PLAY}("
     known = {file.stem for file in files if playing in file.read_text(encoding="utf-8")}
-    return AgentError(f"no agent {name!r}; there are: {', '.join(sorted(known))}")
+    return AgentError(
+        f"no agent {name!r}; there are: {', '.join(sorted(known))}{did_you_mean(name, known)}"
+    )
 
 
 def _file_of(name: str) -> Path:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from textwrap import indent
 from typing import TYPE_CHECKING, TypeVar
 
 from adapters.errors import UserError
@@ -109,17 +110,20 @@ def _find_flow(run: "RunFolder") -> "Callable[..., RunSummary]":
 
 
 def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> str:
-    """Return a replay's drift, the gain in held-out reward, its seconds, and where to look."""
-    by_step = " ".join(f"{drift:.2g}" for drift in summary.drift)
-    drift = f"drift (kl_sample_train_v2) by step: {by_step}\n" if by_step else ""
+    """Return what a run has come to: its gain, its time, what failed and where to look."""
     spent = "" if summary.seconds is None else f"{summary.seconds:.0f} s of sampling and training, "
-    failed = f" {summary.failed} rollouts failed, and trained nothing." if summary.failed else ""
-    error = f"\nThe last error was that of {summary.error}" if summary.error else ""
-    page = f"its report is {run.report}; " if run.report.exists() else ""
-    repeated = "" if summary.reproducible else " No other run repeats it."
-    return (
-        f"{drift}{summary.outcome}: {spent}{seconds:.0f} s in "
-        f"all. The run is {run.path}; {page}see it in Prefect's UI with `ratchet server`, and by "
-        f'SQL with `ratchet sql "from steps" --run {run.name}`.'
-        f"{failed}{repeated}{error}"
-    )
+    failed = f"{summary.failed} rollouts, which trained nothing" if summary.failed else ""
+    lines = {
+        "gain": summary.gain,
+        "drift": " ".join(f"{drift:.2g}" for drift in summary.drift),
+        "time": f"{spent}{seconds:.0f} s in all",
+        "failed": failed,
+        "error": summary.error,
+        "note": "" if summary.reproducible else "no other run repeats it",
+        "run": str(run.path),
+        "report": str(run.report) if run.report.exists() else "",
+        "see": f"ratchet sql --run {run.name} 'from steps'",
+        "serve": f"ratchet serve {run.name}",
+    }
+    said = [indent(f"{label:8}{line}", " " * 8)[8:] for label, line in lines.items() if line]
+    return "\n".join([summary.outcome, *said])

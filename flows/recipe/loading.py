@@ -1,6 +1,5 @@
 """Recipes as prefect.yaml or a file of YAML has them, and as a run has recorded them."""
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
@@ -10,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from adapters.errors import UserError
+from adapters.errors import UserError, did_you_mean
 from adapters.project.files import EXAMPLES
 from flows.recipe.presets import PRESETS
 from flows.recipe.recipe import Recipe
@@ -88,7 +87,7 @@ def _read_values(name: str) -> Json:
     if name not in deployments:
         raise RecipeError(
             f"{PROJECT_FILE} has no training deployment {name!r}; there are: "
-            f"{', '.join(sorted(deployments))}"
+            f"{', '.join(sorted(deployments))}{did_you_mean(name, deployments)}"
         )
     return deployments[name]
 
@@ -174,7 +173,8 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Json]:
         if not equals:
             raise RecipeError(f"--set {override}: write it as section.key=value")
         if key not in known and key.rpartition(".")[0] not in TABLES:
-            raise RecipeError(f"a recipe has no key {key!r}{_suggestion(key, [*known])}")
+            near = did_you_mean(key, known) or ";"
+            raise RecipeError(f"a recipe has no key {key!r}{near} `ratchet keys` lists them")
         try:
             given = merge(given, nest(key, _parse(text, known.get(key))))
         except yaml.YAMLError as error:
@@ -206,12 +206,6 @@ def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fie
 def _section_of(field: FieldInfo) -> type[BaseModel] | None:
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-
-
-def _suggestion(key: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1)
-    listing = "`ratchet keys` lists them"
-    return f"; did you mean {close[0]!r}? {listing}" if close else f"; {listing}"
 
 
 def _without(values: Section, sections: Mapping[str, Section]) -> dict[str, Json]:

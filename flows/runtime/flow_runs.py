@@ -2,6 +2,7 @@
 
 import logging
 from functools import cache
+from math import hypot
 from typing import TypeVar, cast
 
 import coolname.data
@@ -13,7 +14,7 @@ from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_
 from adapters.errors import EngineDied
 from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
-from tasks.evaluations import read_evaluation
+from tasks.evaluations import Z95, Estimate, read_evaluation
 from tasks.metrics import read_metrics
 from tasks.reports.failures import last_failure
 from tasks.storage.files import is_written
@@ -70,6 +71,7 @@ def _prefect_words() -> set[str]:
 class RunSummary(BaseModel, frozen=True):
     """Held-out reward of the first and the last checkpoint, and the steps between.
 
+    `gain_error` is the standard error of the gain, as if the two were measured on other examples.
     `seconds` are those of sampling and training, without start-up and evaluation; None with a lag,
     where they overlap. No step was trained on the rollouts that `failed`, of which `error` is the
     last one's, nor on those that were `left_out` as stragglers. `drift` is, in a replay, how far
@@ -82,6 +84,7 @@ class RunSummary(BaseModel, frozen=True):
     before: float | None
     after: float | None
     seconds: float | None
+    gain_error: float | None = None
     failed: int = 0
     error: str = ""
     left_out: int = 0
@@ -96,9 +99,19 @@ class RunSummary(BaseModel, frozen=True):
         )
         return f"held-out reward {before} → {after} in {self.steps} steps"
 
+    @property
+    def gain(self) -> str:
+        """Gain in held-out reward with its 95 % interval, in words; empty if it is not known."""
+        if self.before is None or self.after is None or self.gain_error is None:
+            return ""
+        gain, margin = self.after - self.before, Z95 * self.gain_error
+        return f"{gain:+.2f} ({gain - margin:+.2f} to {gain + margin:+.2f} with 95 % confidence)"
+
 
 def summarize_run(run: RunFolder) -> RunSummary:
     metrics, parent = read_metrics(run.metrics), parent_of(run)
+    before, after = _held_out(run, 0), _held_out(run, len(metrics))
+    errors = [of.standard_error for of in (before, after) if of and of.standard_error is not None]
     recipe = read_recipe(run, Recipe)
     replayed = parent is not None and parent["how"] == REPLAY
     drift = [row["kl_sample_train_v2"] for row in metrics if "kl_sample_train_v2" in row]
@@ -106,8 +119,9 @@ def summarize_run(run: RunFolder) -> RunSummary:
     return RunSummary(
         run=run.name,
         steps=len(metrics),
-        before=_reward(run, 0),
-        after=_reward(run, len(metrics)),
+        before=before.mean if before else None,
+        after=after.mean if after else None,
+        gain_error=hypot(*errors) if len(errors) == 2 else None,
         seconds=None if recipe.rollouts.lag else sum(spent),
         failed=sum(int(row.get("rollouts/failed", 0)) for row in metrics),
         error=last_failure(run),
@@ -125,6 +139,6 @@ def completed(result: T, outcome: str) -> T:
     return cast(T, Completed(message=outcome, data=result))
 
 
-def _reward(run: RunFolder, step: int) -> float | None:
+def _held_out(run: RunFolder, step: int) -> Estimate | None:
     path = run.evaluation(f"{step:05d}")
-    return read_evaluation(path)["sampled"].finished.mean if is_written(path) else None
+    return read_evaluation(path)["sampled"].finished if is_written(path) else None

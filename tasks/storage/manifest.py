@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from adapters.door.roles import policy_of
+from adapters.errors import did_you_mean
 from adapters.project.hub import locate_dataset
 from tasks.storage.checksums import Damaged
 from tasks.storage.files import read_bytes
@@ -69,7 +70,8 @@ def check_binding(run: RunFolder, recipe: dict[str, Any], fingerprint: str) -> N
 def read_manifest(run: RunFolder) -> Manifest:
     """Read the manifest; RunError if there is no run or if its format is not FORMAT."""
     if not run.exists():
-        raise RunError(f"there is no run at {run.path}; `ratchet runs` lists those there are")
+        near = did_you_mean(run.name, (other.name for other in all_runs()))
+        raise RunError(f"there is no run at {run.path}; `ratchet runs` lists those there are{near}")
     older = _older_manifest(run)
     manifest = read_json(run.manifest) if older is None else older
     found = manifest.get("format", 1)
