@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
-import duckdb
 import httpx
 from prefect.artifacts import (
     Artifact,
@@ -22,8 +21,8 @@ from prefect.artifacts import (
 from prefect.client.schemas.objects import Artifact as SavedArtifact
 from prefect.exceptions import PrefectException
 
-from adapters.errors import UserError
 from tasks.metrics import Metrics, read_metrics
+from tasks.recording.views import UNREADABLE
 from tasks.reports.artifact_texts import (
     artifact_key,
     describe_curves,
@@ -55,9 +54,6 @@ METRICS = (
 
 LAST_SECONDS = 20.0
 """Seconds for which a finished run waits for its last artifacts."""
-
-UNREADABLE = (UserError, OSError, ValueError, duckdb.Error)
-"""Errors of a run whose files cannot be shown; pyarrow's are ValueErrors too."""
 
 FAILURES = (httpx.HTTPError, PrefectException, OSError, RuntimeError)
 """Errors of a server that is away or refuses."""

@@ -1,6 +1,6 @@
 """Rollouts of a step, token by token, with the advantages by which they were trained."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,10 +68,7 @@ def read_marked_rollouts(
     They are chosen among the rollouts that were trained on, if there are any. Without `text_of`,
     the tokens are shown by their numbers.
     """
-    by_rollout: dict[str, list[MarkedTrajectory]] = {}
-    for policy in run.policies():
-        for rollout_id, marked in _trajectories(run, policy, step, text_of or _number):
-            by_rollout.setdefault(rollout_id, []).append(marked)
+    by_rollout = mark_trajectories(run, step, text_of)
     shown = sorted({one.role for many in by_rollout.values() for one in many})
     parameters = {"batches": batches_of(run, step), "shown": shown}
     found = views.execute(QUERY, parameters).fetchall()
@@ -89,8 +86,19 @@ def read_marked_rollouts(
     ]
 
 
+def mark_trajectories(
+    run: RunFolder, step: int, text_of: TokenText | None, only: Container[str] | None = None
+) -> dict[str, list[MarkedTrajectory]]:
+    """Map the rollouts of a step, or `only` those, to what each policy sampled in them."""
+    by_rollout: dict[str, list[MarkedTrajectory]] = {}
+    for policy in run.policies():
+        for rollout_id, marked in _trajectories(run, policy, step, text_of or _number, only):
+            by_rollout.setdefault(rollout_id, []).append(marked)
+    return by_rollout
+
+
 def _trajectories(
-    run: RunFolder, policy: str, step: int, text_of: TokenText
+    run: RunFolder, policy: str, step: int, text_of: TokenText, only: Container[str] | None
 ) -> Iterator[tuple[str, MarkedTrajectory]]:
     """Yield the trajectories in which a policy sampled something, with their rollouts."""
     if not is_written(run.trajectories(policy, step)):
@@ -101,7 +109,7 @@ def _trajectories(
     keys = table.select(["rollout_id", "role", "first_call"]).to_pylist()
     columns = zip(*(arrays(table[name]) for name in ("tokens", "logprobs", "mask")), strict=True)
     for row, (tokens, logprobs, mask) in zip(keys, columns, strict=True):
-        if not mask.any():
+        if not mask.any() or (only is not None and row["rollout_id"] not in only):
             continue
         key: Key = row["rollout_id"], row["role"], row["first_call"]
         advantage, weights = datums.get(key, (None, None))

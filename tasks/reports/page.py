@@ -3,6 +3,7 @@
 Whatever models and users wrote is escaped by Jinja, and the page's policy forbids scripts besides.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,31 @@ from tasks.storage.tables import query_beside
 SPENDING = query_beside(str(Path(__file__).with_name("spending")))
 MOST_FAILURES = 20
 """Different errors of a run that its page shows, the latest ones."""
-READ = ("spans", "calls", "rollouts", "evaluations")
+READ = ("spans", "calls", "rollouts")
+
+HIDDEN = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Characters that a page would not show, or by which a text would change the order of others."""
+
+
+def reveal(value: object) -> object:
+    """Write the HIDDEN characters of a text by their numbers, such as ⟨202E⟩; pass on HTML."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return HIDDEN.sub(lambda found: f"⟨{ord(found[0]):04X}⟩", value)
+
+
+HERE = Path(__file__).parent
+TEMPLATES = Environment(
+    loader=FileSystemLoader([HERE, HERE / "board"]),
+    autoescape=True,
+    undefined=StrictUndefined,
+    finalize=reveal,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.globals["colours"] = COLOURS
 
 
 @dataclass(frozen=True)
@@ -69,24 +94,20 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
     return write_text(path, render_report(runs))
 
 
-def render_report(runs: Sequence[RunFolder]) -> str:
-    """Render the page of a run, or of several beside each other."""
+def render_report(runs: Sequence[RunFolder], template: str = "page.html", **shown: object) -> str:
+    """Render the page of a run, or of several beside each other.
+
+    Another `template` extends that page, and has what it shows besides.
+    """
     reported = [_read(run) for run in runs]
     curves = [one.curves for one in reported]
-    page = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    ).get_template("page.html")
-    return page.render(
+    return TEMPLATES.get_template(template).render(
+        shown,
         runs=reported,
-        rewards=_svgs([*draw_rewards(curves), *draw_role_rewards(curves)]),
-        panels=_svgs(draw_panels(curves)),
-        times=_svgs([draw_times(curves)] if any(run.metrics for run in curves) else []),
+        rewards=drawn([*draw_rewards(curves), *draw_role_rewards(curves)]),
+        panels=drawn(draw_panels(curves)),
+        times=drawn([draw_times(curves)] if any(run.metrics for run in curves) else []),
         parts=PARTS,
-        colours=COLOURS,
         recipes=compare_recipes([one.manifest["recipe"] for one in reported]),
         metrics=_all_metrics(curves),
     )
@@ -120,7 +141,7 @@ def _spending(views: Views) -> list[dict[str, Any]]:
     return views.sql(SPENDING).to_arrow_table().to_pylist()
 
 
-def _svgs(drawings: Sequence[str]) -> list[Markup]:
+def drawn(drawings: Sequence[str]) -> list[Markup]:
     """Mark drawings as HTML: matplotlib has escaped their texts."""
     return [Markup(drawing) for drawing in drawings]
 
