@@ -94,15 +94,16 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
     return write_text(path, render_report(runs))
 
 
-def render_report(runs: Sequence[RunFolder], template: str = "page.html", **shown: object) -> str:
+def render_report(runs: Sequence[RunFolder], frame: str = "layout.html", **framed: object) -> str:
     """Render the page of a run, or of several beside each other.
 
-    Another `template` extends that page, and has what it shows besides.
+    Another `frame` is a template around the page, which shows what it has of `framed`.
     """
     reported = [_read(run) for run in runs]
     curves = [one.curves for one in reported]
-    return TEMPLATES.get_template(template).render(
-        shown,
+    return TEMPLATES.get_template("page.html").render(
+        framed,
+        frame=frame,
         runs=reported,
         rewards=drawn([*draw_rewards(curves), *draw_role_rewards(curves)]),
         panels=drawn(draw_panels(curves)),
