@@ -130,17 +130,18 @@ class TokenCheck:
             return
         request = Request(scope)
         cookie = COOKIE.format(port=scope["server"][1])
-        if self._is_token(request.cookies.get(cookie)):
-            await self._app(scope, receive, send)
-            return
+        answer: ASGIApp
         if self._is_token(request.query_params.get(TOKEN)):
-            answer: Response = RedirectResponse(request.url.path, 303)
-            answer.set_cookie(cookie, self._token, httponly=True, samesite="strict")
+            redirect = RedirectResponse(request.url.remove_query_params(TOKEN), 303)
+            redirect.set_cookie(cookie, self._token, httponly=True, samesite="strict")
+            answer = redirect
+        elif self._is_token(request.cookies.get(cookie)):
+            answer = self._app
         else:
-            text = (
+            said = (
                 "This page needs the board's token. Open the address that `ratchet board` printed."
             )
-            answer = HTMLResponse(pages.render_refusal("No token", text), 401)
+            answer = HTMLResponse(pages.render_refusal("No token", said), 401)
         await answer(scope, receive, send)
 
     def _is_token(self, given: str | None) -> bool:

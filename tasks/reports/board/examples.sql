@@ -7,7 +7,7 @@ answers as (
     select
         rollout_id,
         attempt,
-        left(string_agg(said, chr(10) || chr(10) order by started, role, call), $letters) as said
+        left(string_agg(said, chr(10) order by started, role, call), $letters) as said
 
     from calls
     where list_contains($roles, role)

@@ -94,7 +94,10 @@ def render_board(query: RunSelection) -> str:
     curves = _curves(rows, query)
     names = {name for run in curves for row in run.metrics[-1:] for name in row if name != "step"}
     panels = [Panel(name, name) for name in names if name == query.metric]
-    drawings = [*draw_rewards(curves, ["updates made"]), *draw_panels(curves, panels)]
+    drawings = [
+        *draw_rewards(curves, ["updates made", "sampled tokens"]),
+        *draw_panels(curves, panels),
+    ]
     return _render(
         "board.html",
         query,
@@ -151,6 +154,7 @@ def render_group(name: str, group: str, query: Sides) -> str:
         rows=rows,
         shown=shown,
         tokens_are_numbers=text_of is None,
+        has_policies=len(run.policies()) > 1,
         most_trajectories=MOST_TRAJECTORIES,
     )
 
