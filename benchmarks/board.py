@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
+import psutil
 
 from flows.recipe.loading import named_recipe
 from tasks.evaluations import ScoredRollout, score
@@ -65,17 +66,15 @@ def main() -> None:
             assert server.stdout is not None
             address = server.stdout.readline().strip()
             base = address.partition("?")[0]
+            process = psutil.Process(server.pid)
             with httpx.Client(timeout=120, follow_redirects=True) as browser:
-                pages = (
-                    (address, "first page"),
-                    (base, "again"),
-                    (f"{base}?sort=reward", "by reward"),
-                )
-                for page, name in (*pages, (f"{base}?sort=reward", "by reward, again")):
-                    began = time.perf_counter()
-                    size = len(browser.get(page).raise_for_status().content)
-                    seconds = time.perf_counter() - began
-                    print(f"{runs} runs of {steps} steps, {name}: {seconds:.2f} s, {size} bytes")
+                by_reward = f"{base}?sort=reward"
+                asked = {"first page": address, "again": base, "by reward": by_reward}
+                for name, page in {**asked, "by reward, again": by_reward}.items():
+                    began, cpu = time.perf_counter(), process.cpu_times().user
+                    browser.get(page).raise_for_status()
+                    wall, cpu = time.perf_counter() - began, process.cpu_times().user - cpu
+                    print(f"{runs} runs of {steps} steps, {name}: {wall:.2f} s, {cpu:.2f} s of CPU")
             server.communicate()
 
 

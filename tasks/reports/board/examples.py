@@ -21,7 +21,7 @@ LETTERS = 2000
 
 
 class ExampleSearch(FromQuery):
-    """What held-out examples are asked for: a split, two checkpoints, and how they changed."""
+    """Search of held-out examples: by split, by two checkpoints, and by how they changed."""
 
     split: str | None = Field(default=None, max_length=200)
     before: int | None = Field(default=None, ge=0, le=10**9)

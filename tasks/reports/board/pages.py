@@ -50,7 +50,7 @@ MOST_REPORTS = 16
 
 
 class RunSelection(FromQuery):
-    """What runs are asked for, and what is drawn of them.
+    """Selection of runs, and of what is drawn of them.
 
     `key` is `key=value`, or a key by which a run differs from most of its agent. Without a `run`,
     the first ones of the page are drawn.

@@ -29,7 +29,7 @@ Row = Mapping[str, Any]
 
 
 class PlayedSearch(FromQuery):
-    """What split and step are asked for; None is any."""
+    """Search of what was played in a split and a step; None is any."""
 
     split: str | None = Field(default=None, max_length=200)
     step: int | None = Field(default=None, ge=0, le=10**9)
@@ -40,7 +40,7 @@ class PlayedSearch(FromQuery):
 
 
 class RolloutSearch(PlayedSearch):
-    """What rollouts are asked for; a bound that is None bounds nothing."""
+    """Search of rollouts; a bound that is None bounds nothing."""
 
     ended: Literal["rewarded", "failed", "left out", "under way"] | None = None
     at_least: float | None = Field(default=None, allow_inf_nan=False)
@@ -53,7 +53,7 @@ class RolloutSearch(PlayedSearch):
 
 
 class GroupSearch(PlayedSearch):
-    """What groups are asked for."""
+    """Search of groups."""
 
     rewards: Literal["equal", "different", "none"] | None = None
 

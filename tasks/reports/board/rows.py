@@ -49,7 +49,7 @@ class BoundRun:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a run has done so far: its steps, its held-out scores, and what they came to.
+    """Progress of a run: its steps, its held-out scores, and what the steps came to.
 
     `cost` is in US dollars, that of the roles that no policy answers; None if no price is known.
     """
