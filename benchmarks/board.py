@@ -39,8 +39,8 @@ def write_runs(root: Path, runs: int, steps: int) -> None:
     for step in (0, steps):
         rewards = [float(draw.random() < step / steps) for _ in range(EXAMPLES)]
         scored = score([ScoredRollout(str(k), reward) for k, reward in enumerate(rewards)])
-        both = dict.fromkeys(("sampled", "greedy"), scored.model_dump(mode="json"))
-        write_json(first.evaluation(f"{step:05d}"), both)
+        scores = scored.model_dump(mode="json")
+        write_json(first.evaluation(f"{step:05d}"), {"sampled": scores, "greedy": scores})
     shared = [first.metrics, *first.evaluations()]
     described = read_manifest(first)
     for number in range(1, runs):

@@ -68,14 +68,18 @@ def read_step_curves(run: RunFolder) -> RunCurves:
     metrics, policies = read_log(run.metrics), run.policies()
     names = ["tokens/sampled", *(f"policies/{name}/tokens/sampled" for name in policies)]
     sampled = (sum(row.get(name, 0) for name in names) for row in metrics)
-    scores = [
+    return RunCurves(run.name, metrics, policies, (), [0.0, *accumulate(sampled)], read_scores(run))
+
+
+def read_scores(run: RunFolder) -> list[HeldOutScore]:
+    """Read the held-out scores of a run's own evaluations, in the order of checkpoints."""
+    return [
         HeldOutScore(*(row[name] for name in ("step", "played", "reward", "lower", "upper")))
         for row in evaluation_rows(run)
         if row["category"] == "all"
         and row["reward"] is not None
         and row["evaluation"] == f"{row['step']:05d}"
     ]
-    return RunCurves(run.name, metrics, policies, (), [0.0, *accumulate(sampled)], scores)
 
 
 def _minutes(run: RunFolder, steps: int, views: Views) -> list[float]:

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import fsum
+from pathlib import Path
 
 from adapters.errors import UserError
 from tasks.metrics import COST
 from tasks.recording.views import UNREADABLE
-from tasks.reports.curves import HeldOutScore, read_step_curves
+from tasks.reports.curves import HeldOutScore, read_scores, read_step_curves
 from tasks.reports.tables import describe_state
 from tasks.storage.checksums import Damaged
 from tasks.storage.files import FileVersions, version_of
@@ -49,22 +50,16 @@ class BoundRun:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a run: its steps, its held-out scores, and what the steps came to.
+    """Progress of a run: its steps, its first and its last held-out score, and what it came to.
 
     `cost` is in US dollars, that of the roles that no policy answers; None if no price is known.
     """
 
     done: int
     reward: float | None
-    scores: Sequence[HeldOutScore]
+    held_out: Sequence[HeldOutScore]
     tokens: float
     cost: float | None
-
-    @property
-    def held_out(self) -> Sequence[HeldOutScore]:
-        """The first and the last score, of the first way of sampling; one if there is only one."""
-        first = [score for score in self.scores if score.played == self.scores[0].played]
-        return [*first[:1], *first[1:][-1:]]
 
 
 @dataclass(frozen=True)
@@ -125,17 +120,16 @@ def read_row(run: BoundRun, differences: Sequence[tuple[str, str]]) -> BoardRow:
 def read_progress(run: BoundRun) -> Progress:
     """Return what a run has done, read anew only if its files have changed."""
     folder = run.folder
-    changing = [folder.metrics, folder.evaluation("00000").parent]
-    return _read_progress(folder, version_of(changing))
+    return _read_progress(folder, version_of([folder.metrics, _evaluations(folder)]))
 
 
 def last_reward(run: BoundRun) -> float:
-    """Return the last held-out reward by which runs are ranked; none is the least."""
+    """Return the last held-out reward, by which runs are ranked; none is the least."""
     try:
-        scores = read_progress(run).held_out if run.keys is not None else ()
+        scores = _read_ends(run.folder, version_of([_evaluations(run.folder)]))
     except BROKEN:
         scores = ()
-    return scores[-1].reward if scores else float("-inf")
+    return scores[-1].reward if scores and run.keys is not None else float("-inf")
 
 
 def show(value: Json) -> str:
@@ -161,7 +155,7 @@ def _read_progress(run: RunFolder, _version: FileVersions) -> Progress:
     return Progress(
         done=len(curves.metrics),
         reward=curves.metrics[-1].get("reward/mean") if curves.metrics else None,
-        scores=curves.scores,
+        held_out=_first_and_last(curves.scores),
         tokens=curves.tokens[-1],
         cost=fsum(costs) if costs else None,
     )
@@ -169,6 +163,22 @@ def _read_progress(run: RunFolder, _version: FileVersions) -> Progress:
 
 def _kind(error: Exception) -> str:
     return "damaged" if isinstance(error, Damaged) else "unreadable"
+
+
+@lru_cache(MOST_RUNS)
+def _read_ends(run: RunFolder, _version: FileVersions) -> Sequence[HeldOutScore]:
+    return _first_and_last(read_scores(run))
+
+
+def _first_and_last(scores: Sequence[HeldOutScore]) -> Sequence[HeldOutScore]:
+    """Return the first and the last score of the first way of sampling; one if there is one."""
+    first = [score for score in scores if score.played == scores[0].played]
+    return [*first[:1], *first[1:][-1:]]
+
+
+def _evaluations(run: RunFolder) -> Path:
+    """Return the folder that changes when an evaluation is written."""
+    return run.evaluation("any").parent
 
 
 def explain(error: Exception) -> str:
