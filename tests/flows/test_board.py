@@ -195,6 +195,22 @@ def test_curves_of_the_ticked_runs_are_drawn_over_each_other(board: TestClient) 
     assert "2 runs" in shown(board, "/compare?run=one&run=two&sort=newest")
 
 
+def test_a_ticked_run_stays_ticked_on_other_pages(board: TestClient) -> None:
+    record_run("oldest")
+    for number in range(50):
+        begin_run(f"later-{number}")
+    page = board.get("/?run=oldest").text
+    assert len(names_of(board, "/?run=oldest")) == 50
+    assert re.findall("<bdi>(.*?)</bdi>", page.split('class="legend"')[1].split("</p>")[0]) == [
+        "oldest"
+    ]
+    assert '<input type="hidden" name="run" value="oldest">' in page
+    assert names_of(board, "/?run=oldest&page=2") == ["oldest"]
+    assert (
+        'value="oldest" aria-label="tick oldest" checked' in board.get("/?run=oldest&page=2").text
+    )
+
+
 def test_a_damaged_or_half_written_run_is_a_row_that_says_so(board: TestClient, runs: Path) -> None:
     record_run("sound")
     for name in ("half", "older", "deep", "metrics", "scores"):

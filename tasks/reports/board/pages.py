@@ -90,8 +90,11 @@ def render_board(query: RunSelection) -> str:
     if query.sort == "reward":
         chosen.sort(key=last_reward, reverse=True)
     shown = chosen[skipped(query) : skipped(query) + PAGE]
-    rows = [read_row(run, differences[run.folder.name]) for run in shown]
-    curves = _curves(rows, query)
+    ticked = [run for run in chosen if run.folder.name in query.run]
+    rows, ticked_rows = (
+        [read_row(run, differences[run.folder.name]) for run in some] for some in (shown, ticked)
+    )
+    curves = _curves(ticked_rows or rows)
     names = {name for run in curves for row in run.metrics[-1:] for name in row if name != "step"}
     panels = [Panel(name, name) for name in names if name == query.metric]
     drawings = [
@@ -108,6 +111,7 @@ def render_board(query: RunSelection) -> str:
         metrics=sorted(names),
         drawings=drawn(drawings) if curves else [],
         drawn=[run.name for run in curves],
+        elsewhere=[run.folder.name for run in ticked if run not in shown],
         rows=rows,
         found=len(chosen),
         most_differences=MOST_DIFFERENCES,
@@ -198,11 +202,10 @@ def _bound(name: str) -> RunFolder:
     return run
 
 
-def _curves(rows: Sequence[BoardRow], query: RunSelection) -> list[RunCurves]:
-    """Read the curves of the runs that are ticked or, if none is, of the first that have some."""
+def _curves(rows: Sequence[BoardRow]) -> list[RunCurves]:
+    """Read the curves of the first runs that have some."""
     known = [row.run for row in rows if row.progress and row.progress.done and row.run.is_named]
-    ticked = [run for run in known if run.folder.name in query.run]
-    return [read_step_curves(run.folder) for run in (ticked or known)[:COLOURS]]
+    return [read_step_curves(run.folder) for run in known[:COLOURS]]
 
 
 def _render_of_run(run: RunFolder, page: str, query: FromQuery, **shown: object) -> str:

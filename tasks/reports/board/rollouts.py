@@ -113,9 +113,8 @@ def read_group(
         if not rows:
             raise RunError(f"{run.name} has no group {group!r}; the page of its groups has them")
         by_name = {row["rollout_id"]: row for row in rows}
-        asked = [name for name in (sides.left, sides.right) if name in by_name]
-        shown = asked or [rows[0]["rollout_id"], *[row["rollout_id"] for row in rows[1:]][-1:]]
-        return rows, [_show(run, views, by_name[name], text_of) for name in shown if name]
+        asked = [by_name[name] for name in (sides.left, sides.right) if name in by_name]
+        return rows, [_show(run, views, row, text_of) for row in asked or [rows[0], *rows[1:][-1:]]]
 
 
 def _show(run: RunFolder, views: Views, row: Row, text_of: TokenText | None) -> ShownRollout:
