@@ -59,18 +59,15 @@ class Tracker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.finish()
+        """Send the metrics that wait to be sent. Later calls of `log` do nothing."""
+        if self._run is not None:
+            self._run.finish()
+            self._run = None
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log a step's metrics; W&B ignores a step that is not later than all it has."""
         if self._run is not None:
             self._run.log(dict(metrics), step=step)
-
-    def finish(self) -> None:
-        """Send the metrics that wait to be sent. Later calls of `log` do nothing."""
-        if self._run is not None:
-            self._run.finish()
-            self._run = None
 
 
 def run_id(project: str, run: str) -> str:

@@ -1,6 +1,7 @@
 """Runs → a page of HTML that holds all it shows: no script, and nothing that it asks a network for.
 
-Whatever models and users wrote is escaped by Jinja, and the page's policy forbids scripts besides.
+Whatever models and users wrote is escaped by Jinja, or by matplotlib in a drawing, and the page's
+policy forbids scripts besides.
 """
 
 import re
@@ -13,18 +14,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from adapters.tinker.token_texts import find_token_texts
-from tasks.recording.views import Views, open_views
-from tasks.reports.curves import HeldOutScore, RunCurves, read_curves
+from tasks.recording.views import open_views
+from tasks.reports import plots
+from tasks.reports.curves import HeldOutScore, RunCurves, metric_names, read_curves
 from tasks.reports.failures import RecordedFailure, find_failures
 from tasks.reports.marked_rollouts import MarkedRollout, read_marked_rollouts
-from tasks.reports.plots import (
-    COLOURS,
-    PARTS,
-    draw_panels,
-    draw_rewards,
-    draw_role_rewards,
-    draw_times,
-)
 from tasks.storage.files import write_text
 from tasks.storage.keys import flatten
 from tasks.storage.manifest import Manifest, differences, read_manifest
@@ -39,7 +33,10 @@ READ = ("spans", "calls", "rollouts")
 HIDDEN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""Characters that a page would not show, or by which a text would change the order of others."""
+"""Characters that a page would not show, or by which a text would change the order of others.
+
+Tabs, wide spaces and joiners of letters stay, which `printable` takes out for a terminal.
+"""
 
 
 def reveal(value: object) -> object:
@@ -58,7 +55,7 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-TEMPLATES.globals["colours"] = COLOURS
+TEMPLATES.globals["colours"] = plots.COLOURS
 
 
 @dataclass(frozen=True)
@@ -105,10 +102,10 @@ def render_report(runs: Sequence[RunFolder], frame: str = "layout.html", **frame
         framed,
         frame=frame,
         runs=reported,
-        rewards=drawn([*draw_rewards(curves), *draw_role_rewards(curves)]),
-        panels=drawn(draw_panels(curves)),
-        times=drawn([draw_times(curves)] if any(run.metrics for run in curves) else []),
-        parts=PARTS,
+        rewards=[*plots.draw_rewards(curves), *plots.draw_role_rewards(curves)],
+        panels=plots.draw_panels(curves),
+        times=plots.draw_times(curves) if any(run.metrics for run in curves) else "",
+        parts=plots.PARTS,
         recipes=compare_recipes([one.manifest["recipe"] for one in reported]),
         metrics=_all_metrics(curves),
     )
@@ -134,23 +131,14 @@ def _read(run: RunFolder) -> ReportedRun:
             for rollout in read_marked_rollouts(run, step, views, text_of)
         ]
         failures = find_failures(views)[:MOST_FAILURES]
-        spending = _spending(views)
+        spending = views.sql(SPENDING).to_arrow_table().to_pylist()
         return ReportedRun(run, manifest, curves, spending, marked, text_of is None, failures)
-
-
-def _spending(views: Views) -> list[dict[str, Any]]:
-    return views.sql(SPENDING).to_arrow_table().to_pylist()
-
-
-def drawn(drawings: Sequence[str]) -> list[Markup]:
-    """Mark drawings as HTML: matplotlib has escaped their texts."""
-    return [Markup(drawing) for drawing in drawings]
 
 
 def _all_metrics(runs: Sequence[RunCurves]) -> list[tuple[str, list[tuple[Any, Any]]]]:
     """List each metric with its value in the first and in the last step of each run."""
-    names = dict.fromkeys(
-        name for run in runs for row in run.metrics for name in row if name != "step"
-    )
     ends = [(run.metrics[0], run.metrics[-1]) if run.metrics else ({}, {}) for run in runs]
-    return [(name, [(a.get(name), b.get(name)) for a, b in ends]) for name in names]
+    return [
+        (name, [(first.get(name), last.get(name)) for first, last in ends])
+        for name in metric_names(runs)
+    ]

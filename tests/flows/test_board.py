@@ -337,7 +337,7 @@ def test_a_page_is_loaded_again_while_its_run_trains(board: TestClient) -> None:
         for path in paths:
             assert refresh in board.get(path).text, path
             assert refresh not in board.get(f"{path}?live=off").text
-        assert "running" in shown(board, "/")
+        assert "runningstep 2 of 2, reward 0.50" in shown(board, "/")
         assert "1 of 2 steps" in shown(board, "/runs/hello")
         record_step(run, 1, rollout(0, answered("Good"), rewarded(1.0), step=1))
         assert "2 of 2 steps" in shown(board, "/runs/hello")

@@ -32,8 +32,8 @@ from tasks.reports.board.rows import (
     list_bound_runs,
     read_row,
 )
-from tasks.reports.curves import RunCurves, read_step_curves
-from tasks.reports.page import TEMPLATES, drawn, render_report
+from tasks.reports.curves import RunCurves, metric_names, read_step_curves
+from tasks.reports.page import TEMPLATES, render_report
 from tasks.reports.plots import COLOURS, Panel, draw_panels, draw_rewards
 from tasks.storage.files import FileVersions, version_of
 from tasks.storage.manifest import recipe_of
@@ -95,7 +95,7 @@ def render_board(query: RunSelection) -> str:
         [read_row(run, differences[run.folder.name]) for run in some] for some in (shown, ticked)
     )
     curves = _curves(ticked_rows or rows)
-    names = {name for run in curves for row in run.metrics[-1:] for name in row if name != "step"}
+    names = metric_names(curves)
     panels = [Panel(name, name) for name in names if name == query.metric]
     drawings = [
         *draw_rewards(curves, ["updates made", "sampled tokens"]),
@@ -109,7 +109,7 @@ def render_board(query: RunSelection) -> str:
         agents=sorted({run.agent for run in runs if run.agent}),
         keys=sorted({key for differing in differences.values() for key, _ in differing}),
         metrics=sorted(names),
-        drawings=drawn(drawings) if curves else [],
+        drawings=drawings if curves else [],
         drawn=[run.name for run in curves],
         elsewhere=[run.folder.name for run in ticked if run not in shown],
         rows=rows,
@@ -204,7 +204,7 @@ def _bound(name: str) -> RunFolder:
 
 def _curves(rows: Sequence[BoardRow]) -> list[RunCurves]:
     """Read the curves of the first runs that have some."""
-    known = [row.run for row in rows if row.progress and row.progress.done and row.run.is_named]
+    known = [row.run for row in rows if row.totals and row.totals.done and row.run.is_named]
     return [read_step_curves(run.folder) for run in known[:COLOURS]]
 
 

@@ -11,6 +11,7 @@ from adapters.errors import UserError
 from tasks.metrics import COST
 from tasks.recording.views import UNREADABLE
 from tasks.reports.curves import HeldOutScore, read_scores, read_step_curves
+from tasks.reports.progress import ProgressReader
 from tasks.reports.tables import describe_state
 from tasks.storage.checksums import Damaged
 from tasks.storage.files import FileVersions, version_of
@@ -49,8 +50,8 @@ class BoundRun:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Progress of a run: its steps, its first and its last held-out score, and what it came to.
+class RunTotals:
+    """Totals of a run: its steps, its first and its last held-out score, its tokens.
 
     `cost` is in US dollars, that of the roles that no policy answers; None if no price is known.
     """
@@ -64,13 +65,17 @@ class Progress:
 
 @dataclass(frozen=True)
 class BoardRow:
-    """A run in the board's table, with the keys by which its recipe differs from its agent's."""
+    """A run in the board's table, with the keys by which its recipe differs from its agent's.
+
+    `doing` says what a running one does.
+    """
 
     run: BoundRun
     differences: Sequence[tuple[str, str]]
-    progress: Progress | None
+    totals: RunTotals | None
     state: str
-    trouble: str
+    doing: str = ""
+    trouble: str = ""
 
 
 def list_bound_runs() -> list[BoundRun]:
@@ -107,20 +112,21 @@ def find_differences(runs: Sequence[BoundRun]) -> dict[str, list[tuple[str, str]
 def read_row(run: BoundRun, differences: Sequence[tuple[str, str]]) -> BoardRow:
     """Read what the table shows of a run; a file that cannot be read is the row's trouble."""
     if run.keys is None:
-        return BoardRow(run, differences, None, "unreadable", run.trouble)
+        return BoardRow(run, differences, None, "unreadable", trouble=run.trouble)
     try:
-        progress = read_progress(run)
+        totals, is_held = read_totals(run), run.folder.is_held()
         steps = int(str(run.keys["steps"]))
-        state = describe_state(run.folder, progress.done, steps, run.folder.is_held())
+        state = describe_state(run.folder, totals.done, steps, is_held)
+        doing = str(ProgressReader(run.folder).look()) if is_held else ""
     except BROKEN as error:
-        return BoardRow(run, differences, None, _kind(error), explain(error))
-    return BoardRow(run, differences, progress, state, "")
+        return BoardRow(run, differences, None, _kind(error), trouble=explain(error))
+    return BoardRow(run, differences, totals, state, doing)
 
 
-def read_progress(run: BoundRun) -> Progress:
+def read_totals(run: BoundRun) -> RunTotals:
     """Return what a run has done, read anew only if its files have changed."""
     folder = run.folder
-    return _read_progress(folder, version_of([folder.metrics, _evaluations(folder)]))
+    return _read_totals(folder, version_of([folder.metrics, _evaluations(folder)]))
 
 
 def last_reward(run: BoundRun) -> float:
@@ -149,10 +155,10 @@ def _read_bound(run: RunFolder, _version: FileVersions) -> BoundRun:
 
 
 @lru_cache(MOST_RUNS)
-def _read_progress(run: RunFolder, _version: FileVersions) -> Progress:
+def _read_totals(run: RunFolder, _version: FileVersions) -> RunTotals:
     curves = read_step_curves(run)
     costs = [row[key] for row in curves.metrics for key in row if key.startswith(COST)]
-    return Progress(
+    return RunTotals(
         done=len(curves.metrics),
         reward=curves.metrics[-1].get("reward/mean") if curves.metrics else None,
         held_out=_first_and_last(curves.scores),
