@@ -36,6 +36,11 @@ class Spent(BaseModel):
     sampled_tokens: int
     cost: float | None
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of prompts and answers together."""
+        return self.prompt_tokens + self.sampled_tokens
+
 
 class ScoredRollout(NamedTuple):
     """End of a rollout, and its usage by role; a failed rollout has no reward."""

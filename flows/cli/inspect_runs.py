@@ -62,6 +62,21 @@ def report(
 
 
 @app.command()
+def board(
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on loopback; 0 chooses a free one.")
+    ] = 0,
+) -> None:
+    """Show the runs of this folder in a browser, also while they train, until Ctrl-C."""
+    from flows.runtime.serving import stdin_closed
+    from flows.server.board import serve_board
+
+    with serve_board(port) as address:
+        print(address, flush=True)
+        stdin_closed().wait()
+
+
+@app.command()
 def sql(
     statement: Annotated[
         str, typer.Argument(help="One statement, in DuckDB's SQL, over the views of docs/sql.md.")

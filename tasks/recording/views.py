@@ -1,16 +1,18 @@
 """Views over the files of runs, for questions in SQL that read nothing else and write nothing."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import duckdb
 import pyarrow as pa
 
+from adapters.errors import UserError
 from tasks.recording.journal import read_spans
 from tasks.recording.spans import SCHEMA
 from tasks.storage.json_files import read_json, read_log
+from tasks.storage.names import BatchName, parse_batch
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import NAMES, query_beside, scan
 
@@ -49,6 +51,9 @@ The type is text at run time: at the end of a process DuckDB complains on standa
 of its types that a thread still refers to, and Prefect's threads refer to all that a flow imports.
 """
 
+UNREADABLE = (UserError, OSError, ValueError, duckdb.Error)
+"""Errors of a run whose files cannot be shown; pyarrow's are ValueErrors too."""
+
 LOCKS = """
 set enable_external_access = false;
 set python_enable_replacements = false;
@@ -56,7 +61,11 @@ set lock_configuration = true;
 """
 
 
-def open_views(runs: Sequence[RunFolder], names: Sequence[str] = VIEWS) -> Views:
+def open_views(
+    runs: Sequence[RunFolder],
+    names: Sequence[str] = VIEWS,
+    played: Callable[[BatchName], bool] = lambda _: True,
+) -> Views:
     """Open a connection with the named views over runs: all that they have recorded until now.
 
     Every file is checked first, and a damaged one is refused (Damaged). The torn end of a journal
@@ -64,11 +73,12 @@ def open_views(runs: Sequence[RunFolder], names: Sequence[str] = VIEWS) -> Views
     loads no extension, whatever a statement asks. Close the connection, or use it in a `with`.
 
     Steps, trajectories and datums have the columns of their files, and are no views without one.
+    The views of spans have the batches for which `played` is true; no file of another is read.
     """
     connection = duckdb.connect()
     connection.execute(LOCKS)
     if {*names} & {*OF_SPANS}:
-        _register_spans(connection, runs)
+        _register_spans(connection, runs, played)
         connection.execute(NAMES + SPOKEN + QUERY)
     for name in LEARNED:
         if name in names:
@@ -80,7 +90,7 @@ def open_views(runs: Sequence[RunFolder], names: Sequence[str] = VIEWS) -> Views
         if rows:
             connection.register("steps", _unify(rows))
     if "evaluations" in names:
-        rows = [row for run in runs for row in _evaluations(run)]
+        rows = [row for run in runs for row in evaluation_rows(run)]
         connection.register("evaluations", pa.Table.from_pylist(rows, schema=EVALUATIONS))
     return connection
 
@@ -91,13 +101,23 @@ def views_in(statement: str) -> list[str]:
     return [name for name in VIEWS if name in words] or [*VIEWS]
 
 
-def _register_spans(connection: Views, runs: Sequence[RunFolder]) -> None:
+def _register_spans(
+    connection: Views, runs: Sequence[RunFolder], played: Callable[[BatchName], bool]
+) -> None:
     files: dict[Path, Mapping[str, str]] = {}
     tables = [_named(SCHEMA.empty_table(), "", "")]
     for run in runs:
         sealed, journals = run.all_spans()
-        files |= {path: {"run": run.name, "batch": path.stem} for path in sealed}
-        tables += [_named(read_spans(path), run.name, path.stem) for path in journals]
+        files |= {
+            path: {"run": run.name, "batch": path.stem}
+            for path in sealed
+            if played(parse_batch(path.stem))
+        }
+        tables += [
+            _named(read_spans(path), run.name, path.stem)
+            for path in journals
+            if played(parse_batch(path.stem))
+        ]
     connection.register("journalled", pa.concat_tables(tables))
     connection.register("sealed", scan(files, SCHEMA) if files else tables[0])
 
@@ -124,7 +144,8 @@ def _unify(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
 
 
-def _evaluations(run: RunFolder) -> Iterator[dict[str, Any]]:
+def evaluation_rows(run: RunFolder) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a run in the view `evaluations`, in the order of checkpoints."""
     for path in run.evaluations():
         for how, whole in read_json(path).items():
             for category, score in {"all": whole, **whole["categories"]}.items():

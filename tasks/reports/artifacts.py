@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
-import duckdb
 import httpx
 from prefect.artifacts import (
     Artifact,
@@ -30,11 +29,10 @@ from prefect.client.schemas.objects import Artifact as SavedArtifact
 from prefect.exceptions import PrefectException
 
 from adapters.calls import POLICY
-from adapters.errors import UserError
 from tasks.checkpoints import Ledger
 from tasks.evaluations import read_evaluation
 from tasks.metrics import Metrics, read_metrics
-from tasks.recording.views import open_views
+from tasks.recording.views import UNREADABLE, open_views
 from tasks.reports.curves import read_curves
 from tasks.reports.tables import markdown_table, score_rows
 from tasks.reports.transcripts import MOST_FAILED, transcripts
@@ -69,9 +67,6 @@ FIRST_SECONDS, GROWTH = 20.0, 1.25
 
 LAST_SECONDS = 20.0
 """Seconds for which a finished run waits for its last artifacts."""
-
-UNREADABLE = (UserError, OSError, ValueError, duckdb.Error)
-"""Errors of a run whose files cannot be shown; pyarrow's are ValueErrors too."""
 
 FAILURES = (httpx.HTTPError, PrefectException, OSError, RuntimeError)
 """Errors of a server that is away or refuses."""
@@ -226,7 +221,7 @@ def describe_curves(run: RunFolder) -> str:
     """Show the curves of a run as a picture, and say where its report is."""
     from tasks.reports import plots  # matplotlib loads slowly, and only for this
 
-    with open_views([run], ("spans", "evaluations")) as views:
+    with open_views([run], ["spans"]) as views:
         curves = [read_curves(run, views)]
     rewards = [plots.draw_rewards(curves)[0], *plots.draw_role_rewards(curves)]
     picture = plots.join_drawings([*rewards, *plots.draw_panels(curves)])

@@ -1,11 +1,11 @@
 """A run → its curves: metrics and evaluations by step, by minutes and by sampled tokens."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from adapters.calls import POLICY
-from tasks.recording.views import Views
+from tasks.recording.views import Views, evaluation_rows
 from tasks.storage.arrivals import batches_of
 from tasks.storage.json_files import read_log
 from tasks.storage.run_folder import RunFolder
@@ -57,24 +57,33 @@ def metric_names(runs: Sequence[RunCurves]) -> list[str]:
 
 
 def read_curves(run: RunFolder, views: Views) -> RunCurves:
-    """Read the curves of a run, whose spans and evaluations are in `views`."""
+    """Read the curves of a run, whose spans are in `views`."""
+    curves = read_step_curves(run)
+    return replace(curves, minutes=_minutes(run, len(curves.metrics), views))
+
+
+def read_step_curves(run: RunFolder) -> RunCurves:
+    """Read the curves of a run without its minutes, for which alone spans are read."""
     metrics, policies = read_log(run.metrics), run.policies()
     names = ["tokens/sampled", *(f"policies/{name}/tokens/sampled" for name in policies)]
     sampled = (sum(row.get(name, 0) for name in names) for row in metrics)
-    scores = views.execute(
-        "select step, played, reward, case when lower is not null then [lower, upper] end "
-        "from evaluations "
-        "where category = 'all' and reward is not null and evaluation = format('{:05d}', step) "
-        "order by step"
-    ).fetchall()
-    return RunCurves(
-        name=run.name,
-        metrics=metrics,
-        policies=policies,
-        minutes=_minutes(run, len(metrics), views),
-        tokens=[0.0, *accumulate(sampled)],
-        scores=[HeldOutScore(*row) for row in scores],
-    )
+    return RunCurves(run.name, metrics, policies, (), [0.0, *accumulate(sampled)], read_scores(run))
+
+
+def read_scores(run: RunFolder) -> list[HeldOutScore]:
+    """Read the held-out scores of a run's own evaluations, in the order of checkpoints."""
+    return [
+        HeldOutScore(
+            row["step"],
+            row["played"],
+            row["reward"],
+            None if row["lower"] is None else (row["lower"], row["upper"]),
+        )
+        for row in evaluation_rows(run)
+        if row["category"] == "all"
+        and row["reward"] is not None
+        and row["evaluation"] == f"{row['step']:05d}"
+    ]
 
 
 def _minutes(run: RunFolder, steps: int, views: Views) -> list[float]:

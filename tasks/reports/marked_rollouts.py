@@ -1,6 +1,6 @@
 """Rollouts of a step, token by token, with the advantages by which they were trained."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -18,7 +18,10 @@ from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import arrays, query_beside, select
 
 QUERY = query_beside(__file__)
-TOKENS = query_beside(str(Path(__file__).with_name("marked_tokens")))
+TOKENS, UNTRAINED = (
+    query_beside(str(Path(__file__).with_name(name)))
+    for name in ("marked_tokens", "untrained_tokens")
+)
 
 MOST_TOKENS = 3000
 """Tokens of a trajectory that are shown; of a longer one its begin and its end."""
@@ -70,10 +73,7 @@ def read_marked_rollouts(
     They are chosen among the rollouts that were trained on, if there are any. Without `text_of`,
     the tokens are shown by their numbers.
     """
-    by_rollout: dict[str, list[MarkedTrajectory]] = {}
-    for policy in run.policies():
-        for rollout_id, marked in _trajectories(run, policy, step, text_of or _number):
-            by_rollout.setdefault(rollout_id, []).append(marked)
+    by_rollout = mark_trajectories(run, step, text_of)
     shown = sorted({one.role for many in by_rollout.values() for one in many})
     parameters = {"batches": batches_of(run, step), "shown": shown}
     found = views.execute(QUERY, parameters).fetchall()
@@ -86,19 +86,35 @@ def read_marked_rollouts(
     ]
 
 
+def mark_trajectories(
+    run: RunFolder, step: int, text_of: TokenText | None, only: Container[str] | None = None
+) -> dict[str, list[MarkedTrajectory]]:
+    """Map the rollouts of a step, or `only` those, to what each policy sampled in them."""
+    by_rollout: dict[str, list[MarkedTrajectory]] = {}
+    for policy in run.policies():
+        for rollout_id, marked in _trajectories(run, policy, step, text_of or _number, only):
+            by_rollout.setdefault(rollout_id, []).append(marked)
+    return by_rollout
+
+
 def _trajectories(
-    run: RunFolder, policy: str, step: int, text_of: TokenText
+    run: RunFolder, policy: str, step: int, text_of: TokenText, only: Container[str] | None
 ) -> Iterator[tuple[str, MarkedTrajectory]]:
     """Yield the trajectories in which a policy sampled something, with their rollouts."""
     trajectories = run.trajectories(policy, step)
     if not is_written(trajectories):
         return
-    datums = verified(run.datums(policy, step))
-    table = select(TOKENS, trajectories=verified(trajectories), datums=datums)
+    datums = run.datums(policy, step)
+    if is_written(datums):
+        table = select(TOKENS, trajectories=verified(trajectories), datums=verified(datums))
+    else:
+        table = select(UNTRAINED, trajectories=verified(trajectories))
     lists = [arrays(table[name]) for name in ("tokens", "logprobs", "mask", "advantages")]
     strongest = max((float(np.abs(one).max()) for one in lists[-1] if len(one)), default=0.0)
     rows = table.select(["rollout_id", "role", "advantage"]).to_pylist()
     for row, tokens, logprobs, mask, weights in zip(rows, *lists, strict=True):
+        if only is not None and row["rollout_id"] not in only:
+            continue
         marks = _marks(mask, logprobs, weights, strongest)
         pieces = [*_pieces(tokens, marks, text_of)]
         yield row["rollout_id"], MarkedTrajectory(policy, row["role"], row["advantage"], pieces)

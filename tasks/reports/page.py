@@ -4,12 +4,14 @@ Whatever models and users wrote is escaped by Jinja, or by matplotlib in a drawi
 policy forbids scripts besides.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from adapters.tinker.token_texts import find_token_texts
 from tasks.recording.views import open_views
@@ -26,7 +28,34 @@ from tasks.storage.tables import query_beside
 SPENDING = query_beside(str(Path(__file__).with_name("spending")))
 MOST_FAILURES = 20
 """Different errors of a run that its page shows, the latest ones."""
-READ = ("spans", "calls", "rollouts", "evaluations")
+READ = ("spans", "calls", "rollouts")
+
+HIDDEN = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Characters that a page would not show, or by which a text would change the order of others.
+
+Tabs, wide spaces and joiners of letters stay, which `printable` takes out for a terminal.
+"""
+
+
+def reveal(value: object) -> object:
+    """Write the HIDDEN characters of a text by their numbers, such as ⟨202E⟩; pass on HTML."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return HIDDEN.sub(lambda found: f"⟨{ord(found[0]):04X}⟩", value)
+
+
+HERE = Path(__file__).parent
+TEMPLATES = Environment(
+    loader=FileSystemLoader([HERE, HERE / "board"]),
+    autoescape=True,
+    undefined=StrictUndefined,
+    finalize=reveal,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.globals["colours"] = plots.COLOURS
 
 
 @dataclass(frozen=True)
@@ -62,23 +91,21 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
     return write_text(path, render_report(runs))
 
 
-def render_report(runs: Sequence[RunFolder]) -> str:
+def render_report(runs: Sequence[RunFolder], frame: str = "layout.html", **framed: object) -> str:
+    """Render the page of a run, or of several beside each other.
+
+    Another `frame` is a template around the page, which shows what it has of `framed`.
+    """
     reported = [_read(run) for run in runs]
     curves = [one.curves for one in reported]
-    page = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    ).get_template("page.html")
-    return page.render(
+    return TEMPLATES.get_template("page.html").render(
+        framed,
+        frame=frame,
         runs=reported,
         rewards=[*plots.draw_rewards(curves), *plots.draw_role_rewards(curves)],
         panels=plots.draw_panels(curves),
         times=plots.draw_times(curves) if any(run.metrics for run in curves) else "",
         parts=plots.PARTS,
-        colours=plots.COLOURS,
         recipes=compare_recipes([one.manifest["recipe"] for one in reported]),
         metrics=_all_metrics(curves),
     )

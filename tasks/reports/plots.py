@@ -106,14 +106,17 @@ PANELS = (
 )
 
 
-def draw_rewards(runs: Sequence[RunCurves]) -> list[str]:
-    """Draw the rewards of runs over checkpoints, minutes and sampled tokens."""
-    scales: Mapping[str, Callable[[RunCurves], Sequence[float]]] = {
-        "updates made": lambda run: range(len(run.minutes)),
-        "minutes": lambda run: run.minutes,
-        "sampled tokens": lambda run: run.tokens,
-    }
-    return [_draw_reward(runs, label, scale) for label, scale in scales.items()]
+SCALES: Mapping[str, Callable[[RunCurves], Sequence[float]]] = {
+    "updates made": lambda run: range(len(run.metrics) + 1),
+    "minutes": lambda run: run.minutes,
+    "sampled tokens": lambda run: run.tokens,
+}
+"""Scale over which rewards are drawn → its value at each checkpoint."""
+
+
+def draw_rewards(runs: Sequence[RunCurves], scales: Iterable[str] = SCALES) -> list[str]:
+    """Draw the rewards of runs over some of SCALES."""
+    return [_draw_reward(runs, label, SCALES[label]) for label in scales]
 
 
 def draw_role_rewards(runs: Sequence[RunCurves]) -> list[str]:

@@ -100,7 +100,7 @@ def _describe_run(run: RunFolder) -> RunLine:
         return RunLine(run.name, "-", 0, 0, None, 0, state)
     rows = read_metrics(run.metrics)
     steps, done = recipe["steps"], len(rows)
-    state = "running" if run.is_open() else "finished" if done >= steps else _stopped(run)
+    state = describe_state(run, done, steps, run.is_open())
     reward = rows[-1].get("reward/mean") if rows else None
     failed = sum(int(row.get("rollouts/failed", 0)) for row in rows)
     agent = recipe.get("agent") or recipe["flow"]
@@ -113,6 +113,11 @@ def _last_error(run: RunFolder) -> str:
     except Damaged as damage:
         return str(damage)
     return error and f"{run.name}, {error}"
+
+
+def describe_state(run: RunFolder, done: int, steps: int, is_open: bool) -> str:
+    """Say what state a run is in, which has `done` of its steps."""
+    return "running" if is_open else "finished" if done >= steps else _stopped(run)
 
 
 def _stopped(run: RunFolder) -> str:

@@ -8,10 +8,11 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import TypeAlias
 from uuid import uuid4
 
 from adapters.errors import UserError
@@ -24,6 +25,9 @@ LOOK_SECONDS = 1.0
 
 PARTIAL = ".partial"
 """End of the name of a file that is being written."""
+
+FileVersions: TypeAlias = tuple[tuple[int, int] | None, ...]
+"""Time of the last change and size of each file; None of one that is not there."""
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +70,11 @@ def read_bytes(path: Path) -> bytes:
 def is_written(path: Path) -> bool:
     """Return whether a file is there, and so whether its stage is done."""
     return path.exists()
+
+
+def version_of(paths: Iterable[Path]) -> FileVersions:
+    """Return what changes when a file does, or when one appears in a folder."""
+    return tuple(_version(path) for path in paths)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -140,6 +149,14 @@ def check_output(file: Path, instead: str) -> None:
 def is_full(error: BaseException) -> bool:
     """Return whether the error says that the disk has no space left."""
     return isinstance(error, OSError) and error.errno in FULL
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def sync(path: Path) -> None:

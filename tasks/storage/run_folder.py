@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import psutil
+
 from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.process.children import keep_from_children
@@ -35,6 +37,9 @@ class RunError(UserError):
 
 
 NAME = re.compile(rf"(?:(?:{'|'.join(APART)})/)?(?P<last>[A-Za-z0-9_][A-Za-z0-9_.-]*)")
+HOLDER = re.compile(r"process (?P<process>\d{1,9}) on (?P<host>.+)")
+"""What the lock of an open run says of who holds it."""
+
 LONGEST_NAME = 200
 """Letters of a run's name: file systems allow 255, and files beside a run have longer names."""
 
@@ -206,6 +211,24 @@ class RunFolder:
                 return True
         return False
 
+    def is_held(self) -> bool:
+        """Return whether a process of this host has the run open, without touching its lock.
+
+        `is_open` takes the lock for a moment, in which nobody can open the run. Here the process is
+        asked that the lock names; one of another user counts as long as it lives.
+        """
+        lock = self.path / "lock"
+        named = HOLDER.fullmatch(lock.read_text(encoding="utf-8")) if lock.exists() else None
+        if named is None or named["host"] != socket.gethostname():
+            return False
+        try:
+            opened = psutil.Process(int(named["process"])).open_files()
+        except psutil.AccessDenied:
+            return True
+        except psutil.NoSuchProcess:
+            return False
+        return any(Path(file.path) == lock.resolve() for file in opened)
+
     def check_writable(self) -> None:
         """Refuse (UserError) a folder in which nothing can be written."""
         check_writable(self.path, "another folder of runs as RATCHET_RUNS")
@@ -225,7 +248,7 @@ class RunFolder:
                     f"the run {self.path} is open in {file.read().strip()}; wait for it"
                 ) from error
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")  # as HOLDER reads it
             file.flush()
             yield
 

@@ -193,6 +193,15 @@ def test_tokens_of_a_uniform_group_are_sampled_and_not_trained() -> None:
     assert {*read.titles("sampled")} == {"not trained, probability 0.607"}
 
 
+def test_without_the_datums_of_a_step_its_tokens_are_shown_as_untrained() -> None:
+    run = record_run("hello")
+    run.datums(POLICY, 0).unlink()
+    read = PageReader(render_report([run]))
+    assert read.titles("up") + read.titles("down") == []
+    assert {*read.titles("sampled")} == {"not trained, probability 0.607"}
+    assert "".join(text for mark, text in read.pieces if mark == "sampled").count("Fair") == 1
+
+
 def test_without_the_tokenizer_tokens_are_numbers() -> None:
     run = begin_run("hello", base="nobody/has-this-model")
     record_step(run, 0, rollout(0, answered("Good"), rewarded(1.0)))

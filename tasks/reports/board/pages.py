@@ -1,0 +1,227 @@
+"""Pages of the board: a table of runs and, of each, its report, rollouts, groups and examples."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from adapters.tinker.token_texts import find_token_texts
+from tasks.reports.board.examples import (
+    ExampleSearch,
+    choose_checkpoints,
+    compare_examples,
+    played_examples,
+)
+from tasks.reports.board.queries import PAGE, FromQuery, skipped
+from tasks.reports.board.rollouts import (
+    GroupSearch,
+    RolloutSearch,
+    Row,
+    Sides,
+    list_splits,
+    read_group,
+    search_groups,
+    search_rollouts,
+)
+from tasks.reports.board.rows import (
+    BoardRow,
+    BoundRun,
+    find_differences,
+    last_reward,
+    list_bound_runs,
+    read_row,
+)
+from tasks.reports.curves import RunCurves, metric_names, read_step_curves
+from tasks.reports.page import TEMPLATES, render_report
+from tasks.reports.plots import COLOURS, Panel, draw_panels, draw_rewards
+from tasks.storage.files import FileVersions, version_of
+from tasks.storage.manifest import recipe_of
+from tasks.storage.run_folder import RunFolder, folder_of, runs_root
+
+REFRESH_SECONDS = 5
+"""Time after which a page of a run that trains is loaded again."""
+MOST_DIFFERENCES = 6
+"""Keys of a recipe that the table shows."""
+MOST_TRAJECTORIES = 20
+"""Trajectories of a rollout that are shown."""
+MOST_REPORTS = 16
+"""Reports that are kept in memory."""
+
+
+class RunSelection(FromQuery):
+    """Selection of runs, and of what is drawn of them.
+
+    `key` is `key=value`, or a key by which a run differs from most of its agent. Without a `run`,
+    the first ones of the page are drawn.
+    """
+
+    agent: str | None = Field(default=None, max_length=300)
+    key: str | None = Field(default=None, max_length=1000)
+    sort: Literal["newest", "reward", "name"] = "newest"
+    metric: str | None = Field(default=None, max_length=300)
+    run: list[str] = Field(default=[], max_length=COLOURS)
+
+    def fits(self, run: BoundRun, differences: Sequence[tuple[str, str]]) -> bool:
+        """Return whether a run is one of those asked for."""
+        if self.agent is not None and run.agent != self.agent:
+            return False
+        key, has_value, value = (self.key or "").partition("=")
+        if has_value:
+            return run.has(key.strip(), value.strip())
+        return not key or key.strip() in dict(differences)
+
+
+class Compared(FromQuery):
+    """Runs whose report is asked for; the rest is what the table of runs sends along."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    run: list[str] = Field(min_length=1, max_length=COLOURS)
+
+
+def render_board(query: RunSelection) -> str:
+    """Render the table of runs, with their curves over each other."""
+    runs = list_bound_runs()
+    differences = find_differences(runs)
+    chosen = [run for run in runs if query.fits(run, differences[run.folder.name])]
+    if query.sort == "name":
+        chosen.sort(key=lambda run: run.folder.name)
+    if query.sort == "reward":
+        chosen.sort(key=last_reward, reverse=True)
+    shown = chosen[skipped(query) : skipped(query) + PAGE]
+    ticked = [run for run in chosen if run.folder.name in query.run]
+    rows, ticked_rows = (
+        [read_row(run, differences[run.folder.name]) for run in some] for some in (shown, ticked)
+    )
+    curves = _curves(ticked_rows or rows)
+    names = metric_names(curves)
+    panels = [Panel(name, name) for name in names if name == query.metric]
+    drawings = [
+        *draw_rewards(curves, ["updates made", "sampled tokens"]),
+        *draw_panels(curves, panels),
+    ]
+    return _render(
+        "board.html",
+        query,
+        is_running=any(row.state == "running" for row in rows),
+        root=str(runs_root()),
+        agents=sorted({run.agent for run in runs if run.agent}),
+        keys=sorted({key for differing in differences.values() for key, _ in differing}),
+        metrics=sorted(names),
+        drawings=drawings if curves else [],
+        drawn=[run.name for run in curves],
+        elsewhere=[run.folder.name for run in ticked if run not in shown],
+        rows=rows,
+        found=len(chosen),
+        most_differences=MOST_DIFFERENCES,
+    )
+
+
+def render_run(name: str, query: FromQuery) -> str:
+    """Render the report of a run as it is now, with the ways to its other pages."""
+    run = folder_of(name)
+    return _render_report(run, _version(run), query.live, _refresh(query, run.is_held()))
+
+
+def render_comparison(query: Compared) -> str:
+    """Render the report of several runs."""
+    runs = [folder_of(name) for name in query.run]
+    refresh = _refresh(query, any(run.is_held() for run in runs))
+    return render_report(runs, "frame.html", query=query, refresh=refresh, run_name="", here="")
+
+
+def render_rollouts(name: str, query: RolloutSearch) -> str:
+    """Render a page of the rollouts of a run that fit a search."""
+    run = _bound(name)
+    rows, splits = search_rollouts(run, query), list_splits(run)
+    return _render_of_run(run, "rollouts", query, rows=rows, found=_found(rows), splits=splits)
+
+
+def render_groups(name: str, query: GroupSearch) -> str:
+    """Render a page of the groups of a run that fit a search."""
+    run = _bound(name)
+    rows, splits = search_groups(run, query), list_splits(run)
+    return _render_of_run(run, "groups", query, rows=rows, found=_found(rows), splits=splits)
+
+
+def render_group(name: str, group: str, query: Sides) -> str:
+    """Render two rollouts of a group beside each other, with the trained tokens marked."""
+    run = _bound(name)
+    text_of = find_token_texts(recipe_of(run)["model"]["base"])
+    rows, shown = read_group(run, group, query, text_of)
+    return _render_of_run(
+        run,
+        "group",
+        query,
+        group=group,
+        rows=rows,
+        shown=shown,
+        tokens_are_numbers=text_of is None,
+        has_policies=len(run.policies()) > 1,
+        most_trajectories=MOST_TRAJECTORIES,
+    )
+
+
+def render_examples(name: str, query: ExampleSearch) -> str:
+    """Render the held-out examples of a run, before and after."""
+    run = _bound(name)
+    played = played_examples(run)
+    search = choose_checkpoints(query, played) if played else query
+    rows = compare_examples(run, search) if played else []
+    return _render_of_run(run, "examples", search, rows=rows, found=_found(rows), played=played)
+
+
+def render_refusal(title: str, said: str) -> str:
+    """Render why a page is not shown."""
+    return TEMPLATES.get_template("refusal.html").render(title=title, said=said)
+
+
+@lru_cache(MOST_REPORTS)
+def _render_report(
+    run: RunFolder, _: FileVersions, live: Literal["on", "off"], refresh: int | None
+) -> str:
+    shown = {
+        "query": FromQuery(live=live),
+        "refresh": refresh,
+        "run_name": run.name,
+        "here": "report",
+    }
+    return render_report([run], "frame.html", **shown)
+
+
+def _version(run: RunFolder) -> FileVersions:
+    folders = [path.parent for path in (run.evaluation("_"), run.spans("_"), run.journal("_"))]
+    return version_of([run.manifest, run.metrics, run.owners, *folders])
+
+
+def _bound(name: str) -> RunFolder:
+    """Return the folder of a run; RunError if there is none, or if it is of another format."""
+    run = folder_of(name)
+    recipe_of(run)
+    return run
+
+
+def _curves(rows: Sequence[BoardRow]) -> list[RunCurves]:
+    """Read the curves of the first runs that have some."""
+    known = [row.run for row in rows if row.totals and row.totals.done and row.run.is_named]
+    return [read_step_curves(run.folder) for run in known[:COLOURS]]
+
+
+def _render_of_run(run: RunFolder, page: str, query: FromQuery, **shown: object) -> str:
+    is_running = run.is_held()
+    names = {"run_name": run.name, "here": "held-out examples" if page == "examples" else page}
+    return _render(f"{page}_page.html", query, is_running=is_running, **names, **shown)
+
+
+def _render(template: str, query: FromQuery, is_running: bool, **shown: object) -> str:
+    framed = {"run_name": "", "here": "", "size": PAGE, "refresh": _refresh(query, is_running)}
+    return TEMPLATES.get_template(template).render(framed, query=query, **shown)
+
+
+def _refresh(query: FromQuery, is_running: bool) -> int | None:
+    return REFRESH_SECONDS if is_running and query.live == "on" else None
+
+
+def _found(rows: Sequence[Row]) -> int:
+    return rows[0]["found"] if rows else 0

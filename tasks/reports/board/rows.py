@@ -1,0 +1,193 @@
+"""A folder of runs → the rows of a table of them, of which the files are read that have changed."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import fsum
+from pathlib import Path
+
+from adapters.errors import UserError
+from tasks.metrics import COST
+from tasks.recording.views import UNREADABLE
+from tasks.reports.curves import HeldOutScore, read_scores, read_step_curves
+from tasks.reports.progress import ProgressReader
+from tasks.reports.tables import describe_state
+from tasks.storage.checksums import Damaged
+from tasks.storage.files import FileVersions, version_of
+from tasks.storage.keys import Json, flatten
+from tasks.storage.manifest import read_manifest
+from tasks.storage.run_folder import NAME, RunFolder, all_runs
+
+MOST_RUNS = 10_000
+"""Runs whose rows are kept in memory."""
+
+BROKEN = (*UNREADABLE, KeyError, TypeError, RecursionError)
+"""Errors of a run of which somebody has written a file by hand, too."""
+
+Keys = Mapping[str, Json]
+"""Key of a recipe → its value."""
+
+
+@dataclass(frozen=True)
+class BoundRun:
+    """Run by its manifest alone. One that cannot be read has only its `trouble`."""
+
+    folder: RunFolder
+    agent: str = ""
+    created: str = ""
+    keys: Keys | None = None
+    trouble: str = ""
+
+    @property
+    def is_named(self) -> bool:
+        """True if commands, and addresses of the board, can name the run."""
+        return NAME.fullmatch(self.folder.name) is not None
+
+    def has(self, key: str, value: str) -> bool:
+        """Return whether a key of the recipe has a value, as it is shown."""
+        return self.keys is not None and key in self.keys and show(self.keys[key]) == value
+
+
+@dataclass(frozen=True)
+class RunTotals:
+    """Totals of a run: its steps, its first and its last held-out score, its tokens.
+
+    `cost` is in US dollars, that of the roles that no policy answers; None if no price is known.
+    """
+
+    done: int
+    reward: float | None
+    held_out: Sequence[HeldOutScore]
+    tokens: float
+    cost: float | None
+
+
+@dataclass(frozen=True)
+class BoardRow:
+    """A run in the board's table, with the keys by which its recipe differs from its agent's.
+
+    `doing` says what a running one does.
+    """
+
+    run: BoundRun
+    differences: Sequence[tuple[str, str]]
+    totals: RunTotals | None
+    state: str
+    doing: str = ""
+    trouble: str = ""
+
+
+def list_bound_runs() -> list[BoundRun]:
+    """List all runs, the newest first, and then those that cannot be read."""
+    runs = [_read_bound(run, version_of([run.manifest])) for run in all_runs()]
+    return sorted(runs, key=lambda run: run.created, reverse=True)
+
+
+def find_differences(runs: Sequence[BoundRun]) -> dict[str, list[tuple[str, str]]]:
+    """Map each run, by name, to the keys by which it differs from most of its agent's runs.
+
+    Where no value is that of more than half of them, each run has its own.
+    """
+    values: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for run in runs:
+        for key, value in (run.keys or {}).items():
+            values[run.agent, key][show(value)] += 1
+    common = {
+        key: value
+        for key, counted in values.items()
+        for value, times in counted.items()
+        if 2 * times > counted.total()
+    }
+    return {
+        run.folder.name: [
+            (key, shown)
+            for key, value in (run.keys or {}).items()
+            if (shown := show(value)) != common.get((run.agent, key))
+        ]
+        for run in runs
+    }
+
+
+def read_row(run: BoundRun, differences: Sequence[tuple[str, str]]) -> BoardRow:
+    """Read what the table shows of a run; a file that cannot be read is the row's trouble."""
+    if run.keys is None:
+        return BoardRow(run, differences, None, "unreadable", trouble=run.trouble)
+    try:
+        totals, is_held = read_totals(run), run.folder.is_held()
+        steps = int(str(run.keys["steps"]))
+        state = describe_state(run.folder, totals.done, steps, is_held)
+        doing = str(ProgressReader(run.folder).look()) if is_held else ""
+    except BROKEN as error:
+        return BoardRow(run, differences, None, _kind(error), trouble=explain(error))
+    return BoardRow(run, differences, totals, state, doing)
+
+
+def read_totals(run: BoundRun) -> RunTotals:
+    """Return what a run has done, read anew only if its files have changed."""
+    folder = run.folder
+    return _read_totals(folder, version_of([folder.metrics, _evaluations(folder)]))
+
+
+def last_reward(run: BoundRun) -> float:
+    """Return the last held-out reward, by which runs are ranked; none is the least."""
+    try:
+        scores = _read_ends(run.folder, version_of([_evaluations(run.folder)]))
+    except BROKEN:
+        scores = ()
+    return scores[-1].reward if scores and run.keys is not None else float("-inf")
+
+
+def show(value: Json) -> str:
+    """Write a value of a recipe as the board shows it, and as it is asked for."""
+    return value if isinstance(value, str) else "–" if value is None else str(value)
+
+
+@lru_cache(MOST_RUNS)
+def _read_bound(run: RunFolder, _version: FileVersions) -> BoundRun:
+    try:
+        manifest = read_manifest(run)
+        recipe = manifest["recipe"]
+        agent = recipe.get("agent") or recipe["flow"]
+        return BoundRun(run, str(agent), str(manifest["created"]), flatten(recipe))
+    except BROKEN as error:
+        return BoundRun(run, trouble=explain(error))
+
+
+@lru_cache(MOST_RUNS)
+def _read_totals(run: RunFolder, _version: FileVersions) -> RunTotals:
+    curves = read_step_curves(run)
+    costs = [row[key] for row in curves.metrics for key in row if key.startswith(COST)]
+    return RunTotals(
+        done=len(curves.metrics),
+        reward=curves.metrics[-1].get("reward/mean") if curves.metrics else None,
+        held_out=_first_and_last(curves.scores),
+        tokens=curves.tokens[-1],
+        cost=fsum(costs) if costs else None,
+    )
+
+
+def _kind(error: Exception) -> str:
+    return "damaged" if isinstance(error, Damaged) else "unreadable"
+
+
+@lru_cache(MOST_RUNS)
+def _read_ends(run: RunFolder, _version: FileVersions) -> Sequence[HeldOutScore]:
+    return _first_and_last(read_scores(run))
+
+
+def _first_and_last(scores: Sequence[HeldOutScore]) -> Sequence[HeldOutScore]:
+    """Return the first and the last score of the first way of sampling; one if there is one."""
+    first = [score for score in scores if score.played == scores[0].played]
+    return [*first[:1], *first[1:][-1:]]
+
+
+def _evaluations(run: RunFolder) -> Path:
+    """Return the folder that changes when an evaluation is written."""
+    return run.evaluation("any").parent
+
+
+def explain(error: Exception) -> str:
+    """Say why a run cannot be shown."""
+    known = isinstance(error, UserError)
+    return str(error) if known else f"{type(error).__name__}: {error}"
