@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from shlex import quote
 from typing import TYPE_CHECKING, TypeVar
 
 from adapters.errors import UserError
@@ -40,7 +41,8 @@ def train_with_bar(run: str, recipe: "Recipe", verbose: bool) -> str:
             wait_for_server()
             with explain_absence(partial(_way_on, folder)):
                 summary = flow(recipe=recipe, run=run)
-    return _drift(summary) + _closing_line(summary, folder, time.monotonic() - started)
+    closing = _closing_line(summary, folder, time.monotonic() - started)
+    return _drift(summary) + closing + _sync_line(folder)
 
 
 def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: object) -> T:
@@ -113,6 +115,14 @@ def _drift(summary: "RunSummary") -> str:
     """Return a replay's drift in a line; empty for other runs."""
     by_step = " ".join(f"{drift:.2g}" for drift in summary.drift)
     return f"drift (kl_sample_train_v2) by step: {by_step}\n" if by_step else ""
+
+
+def _sync_line(run: "RunFolder") -> str:
+    """Return the command that sends to W&B what was kept offline, if anything was."""
+    from adapters.tracking.wandb import unsynced_folder
+
+    offline = unsynced_folder(run.tracking)
+    return "" if offline is None else f"\nW&B has none of it yet: wandb sync {quote(str(offline))}"
 
 
 def _closing_line(summary: "RunSummary", run: "RunFolder", seconds: float) -> str:

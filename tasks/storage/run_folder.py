@@ -93,8 +93,8 @@ class RunFolder:
 
     @property
     def tracking(self) -> Path:
-        """Files of Weights & Biases."""
-        return self.path / "wandb"
+        """Files of the trackers of experiments; nothing of a run's reads them."""
+        return self.path / "tracking"
 
     def shard(self, shard: str) -> Path:
         """Return the file with the examples of a shard."""
@@ -214,7 +214,7 @@ class RunFolder:
         return sorted((self._of(policy) / stage).glob("*.parquet"))
 
     def files(self) -> list[Path]:
-        """List the files of the run itself: not its lock, its report, the engine's or W&B's."""
+        """List the files of the run itself: not its lock, its report, the engine's, trackers'."""
         return sorted(
             path
             for path in self.path.rglob("*")
