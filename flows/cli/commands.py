@@ -83,6 +83,7 @@ def train(
 @app.command()
 def resume(run: Run, verbose: Verbose = False) -> None:
     """Continue a run where it stopped, by the recipe it was started with."""
+    quiet_prefect(verbose)
     print(train_with_bar(run, load_checked_recipe(run), verbose))
 
 
