@@ -12,7 +12,7 @@ from adapters.tracking.tracker import SavedWeights, TrackedRun, TrackedStep, Tra
 if TYPE_CHECKING:  # wandb is an extra
     from wandb import Run
 
-FINISH_SECONDS = 30
+INIT_SECONDS, FINISH_SECONDS = 25, 30
 LONGEST_NAME = 128
 """Letters of an artifact's name."""
 
@@ -27,6 +27,7 @@ SETTINGS: Mapping[str, Any] = {
     "x_disable_stats": True,
     "x_save_requirements": False,
     "finish_timeout": FINISH_SECONDS,
+    "init_timeout": INIT_SECONDS,
 }
 """Settings without which W&B prints, and sends what no recipe has: the command, the machine, its
 packages and its load. A variable WANDB_… of a setting's name overrules each."""

@@ -90,7 +90,7 @@ def _figures() -> list[Cell]:
     outputs = []
     for number in plt.get_fignums():
         drawn = io.BytesIO()
-        plt.figure(number).savefig(drawn, format="png", dpi=72)
+        plt.figure(number).savefig(drawn, format="png", dpi=72, bbox_inches="tight")
         image = base64.b64encode(drawn.getvalue()).decode()
         shown = {"image/png": image, "text/plain": "<Figure>"}
         outputs.append({"output_type": "display_data", "metadata": {}, "data": shown})

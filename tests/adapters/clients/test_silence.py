@@ -1,4 +1,4 @@
-"""Telemetry of the libraries: it is off, before any of them is imported, unless the user sets it."""
+"""Telemetry of libraries: it is off before any of them is imported, unless the user has set it."""
 
 import os
 import subprocess
