@@ -221,7 +221,7 @@ class RunFolder:
             if path.is_file()
             and path not in (self.path / "lock", self.report)
             and not path.name.startswith(".")
-            and not {self.engine, self.tracking} & {*path.parents}
+            and not {self.engine, self.tracking, self.path / "wandb"} & {*path.parents}
         )
 
     def is_open(self) -> bool:

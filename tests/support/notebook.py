@@ -59,10 +59,12 @@ def _run(source: str, names: dict[str, Any], count: int) -> list[Cell]:
 def _execute(source: str, names: dict[str, Any]) -> object:
     """Run a cell; return the value of its last expression, which a semicolon hides."""
     tree = ast.parse(source)
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "cell", "exec"), names)
-    if last is None:
+    last = tree.body[-1]
+    if not isinstance(last, ast.Expr):
+        exec(compile(tree, "cell", "exec"), names)
         return None
+    tree.body.pop()
+    exec(compile(tree, "cell", "exec"), names)
     value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
     return None if source.rstrip().endswith(";") else value
 

@@ -28,21 +28,20 @@ class Collector(ThreadingHTTPServer):
 
 
 class _Taker(BaseHTTPRequestHandler):
-    server: Collector
-
     def do_POST(self) -> None:
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
             ExportTraceServiceRequest,
         )
 
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        assert isinstance(self.server, Collector)
         for sent in ExportTraceServiceRequest.FromString(body).resource_spans:
             self.server.services |= set(named(sent.resource.attributes)["service.name"].split())
             self.server.spans += [span for scope in sent.scope_spans for span in scope.spans]
         self.send_response(200)
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""
 
 
