@@ -88,13 +88,13 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The number of a call (from 0) among those of one role of one rollout attempt."""
+class CallId:
+    """A call of one role of one rollout attempt; `number` counts these calls from 0."""
 
     rollout_id: str
     attempt: int
     role: str
-    call: int
+    number: int
     failures: int = 0
     """How often the rollout has failed before. It changes the seeds, so that a rollout that is
     played again does not fail in the same way."""
@@ -110,8 +110,17 @@ class Place:
         """Derive an id that is the same whenever this call is made again."""
         return self._hash(kind)[:24]
 
+    def name_tool_calls(self, message: Message) -> Message:
+        """Give each tool call that lacks an id one that is the same if this call is repeated."""
+        name = self.name("tool call")
+        named: list[ToolCall] = [
+            {"id": f"call_{name}{index}", "type": "function", **call}
+            for index, call in enumerate(message.get("tool_calls", ()))
+        ]
+        return {**message, "tool_calls": named} if named else message
+
     def _hash(self, salt: str) -> str:
-        text = f"{salt}/{self.rollout_id}/{self.role}/{self.call}"
+        text = f"{salt}/{self.rollout_id}/{self.role}/{self.number}"
         text += f"/{self.failures}" if self.failures else ""
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -157,7 +166,7 @@ class Request:
     format: Format | None = None
     choice: Choice = Choice()
     answers: int = 1
-    """The number of answers; each is a call with a place of its own."""
+    """The number of answers; each is a call of its own."""
 
     @property
     def may_call_tools(self) -> bool:
@@ -190,26 +199,26 @@ class Completion:
     names the model or function that answered it.
     """
 
-    place: Place
+    id: CallId
     response_id: str
     request: Request
-    sampling: Sampling | None
     seed: int
-    prompt_token_ids: Sequence[int]
-    prefix_len: int
-    prefix_call: int | None
-    prefix_how: str
-    response_token_ids: Sequence[int]
-    logprobs: Sequence[float]
     finish_reason: str
     message: Message
     policy_version: str
-    renderer: str
-    tokenizer_sha: str
     started: datetime
     ended: datetime
+    sampling: Sampling | None = None
+    prompt_token_ids: Sequence[int] = ()
+    prefix_len: int = 0
+    prefix_call: int | None = None
+    prefix_how: str = ""
+    response_token_ids: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    renderer: str = ""
+    tokenizer_sha: str = ""
     request_sha: str = ""
-    """The digest of all that can change the answer (`adapters.door.recorded.request_sha`)."""
+    """The digest of all that can change the answer (`adapters.door.memory.request_sha`)."""
     replayed: bool = False
     """True if the answer was sampled in an earlier attempt and is only given again in this one."""
     usage: Usage | None = None
@@ -228,7 +237,7 @@ class Completion:
 class Begun:
     """A call that is about to be sampled. If it never becomes a completion, its answer was lost."""
 
-    place: Place
+    id: CallId
     request_sha: str
     policy_version: str
     seed: int
@@ -257,7 +266,7 @@ class Refused(Exception):
 class RefusedCall:
     """A call that got no answer, and why. `number` counts those of its role and attempt from 0.
 
-    It is not the number of a place: a request that cannot be read is no call of the role yet.
+    It is not the number of a call: a request that cannot be read is no call of the role yet.
     """
 
     rollout_id: str

@@ -42,16 +42,13 @@ NOT_BEGUN = "not_begun"
 NOT_RECORDED = "not_recorded"
 """Code of a refusal: what was told could not be recorded."""
 
-LONGEST_ROLLOUT = 1e9
-"""Bound on the seconds of a rollout attempt, 30 years, so that its start is a date."""
-
 LONGEST_MESSAGE = 10_000
 """Characters that are kept of an error's message: few enough for the last line of a program. Of a
 longer one the middle is left out, since its last line often says most."""
 CUT = "\n…\n"
 
-
-Seconds = Annotated[float, Field(ge=0, lt=LONGEST_ROLLOUT)]
+Seconds = Annotated[float, Field(ge=0, lt=1e9)]
+"""Seconds of a rollout attempt: fewer than 30 years, so that its start is a date."""
 
 
 class Record:
@@ -100,7 +97,6 @@ Outcome = Reward | Failure
 
 
 def write_outcome(outcome: Outcome) -> JsonObject:
-    """Return the JSON object of an outcome."""
     if isinstance(outcome, Failure):
         return {"failed": outcome.kind, "message": outcome.message}
     return {"reward": outcome.to_json()}
@@ -157,8 +153,8 @@ def read_record(kind: type[R], content: bytes) -> R:
         return _adapter(kind).validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from error
+        field = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{field}: {first['msg']}" if field else first["msg"]) from error
 
 
 def write_record(record: Record) -> bytes:

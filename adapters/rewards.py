@@ -7,10 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TypeGuard
 
-from adapters.calls import POLICY
-
-JsonReward = float | dict[str, float | list[float]]
-"""A reward as an agent may return it."""
+from adapters.calls import POLICY, JsonObject
 
 
 class RewardError(ValueError):
@@ -30,12 +27,11 @@ class Reward:
     roles: Mapping[str, float] = field(default_factory=dict)
     calls: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
-    def to_json(self) -> JsonReward:
+    def to_json(self) -> float | JsonObject:
         """Return the plain value that `read_reward` reads as this reward."""
         if not self.roles:
             return self.value
-        calls = {role: [*rewards] for role, rewards in self.calls.items()}
-        return {**self.roles, **calls}
+        return {**self.roles, **{role: [*rewards] for role, rewards in self.calls.items()}}
 
 
 def read_reward(value: object) -> Reward:
@@ -44,13 +40,16 @@ def read_reward(value: object) -> Reward:
         return Reward(float(value))
     if not isinstance(value, Mapping) or not value:
         raise _no_reward(value)
-    calls = {
-        role: _read_numbers(value, rewards) for role, rewards in value.items() if _is_list(rewards)
-    }
-    roles = {
-        role: math.fsum(calls[role]) if role in calls else _read_number(value, role)
-        for role in value
-    }
+    roles: dict[str, float] = {}
+    calls: dict[str, tuple[float, ...]] = {}
+    for role, earned in value.items():
+        if isinstance(role, str) and _is_number(earned):
+            roles[role] = float(earned)
+        elif _are_numbers(earned):
+            calls[role] = tuple(map(float, earned))
+            roles[role] = math.fsum(calls[role])
+        else:
+            raise _no_reward(value)
     return Reward(roles.get(POLICY, fmean(roles.values())), roles, calls)
 
 
@@ -70,21 +69,10 @@ def check_roles(reward: Reward, calls: Mapping[str, int]) -> None:
             )
 
 
-def _read_numbers(value: object, rewards: Sequence[object]) -> tuple[float, ...]:
-    if not all(map(_is_number, rewards)):
-        raise _no_reward(value)
-    return tuple(float(reward) for reward in rewards if _is_number(reward))
-
-
-def _read_number(value: Mapping[str, object], role: str) -> float:
-    reward = value[role]
-    if not isinstance(role, str) or not _is_number(reward):
-        raise _no_reward(value)
-    return float(reward)
-
-
-def _is_list(value: object) -> TypeGuard[Sequence[object]]:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+def _are_numbers(value: object) -> TypeGuard[Sequence[float]]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        return False
+    return all(map(_is_number, value))
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -26,9 +26,9 @@ from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
 from adapters.calls import POLICY, Begun, Completion, Policy, RefusedCall, Sampler, Sampling
+from adapters.clients.current_rollout import Endpoint
 from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
 from adapters.door.door import Door
-from adapters.harness.agents import Endpoint
 from adapters.harness.player import Batch
 from adapters.player_protocol import BEGIN, PlaySettings
 from adapters.rendering.chat import Chat
@@ -129,12 +129,12 @@ async def _ask_all(batch: Batch, rollouts: Sequence[str]) -> None:
 
 
 async def _ask(client: httpx.AsyncClient, policy: Endpoint) -> None:
-    headers = {"authorization": f"Bearer {policy.api_key}"}
+    headers = {"authorization": f"Bearer {policy['api_key']}"}
     messages = [{"role": "user", "content": "You are a quiet otter. Who are you?"}]
     for _ in range(CALLS):
         body = {"model": POLICY, "messages": messages}
         answer = await client.post(
-            f"{policy.base_url}/chat/completions", headers=headers, json=body
+            f"{policy['base_url']}/chat/completions", headers=headers, json=body
         )
         said = answer.raise_for_status().json()["choices"][0]["message"]
         messages = [*messages, said, {"role": "user", "content": "And who are you now?"}]

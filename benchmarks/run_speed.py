@@ -25,7 +25,7 @@ os.environ.setdefault("TINKER_TELEMETRY", "0")
 
 from transformers import AutoTokenizer
 
-from adapters.calls import POLICY, Place
+from adapters.calls import POLICY, CallId
 from adapters.project.modules import load_agent_file
 from adapters.rendering.chat import Chat
 from benchmarks.measuring import describe_machine, format_table, paired_ratio
@@ -33,7 +33,6 @@ from benchmarks.timelines import Timeline, read_bare_timeline, read_run_timeline
 from engine.model.base_models import find
 from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
-from flows.runtime.open_rollouts import training_sampling
 from tasks.shards import choose
 from tasks.storage.run_folder import RunFolder
 
@@ -84,7 +83,7 @@ def make_plan(recipe: Recipe) -> dict[str, Any]:
     """Make the bare loop's plan: prompts, seeds and settings of a recipe of the agent hello."""
     tokenizer = AutoTokenizer.from_pretrained(find(recipe.model.base).folder)
     chat = Chat(tokenizer, recipe.model.renderer)
-    sampling, examples = training_sampling(recipe), recipe.dataset.train_split().examples()
+    sampling, examples = recipe.rollouts.sampling(), recipe.dataset.train_split().examples()
     shards = [
         choose(examples, recipe.seed, step, recipe.rollouts.groups) for step in range(recipe.steps)
     ]
@@ -111,7 +110,7 @@ def make_plan(recipe: Recipe) -> dict[str, Any]:
 def _plan_group(chat: Chat, identity: str, name: str, recipe: Recipe) -> dict[str, Any]:
     """Plan a prompt, and the seed of each of its rollouts as the door derives it."""
     places = (
-        Place(f"{name}-{index:02d}", 0, POLICY, 0) for index in range(recipe.rollouts.group_size)
+        CallId(f"{name}-{index:02d}", 0, POLICY, 0) for index in range(recipe.rollouts.group_size)
     )
     return {
         "identity": identity,

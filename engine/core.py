@@ -191,7 +191,7 @@ class EngineCore:
         key = sampler.weights_key
         assert key is not None
         self.resident.put(key, frozen)
-        self.registry.add_sampler(sampler)
+        self.registry.samplers.put(sampler.sampler_id, sampler)
 
     def release(self, session_id: str) -> None:
         """Free the memory of a closed session's training clients and snapshots."""

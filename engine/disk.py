@@ -9,20 +9,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import IO, Generic, TypeVar
+from typing import IO, ClassVar, Generic, TypeVar
 from uuid import uuid4
 
 from pydantic import BaseModel
 
-from engine.errors import RequestRefused
+from engine.errors import NotFound, RequestRefused
 
-Record = TypeVar("Record", bound=BaseModel)
 PARTIAL = ".partial"
 
 SEAL_END = b"}\n"
 SEAL = b'{"sha256": "%s", "record": %s' + SEAL_END
 
 log = logging.getLogger(__name__)
+
+
+class StoredRecord(BaseModel):
+    """A record on disk; `missing` is the error of one that is not there, and `{}` its key."""
+
+    missing: ClassVar[str]
+
+
+Record = TypeVar("Record", bound=StoredRecord)
 
 
 class Records(Generic[Record]):
@@ -36,6 +44,7 @@ class Records(Generic[Record]):
 
     def __init__(self, folder: Path, of: type[Record]) -> None:
         self._folder = folder
+        self._missing = of.missing
         self._records: dict[str, Record] = {}
         self.damaged: list[Path] = []
         for path in sorted(folder.rglob("*.json")):
@@ -50,6 +59,12 @@ class Records(Generic[Record]):
 
     def __contains__(self, key: str) -> bool:
         return key in self._records
+
+    def find(self, key: str) -> Record:
+        """Return a record; raise NotFound if it is missing."""
+        if key not in self._records:
+            raise NotFound(self._missing.format(key))
+        return self._records[key]
 
     def get(self, key: str) -> Record | None:
         return self._records.get(key)
@@ -71,7 +86,6 @@ class Records(Generic[Record]):
 
 
 def _sealed(record: bytes) -> bytes:
-    """Return a record's JSON after its SHA-256."""
     return SEAL % (sha256(record).hexdigest().encode(), record)
 
 
@@ -85,7 +99,6 @@ def _unsealed(data: bytes) -> bytes:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()
 

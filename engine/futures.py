@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
-from uuid import uuid4
+from uuid import uuid4, uuid5
 
 from engine.errors import Gone, RequestRefused
 
@@ -34,21 +34,6 @@ def protobuf_answer(body: bytes) -> Answer:
     return Answer(body, "application/x-protobuf")
 
 
-def failure_answer(message: str, category: str) -> Answer:
-    """Encode a failure for the SDK, which raises RequestFailedError.
-
-    The category "user" blames the request, "server" blames the engine.
-    """
-    return json_answer({"error": message, "category": category})
-
-
-@dataclass(frozen=True, slots=True)
-class _Finished:
-    time: float
-    request_id: str
-    size: int
-
-
 class Futures:
     """Running requests and, for a while, the answers of finished ones, on one event loop.
 
@@ -67,30 +52,26 @@ class Futures:
         self._keep_bytes = keep_bytes
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[Answer]] = {}
-        self._ids: dict[Hashable, str] = {}
-        self._keys: dict[str, Hashable] = {}
-        self._finished: deque[_Finished] = deque()
+        self._finished: deque[tuple[float, str]] = deque()
+        """Times and ids of finished requests, oldest first."""
         self._held_bytes = 0
+        self._namespace = uuid4()
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def known(self, key: Hashable) -> str | None:
-        """Return the id of the request already submitted under this key, or None."""
-        return self._ids.get(key)
+    def knows(self, key: Hashable) -> bool:
+        """Return True if a request was submitted under this key and its answer is not dropped."""
+        return self._id_of(key) in self._tasks
 
     def submit(self, work: Callable[[], Awaitable[Answer]], key: Hashable = None) -> str:
         """Begin the work unless this key has begun it; return the id to poll for."""
         self._drop_old()
-        if key is not None and key in self._ids:
-            return self._ids[key]
-        request_id = uuid4().hex
-        task = asyncio.create_task(_run(work))
-        self._tasks[request_id] = task
-        if key is not None:
-            self._ids[key] = request_id
-            self._keys[request_id] = key
-        task.add_done_callback(lambda done: self._finish(request_id, done))
+        request_id = self._id_of(key)
+        if request_id not in self._tasks:
+            task = asyncio.create_task(_run(work))
+            self._tasks[request_id] = task
+            task.add_done_callback(lambda done: self._finish(request_id, done))
         return request_id
 
     async def answer(self, request_id: str, seconds: float = POLL_SECONDS) -> Answer | None:
@@ -109,31 +90,38 @@ class Futures:
         for task in self._tasks.values():
             task.cancel()
 
+    def _id_of(self, key: Hashable) -> str:
+        """Return the id that only this process gives to a key; without a key, a new id."""
+        return uuid4().hex if key is None else uuid5(self._namespace, repr(key)).hex
+
     def _finish(self, request_id: str, task: asyncio.Task[Answer]) -> None:
-        size = 0 if task.cancelled() else len(task.result().body)
-        self._finished.append(_Finished(self._clock(), request_id, size))
-        self._held_bytes += size
+        self._finished.append((self._clock(), request_id))
+        self._held_bytes += _size(task)
         self._drop_old()
 
     def _drop_old(self) -> None:
         """Drop old answers, and the oldest if all are too large, but never the newest answer."""
         oldest_kept = self._clock() - self._keep_seconds
         while len(self._finished) > 1 and (
-            self._finished[0].time < oldest_kept or self._held_bytes > self._keep_bytes
+            self._finished[0][0] < oldest_kept or self._held_bytes > self._keep_bytes
         ):
-            dropped = self._finished.popleft()
-            self._held_bytes -= dropped.size
-            del self._tasks[dropped.request_id]
-            key = self._keys.pop(dropped.request_id, None)
-            if key is not None:
-                del self._ids[key]
+            _, request_id = self._finished.popleft()
+            self._held_bytes -= _size(self._tasks.pop(request_id))
+
+
+def _size(task: asyncio.Task[Answer]) -> int:
+    return 0 if task.cancelled() else len(task.result().body)
 
 
 async def _run(work: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Do the work; a failure is an answer, for which the SDK raises RequestFailedError.
+
+    Its category "user" blames the request, "server" blames the engine.
+    """
     try:
         return await work()
     except RequestRefused as error:
-        return failure_answer(str(error), "user")
+        return json_answer({"error": str(error), "category": "user"})
     except Exception as error:
         logger.exception("a request failed")
-        return failure_answer(f"{type(error).__name__}: {error}", "server")
+        return json_answer({"error": f"{type(error).__name__}: {error}", "category": "server"})

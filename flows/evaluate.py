@@ -6,11 +6,11 @@ from prefect.runtime import flow_run
 from adapters.errors import UserError
 from flows.recipe.recipe import Recipe
 from flows.runtime.eval_targets import EvalTarget, find_target
-from flows.runtime.evaluation import EvaluationResult, settings_tag, submit_held_out, write_scores
+from flows.runtime.evaluation import EvaluationResult, submit_held_out, wait_for_held_out
 from flows.runtime.flow_runs import again_if_engine_dies, completed
 from flows.runtime.open_rollouts import open_rollouts
 from flows.runtime.open_run import open_run
-from tasks.evaluations import read_evaluation
+from tasks.evaluations import read_evaluation, score_rollouts
 from tasks.reports.artifacts import Artifacts
 from tasks.reports.transcripts import list_games
 
@@ -44,7 +44,9 @@ def evaluate(
     """
     target = find_target(recipe, run, checkpoint, model)
     requested = target.requested
-    tag = settings_tag(target.bound, requested)
+    columns, threshold = requested.dataset.columns, requested.evaluation.threshold
+    same = requested.evaluation == target.bound.evaluation
+    tag = "" if same else f".{requested.fingerprint()[:6]}"
     with (
         open_run(target.bound, target.run) as opened,
         open_rollouts(opened, target.bound) as runners,
@@ -52,9 +54,10 @@ def evaluate(
     ):
         step = opened.policies.last_step() if target.step is None else target.step
         opened.ledger.at(step)  # refuse a checkpoint that the run does not have
-        played = submit_held_out(requested, opened.folder, runners.evaluation, step, tag).wait()
-        file = write_scores(requested, opened.folder, played, f"{step:05d}{tag}")
-        columns, threshold = requested.dataset.columns, requested.evaluation.threshold
+        submitted = submit_held_out(requested, opened.folder, runners.evaluation, step, tag)
+        played = wait_for_held_out(submitted)
+        file = opened.folder.evaluation(f"{step:05d}{tag}")
+        score_rollouts(file, played, threshold)
         games = {
             how: list_games(opened.folder.games(p.shard.stem), p.spans, columns, threshold)
             for how, p in played.items()

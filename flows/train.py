@@ -35,10 +35,10 @@ from flows.runtime.overlap import end_batches, iterate_steps, train_split_at
 from flows.runtime.references import open_reference
 from tasks.metrics import StepFiles
 from tasks.reports.artifacts import Artifacts
-from tasks.rollouts import reopen_stopped
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import folder_of
+from tasks.yields import reopen_stopped
 
 
 @flow(name="train", flow_run_name=name_of_run)

@@ -58,7 +58,8 @@ class Phase:
     shares: Shares = field(default_factory=lambda: LAST_SHARES)
 
 
-def _train_vocabulary(path: Path, seed: int, size: int, conversations: int) -> None:
+@durable
+def train_vocabulary(path: Path, seed: int, size: int, conversations: int) -> None:
     """Train the tokenizer on conversations of the corpora."""
     read = islice(stream(f"{seed}/vocabulary", 0.5), conversations)
     tokenizer = tokenizers.train_tokenizer(_texts(read), size)
@@ -66,14 +67,16 @@ def _train_vocabulary(path: Path, seed: int, size: int, conversations: int) -> N
         tokenizer.save_pretrained(aside)
 
 
-def _create_model(path: Path, tokenizer: Path, shape: Shape, seed: int) -> None:
+@durable
+def create_model(path: Path, tokenizer: Path, shape: Shape, seed: int) -> None:
     """Create a model with random weights."""
     model = training_loop.new_model(shape, tokenizers.load_tokenizer(tokenizer), seed)
     with atomic_folder(path) as aside:
         TrainingState(model).save(aside)
 
 
-def _train_part(path: Path, tokenizer: Path, before: Path, phase: Phase, part: int) -> None:
+@durable
+def train_part(path: Path, tokenizer: Path, before: Path, phase: Phase, part: int) -> None:
     """Train the model on one more part; part 0 begins a new schedule of learning rates."""
     state = TrainingState.load(before, weights_only=part == 0)
     encoder = tokenizers.Encoder(tokenizers.load_tokenizer(tokenizer), phase.prompt_weight)
@@ -94,7 +97,8 @@ def _train_part(path: Path, tokenizer: Path, before: Path, phase: Phase, part: i
         state.save(aside)
 
 
-def _score_model(path: Path, tokenizer: Path, model: Path, games: int) -> None:
+@durable
+def score_model(path: Path, tokenizer: Path, model: Path, games: int) -> None:
     """Write the mean reward and its standard error on held-out examples, for each corpus."""
     scores = dict[str, dict[str, float]]()
     loaded = tokenizers.load_tokenizer(tokenizer)
@@ -106,23 +110,17 @@ def _score_model(path: Path, tokenizer: Path, model: Path, games: int) -> None:
     write_text(path, json.dumps({"games": games, "scores": scores}, indent=2) + "\n")
 
 
-def _export_model(path: Path, tokenizer: Path, model: Path) -> None:
+@durable
+def export_model(path: Path, tokenizer: Path, model: Path) -> None:
     """Export model and tokenizer to one Hugging Face folder in bfloat16."""
     with atomic_folder(path) as aside:
         training_loop.export(model, tokenizers.load_tokenizer(tokenizer), aside)
 
 
-def _write_card(path: Path, before: Path, after: Path) -> None:
+@durable
+def write_card(path: Path, before: Path, after: Path) -> None:
     """Write the model card from two files of scores."""
     write_text(path, render_card(path.parents[1], path.parent, before, after, _machine()))
-
-
-train_vocabulary = durable("train_vocabulary", _train_vocabulary)
-create_model = durable("create_model", _create_model)
-train_part = durable("train_part", _train_part)
-score_model = durable("score_model", _score_model)
-export_model = durable("export_model", _export_model)
-write_card = durable("write_card", _write_card)
 
 
 def _machine() -> str:

@@ -1,13 +1,11 @@
 """The ledger of a policy's checkpoints: which were begun and saved."""
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
-from tasks.storage.json_files import append_row, read_log
-from tasks.storage.owners import Ownership
+from tasks.storage.json_files import JsonRow
+from tasks.storage.owners import OwnedLog
 
 INTENT, SAVED = "intent", "saved"
 
@@ -26,11 +24,6 @@ class Checkpoint:
     state: str | None = None
     """Address of the weights and optimizer to train on from; None if only the sampler was saved."""
 
-    @property
-    def version(self) -> str:
-        """Name of the checkpoint in spans."""
-        return f"{self.step:05d}"
-
 
 OR_NEWER = "+"
 """End of the name of weights that may have changed while they answered."""
@@ -46,41 +39,29 @@ def sampled_step(version: str) -> int:
     return int(version.rpartition("@")[2].removesuffix(OR_NEWER))
 
 
-class Ledger:
+class Ledger(OwnedLog):
     """Ledger of checkpoints: the file checkpoints.jsonl.
 
     Every checkpoint has two lines: `intent` before its update is submitted, and `saved` when its
     weights are saved. A checkpoint exists when it is `saved`, and an update is complete when
     `updates/<step>.json` exists: one that is killed between the two is made again, on rebuilt
-    weights, with the same result. Lines are never changed.
-    A checkpoint that is made again gets new lines, and the last ones count. Each line has the
-    epoch of the run's owner, who is the only one that may add lines (TakenOver).
+    weights, with the same result. A checkpoint that is made again gets new lines, and the last ones
+    count. Each line has the epoch of the run's owner.
     """
-
-    def __init__(self, path: Path, ownership: Ownership | None = None) -> None:
-        self._path = path
-        self._ownership = ownership
 
     def checkpoints(self) -> list[Checkpoint]:
         """List the saved checkpoints, in the order in which they were saved."""
-        return [
-            Checkpoint(line["step"], line["sampler"], line["state"])
-            for line in self._lines()
-            if line["phase"] == SAVED
-        ]
+        saved = [row for row in self.rows() if row["phase"] == SAVED]
+        return [Checkpoint(row["step"], row["sampler"], row["state"]) for row in saved]
 
     def last_step(self) -> int:
-        """Return the step of the newest checkpoint."""
-        return max((c.step for c in self.checkpoints()), default=0)
-
-    def last(self) -> Checkpoint | None:
-        """Return the newest checkpoint, if there is one."""
-        return max(self.checkpoints(), key=lambda checkpoint: checkpoint.step, default=None)
+        """Return the step of the newest checkpoint, 0 if there is none."""
+        return max((checkpoint.step for checkpoint in self.checkpoints()), default=0)
 
     def in_doubt(self) -> int | None:
         """Return the checkpoint that was begun last, if it was never saved."""
-        last = next(iter(reversed(self._lines())), None)
-        return None if last is None or last["phase"] == SAVED else last["step"]
+        rows = self.rows()
+        return rows[-1]["step"] if rows and rows[-1]["phase"] != SAVED else None
 
     def states(self, step: int) -> list[Checkpoint]:
         """List the checkpoints up to `step` that have a training state, the newest first."""
@@ -92,36 +73,26 @@ class Ledger:
         step = self.last_step() if step is None else step
         found = self.find(step)
         if found is None:
-            raise CheckpointError(f"{self._path} has no checkpoint {step}; {self._range()}")
+            there = f"it has 0 to {self.last_step()}" if self.checkpoints() else "it has none"
+            raise CheckpointError(f"{self.path} has no checkpoint {step}; {there}")
         return found
 
     def find(self, step: int) -> Checkpoint | None:
         """Return the checkpoint after `step` updates as it was saved last, if there is one."""
-        found = (c for c in reversed(self.checkpoints()) if c.step == step)
-        return next(found, None)
+        return {checkpoint.step: checkpoint for checkpoint in self.checkpoints()}.get(step)
 
     def name(self, step: int) -> str:
         """Return the name under which the run's owner saves checkpoint `step`."""
-        owned = self._ownership
+        owned = self.ownership
         return f"{step:05d}" if owned is None else owned.owner.checkpoint_name(step)
 
     def begin(self, step: int) -> None:
         """Note that the update that makes checkpoint `step` is about to be submitted."""
-        self._append({"step": step, "phase": INTENT})
+        self.append({"step": step, "phase": INTENT})
 
     def add(self, checkpoint: Checkpoint) -> None:
-        """Note that a checkpoint is saved."""
-        self._append({**asdict(checkpoint), "phase": SAVED})
+        self.append({**asdict(checkpoint), "phase": SAVED})
 
-    def _append(self, line: dict[str, Any]) -> None:
-        if self._ownership is not None:
-            self._ownership.check()
-            line = {**line, "epoch": self._ownership.owner.epoch}
-        append_row(self._path, line)
-
-    def _lines(self) -> list[dict[str, Any]]:
-        return read_log(self._path)
-
-    def _range(self) -> str:
-        last = self.last()
-        return "it has none" if last is None else f"it has 0 to {last.step}"
+    def append(self, row: JsonRow) -> None:
+        epoch = {} if self.ownership is None else {"epoch": self.ownership.owner.epoch}
+        super().append(row | epoch)

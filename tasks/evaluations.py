@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import comb, fsum, sqrt
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
@@ -35,11 +35,6 @@ class Spent(BaseModel):
     prompt_tokens: int
     sampled_tokens: int
     cost: float | None
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of prompts and answers together."""
-        return self.prompt_tokens + self.sampled_tokens
 
 
 class ScoredRollout(NamedTuple):
@@ -104,8 +99,16 @@ def score_spans(spans: Sequence[Path], shard: Path, threshold: float = 1.0) -> S
     A rollout passes if its reward is at least `threshold`.
     """
     files = [verified(path) for path in spans]
-    rows = select(QUERY, spans=files, shard=shard).to_pylist()
-    return score([_outcome(row) for row in rows], threshold)
+    outcomes = [
+        ScoredRollout(
+            row["group_id"],
+            row["reward"],
+            row["category"],
+            {of["role"]: Spent.model_validate(of) for of in row["spent"]},
+        )
+        for row in select(QUERY, spans=files, shard=shard).to_pylist()
+    ]
+    return score(outcomes, threshold)
 
 
 def score(outcomes: Sequence[ScoredRollout], threshold: float = 1.0) -> Score:
@@ -121,7 +124,7 @@ def score(outcomes: Sequence[ScoredRollout], threshold: float = 1.0) -> Score:
         threshold=threshold,
         finished=_estimate(finished, threshold),
         failed_as_zero=_estimate(outcomes, threshold),
-        spent=_summed([outcome.spent for outcome in outcomes]),
+        spent=_sum_by_role(outcome.spent for outcome in outcomes),
         categories={name: score(categories[name], threshold) for name in sorted(categories)},
     )
 
@@ -160,14 +163,11 @@ class PlayedShard:
     spans: Sequence[Path]
 
 
-def write_evaluation(path: Path, played: Mapping[str, PlayedShard], threshold: float) -> None:
+@durable
+def score_rollouts(path: Path, played: Mapping[str, PlayedShard], threshold: float) -> None:
     """Write the scores of held-out shards, by how they were sampled (`sampled`, `greedy`)."""
     scores = {how: score_spans(p.spans, p.shard, threshold) for how, p in played.items()}
     write_json(path, SCORES.dump_python(scores, mode="json"))
-
-
-score_rollouts = durable("score_rollouts", write_evaluation)
-"""rollouts of held-out examples → scores."""
 
 
 def read_evaluation(path: Path) -> dict[str, Score]:
@@ -175,13 +175,7 @@ def read_evaluation(path: Path) -> dict[str, Score]:
     return SCORES.validate_python(read_json(path))
 
 
-def _outcome(row: Mapping[str, Any]) -> ScoredRollout:
-    spent = {of["role"]: Spent.model_validate(of) for of in row["spent"]}
-    return ScoredRollout(row["group_id"], row["reward"], row["category"], spent)
-
-
-def _summed(rollouts: Sequence[Mapping[str, Spent]]) -> dict[str, Spent]:
-    """Sum the usage of rollouts, by role."""
+def _sum_by_role(rollouts: Iterable[Mapping[str, Spent]]) -> dict[str, Spent]:
     by_role: dict[str, list[Spent]] = defaultdict(list)
     for spent in rollouts:
         for role, own in spent.items():
@@ -209,7 +203,7 @@ def _estimate(outcomes: Iterable[ScoredRollout], threshold: float) -> Estimate:
         (len(rewards), sum(reward is not None and reward >= threshold for reward in rewards))
         for rewards in examples.values()
     ]
-    fewest = min((rollouts for rollouts, _ in counts), default=0)
+    fewest = min(map(len, examples.values()), default=0)
     return Estimate(
         examples=len(examples),
         mean=fmean(means) if means else None,

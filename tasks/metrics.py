@@ -1,6 +1,6 @@
 """A step → its metrics: one flat row of numbers, under the field's names."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
@@ -14,11 +14,10 @@ import pyarrow as pa
 from adapters.calls import POLICY
 from tasks.algorithm.comparisons import is_uniform
 from tasks.checkpoints import sampled_step
-from tasks.recording.spans import ERROR, REWARD
-from tasks.rewards import Rewards, rewards_by_role
+from tasks.rewards import rewards_of
 from tasks.storage.checksums import verified
 from tasks.storage.json_files import append_row, read_log
-from tasks.storage.tables import arrays, query_beside, read, select
+from tasks.storage.tables import arrays, flat, query_beside, read, select
 from tasks.trajectories import TRAINED_ROLES
 
 QUERY = query_beside(__file__)
@@ -67,20 +66,20 @@ def measure(
     sizes: Mapping[str, int] = {}
     if files.spans:
         of_rollouts, sizes = _rollouts(files.spans, trained_roles)
-        measures |= of_rollouts | _seconds(files.spans)
+        measures |= of_rollouts
     datums = read(files.datums[policy])
     if policy in files.trajectories:
         trajectories = read(files.trajectories[policy])
         trained = [mask.any() for mask in arrays(trajectories["mask"])]
         measures |= {
-            **_groups(rewards_by_role(trajectories), sizes, min_group_size),
+            **_groups(rewards_of(trajectories), sizes, min_group_size),
             **_prefixes(trajectories.filter(pa.array(trained, pa.bool_()))),
             "entropy": _mean(-_masked(trajectories["logprobs"], trajectories["mask"])),
             **_reference_divergence(trajectories, files.references.get(policy)),
             "datums/dropped": int(sum(trained)) - datums.num_rows,
         }
     measures["datums"] = datums.num_rows
-    measures["tokens/trained"] = sum(int(mask.sum()) for mask in arrays(datums["mask"]))
+    measures["tokens/trained"] = int(flat(datums["mask"]).sum())
     return {name: value for name, value in measures.items() if value is not None}
 
 
@@ -88,18 +87,20 @@ def _rollouts(
     spans: Sequence[Path], trained_roles: Sequence[str]
 ) -> tuple[dict[str, float | None], Mapping[str, int]]:
     """Measure a step's rollouts, whichever policies they train; return also each group's size."""
-    (counts,) = select(
-        QUERY, spans=[verified(path) for path in spans], trained=list(trained_roles)
-    ).to_pylist()
-    rewards, roles = counts.pop("rewards") or [], counts.pop("roles") or []
-    sizes = {group["group_id"]: group["size"] for group in counts.pop("group_sizes") or []}
+    files = [verified(path) for path in spans]
+    (counts,) = select(QUERY, spans=files, trained=list(trained_roles)).to_pylist()
+    rewards, roles, sizes, whole, attempts = (
+        counts.pop(name) for name in ("rewards", "roles", "group_sizes", "sampling", "attempts")
+    )
     measured = {
         **counts,
         "reward/mean": fmean(rewards) if rewards else None,
         "reward/std": pstdev(rewards) if rewards else None,
-        **_roles(roles),
+        **_roles(roles or []),
+        "seconds/sampling": whole,
+        "seconds/rollout": fmean(attempts) if attempts else None,
     }
-    return measured, sizes
+    return measured, {group["group_id"]: group["size"] for group in sizes or []}
 
 
 def divergence(datums: Path, logprobs: Sequence[np.ndarray], step: int) -> Metrics:
@@ -196,49 +197,27 @@ def read_metrics(path: Path) -> list[Metrics]:
     return read_log(path)
 
 
-def _seconds(paths: Sequence[Path]) -> dict[str, float | None]:
-    tables = [read(path, columns=["kind", "started", "ended"]) for path in paths]
-    spans = [span for table in tables for span in table.to_pylist()]
-    ended = [span["ended"] for span in spans if span["ended"] is not None]  # a lost call has none
-    started = [span["started"] for span in spans if span["started"] is not None]
-    if not ended or not started:
-        return {}
-    whole = max(ended) - min(started)
-    attempts = [s["ended"] - s["started"] for s in spans if s["kind"] in (REWARD, ERROR)]
-    seconds = [attempt.total_seconds() for attempt in attempts]
-    return {
-        "seconds/sampling": whole.total_seconds(),
-        "seconds/rollout": fmean(seconds) if seconds else None,
-    }
-
-
 def _roles(roles: Sequence[Mapping[str, Any]]) -> Metrics:
     """Return each role's mean reward, if roles are rewarded, and its cost, if it has a price."""
     earned = {f"reward/{of['role']}/mean": fmean(of["rewards"]) for of in roles if of["rewards"]}
     return earned | {f"{COST}{of['role']}": fsum(of["costs"]) for of in roles if of["costs"]}
 
 
-def _groups(
-    roles: Rewards,
-    played: Mapping[str, int],
-    min_group_size: int,
-) -> Metrics:
-    """Count the groups; `played` is the rollouts of each group, the failed ones included."""
-    groups = [group for by_name in roles.values() for group in by_name.values()]
-    left = [
-        (len(by_name.get(name, {})), size)
-        for by_name in roles.values() or [{}]
-        for name, size in played.items()
-    ]
+def _groups(rewards: pa.Table, played: Mapping[str, int], min_group_size: int) -> Metrics:
+    """Count the groups of each role; `played` has each group's rollouts, the failed ones too."""
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in rewards.to_pylist():
+        groups[row["role"], row["group_id"]].append(row["reward"])
+    roles = {role for role, _ in groups} or {""}
+    left = [(len(groups.get((role, g), ())), size) for role in roles for g, size in played.items()]
     counts: Metrics = {
         "groups": len(groups),
         "groups/partial": sum(count < size for count, size in left),
         "groups/dropped": sum(count < min_group_size for count, _ in left),
     }
-    if not groups:
-        return counts
-    uniform = fmean(is_uniform(list(group.values())) for group in groups)
-    return {**counts, "groups/uniform_fraction": uniform}
+    if groups:
+        counts["groups/uniform_fraction"] = fmean(map(is_uniform, groups.values()))
+    return counts
 
 
 def _prefixes(trajectories: pa.Table) -> Metrics:
@@ -250,8 +229,7 @@ def _prefixes(trajectories: pa.Table) -> Metrics:
 
 
 def _masked(values: pa.ChunkedArray, masks: pa.ChunkedArray) -> np.ndarray:
-    parts = [v[m.astype(bool)] for v, m in zip(arrays(values), arrays(masks), strict=True)]
-    return np.concatenate(parts) if parts else np.empty(0, np.float32)
+    return flat(values)[flat(masks).astype(bool)]
 
 
 def _mean(values: np.ndarray) -> float | None:

@@ -157,6 +157,18 @@ replays as (
 
 ),
 
+clock as (
+
+    -- A lost call has no end, and the end of a straggler no start.
+    select
+        (epoch_us(max(ended)) - epoch_us(min(started))) / 1e6 as sampling,
+        list((epoch_us(ended) - epoch_us(started)) / 1e6) filter (where kind in ('reward', 'error'))
+            as attempts
+
+    from spans
+
+),
+
 asked as (
 
     -- A call of a rollout, over its attempts. One that failed is not replayed but played anew.
@@ -194,7 +206,9 @@ select
     heeded as "tool_choice/kept_fraction",
     "calls/other_roles",
     replays.*,
-    others.*
+    others.*,
+    sampling,
+    attempts
 
 from outcomes
 cross join stragglers
@@ -203,3 +217,4 @@ cross join roles
 cross join calls
 cross join replays
 cross join others
+cross join clock

@@ -29,7 +29,8 @@ class Reference(Protocol):
         ...
 
 
-def write_references(path: Path, trajectories: Path, reference: Reference) -> None:
+@durable
+def compute_references(path: Path, trajectories: Path, reference: Reference) -> None:
     """Write the reference's log-probabilities of a file of trajectories, in the same order.
 
     The service computes all trajectories in parallel, each from its first sampled token on. A
@@ -38,25 +39,21 @@ def write_references(path: Path, trajectories: Path, reference: Reference) -> No
     """
     table = read(trajectories)
     tokens, masks = (arrays(table[name]) for name in ("tokens", "mask"))
-    trained = [place for place, mask in enumerate(masks) if mask.any()]
-    last = [len(masks[place]) - int(masks[place].argmax()) for place in trained]
-    scored = reference.score([tokens[place].tolist() for place in trained], last)
+    trained = [index for index, mask in enumerate(masks) if mask.any()]
+    last = [len(masks[index]) - int(masks[index].argmax()) for index in trained]
+    scored = reference.score([tokens[index].tolist() for index in trained], last)
     logprobs = [np.zeros(len(mask), np.float32) for mask in masks]
-    for place, values in zip(trained, scored, strict=True):
-        if not np.isfinite(values[masks[place][-len(values) :] != 0]).all():
+    for index, values in zip(trained, scored, strict=True):
+        if not np.isfinite(values[masks[index][-len(values) :] != 0]).all():
             raise ValueError(
-                f"the reference gives a token of {table['rollout_id'][place]} no finite "
+                f"the reference gives a token of {table['rollout_id'][index]} no finite "
                 "log-probability; give another algorithm.kl.reference"
             )
-        logprobs[place][-len(values) :] = values
+        logprobs[index][-len(values) :] = values
     columns = [table[name].combine_chunks() for name in SCHEMA.names[:-1]]
     masked = [np.where(mask != 0, found, 0.0) for mask, found in zip(masks, logprobs, strict=True)]
     lists = pa.array(masked, SCHEMA.field("logprobs").type)
     write(pa.table([*columns, lists], schema=SCHEMA), path)
-
-
-compute_references = durable("compute_references", write_references)
-"""trajectories → references, of one policy."""
 
 
 def reference_logprobs(references: pa.Table, trajectories: pa.Table) -> list[np.ndarray]:

@@ -1,8 +1,10 @@
 """trajectories → rewards: what the comparison of a step's rollouts reads, shaped by the recipe."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pyarrow as pa
 
@@ -19,50 +21,30 @@ SCHEMA = pa.schema(
     ]
 )
 
-Rewards = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""Role → group → rollout → reward."""
-
 MeanRewards = Mapping[str, float]
 """Role → its mean reward in a step."""
 
 
-def write_rewards(path: Path, trajectories: Path, query: str | None = None) -> None:
+@durable
+def compute_rewards(path: Path, trajectories: Path, query: str | None = None) -> None:
     """Write the reward of each trained role of each rollout, shaped and filtered by the `query`.
 
     What the query leaves out is neither compared nor trained (`tasks.algorithm.shaping`).
     """
-    shaped = rewards_by_role(read(trajectories), query)
-    rows = [
-        {"role": role, "group_id": group, "rollout_id": rollout, "reward": reward}
-        for role, groups in shaped.items()
-        for group, rollouts in groups.items()
-        for rollout, reward in rollouts.items()
-    ]
-    write(pa.Table.from_pylist(rows, schema=SCHEMA), path)
+    write(rewards_of(read(trajectories), query), path)
 
 
-compute_rewards = durable("compute_rewards", write_rewards)
-"""trajectories → rewards, of one policy."""
+def rewards_of(trajectories: pa.Table, shaping: str | None = None) -> pa.Table:
+    """Return the rewards of the trajectories in which something is trained, a row in SCHEMA each.
 
-
-def read_rewards(path: Path) -> Rewards:
-    """Read the rewards of a step, in the order of its trajectories."""
-    roles: dict[str, dict[str, dict[str, float]]] = {}
-    for row in read(path).to_pylist():
-        groups = roles.setdefault(row["role"], {})
-        groups.setdefault(row["group_id"], {})[row["rollout_id"]] = row["reward"]
-    return roles
-
-
-def rewards_by_role(trajectories: pa.Table, shaping: str | None = None) -> Rewards:
-    """Return the rewards of the trajectories in which something is trained.
+    The rows are in the order of the trajectories, role by role.
 
     `shaping` is a query (`tasks.algorithm.shaping`). ShapingError if it changes the reward of
     a role whose calls have rewards, from which the returns are computed.
     """
     given, by_call = _role_rewards(trajectories)
     shaped = shape_rewards([*given.values()], shaping) if shaping else None
-    roles: dict[str, dict[str, dict[str, float]]] = {}
+    roles: dict[str, list[dict[str, object]]] = defaultdict(list)
     for name, row in given.items():
         reward = row.reward if shaped is None else shaped.get(name)
         if reward is None:
@@ -73,8 +55,8 @@ def rewards_by_role(trajectories: pa.Table, shaping: str | None = None) -> Rewar
                 "calls have rewards of their own, so it would be ignored; let it only leave "
                 "rollouts out, or let the agent reward whole rollouts"
             )
-        roles.setdefault(row.role, {}).setdefault(row.group_id, {})[row.rollout_id] = reward
-    return roles
+        roles[row.role].append({**vars(row), "reward": reward})
+    return pa.Table.from_pylist([row for rows in roles.values() for row in rows], schema=SCHEMA)
 
 
 def _role_rewards(
@@ -83,39 +65,37 @@ def _role_rewards(
     """Map role and rollout to the reward; return also those of them whose calls have rewards."""
     columns = ["role", "group_id", "rollout_id", "reward", "truncated", "call_numbers"]
     rows = trajectories.select([*columns, "call_rewards"]).to_pylist()
-    given: dict[tuple[str, str], RoleReward] = {}
-    by_call: set[tuple[str, str]] = set()
+    trained: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row, mask in zip(rows, arrays(trajectories["mask"]), strict=True):
-        if not mask.any() or row["reward"] is None:
-            continue
-        name = row["role"], row["rollout_id"]
-        before = given.get(name)
-        given[name] = RoleReward(
-            row["rollout_id"],
-            row["group_id"],
-            row["role"],
-            row["reward"],
-            int(mask.sum()) + (before.tokens if before else 0),
-            len(row["call_numbers"]) + (before.calls if before else 0),
-            bool(row["truncated"]) or (before is not None and before.truncated),
+        if mask.any() and row["reward"] is not None:
+            trained[row["role"], row["rollout_id"]].append({**row, "tokens": int(mask.sum())})
+    given = {
+        (role, rollout): RoleReward(
+            rollout,
+            own[-1]["group_id"],
+            role,
+            own[-1]["reward"],
+            sum(row["tokens"] for row in own),
+            sum(len(row["call_numbers"]) for row in own),
+            any(row["truncated"] for row in own),
         )
-        if row["call_rewards"]:
-            by_call.add(name)
-    return given, by_call
-
-
-def greedy_rewards(trajectories: pa.Table) -> dict[str, dict[str, float]]:
-    """Map role → group → reward of the group's greedy rollout, where there is one."""
-    roles: dict[str, dict[str, float]] = {}
-    for row in trajectories.select(["role", "group_id", "baseline"]).to_pylist():
-        if row["baseline"] is not None:
-            roles.setdefault(row["role"], {})[row["group_id"]] = row["baseline"]
-    return roles
-
-
-def mean_rewards(rewards: Rewards) -> MeanRewards:
-    """Map each role to the mean reward of its rollouts."""
-    return {
-        role: fmean(reward for of_group in groups.values() for reward in of_group.values())
-        for role, groups in sorted(rewards.items())
+        for (role, rollout), own in trained.items()
     }
+    return given, {name for name, own in trained.items() if any(row["call_rewards"] for row in own)}
+
+
+def greedy_rewards(trajectories: pa.Table, role: str) -> dict[str, float]:
+    """Map each group to the reward of a role in its greedy rollout, where there is one."""
+    rows = trajectories.select(["role", "group_id", "baseline"]).to_pylist()
+    return {
+        row["group_id"]: row["baseline"]
+        for row in rows
+        if row["role"] == role and row["baseline"] is not None
+    }
+
+
+def mean_rewards(rewards: pa.Table) -> MeanRewards:
+    roles: dict[str, list[float]] = defaultdict(list)
+    for row in rewards.to_pylist():
+        roles[row["role"]].append(row["reward"])
+    return {role: fmean(roles[role]) for role in sorted(roles)}

@@ -9,6 +9,7 @@ from tasks.examples.curricula import Curriculum
 from tasks.examples.reading import SHUFFLED, Example, Source
 from tasks.storage.durability import durable
 from tasks.storage.json_files import read_rows, write_rows
+from tasks.storage.names import batch_name, rollout_name
 
 
 class ShardRow(Example):
@@ -30,14 +31,43 @@ class ShardSize:
         """Assign the examples to rounds and batches, in their order."""
         batches = min(self.batches, self.groups)
         rows: list[ShardRow] = []
-        for place, example in enumerate(examples):
-            number, place_in_round = divmod(place, self.groups)
-            batch = number * batches + place_in_round * batches // self.groups
+        for index, example in enumerate(examples):
+            number, group = divmod(index, self.groups)
+            batch = number * batches + group * batches // self.groups
             rows.append({**example, "batch": batch, "round": number})
         return rows
 
 
-def write_shard(path: Path, source: Source, seed: int, step: int, size: ShardSize) -> None:
+@dataclass(frozen=True)
+class BatchPlan:
+    """Plan of a batch: its part of a shard, each example `group_size` times.
+
+    A rollout that fails is played again until it has been played `attempts` times. When the share
+    `quorum` of the rollouts has a reward, the others are left out.
+    """
+
+    shard: str
+    number: int
+    group_size: int
+    attempts: int = 1
+    quorum: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return batch_name(self.shard, self.number)
+
+    def examples(self, shard: Path) -> list[tuple[str, ShardRow]]:
+        """Return (rollout id, example) of every rollout of the batch."""
+        return [
+            (rollout_name(self.shard, example, index), row)
+            for example, row in enumerate(read_shard(shard))
+            if row["batch"] == self.number
+            for index in range(self.group_size)
+        ]
+
+
+@durable
+def draw_shard(path: Path, source: Source, seed: int, step: int, size: ShardSize) -> None:
     """Write the examples of a step, one a line.
 
     The file says which batch plays an example, so a run may go on with another number of batches:
@@ -47,12 +77,8 @@ def write_shard(path: Path, source: Source, seed: int, step: int, size: ShardSiz
     write_rows(path, size.rows(choose(source.examples(), seed, step, count, source.curriculum)))
 
 
-draw_shard = durable("draw_shard", write_shard)
-"""dataset → shard."""
-
-
 def read_shard(path: Path) -> list[ShardRow]:
-    """Read a shard, in its order: an example's place names its group."""
+    """Read a shard, in its order: an example's index names its group."""
     return cast(list[ShardRow], read_rows(path))
 
 
@@ -76,10 +102,10 @@ def choose(
     if curriculum.order == "pass_rate":
         by_id = {row["example_id"]: row for row in examples}
         ranked = curriculum.rank([*by_id], seed)
-        return [by_id[ranked[place % count]] for place in range(size)]
-    places = [divmod(place, count) for place in range(step * size, (step + 1) * size)]
+        return [by_id[ranked[index % count]] for index in range(size)]
     column = curriculum.difficulty
     difficulties = [0.0 if column is None else float(row["example"][column]) for row in examples]
-    turns = {turn for turn, _ in places}
+    chosen = [divmod(index, count) for index in range(step * size, (step + 1) * size)]
+    turns = {turn for turn, _ in chosen}
     passes = {turn: curriculum.order_pass(difficulties, seed, turn) for turn in turns}
-    return [examples[passes[turn][position]] for turn, position in places]
+    return [examples[passes[turn][position]] for turn, position in chosen]

@@ -41,15 +41,11 @@ def trajectories_of(
     return table
 
 
-def write_trajectories(
+@durable
+def assemble_trajectories(
     path: Path, spans: Sequence[Path], trained_roles: Sequence[str] = TRAINED_ROLES
 ) -> None:
-    """Write the trajectories of a step's batches."""
     write(trajectories_of(spans, trained_roles), path)
-
-
-assemble_trajectories = durable("assemble_trajectories", write_trajectories)
-"""spans → trajectories, of one policy."""
 
 
 def _check_aligned(table: pa.Table) -> None:

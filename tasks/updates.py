@@ -76,7 +76,7 @@ class PolicyUpdater:
 
     def make_initial(self) -> Checkpoint:
         """Return checkpoint 0, the untrained LoRA; make and save it if the ledger has none."""
-        if self.ledger.last() is not None:
+        if self.ledger.checkpoints():
             return self.ledger.at(0)
         live = self._rebuilder().untrained()
         saving = live.save(self.ledger.name(0), self._ttl_seconds, with_state=True)
@@ -209,7 +209,8 @@ class _InflightSampler:
         return await sampler.sample(prompt, num_samples, sampling_params)
 
 
-def write_update(
+@durable
+def update_policy(
     path: Path,
     updater: PolicyUpdater,
     step: int,
@@ -227,10 +228,6 @@ def write_update(
     if update.logprobs:
         measured[FIRST_LOGPROBS] = update.logprobs[0].tolist()
     write_json(path, {**measured, **update.probe_metrics, **seconds})
-
-
-update_policy = durable("update_policy", write_update)
-"""checkpoint × datums → checkpoint, of one policy."""
 
 
 def read_update(path: Path) -> Metrics:

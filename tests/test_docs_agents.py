@@ -16,7 +16,8 @@ import yaml
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL
 
-from adapters.harness.agents import Endpoint, load_agent
+from adapters.clients.current_rollout import Endpoint
+from adapters.harness.agents import load_agent
 from adapters.harness.programs.process import CommandFailed
 from adapters.rewards import Reward
 from flows.cli.new_project import AGENT, write_project
@@ -150,7 +151,7 @@ def test_the_node_script_runs_by_hand(project: Path) -> None:
     (project / "agents" / "riddles.mjs").write_text(NODE)
     with scripted_door(answer) as door:
         policy = door.endpoints()["policy"]
-        given = (policy.base_url, policy.api_key, policy.model)
+        given = (policy["base_url"], policy["api_key"], policy["model"])
         script = BY_HAND
         for value in given:
             script = script.replace("…", value, 1)

@@ -3,14 +3,23 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypedDict
 
 import httpx
 
 from adapters.calls import Refused
 from adapters.clients.tls import tls
 
-Roles = Mapping[str, Mapping[str, str]]
-"""Role → its base_url, api_key and model."""
+
+class Endpoint(TypedDict):
+    """The address, the key and the model's name with which an agent calls a role."""
+
+    base_url: str
+    api_key: str
+    model: str
+
+
+Roles = Mapping[str, Endpoint]
 
 _roles: ContextVar[Roles] = ContextVar("roles")
 
@@ -34,20 +43,15 @@ def ask_role(role: str, body: Mapping[str, object]) -> dict[str, object]:
     A thread knows its rollout if it was started with a copy of the context, as by
     `asyncio.to_thread`.
     """
-    with httpx.Client(timeout=None, verify=tls()) as http:
-        try:
-            return _read(http.send(_request(role, body)))
-        except httpx.TransportError as error:
-            raise _unreachable(error) from error
+    with _reaching_the_door(), httpx.Client(timeout=None, verify=tls()) as http:
+        return _read(http.send(_request(role, body)))
 
 
 async def await_role(role: str, body: Mapping[str, object]) -> dict[str, object]:
     """Ask as `ask_role` does; the door notices if the task is cancelled."""
-    async with httpx.AsyncClient(timeout=None, verify=tls()) as http:
-        try:
+    with _reaching_the_door():
+        async with httpx.AsyncClient(timeout=None, verify=tls()) as http:
             return _read(await http.send(_request(role, body)))
-        except httpx.TransportError as error:
-            raise _unreachable(error) from error
 
 
 def _request(role: str, body: Mapping[str, object]) -> httpx.Request:
@@ -78,6 +82,10 @@ def _read(response: httpx.Response) -> dict[str, object]:
     return answered
 
 
-def _unreachable(error: httpx.TransportError) -> Refused:
-    text = f"The door could not be reached ({type(error).__name__}: {error}); try again."
-    return Refused(503, text, code="no_door")
+@contextmanager
+def _reaching_the_door() -> Iterator[None]:
+    try:
+        yield
+    except httpx.TransportError as error:
+        text = f"The door could not be reached ({type(error).__name__}: {error}); try again."
+        raise Refused(503, text, code="no_door") from error

@@ -7,9 +7,10 @@ error would end a rollout, now and then.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
-from importlib.abc import MetaPathFinder
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -19,10 +20,10 @@ CLIENTS = ("openai._models", "anthropic._models")
 """Modules that define the base of each client's models."""
 
 
-def when_imported(name: str, then: Callable[[], object]) -> None:
-    """Call `then` when the module `name` has been imported: now, if it already is."""
+def when_imported(name: str, then: Callable[[ModuleType], object]) -> None:
+    """Call `then` with the module `name` when it has been imported: now, if it already is."""
     if name in sys.modules:
-        then()
+        then(sys.modules[name])
     else:
         sys.meta_path.insert(0, _Finder(name, then))
 
@@ -30,49 +31,47 @@ def when_imported(name: str, then: Callable[[], object]) -> None:
 @cache
 def build_client_models() -> None:
     """Have the models of each client built when they are defined, before any thread uses them."""
-    for module in CLIENTS:
-        when_imported(module, partial(_build, module))
+    for name in CLIENTS:
+        when_imported(name, _build)
 
 
-def _build(module: str) -> None:
-    base: type[BaseModel] = sys.modules[module].BaseModel
-    base.model_config["defer_build"] = False
-    for model in _descendants(base):
-        model.model_rebuild()
+def _build(module: ModuleType) -> None:
+    module.BaseModel.model_config["defer_build"] = False
+    _rebuild_descendants(module.BaseModel)
 
 
-def _descendants(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
+def _rebuild_descendants(base: type[BaseModel]) -> None:
     for model in base.__subclasses__():
-        yield model
-        yield from _descendants(model)
+        model.model_rebuild()
+        _rebuild_descendants(model)
 
 
+@dataclass(frozen=True, eq=False)
 class _Finder(MetaPathFinder):
     """A finder of one module, which asks the later finders. To find is not yet to import."""
 
-    def __init__(self, name: str, then: Callable[[], object]) -> None:
-        self._name = name
-        self._then = then
+    name: str
+    then: Callable[[ModuleType], object]
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name:
+        if fullname != self.name:
             return None
         others = sys.meta_path[sys.meta_path.index(self) + 1 :]
         specs = (other.find_spec(fullname, path, target) for other in others)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            loader = spec.loader  # it belongs to this import alone
-            execute = self._followed(loader.exec_module)
-            loader.exec_module = execute  # pyright: ignore[reportAttributeAccessIssue]
+            self._follow(spec.loader)  # which belongs to this import alone
         return spec
 
-    def _followed(self, execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    def _follow(self, loader: Loader) -> None:
+        execute = loader.exec_module
+
         def execute_and_tell(module: ModuleType) -> None:
             execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                self._then()
+                self.then(module)
 
-        return execute_and_tell
+        loader.exec_module = execute_and_tell  # pyright: ignore[reportAttributeAccessIssue]

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, cast
 
 import openai
 
-from adapters.calls import Message, Refused, Tool, ToolCall
+from adapters.calls import Message, Refused, Tool, ToolCall, Usage
 from adapters.clients.silence import keep_silent
 from adapters.errors import UserError
 
 if TYPE_CHECKING:  # LiteLLM is an extra and takes seconds to import
     from litellm.types.utils import ChatCompletionMessageToolCall, ModelResponse
-    from litellm.types.utils import Message as LiteLLMMessage
 
 LONGEST_SECONDS = 300
 """The timeout of a call: a rollout cannot end during one, and LiteLLM would wait for hours."""
@@ -62,20 +61,15 @@ class NoProvider(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer that no policy gave; `cost` is in US dollars, None if LiteLLM knows no price."""
+    """An answer that no policy gave; its cost is None if LiteLLM knows no price."""
 
     message: Message
     finish_reason: str
-    prompt_tokens: int
-    completion_tokens: int
-    cost: float | None
+    usage: Usage
 
 
 async def complete(
-    model: str,
-    messages: Sequence[Message],
-    tools: Sequence[Tool],
-    fields: Mapping[str, object],
+    model: str, messages: Sequence[Message], tools: Sequence[Tool], fields: Mapping[str, object]
 ) -> Reply:
     """Return the answer of a model such as `openai/gpt-4o-mini`; its API key is in the environment.
 
@@ -97,15 +91,11 @@ async def complete(
         )
     except openai.OpenAIError as error:  # all of LiteLLM's errors are kinds of it
         refused = _refusal(model, error)
-        _log_first_failure(model, refused.code, refused)
+        if (model, refused.code) not in _failed:
+            _failed.add((model, refused.code))
+            log.warning("%s Rollouts that ask it may fail; this is said once", refused)
         raise refused from error
     return _read_reply(response)
-
-
-def _log_first_failure(model: str, code: str | None, refused: Refused) -> None:
-    if (model, code) not in _failed:
-        _failed.add((model, code))
-        log.warning("%s Rollouts that ask it may fail; this is said once", refused)
 
 
 def check_model(role: str, model: str) -> None:
@@ -122,10 +112,7 @@ def check_model(role: str, model: str) -> None:
 
 @functools.cache
 def import_litellm() -> ModuleType:
-    """Return the package, which takes seconds to import, set to be quiet.
-
-    Raise LiteLLMMissing if it is not installed.
-    """
+    """Import LiteLLM, which takes seconds, and set it to be quiet; LiteLLMMissing without it."""
     keep_silent()
     try:
         litellm = importlib.import_module("litellm")
@@ -154,21 +141,15 @@ def _with_text_arguments(call: ToolCall) -> ToolCall:
 
 def _read_reply(response: "ModelResponse") -> Reply:
     choice, usage = response.choices[0], response.usage  # pyright: ignore
-    return Reply(
-        message=_message(choice.message),
-        finish_reason=choice.finish_reason or "stop",
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        cost=response._hidden_params.get("response_cost"),
-    )
-
-
-def _message(answered: "LiteLLMMessage") -> Message:
+    answered = choice.message
     message: Message = {"role": "assistant", "content": answered.content or ""}
     if answered.tool_calls:
         message["tool_calls"] = [_read_call(call) for call in answered.tool_calls]  # pyright: ignore
-    reasoning = getattr(answered, "reasoning_content", None)
-    return {**message, "reasoning_content": reasoning} if reasoning else message
+    if reasoning := getattr(answered, "reasoning_content", None):
+        message["reasoning_content"] = reasoning
+    cost = response._hidden_params.get("response_cost")
+    counted = Usage(usage.prompt_tokens, usage.completion_tokens, cost)
+    return Reply(message, choice.finish_reason or "stop", counted)
 
 
 def _read_call(call: "ChatCompletionMessageToolCall") -> ToolCall:

@@ -6,13 +6,11 @@ created, and an agent creates one in each rollout.
 
 import os
 import ssl
-import sys
 from collections.abc import Callable
-from functools import cache, lru_cache, partial, wraps
+from functools import cache, lru_cache, wraps
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
-from typing import Concatenate, ParamSpec, TypeVar
 
 from adapters.clients.imports import when_imported
 
@@ -24,9 +22,6 @@ HTTP_1 = ["http/1.1"]
 
 _reading = Lock()
 """Held while a context is looked up, since threads that miss it together would each read it."""
-
-Self = TypeVar("Self")
-P = ParamSpec("P")
 
 
 @cache
@@ -59,21 +54,20 @@ def share_contexts() -> None:
     `verify=` and `httpx.create_ssl_context()` give each client its own, as before.
     """
     for name in TRANSPORTS:
-        when_imported(name, partial(_share, name))
+        when_imported(name, _share)
 
 
-def _share(name: str) -> None:
-    module = sys.modules[name]
-    contexts = lru_cache(maxsize=8)(partial(_create_shared, module))
+def _share(module: ModuleType) -> None:
     for transport in (module.HTTPTransport, module.AsyncHTTPTransport):
-        transport.__init__ = _sharing(transport.__init__, contexts)
+        transport.__init__ = _sharing(transport.__init__, module.create_ssl_context)
 
 
-def _create_shared(
-    module: ModuleType, trust_env: bool, _environment: tuple[object, ...]
+@lru_cache(maxsize=16)
+def _shared_context(
+    create: Callable[..., ssl.SSLContext], trust_env: object, _environment: tuple[object, ...]
 ) -> ssl.SSLContext | bool:
     """Create the context of clients that give none; True where the system's own is cheap."""
-    context = module.create_ssl_context(trust_env=trust_env)
+    context = create(trust_env=trust_env)
     if type(context) is not ssl.SSLContext:
         return True
     context.set_alpn_protocols(HTTP_1)
@@ -82,15 +76,15 @@ def _create_shared(
 
 
 def _sharing(
-    init: Callable[Concatenate[Self, P], None],
-    contexts: Callable[[object, tuple[object, ...]], ssl.SSLContext | bool],
-) -> Callable[Concatenate[Self, P], None]:
+    init: Callable[..., None], create: Callable[..., ssl.SSLContext]
+) -> Callable[..., None]:
     @wraps(init)
-    def init_sharing(self: Self, *args: P.args, **options: P.kwargs) -> None:
+    def init_sharing(self: object, *args: object, **options: object) -> None:
         own = args or options.get("cert") or options.get("http2")
         if not own and options.get("verify", True) is True:
             with _reading:
-                options["verify"] = contexts(options.get("trust_env", True), _environment())
+                trusts = options.get("trust_env", True)
+                options["verify"] = _shared_context(create, trusts, _environment())
         init(self, *args, **options)
 
     return init_sharing

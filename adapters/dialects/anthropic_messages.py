@@ -16,23 +16,18 @@ from adapters.calls import (
     ToolFunction,
 )
 from adapters.dialects.fields import (
-    TOKENS,
-    Body,
+    RETURN_TOKEN_IDS,
+    Fields,
+    bad_field,
     bad_request,
     check_body,
-    check_ranges,
+    check_object,
+    check_offered,
     create_tool_call,
-    json_type,
-    read_count,
-    read_field,
-    read_list,
-    read_object,
-    read_stops,
     read_text,
-    wants_tokens,
-    write_tokens,
+    type_of,
+    write_token_ids,
 )
-from adapters.dialects.openai_fields import check_offered
 from adapters.dialects.sse import write_named
 from adapters.rendering.chat import Chat, stop_string
 
@@ -48,175 +43,159 @@ KINDS = {
 
 
 def read(body: object) -> Request:
-    """Read the request in a parsed body; a field that cannot be honoured is refused."""
     sent, model = check_body(body)
-    check_ranges(sent, {"temperature": (0, 2), "top_p": (0, 1)})
-    read_field(sent, "stream", bool, "a boolean")
-    if wants_tokens(sent) and sent.get("stream"):
-        raise bad_request(f"{TOKENS} is set in a stream; ask for token ids without stream.", TOKENS)
-    tools = [_read_tool(tool, f"tools[{i}]") for i, tool in enumerate(read_list(sent, "tools"))]
+    sent.check_ranges({"temperature": (0, 2), "top_p": (0, 1)})
+    streams, asks_token_ids = sent.read("stream", bool), sent.read(RETURN_TOKEN_IDS, bool)
+    if streams and asks_token_ids:
+        raise bad_field(RETURN_TOKEN_IDS, "is set in a stream; ask for token ids without stream.")
+    tools = [_read_tool(tool, path) for tool, path in sent.read_list("tools")]
     return Request(
         model=model,
         messages=[*_read_system(sent), *_read_messages(sent)],
         tools=tools,
-        max_tokens=read_count(sent, "max_tokens"),
-        stop=read_stops(sent, "stop_sequences"),
-        fields={k: v for k, v in sent.items() if k not in ("messages", "system", "tools", "model")},
+        max_tokens=sent.read_count("max_tokens"),
+        stop=sent.read_stops("stop_sequences"),
+        fields=sent.without("messages", "system", "tools", "model"),
         format=_read_format(sent),
         choice=_read_choice(sent, tools),
     )
 
 
 def answer(completion: Completion, chat: Chat) -> JsonObject:
-    """Write the body of the answer, with the token ids if they were asked for."""
     return {
         **_opening(completion),
         "content": _blocks(completion.message),
         **_ending(completion, chat),
         "usage": _usage(completion),
-        **write_tokens(completion),
+        **write_token_ids(completion),
     }
 
 
 def stream(completion: Completion, chat: Chat) -> Iterator[str]:
-    """Yield the lines of the answer's stream."""
     yield from map(write_named, _pieces(completion, chat))
 
 
 def write_error(refused: Refused) -> JsonObject:
-    """Write the body of a refusal."""
     shown = {"type": KINDS.get(refused.status, "api_error"), "message": refused.message}
     return {"type": "error", "error": shown, "request_id": None}
 
 
-def _read_system(body: Body) -> list[Message]:
-    if body.get("system") in (None, "", []):
+def _read_system(sent: Fields) -> list[Message]:
+    system = sent.get("system")
+    if system in (None, "", []):
         return []
-    return [{"role": "system", "content": read_text(body["system"], ("text",), "system")}]
+    return [{"role": "system", "content": read_text(system, "system")}]
 
 
-def _read_messages(body: Body) -> list[Message]:
-    sent = read_list(body, "messages")
-    if not sent:
+def _read_messages(sent: Fields) -> list[Message]:
+    messages = sent.read_list("messages")
+    if not messages:
         raise bad_request("There are no messages; send at least one.", "messages")
-    read = [
-        one for i, message in enumerate(sent) for one in _read_message(message, f"messages[{i}]")
-    ]
-    if read and read[-1]["role"] == "assistant":
+    read = [one for message, path in messages for one in _read_message(Fields(message, path))]
+    if read[-1]["role"] == "assistant":
         text = "The last message is the assistant's, and an answer cannot be continued here; "
-        raise bad_request(f"{text}end with a user's message.", f"messages[{len(sent) - 1}]")
+        raise bad_request(f"{text}end with a user's message.", messages[-1][1])
     return read
 
 
-def _read_message(message: object, where: str) -> list[Message]:
+def _read_message(sent: Fields) -> list[Message]:
     """Read a message into those of chat completions, where a tool's result is its own message."""
-    role = message.get("role") if isinstance(message, dict) else None
-    if not isinstance(message, dict) or role not in ("user", "assistant", "system"):
-        raise bad_request(f"{where}.role is {role!r}; it is user or assistant.", f"{where}.role")
-    content = message.get("content")
+    role, content = sent.get("role"), sent.get("content")
+    if not isinstance(role, str) or role not in ("user", "assistant", "system"):
+        raise bad_field(sent.path_of("role"), f"is {role!r}; it is user or assistant.")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
-    blocks = _read_blocks(message, where)
+    blocks = [check_object(block, path, "a block") for block, path in sent.read_list("content")]
+    if not blocks:
+        raise bad_field(sent.path_of("content"), "is empty; send at least one block.")
     return [_read_assistant(blocks)] if role == "assistant" else _read_user(role, blocks)
 
 
-def _read_blocks(message: Body, where: str) -> list[tuple[Body, str]]:
-    """Read a message's blocks, each with its place in the body."""
-    blocks: list[tuple[Body, str]] = []
-    for index, block in enumerate(read_list(message, "content", f"{where}.")):
-        place = f"{where}.content[{index}]"
-        if not isinstance(block, dict):
-            raise bad_request(f"{place} is {json_type(block)}; a block is an object.", place)
-        blocks.append((block, place))
-    if not blocks:
-        raise bad_request(f"{where}.content is empty; send at least one block.", f"{where}.content")
-    return blocks
-
-
-def _read_assistant(blocks: Sequence[tuple[Body, str]]) -> Message:
+def _read_assistant(blocks: Sequence[Fields]) -> Message:
     """Read the assistant's blocks into one message."""
     said: Message = {"role": "assistant", "content": ""}
-    for block, place in blocks:
+    for block in blocks:
         match block.get("type"):
             case "tool_use":
-                said.setdefault("tool_calls", []).append(_read_call(block, place))
+                said.setdefault("tool_calls", []).append(_read_call(block))
             case "thinking" if isinstance(thinking := block.get("thinking"), str):
                 said["reasoning_content"] = said.get("reasoning_content", "") + thinking
             case "redacted_thinking":
                 pass
             case _:
-                said["content"] += read_text([block], ("text",), place)
+                said["content"] += read_text([block], block.path)
     return said
 
 
-def _read_user(role: str, blocks: Sequence[tuple[Body, str]]) -> list[Message]:
+def _read_user(role: str, blocks: Sequence[Fields]) -> list[Message]:
     """Read a user's blocks: each result is one message, and so is the text between results."""
     heard: list[Message] = []
-    for block, place in blocks:
+    for block in blocks:
         if block.get("type") == "tool_result":
             sent = block.get("content")
-            content = "" if sent is None else read_text(sent, ("text",), f"{place}.content")
-            name = read_field(block, "tool_use_id", str, "a string", f"{place}.") or ""
+            content = "" if sent is None else read_text(sent, block.path_of("content"))
+            name = block.read("tool_use_id", str) or ""
             heard.append({"role": "tool", "content": content, "tool_call_id": name})
         elif heard and heard[-1]["role"] == role:
-            heard[-1]["content"] += read_text([block], ("text",), place)
+            heard[-1]["content"] += read_text([block], block.path)
         else:
-            heard.append({"role": role, "content": read_text([block], ("text",), place)})
+            heard.append({"role": role, "content": read_text([block], block.path)})
     return heard
 
 
-def _read_call(block: Body, where: str) -> ToolCall:
-    name = read_field(block, "name", str, "a string", f"{where}.")
+def _read_call(block: Fields) -> ToolCall:
+    name = block.read("name", str)
     if not name:
-        raise bad_request(f"{where} has no name of a tool.", where)
-    arguments = json.dumps(read_object(block, "input", f"{where}."), ensure_ascii=False)
+        raise bad_field(block.path, "has no name of a tool.")
+    arguments = json.dumps(block.read_object("input"), ensure_ascii=False)
     return create_tool_call(name, arguments, block.get("id"))
 
 
-def _read_tool(tool: object, where: str) -> Tool:
+def _read_tool(tool: object, path: str) -> Tool:
     """Read a tool into the form of chat completions, in which models are trained."""
-    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
-        raise bad_request(f"{where} is not an object with a name and an input_schema.", where)
-    if tool.get("type") not in (None, "custom"):
-        text = f"{where} is of type {tool['type']!r}, which only Anthropic runs; "
-        raise bad_request(f"{text}send a tool with an input_schema and run it yourself.", where)
-    function: ToolFunction = {"name": tool["name"]}
-    if description := read_field(tool, "description", str, "a string", f"{where}."):
+    sent = Fields(tool, path)
+    name, kind = sent.get("name"), sent.get("type")
+    if not isinstance(name, str):
+        raise bad_field(path, "is not an object with a name and an input_schema.")
+    if kind not in (None, "custom"):
+        problem = f"is of type {kind!r}, which only Anthropic runs; "
+        raise bad_field(path, f"{problem}send a tool with an input_schema and run it yourself.")
+    function: ToolFunction = {"name": name}
+    if description := sent.read("description", str):
         function["description"] = description
-    function["parameters"] = read_object(tool, "input_schema", f"{where}.")
+    function["parameters"] = dict(sent.read_object("input_schema"))
     return {"type": "function", "function": function}
 
 
-def _read_choice(body: Body, tools: Sequence[Tool]) -> Choice:
-    chosen = read_object(body, "tool_choice")
+def _read_choice(sent: Fields, tools: Sequence[Tool]) -> Choice:
+    chosen = sent.read_object("tool_choice")
     mode = chosen.get("type", "auto")
     if not isinstance(mode, str) or mode not in MODES:
         text = f"tool_choice.type is {mode!r}; it is one of {', '.join(MODES)}."
         raise bad_request(text, "tool_choice")
-    name = read_field(chosen, "name", str, "a string", "tool_choice.")
+    name = chosen.read("name", str)
     if mode == "tool" and not name:
-        raise bad_request("tool_choice names no tool; give its name.", "tool_choice")
+        raise bad_field("tool_choice", "names no tool; give its name.")
     names = (name,) if mode == "tool" and name else ()
     check_offered(MODES[mode], names, tools)
-    single = read_field(chosen, "disable_parallel_tool_use", bool, "a boolean", "tool_choice.")
+    single = chosen.read("disable_parallel_tool_use", bool)
     return Choice(MODES[mode], names, parallel=not single)
 
 
-def _read_format(body: Body) -> Format | None:
+def _read_format(sent: Fields) -> Format | None:
     """Read the format of the answer from its current field, or from that of the earlier beta."""
-    today = _read_schema(read_object(body, "output_config").get("format"), "output_config.format")
-    before = _read_schema(body.get("output_format"), "output_format")
+    today = _read_schema(sent.read_object("output_config").get("format"), "output_config.format")
+    before = _read_schema(sent.get("output_format"), "output_format")
     return today or before
 
 
-def _read_schema(value: object, where: str) -> Format | None:
+def _read_schema(value: object, path: str) -> Format | None:
     if value is None:
         return None
-    named = value.get("type") if isinstance(value, dict) else json_type(value)
-    if not isinstance(value, dict) or named != "json_schema":
-        raise bad_request(f"{where}.type is {named!r}; it must be json_schema.", where)
-    schema = read_field(value, "schema", dict, "an object", f"{where}.")
-    return Format(schema, f"{where}.schema")
+    sent, named = Fields(value, path), type_of(value)
+    if named != "json_schema":
+        raise bad_request(f"{path}.type is {named!r}; it must be json_schema.", path)
+    return Format(sent.read("schema", dict), sent.path_of("schema"))
 
 
 def _opening(completion: Completion) -> JsonObject:
@@ -257,10 +236,7 @@ def _parse(arguments: str | JsonObject) -> object:
 
 
 def _pieces(completion: Completion, chat: Chat) -> Iterator[JsonObject]:
-    """Yield the pieces of a stream.
-
-    Each block is one piece, since an answer leaves only when all of it is recorded.
-    """
+    """Yield a stream of whole blocks, since an answer leaves only when all of it is recorded."""
     nothing = {"content": [], "stop_reason": None, "stop_sequence": None}
     usage = _usage(completion)
     start = {**_opening(completion), **nothing, "usage": {**usage, "output_tokens": 0}}

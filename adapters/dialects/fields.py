@@ -1,15 +1,26 @@
 """Fields of a client's body: each has the type it must have, or is refused by name."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from adapters.calls import Completion, FunctionCall, JsonObject, Refused, ToolCall
+from adapters.calls import Completion, JsonObject, Refused, Tool, ToolCall
 
-Body = Mapping[str, object]
 MOST_STOPS = 16
-TOKENS = "return_token_ids"
-"""Field that asks for token ids. Nobody else gets them, since many clients quote whole answers in
-their errors."""
+RETURN_TOKEN_IDS = "return_token_ids"
+"""Field that asks for token ids, as vLLM names it. Nobody else gets them, since many clients quote
+whole answers in their errors."""
+
+NUMBER = (int, float)
+EXPECTED: Mapping[object, str] = {
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    NUMBER: "a number",
+    list: "an array",
+    dict: "an object",
+}
+FOUND = {**EXPECTED, int: "a number", float: "a number", type(None): "null"}
+"""Names of the JSON types, as a field must have them and as a value has them."""
 
 T = TypeVar("T")
 
@@ -19,127 +30,153 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return Refused(400, message, param=param, code=code)
 
 
+def bad_field(path: str, problem: str) -> Refused:
+    """Return the refusal of the field at `path`; the message is the path and then the problem."""
+    return bad_request(f"{path} {problem}", path)
+
+
+class Fields(dict[str, object]):
+    """The fields of an object in a client's body, and its path there, which is empty for the body.
+
+    A value that is no object has no fields.
+    """
+
+    def __init__(self, value: object, path: str = "") -> None:
+        super().__init__(value if isinstance(value, dict) else {})
+        self.path = path
+
+    def path_of(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
+    def read(self, name: str, kind: type[T] | tuple[type[T], ...]) -> T | None:
+        """Return a field, or None if it is missing or null.
+
+        A value of another type is refused. JSON's true is not a number, though Python's is.
+        """
+        value = self.get(name)
+        if value is None:
+            return None
+        if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+            return value
+        raise bad_field(self.path_of(name), f"is {json_type(value)}; it must be {EXPECTED[kind]}.")
+
+    def read_list(self, name: str) -> list[tuple[object, str]]:
+        """Return the values of an array and their paths; none if the field is missing or null."""
+        values = self.read(name, list) or []
+        return [(value, f"{self.path_of(name)}[{i}]") for i, value in enumerate(values)]
+
+    def read_object(self, name: str) -> "Fields":
+        """Return the fields of an object, none if the field is missing or null."""
+        return Fields(self.read(name, dict), self.path_of(name))
+
+    def read_count(self, *names: str) -> int | None:
+        """Return the first of these fields that is set, a whole number above 0; None if none is."""
+        values = [self.read(name, int) for name in names]
+        for name, value in zip(names, values, strict=True):
+            if value is not None and value < 1:
+                raise bad_field(self.path_of(name), f"is {value}; it must be at least 1.")
+        return next((value for value in values if value is not None), None)
+
+    def read_stops(self, name: str) -> list[str]:
+        """Return the stop strings; the field may also be a single one."""
+        value = self.get(name)
+        sent = [value] if isinstance(value, str) else self.read(name, list) or []
+        stops = [stop for stop in sent if isinstance(stop, str) and stop]
+        if len(sent) > MOST_STOPS or len(stops) < len(sent):
+            problem = f"must be a string or up to {MOST_STOPS} of them, none empty."
+            raise bad_field(self.path_of(name), problem)
+        return stops
+
+    def check_ranges(self, ranges: Mapping[str, tuple[float, float]]) -> None:
+        for name, (least, most) in ranges.items():
+            value = self.read(name, NUMBER)
+            if value is not None and not least <= value <= most:
+                problem = f"is {value}; it must be from {least} to {most}."
+                raise bad_field(self.path_of(name), problem)
+
+    def without(self, *names: str) -> JsonObject:
+        return {name: value for name, value in self.items() if name not in names}
+
+
 def json_type(value: object) -> str:
     """Name the JSON type of a value, with its article."""
-    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
-    names |= {int: "a number", float: "a number", type(None): "null"}
-    return names.get(type(value), type(value).__name__)
+    return FOUND.get(type(value), type(value).__name__)
 
 
-def check_body(value: object) -> tuple[Body, str]:
-    """Return the body, which must be an object, and the model that it names."""
+def type_of(value: object) -> object:
+    """Return the `type` that an object names, or the JSON type of another value."""
+    return value.get("type") if isinstance(value, dict) else json_type(value)
+
+
+def check_body(value: object) -> tuple[Fields, str]:
+    """Return the fields of a body, which must be an object, and the model that it names."""
     if not isinstance(value, dict):
         raise bad_request(f"The body is {json_type(value)}; send a JSON object.")
-    model = read_field(value, "model", str, "a string")
+    body = Fields(value)
+    model = body.read("model", str)
     if not model:
         raise bad_request("There is no model; name one, any name will do.", "model")
-    return value, model
+    return body, model
 
 
-def read_field(
-    body: Body, name: str, types: type[T] | tuple[type[T], ...], article: str, where: str = ""
-) -> T | None:
-    """Return a field, or None if it is missing or null.
-
-    A value of another type is refused. JSON's true is not a number, though Python's is.
-    """
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, types) and (types is bool or not isinstance(value, bool)):
-        return value
-    field = where + name
-    raise bad_request(f"{field} is {json_type(value)}; it must be {article}.", field)
+def check_object(value: object, path: str, name: str) -> Fields:
+    """Return the fields of an object of a list; `name` says what one is."""
+    if not isinstance(value, dict):
+        raise bad_field(path, f"is {json_type(value)}; {name} is an object.")
+    return Fields(value, path)
 
 
-def refuse_constant(name: str) -> None:
-    """Refuse (ValueError) NaN and the infinities, which Python's parser of JSON accepts."""
-    raise ValueError(f"{name} is not a JSON number")
+def check_offered(mode: str, names: Sequence[str], tools: Sequence[Tool]) -> None:
+    """Refuse a choice of a function that is not among `tools`, and a required call without any."""
+    offered = [tool["function"]["name"] for tool in tools]
+    if mode == "required" and not offered:
+        raise bad_field("tool_choice", "asks for a call, and there are no tools; send some.")
+    for name in names:
+        if name not in offered:
+            known = ", ".join(offered) or "none"
+            raise bad_field("tool_choice", f"names {name!r}; the tools are: {known}.")
 
 
-def wants_tokens(fields: Mapping[str, object]) -> bool:
-    """Return whether a client asked for the token ids of its answer, by vLLM's field."""
-    return read_field(fields, TOKENS, bool, "a boolean") or False
-
-
-def write_prompt_tokens(completion: Completion) -> JsonObject:
-    """Write the token ids of a prompt, if they were asked for."""
-    asked = wants_tokens(completion.request.fields)
-    return {"prompt_token_ids": list(completion.prompt_token_ids)} if asked else {}
-
-
-def write_sampled_tokens(completion: Completion) -> JsonObject:
-    """Write the token ids of an answer, if they were asked for."""
-    asked = wants_tokens(completion.request.fields)
-    return {"token_ids": list(completion.response_token_ids)} if asked else {}
-
-
-def write_tokens(completion: Completion) -> JsonObject:
-    """Write the token ids of a prompt and its answer, if they were asked for."""
-    return write_prompt_tokens(completion) | write_sampled_tokens(completion)
-
-
-def read_list(body: Body, name: str, where: str = "") -> list[object]:
-    """Return an array, empty if the field is missing or null."""
-    return read_field(body, name, list, "an array", where) or []
-
-
-def read_object(body: Body, name: str, where: str = "") -> JsonObject:
-    """Return an object, empty if the field is missing or null."""
-    return read_field(body, name, dict, "an object", where) or {}
-
-
-def check_ranges(body: Body, ranges: Mapping[str, tuple[float, float]]) -> None:
-    """Refuse a field that is not a number or is out of its range."""
-    for name, (least, most) in ranges.items():
-        value = read_field(body, name, (int, float), "a number")
-        if value is not None and not least <= value <= most:
-            raise bad_request(f"{name} is {value}; it must be from {least} to {most}.", name)
-
-
-def read_count(body: Body, *names: str) -> int | None:
-    """Return the first of these fields that is set, a whole number above 0; None if none is set."""
-    values = [read_field(body, name, int, "an integer") for name in names]
-    for name, value in zip(names, values, strict=True):
-        if value is not None and value < 1:
-            raise bad_request(f"{name} is {value}; it must be at least 1.", name)
-    return next((value for value in values if value is not None), None)
-
-
-def read_stops(body: Body, name: str) -> list[str]:
-    """Return the stop strings; the field may also be a single one."""
-    value = body.get(name)
-    sent = [value] if isinstance(value, str) else read_list(body, name)
-    stops = [stop for stop in sent if isinstance(stop, str) and stop]
-    if len(sent) > MOST_STOPS or len(stops) < len(sent):
-        text = f"{name} must be a string or up to {MOST_STOPS} of them, none empty."
-        raise bad_request(text, name)
-    return stops
-
-
-def read_text(content: object, kinds: tuple[str, ...], where: str) -> str:
+def read_text(content: object, path: str, kinds: tuple[str, ...] = ("text",)) -> str:
     """Return the text of a message's content, which may be an array of parts of these kinds."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        text = f"{where} is {json_type(content)}; it must be text or an array of parts."
-        raise bad_request(text, where)
-    return "".join(_text_of_part(part, kinds, f"{where}[{i}]") for i, part in enumerate(content))
+        raise bad_field(path, f"is {json_type(content)}; it must be text or an array of parts.")
+    return "".join(_text_of_part(part, kinds, f"{path}[{i}]") for i, part in enumerate(content))
 
 
-def _text_of_part(part: object, kinds: tuple[str, ...], where: str) -> str:
-    named = part.get("type") if isinstance(part, dict) else json_type(part)
-    text = None
-    if isinstance(part, dict) and named in kinds:
-        text = part.get("refusal" if named == "refusal" else "text")
-    if not isinstance(text, str):
-        raise bad_request(f"{where} is a part of type {named!r}; only text is read here.", where)
+def _text_of_part(part: object, kinds: tuple[str, ...], path: str) -> str:
+    named = type_of(part)
+    text = Fields(part).get("refusal" if named == "refusal" else "text")
+    if named not in kinds or not isinstance(text, str):
+        raise bad_field(path, f"is a part of type {named!r}; only text is read here.")
     return text
 
 
 def create_tool_call(name: str, arguments: str | JsonObject, call_id: object) -> ToolCall:
     """Return a tool call as chat completions have it; an id that is not a string is left out."""
-    function: FunctionCall = {"name": name, "arguments": arguments}
-    if isinstance(call_id, str):
-        return {"id": call_id, "type": "function", "function": function}
-    return {"type": "function", "function": function}
+    call: ToolCall = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"id": call_id, **call} if isinstance(call_id, str) else call
+
+
+def write_prompt_token_ids(completion: Completion) -> JsonObject:
+    """Write the token ids of a prompt, if they were asked for."""
+    asked = completion.request.fields.get(RETURN_TOKEN_IDS)
+    return {"prompt_token_ids": list(completion.prompt_token_ids)} if asked else {}
+
+
+def write_response_token_ids(completion: Completion) -> JsonObject:
+    """Write the token ids of an answer, if they were asked for."""
+    asked = completion.request.fields.get(RETURN_TOKEN_IDS)
+    return {"token_ids": list(completion.response_token_ids)} if asked else {}
+
+
+def write_token_ids(completion: Completion) -> JsonObject:
+    """Write the token ids of a prompt and its answer, if they were asked for."""
+    return write_prompt_token_ids(completion) | write_response_token_ids(completion)
+
+
+def refuse_constant(name: str) -> None:
+    """Refuse (ValueError) NaN and the infinities, which Python's parser of JSON accepts."""
+    raise ValueError(f"{name} is not a JSON number")

@@ -5,19 +5,16 @@ from typing import cast
 
 from adapters.calls import Completion, JsonObject, Message, Request, Tool, ToolCall
 from adapters.dialects.fields import (
-    TOKENS,
-    Body,
+    RETURN_TOKEN_IDS,
+    Fields,
+    bad_field,
     bad_request,
     check_body,
+    check_object,
     create_tool_call,
-    json_type,
-    read_count,
-    read_field,
-    read_list,
-    read_stops,
     read_text,
-    write_prompt_tokens,
-    write_sampled_tokens,
+    write_prompt_token_ids,
+    write_response_token_ids,
 )
 from adapters.dialects.openai_fields import (
     check_sampling,
@@ -29,24 +26,23 @@ from adapters.dialects.openai_fields import (
 from adapters.dialects.sse import DONE, write_data
 from adapters.rendering.chat import Chat
 
-__all__ = ["answer", "chunks", "models", "read", "stream", "write_error"]
+__all__ = ["answer", "models", "read", "stream", "write_error"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_ANSWERS = 8
 
 
 def read(body: object) -> Request:
-    """Read the request in a parsed body; a field that cannot be honoured is refused."""
     sent, model = check_body(body)
     _check_fields(sent)
-    tools = [_read_tool(tool, i) for i, tool in enumerate(read_list(sent, "tools"))]
+    tools = [_read_tool(tool, path) for tool, path in sent.read_list("tools")]
     return Request(
         model=model,
         messages=_read_messages(sent),
         tools=tools,
-        max_tokens=read_count(sent, "max_completion_tokens", "max_tokens"),
-        stop=read_stops(sent, "stop"),
-        fields={k: v for k, v in sent.items() if k not in ("messages", "tools", "model")},
+        max_tokens=sent.read_count("max_completion_tokens", "max_tokens"),
+        stop=sent.read_stops("stop"),
+        fields=sent.without("messages", "tools", "model"),
         format=read_format(sent.get("response_format"), "response_format"),
         choice=read_choice(sent, tools),
         answers=_count_answers(sent),
@@ -54,37 +50,38 @@ def read(body: object) -> Request:
 
 
 def answer(completion: Completion, chat: Chat, *others: Completion) -> JsonObject:
-    """Write the body of the answer, with the token ids, if asked for, where vLLM has them.
-
-    `others` are the completions beyond the first of a request with n above 1.
-    """
+    """Write the answer, whose first completion has `others` beside it if `n` is above 1."""
     completions = (completion, *others)
     return {
         **_envelope(completion, "chat.completion"),
         "choices": [_choice(index, one, chat) for index, one in enumerate(completions)],
         "usage": _usage(completions),
-        **write_prompt_tokens(completion),
+        **write_prompt_token_ids(completion),
     }
 
 
-def chunks(completion: Completion, chat: Chat, *others: Completion) -> Iterator[JsonObject]:
-    """Yield the answer in pieces: role, content, tool calls, the finish with its tokens, usage."""
+def stream(completion: Completion, chat: Chat, *others: Completion) -> Iterator[str]:
+    yield from map(write_data, _chunks(completion, chat, *others))
+    yield DONE
+
+
+def _chunks(completion: Completion, chat: Chat, *others: Completion) -> Iterator[JsonObject]:
+    """Yield the answer in pieces: role, content, tool calls, the finish with its tokens, usage.
+
+    The first piece of each choice has the token ids of the prompt.
+    """
     envelope = _envelope(completion, "chat.completion.chunk")
-    if _wants_usage(completion):
+    wants_usage = Fields(completion.request.fields.get("stream_options")).get("include_usage")
+    if wants_usage:
         envelope["usage"] = None
     for index, one in enumerate((completion, *others)):
-        for piece, of_choice in _pieces(one, chat):
-            shown = {"index": index, "delta": piece, "finish_reason": None, "logprobs": None}
-            prompt = write_prompt_tokens(one) if "role" in piece else {}  # in the first piece alone
-            yield {**envelope, "choices": [shown | of_choice], **prompt}
-    if _wants_usage(completion):
+        empty = {"index": index, "delta": {}, "finish_reason": None, "logprobs": None}
+        first, *further = (empty | {"delta": delta} for delta in _deltas(one.message))
+        yield {**envelope, "choices": [first], **write_prompt_token_ids(one)}
+        for choice in (*further, empty | _ending(one, chat)):
+            yield {**envelope, "choices": [choice]}
+    if wants_usage:
         yield {**envelope, "choices": [], "usage": _usage((completion, *others))}
-
-
-def stream(completion: Completion, chat: Chat, *others: Completion) -> Iterator[str]:
-    """Yield the lines of the chunks."""
-    yield from map(write_data, chunks(completion, chat, *others))
-    yield DONE
 
 
 def models(name: str) -> JsonObject:
@@ -95,32 +92,29 @@ def models(name: str) -> JsonObject:
 
 
 def _choice(index: int, completion: Completion, chat: Chat) -> JsonObject:
+    """Write one answer, with null for an empty content, as OpenAI has it beside tool calls."""
+    said = completion.message
+    message = {"refusal": None, **said, "content": said["content"] or None}
+    return {"index": index, "message": message, **_ending(completion, chat)}
+
+
+def _ending(completion: Completion, chat: Chat) -> JsonObject:
+    asked = completion.request.fields.get("logprobs")
+    logprobs = {"content": write_logprobs(completion, chat), "refusal": None} if asked else None
     return {
-        "index": index,
-        "message": {"refusal": None, **_visible(completion.message)},
         "finish_reason": completion.finish_reason,
-        "logprobs": _logprobs(completion, chat),
-        **write_sampled_tokens(completion),
+        "logprobs": logprobs,
+        **write_response_token_ids(completion),
     }
 
 
-def _pieces(completion: Completion, chat: Chat) -> Iterator[tuple[JsonObject, JsonObject]]:
-    """Yield the deltas, each with the further fields of its choice."""
-    message = completion.message
-    yield {"role": "assistant", "content": ""}, {}
+def _deltas(message: Message) -> Iterator[JsonObject]:
+    yield {"role": "assistant", "content": ""}
     for key in ("reasoning_content", "content"):
         if text := message.get(key):
-            yield {key: text}, {}
+            yield {key: text}
     for index, call in enumerate(message.get("tool_calls", ())):
-        yield {"tool_calls": [{"index": index, **call}]}, {}
-    yield (
-        {},
-        {
-            "finish_reason": completion.finish_reason,
-            "logprobs": _logprobs(completion, chat),
-            **write_sampled_tokens(completion),
-        },
-    )
+        yield {"tool_calls": [{"index": index, **call}]}
 
 
 def _envelope(completion: Completion, kind: str) -> JsonObject:
@@ -131,11 +125,6 @@ def _envelope(completion: Completion, kind: str) -> JsonObject:
         "model": completion.request.model,
         "system_fingerprint": completion.policy_version,
     }
-
-
-def _visible(message: Message) -> JsonObject:
-    """Copy the message with null for an empty content, as OpenAI has it beside tool calls."""
-    return {**message, "content": message["content"] or None}
 
 
 def _usage(completions: Sequence[Completion]) -> dict[str, int]:
@@ -149,93 +138,62 @@ def _usage(completions: Sequence[Completion]) -> dict[str, int]:
     }
 
 
-def _logprobs(completion: Completion, chat: Chat) -> JsonObject | None:
-    if not completion.request.fields.get("logprobs"):
-        return None
-    return {"content": write_logprobs(completion, chat), "refusal": None}
-
-
-def _wants_usage(completion: Completion) -> bool:
-    options = completion.request.fields.get("stream_options")
-    return isinstance(options, dict) and bool(options.get("include_usage"))
-
-
-def _check_fields(body: Body) -> None:
-    check_sampling(body)
-    read_field(body, TOKENS, bool, "a boolean")
-    read_field(body, "logprobs", bool, "a boolean")
-    read_field(body, "stream_options", dict, "an object")
+def _check_fields(sent: Fields) -> None:
+    check_sampling(sent)
+    sent.read(RETURN_TOKEN_IDS, bool)
+    sent.read("logprobs", bool)
+    sent.read("stream_options", dict)
     for name in ("functions", "function_call"):
-        if body.get(name):
-            raise bad_request(
-                f"{name} is the old form of tools and is not read here; send tools.", name
-            )
-    if "audio" in read_list(body, "modalities"):
-        raise bad_request("modalities asks for audio; this endpoint answers in text.", "modalities")
+        if sent.get(name):
+            raise bad_field(name, "is the old form of tools and is not read here; send tools.")
+    if "audio" in (sent.read("modalities", list) or ()):
+        raise bad_field("modalities", "asks for audio; this endpoint answers in text.")
 
 
-def _count_answers(body: Body) -> int:
-    many = read_count(body, "n") or 1
+def _count_answers(sent: Fields) -> int:
+    many = sent.read_count("n") or 1
     if many > MOST_ANSWERS:
-        raise bad_request(f"n is {many}; a call gets up to {MOST_ANSWERS} answers here.", "n")
+        raise bad_field("n", f"is {many}; a call gets up to {MOST_ANSWERS} answers here.")
     return many
 
 
-def _read_tool(tool: object, index: int) -> Tool:
-    function = tool.get("function") if isinstance(tool, dict) else None
-    if (
-        not isinstance(tool, dict)
-        or not isinstance(function, dict)
-        or not isinstance(function.get("name"), str)
-    ):
-        where = f"tools[{index}]"
-        text = f'{where} is not {{"type": "function", "function": {{"name": …}}}}.'
-        raise bad_request(text, where)
+def _read_tool(tool: object, path: str) -> Tool:
+    function = Fields(tool).get("function")
+    if not isinstance(Fields(function).get("name"), str):
+        raise bad_field(path, 'is not {"type": "function", "function": {"name": …}}.')
     return cast(Tool, tool)  # the client's own, with fields that it may have beside
 
 
-def _read_messages(body: Body) -> list[Message]:
-    messages = read_list(body, "messages")
+def _read_messages(sent: Fields) -> list[Message]:
+    messages = sent.read_list("messages")
     if not messages:
         raise bad_request("There are no messages; send at least one.", "messages")
-    return [_read_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return [_read_message(check_object(one, path, "a message")) for one, path in messages]
 
 
-def _read_message(message: object, where: str) -> Message:
+def _read_message(sent: Fields) -> Message:
     """Read a message: its content as text, and the fields that a renderer reads."""
-    if not isinstance(message, dict):
-        raise bad_request(f"{where} is {json_type(message)}; a message is an object.", where)
-    role = message.get("role")
-    if role not in ROLES:
-        raise bad_request(
-            f"{where}.role is {role!r}; it is one of {', '.join(ROLES)}.", f"{where}.role"
-        )
+    role, content = sent.get("role"), sent.get("content")
+    if not isinstance(role, str) or role not in ROLES:
+        raise bad_field(sent.path_of("role"), f"is {role!r}; it is one of {', '.join(ROLES)}.")
+    if content is None and role == "assistant":
+        content = ""
     read: Message = {
         "role": "system" if role == "developer" else role,
-        "content": _read_content(message.get("content"), role, f"{where}.content"),
+        "content": read_text(content, sent.path_of("content"), ("text", "refusal")),
     }
     for name in ("name", "tool_call_id", "reasoning_content"):
-        if isinstance(message.get(name), str):
-            read[name] = message[name]
-    calls = read_list(message, "tool_calls", f"{where}.") if role == "assistant" else []
+        if isinstance(value := sent.get(name), str):
+            read[name] = value
+    calls = sent.read_list("tool_calls") if role == "assistant" else []
     if calls:
-        read["tool_calls"] = [
-            _read_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(calls)
-        ]
+        read["tool_calls"] = [_read_call(Fields(call, path)) for call, path in calls]
     return read
 
 
-def _read_content(content: object, role: str, where: str) -> str:
-    if content is None and role == "assistant":
-        return ""
-    return read_text(content, ("text", "refusal"), where)
-
-
-def _read_call(call: object, where: str) -> ToolCall:
-    sent = call if isinstance(call, dict) else {}
-    function = sent.get("function")
-    name = function.get("name") if isinstance(function, dict) else None
-    arguments = function.get("arguments") if isinstance(function, dict) else None
+def _read_call(sent: Fields) -> ToolCall:
+    function = Fields(sent.get("function"))
+    name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not isinstance(arguments, str | dict):
-        raise bad_request(f"{where} has no function with a name and arguments.", where)
+        raise bad_field(sent.path, "has no function with a name and arguments.")
     return create_tool_call(name, arguments, sent.get("id"))

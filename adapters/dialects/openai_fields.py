@@ -1,17 +1,9 @@
 """Fields that OpenAI's two dialects share: numbers, the tool choice, the answer's format."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from adapters.calls import Choice, Completion, Format, JsonObject, Refused, Request, Tool
-from adapters.dialects.fields import (
-    Body,
-    bad_request,
-    check_ranges,
-    json_type,
-    read_field,
-    read_list,
-    read_object,
-)
+from adapters.dialects.fields import Fields, bad_field, bad_request, check_offered, type_of
 from adapters.rendering.chat import Chat
 
 MODES = ("auto", "none", "required")
@@ -23,72 +15,48 @@ NUMBERS: dict[str, tuple[float, float]] = {
 }
 
 
-def check_sampling(body: Body) -> None:
+def check_sampling(sent: Fields) -> None:
     """Refuse fields of a wrong type, and `top_logprobs`, which no sampler here can answer."""
-    check_ranges(body, NUMBERS)
-    for name, kinds, article in (
-        ("seed", int, "an integer"),
-        ("stream", bool, "a boolean"),
-        ("parallel_tool_calls", bool, "a boolean"),
-    ):
-        read_field(body, name, kinds, article)
-    alternatives = read_field(body, "top_logprobs", int, "an integer")
+    sent.check_ranges(NUMBERS)
+    sent.read("seed", int)
+    sent.read("stream", bool)
+    sent.read("parallel_tool_calls", bool)
+    alternatives = sent.read("top_logprobs", int)
     if alternatives:
-        raise bad_request(
-            f"top_logprobs is {alternatives}; only the log-probability of the sampled token is "
-            "known here, so leave it out.",
-            "top_logprobs",
-        )
+        problem = f"is {alternatives}; only the log-probability of the sampled token is known here"
+        raise bad_field("top_logprobs", f"{problem}, so leave it out.")
 
 
-def read_choice(body: Body, tools: Sequence[Tool]) -> Choice:
+def read_choice(sent: Fields, tools: Sequence[Tool]) -> Choice:
     """Read the tool choice; it may name only `tools`."""
-    parallel = body.get("parallel_tool_calls") is not False
-    chosen = body.get("tool_choice")
-    if isinstance(chosen, str) and chosen in MODES:
-        mode, names = chosen, ()
-    elif isinstance(chosen, dict):
-        mode, names = _read_named_choice(chosen)
-    elif chosen is None:
-        mode, names = "auto", ()
-    else:
-        text = f"tool_choice is {chosen!r}; it is one of {', '.join(MODES)}, or names a function."
-        raise bad_request(text, "tool_choice")
+    chosen = sent.get("tool_choice")
+    mode, names = "auto", ()
+    if isinstance(chosen, dict):
+        mode, names = _read_named_choice(Fields(chosen, "tool_choice"))
+    elif isinstance(chosen, str) and chosen in MODES:
+        mode = chosen
+    elif chosen is not None:
+        problem = f"is {chosen!r}; it is one of {', '.join(MODES)}, or names a function."
+        raise bad_field("tool_choice", problem)
     check_offered(mode, names, tools)
-    return Choice(mode, names, parallel)
+    return Choice(mode, names, parallel=sent.get("parallel_tool_calls") is not False)
 
 
-def check_offered(mode: str, names: Sequence[str], tools: Sequence[Tool]) -> None:
-    """Refuse a choice of a function that is not among `tools`, and a required call without any."""
-    offered = [tool["function"]["name"] for tool in tools]
-    if mode == "required" and not offered:
-        text = "tool_choice asks for a call, and there are no tools; send some."
-        raise bad_request(text, "tool_choice")
-    for name in names:
-        if name not in offered:
-            text = f"tool_choice names {name!r}; the tools are: {', '.join(offered) or 'none'}."
-            raise bad_request(text, "tool_choice")
-
-
-def read_format(value: object, where: str) -> Format | None:
+def read_format(value: object, path: str) -> Format | None:
     """Read the format of the answer; None means free text.
 
     Chat completions have the schema in an object of its own, responses have it beside the type.
     """
-    if value is None:
-        return None
-    named = value.get("type") if isinstance(value, dict) else json_type(value)
-    if named == "text":
+    named, sent = type_of(value), Fields(value, path)
+    if value is None or named == "text":
         return None
     if named == "json_object":
         return Format()
-    if not isinstance(value, dict) or named != "json_schema":
-        text = f"{where}.type is {named!r}; it is text, json_object or json_schema."
-        raise bad_request(text, where)
-    inner = "json_schema" in value
-    written = read_object(value, "json_schema", f"{where}.") if inner else value
-    place = f"{where}.json_schema." if inner else f"{where}."
-    return Format(read_field(written, "schema", dict, "an object", place), f"{place}schema")
+    if named != "json_schema":
+        text = f"{path}.type is {named!r}; it is text, json_object or json_schema."
+        raise bad_request(text, path)
+    written = sent.read_object("json_schema") if "json_schema" in sent else sent
+    return Format(written.read("schema", dict), written.path_of("schema"))
 
 
 def write_logprobs(completion: Completion, chat: Chat) -> list[JsonObject]:
@@ -101,7 +69,6 @@ def write_logprobs(completion: Completion, chat: Chat) -> list[JsonObject]:
 
 
 def write_error(refused: Refused) -> JsonObject:
-    """Write the body of a refusal."""
     kinds = "invalid_request_error" if refused.status < 500 else "server_error"
     shown = {"message": refused.message, "type": kinds}
     return {"error": {**shown, "param": refused.param, "code": refused.code}}
@@ -138,25 +105,24 @@ def _write_format(form: Format | None) -> JsonObject | None:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema}}
 
 
-def _read_named_choice(chosen: Body) -> tuple[str, tuple[str, ...]]:
+def _read_named_choice(chosen: Fields) -> tuple[str, tuple[str, ...]]:
     """Return the mode and the names of the only functions that may be called."""
-    kinds = chosen.get("type")
-    if kinds == "function":
+    kind = chosen.get("type")
+    if kind == "function":
         return "required", (_name(chosen),)
-    if kinds != "allowed_tools":
-        text = f"tool_choice is of type {kinds!r}; only function and allowed_tools are known."
-        raise bad_request(text, "tool_choice")
-    allowed = read_object(chosen, "allowed_tools", "tool_choice.") or chosen
+    if kind != "allowed_tools":
+        problem = f"is of type {kind!r}; only function and allowed_tools are known."
+        raise bad_field("tool_choice", problem)
+    allowed = Fields(chosen.read_object("allowed_tools") or chosen, chosen.path)
     mode = allowed.get("mode", "auto")
     if mode not in ("auto", "required") or not isinstance(mode, str):
         raise bad_request(f"tool_choice.mode is {mode!r}; it is auto or required.", "tool_choice")
-    return mode, tuple(_name(tool) for tool in read_list(allowed, "tools", "tool_choice."))
+    return mode, tuple(_name(Fields(tool)) for tool in allowed.read("tools", list) or ())
 
 
-def _name(tool: object) -> str:
+def _name(tool: Fields) -> str:
     """Return the name of a function, which chat completions have in an object of its own."""
-    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
+    name = Fields(tool.get("function", tool)).get("name")
     if not isinstance(name, str):
-        raise bad_request("tool_choice names no function; give its name.", "tool_choice")
+        raise bad_field("tool_choice", "names no function; give its name.")
     return name

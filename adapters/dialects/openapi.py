@@ -1,6 +1,6 @@
 """The OpenAPI document of the door: exactly the requests and answers that it reads and writes."""
 
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 
 import yaml
@@ -19,22 +19,16 @@ def document(address: str) -> JsonObject:
 
 @cache
 def _read_parts() -> JsonObject:
-    whole: JsonObject = {}
-    for part in PARTS:
-        text = Path(__file__).with_name(f"{part}.yaml").read_text(encoding="utf-8")
-        whole = _join(whole, yaml.safe_load(text))
-    return whole
+    files = (Path(__file__).with_name(f"{part}.yaml") for part in PARTS)
+    return reduce(_join, (yaml.safe_load(file.read_text(encoding="utf-8")) for file in files))
 
 
 def _join(one: JsonObject, other: JsonObject) -> JsonObject:
-    """Join two documents and the objects in them; ValueError if both have a value at one place."""
-    joined = dict(one)
-    for name, value in other.items():
-        before = joined.get(name)
-        if name not in joined:
-            joined[name] = value
-        elif isinstance(value, dict) and isinstance(before, dict):
-            joined[name] = _join(before, value)
-        else:
+    """Join two documents and the objects in them; ValueError if both have a value of one name."""
+    joined = {**one, **other}
+    for name in one.keys() & other.keys():
+        before, value = one[name], other[name]
+        if not isinstance(before, dict) or not isinstance(value, dict):
             raise ValueError(f"two files of the door's document define {name!r}; rename one")
+        joined[name] = _join(before, value)
     return joined

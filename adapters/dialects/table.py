@@ -15,19 +15,16 @@ from adapters.rendering.chat import Chat
 class Dialect(Protocol):
     """A dialect's functions.
 
-    `read` raises Refused for a body that it cannot honour. `answer` writes the body of an answer
-    from its completions, as many as the request's `answers`, and `stream` writes the same answer as
-    the lines of a stream. `write_error` writes the body of a refusal.
+    `read` reads a parsed body, and raises Refused for one that it cannot honour. `answer` writes
+    the body of an answer from its completions, as many as the request's `answers`, with the token
+    ids, if asked for, where vLLM has them. `stream` writes the same answer as the lines of a
+    stream, and `write_error` the body of a refusal.
     """
 
-    @property
-    def read(self) -> Callable[[object], Request]: ...
-    @property
-    def answer(self) -> Callable[..., JsonObject]: ...
-    @property
-    def stream(self) -> Callable[..., Iterator[str]]: ...
-    @property
-    def write_error(self) -> Callable[[Refused], JsonObject]: ...
+    read: Callable[[object], Request]
+    answer: Callable[..., JsonObject]
+    stream: Callable[..., Iterator[str]]
+    write_error: Callable[[Refused], JsonObject]
 
 
 DIALECTS: dict[str, Dialect] = {

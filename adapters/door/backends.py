@@ -1,32 +1,41 @@
 """Backends of roles: a policy, a function of the user's, or a model that LiteLLM reaches."""
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
 from adapters.calls import (
     Begun,
+    CallId,
     Completion,
     Example,
-    JsonObject,
     Message,
-    Place,
+    Refused,
     Request,
-    ToolCall,
     Usage,
 )
 from adapters.clients import litellm
-from adapters.clients.litellm import Reply
+from adapters.clients.litellm import LONGEST_SECONDS, Reply
+from adapters.dialects.fields import Fields
 from adapters.dialects.openai_fields import to_chat_fields
-from adapters.door.recorded import Answer, Memory
+from adapters.door.memory import Answer, Memory, request_sha
 from adapters.door.roles import FUNCTION, policy_of
-from adapters.door.scripted import Respond, load_function
+from adapters.errors import UserError
+from adapters.harness.agents import contained
+from adapters.project.modules import load_module
 
 Backend = Callable[[Example], Answer]
 """Creates what answers the calls of a role in a rollout of this example."""
+
+Respond = Callable[[Request, Example], Awaitable[Reply]]
+"""Answers a call without a policy, in a rollout of this example."""
+
+
+class ScriptError(UserError):
+    """An error for a function that a recipe names for a role and that does not exist."""
 
 
 def create_backends(roles: Mapping[str, str], run_seed: int) -> dict[str, Backend | str]:
@@ -36,19 +45,16 @@ def create_backends(roles: Mapping[str, str], run_seed: int) -> dict[str, Backen
     that is not installed, and one of a provider that LiteLLM does not know NoProvider.
     """
     return {
-        role: policy_of(who) or _create_backend(who, _load_respond(role, who), run_seed)
-        for role, who in roles.items()
+        role: policy_of(who) or _create_backend(role, who, run_seed) for role, who in roles.items()
     }
 
 
-def _load_respond(role: str, who: str) -> Respond:
+def _create_backend(role: str, who: str, run_seed: int) -> Backend:
     if who.startswith(FUNCTION):
-        return load_function(role, who.removeprefix(FUNCTION))
-    litellm.check_model(role, who)
-    return partial(_by_model, who)
-
-
-def _create_backend(who: str, respond: Respond, run_seed: int) -> Backend:
+        respond = load_function(role, who.removeprefix(FUNCTION))
+    else:
+        litellm.check_model(role, who)
+        respond = partial(_by_model, who)
     return lambda example: ReplyBackend(who, respond, example, run_seed).answer
 
 
@@ -61,67 +67,85 @@ class ReplyBackend:
     example: Example
     run_seed: int
 
-    async def answer(self, request: Request, place: Place, memory: Memory) -> Completion:
+    async def answer(self, request: Request, call: CallId, memory: Memory) -> Completion:
         """Return the completion, recorded like a policy's, so that it is never paid for twice.
 
         Nothing is sampled with the seed. It only tells a rollout that is played again after a
         failure from a rollout that is started again.
         """
-        started, sha = datetime.now(UTC), _request_sha(request)
-        again = memory.recorded.answer(place, request, sha, self.who)
+        started, sha = datetime.now(UTC), request_sha(request)
+        again = memory.recall(call, request, sha, self.who)
         if again is not None:
             return again
-        seed = place.seed(self.run_seed)
-        memory.begin(Begun(place, sha, self.who, seed, started))
+        seed = call.seed(self.run_seed)
+        memory.begin(Begun(call, sha, self.who, seed, started))
         reply = await self.respond(request, self.example)
         return Completion(
-            place=place,
-            response_id=f"chatcmpl-{place.name('answer')}",
+            id=call,
+            response_id=f"chatcmpl-{call.name('answer')}",
             request=request,
-            sampling=None,
             seed=seed,
-            prompt_token_ids=[],
-            prefix_len=0,
-            prefix_call=None,
-            prefix_how="",
-            response_token_ids=[],
-            logprobs=[],
             finish_reason=reply.finish_reason,
-            message=_with_ids(reply.message, place),
+            message=call.name_tool_calls(reply.message),
             policy_version=self.who,
-            renderer="",
-            tokenizer_sha="",
             started=started,
             ended=datetime.now(UTC),
             request_sha=sha,
-            usage=Usage(reply.prompt_tokens, reply.completion_tokens, reply.cost),
+            usage=reply.usage,
         )
 
 
 async def _by_model(model: str, request: Request, _: Example) -> Reply:
-    return await litellm.complete(model, request.messages, request.tools, _fields(request))
+    """Ask a model with the client's fields, those of every dialect under OpenAI's names."""
+    fields = {**request.fields, **to_chat_fields(request)}
+    return await litellm.complete(model, request.messages, request.tools, fields)
 
 
-def _with_ids(message: Message, place: Place) -> Message:
-    """Give each tool call without an id one that is the same whenever this call is made again."""
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    name = place.name("tool call")
-    named: list[ToolCall] = [
-        {"id": f"call_{name}{index}", "type": "function", **call}
-        for index, call in enumerate(calls)
-    ]
-    return {**message, "tool_calls": named}
+def load_function(role: str, name: str) -> Respond:
+    """Load the function that answers `role`: `package.module:name`, or `file:name` of `agents/`.
+
+    The function gets the messages and the example as plain values, and returns a text or a whole
+    message with its tool calls. One that is not async runs in a thread of its own.
+    """
+    module_name, _, attribute = name.partition(":")
+    module = load_module(module_name)
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        lacks = f"has no function {attribute!r}" if module else "cannot be imported"
+        raise ScriptError(
+            f"the role {role} is answered by {name}, and {module_name} {lacks}; "
+            "name a function of a file of agents/, or of a module that can be imported"
+        )
+    return partial(_by_function, function, name)
 
 
-def _fields(request: Request) -> JsonObject:
-    """Return the client's fields, with those that dialects name differently in OpenAI's names."""
-    return {**request.fields, **to_chat_fields(request)}
+async def _by_function(
+    function: Callable[..., object], name: str, request: Request, example: Example
+) -> Reply:
+    """Call a function of the user's. Its failure is final, since it would fail again."""
+    try:
+        async with asyncio.timeout(LONGEST_SECONDS):
+            said = await contained(function, *deepcopy(([*request.messages], example)))
+    except Exception as error:  # it may raise anything, and the client is told
+        text = f"The function {name} raised {type(error).__name__}: {error}"
+        raise Refused(500, text, code="function_failed") from error
+    message = _read_message(said, name)
+    reason = "tool_calls" if message.get("tool_calls") else "stop"
+    return Reply(message, reason, Usage(prompt_tokens=0, completion_tokens=0, cost=None))
 
 
-def _request_sha(request: Request) -> str:
-    """Hash the whole request by SHA-256, since any of it may change the answer."""
-    asked = [request.messages, request.tools, request.max_tokens, request.stop, request.fields]
-    canonical = json.dumps(asked, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+def _read_message(said: object, name: str) -> Message:
+    """Read what a function returned: the assistant's message or its text."""
+    message = {"content": said} if isinstance(said, str) else said
+    if isinstance(message, dict):
+        content, calls = message.get("content") or "", message.get("tool_calls") or []
+        if isinstance(content, str) and isinstance(calls, list) and all(map(_is_call, calls)):
+            answer: Message = {"role": "assistant", "content": content}
+            return {**answer, "tool_calls": calls} if calls else answer
+    text = f"The function {name} returned {said!r}; a text or an assistant's message is needed."
+    raise Refused(500, text, code="function_failed")
+
+
+def _is_call(call: object) -> bool:
+    function = Fields(Fields(call).get("function"))
+    return isinstance(function.get("name"), str) and isinstance(function.get("arguments"), str)

@@ -9,14 +9,14 @@ has not ended is then cut off, and left out.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Protocol
 
-from adapters.calls import Completion, Example, Place, Policy, Refused, RefusedCall, Sampling
+from adapters.calls import CallId, Completion, Example, Policy, Refused, RefusedCall, Sampling
 from adapters.door.call_sequence import UNRECORDED, CallRecorder, CallSequence
 from adapters.player_protocol import (
     CLOSED,
@@ -38,8 +38,6 @@ log = logging.getLogger(__name__)
 
 
 class AttemptState(StrEnum):
-    """State of one attempt at a rollout."""
-
     PLAYING = "playing"
     """Handed to a player; calls are answered."""
     ENDING = "ending"
@@ -52,22 +50,11 @@ class AttemptState(StrEnum):
     """A later attempt at the batch has begun."""
 
 
-CHANGES: Mapping[AttemptState, frozenset[AttemptState]] = {
-    AttemptState.PLAYING: frozenset(
-        {AttemptState.ENDING, AttemptState.LEFT_OUT, AttemptState.SUPERSEDED}
-    ),
-    AttemptState.ENDING: frozenset(
-        {
-            AttemptState.REWARDED,
-            AttemptState.FAILED,
-            AttemptState.LEFT_OUT,
-            AttemptState.SUPERSEDED,
-        }
-    ),
-    AttemptState.REWARDED: frozenset(),
-    AttemptState.FAILED: frozenset(),
-    AttemptState.LEFT_OUT: frozenset(),
-    AttemptState.SUPERSEDED: frozenset(),
+FINAL = frozenset(AttemptState) - {AttemptState.PLAYING, AttemptState.ENDING}
+CHANGES: Mapping[AttemptState, Set[AttemptState]] = {
+    AttemptState.PLAYING: {AttemptState.ENDING, AttemptState.LEFT_OUT, AttemptState.SUPERSEDED},
+    AttemptState.ENDING: FINAL,
+    **dict.fromkeys(FINAL, frozenset()),
 }
 """The legal changes of an attempt's state."""
 
@@ -154,10 +141,7 @@ class Attempt:
                 self._waited += self._clock.seconds() - self._since
 
     def seconds_waited(self) -> float:
-        """Return for how long, up to now, the agent could get no answer.
-
-        In that time at least one call was being answered, or this process stood still.
-        """
+        """Return for how long a call was being answered or this process stood still, up to now."""
         answering = self._clock.seconds() - self._since if self._under_way else 0.0
         still = self._clock.stood_still() - self._still_before
         return max(self._waited + answering + still, 0.0)  # rounding may take it below
@@ -202,9 +186,8 @@ class OpenBatch:
         self.lost: set[str] = set()
         """Rollouts that were being played when a later attempt at the batch began. Whatever ended
         the player may have been one of them, so each is played in a process of its own."""
-        self.opening = 0
-        """How often the flow has opened this batch."""
-        self._began_in = 0
+        self.begun = False
+        """Whether an attempt has begun since the flow opened the batch; the door resets it."""
         self._attempt = -1
         self._attempts: dict[str, Attempt] = {}
         self._superseded: set[Attempt] = set()
@@ -217,13 +200,13 @@ class OpenBatch:
         Calls of earlier attempts are recorded first, so that none is sampled twice.
         """
         async with self._beginning:
-            if self._began_in == self.opening:
+            if self.begun:
                 self.lost.update(
                     attempt.rollout.id
                     for attempt in self._attempts.values()
                     if attempt.state is AttemptState.PLAYING
                 )
-            self._began_in = self.opening
+            self.begun = True
             await self.supersede()
             planned, rollouts = await asyncio.to_thread(self._recorder.plan)
             self._attempt = max(self._attempt + 1, planned)
@@ -246,10 +229,7 @@ class OpenBatch:
         self._superseded -= settled
 
     async def end(self, rollout_id: str, number: int, played: PlayedRollout) -> bool:
-        """Record the end of an attempt once its last calls are recorded.
-
-        Return whether the batch is closed by it: the attempts that have not ended are left out.
-        """
+        """Record an end once the last calls are recorded; return whether it closes the batch."""
         attempt = self.attempt(rollout_id, number)
         attempt.change(AttemptState.ENDING)
         task = asyncio.create_task(self._end(attempt, played))
@@ -272,15 +252,11 @@ class OpenBatch:
                 played.seconds,
                 calls | {role: calls.answered for role, calls in attempt.roles.items()},
                 sum(calls.refused for calls in attempt.roles.values()),
-                next(
-                    (no for calls in attempt.roles.values() for no in calls.unanswered.values()),
-                    None,
-                ),
+                attempt.unanswered(),
             )
         )
         if closes:
-            under_way = (AttemptState.PLAYING, AttemptState.ENDING)
-            stragglers = [one for one in self._attempts.values() if one.state in under_way]
+            stragglers = [one for one in self._attempts.values() if one.state not in FINAL]
             await asyncio.gather(*(straggler.leave_out() for straggler in stragglers))
         return closes
 
@@ -317,12 +293,12 @@ class OpenBatch:
             log.error("a refused call of %s could not be recorded", rollout, exc_info=error)
 
     def calls(self, attempt: Attempt, role: str, chat: Chat, max_calls: int | None) -> CallSequence:
-        """Return the calls of a role of an attempt, made at the role's first call."""
+        """Return the calls of a role of an attempt, created at the role's first call."""
         calls = attempt.roles.get(role)
         if calls is None:
             rollout = attempt.rollout
-            first = Place(rollout.id, attempt.number, role, 0, rollout.failures)
-            recorded = [call for call in rollout.recorded if call.place.role == role]
+            first = CallId(rollout.id, attempt.number, role, 0, rollout.failures)
+            recorded = [call for call in rollout.recorded if call.id.role == role]
             calls = CallSequence(first, chat, self._recorder, recorded, max_calls)
             attempt.roles[role] = calls
         return calls

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Protocol
 
-from adapters.calls import Begun, Completion, Place, Refused, Request
+from adapters.calls import Begun, CallId, Completion, Refused, Request
+from adapters.door.memory import Answer, Memory
 from adapters.door.prefixes import Prefixes
-from adapters.door.recorded import Answer, Memory, Recorded
 from adapters.errors import UserError
 from adapters.process.waiting import cancel_and_wait
 from adapters.rendering.chat import Chat
@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 
 
 class CallRecorder(Protocol):
-    """Recorder of calls."""
-
     def begun(self, begun: Begun) -> None:
         """Record, without blocking, that a call is about to be sampled."""
         ...
@@ -58,7 +56,7 @@ class RequestMeta:
 class PendingRequest:
     """A request that is being answered, or was answered a while ago."""
 
-    call: int
+    call: CallId
     answering: asyncio.Task[Completion]
     meta: RequestMeta
 
@@ -72,13 +70,13 @@ class PendingRequest:
 class CallSequence:
     """All calls of one role of one rollout attempt. It lives on the door's event loop.
 
-    `first` is the place of the role's first call. `recorded` are the role's calls that earlier
+    `first` is the role's first call. `recorded` are the role's calls that earlier
     attempts answered; `max_calls` bounds the calls of this attempt.
     """
 
     def __init__(
         self,
-        first: Place,
+        first: CallId,
         chat: Chat,
         recorder: CallRecorder,
         recorded: Iterable[Completion] = (),
@@ -94,7 +92,7 @@ class CallSequence:
         self._max_calls = max_calls
         self._recorder = recorder
         self._begun: set[int] = set()
-        self._memory = Memory(Prefixes(chat), Recorded(recorded), self._record_begun)
+        self._memory = Memory(Prefixes(chat), self._record_begun, recorded)
         self._requests: dict[bytes, PendingRequest] = {}
         self._running: set[asyncio.Task[Completion]] = set()
         self._calls = 0
@@ -104,8 +102,8 @@ class CallSequence:
         self, request: Request, meta: RequestMeta, answer: Answer
     ) -> list[Completion]:
         """Answer a request as often as it asks; each answer is a call with a seed of its own."""
-        digests = [sha256(meta.digest + bytes([n])).digest() for n in range(request.answers)]
-        metas = [replace(meta, digest=digest) for digest in digests]
+        digests = (sha256(meta.digest + bytes([n])).digest() for n in range(request.answers))
+        metas = (replace(meta, digest=digest) for digest in digests)
         return await asyncio.gather(*(self._answer_once(request, one, answer) for one in metas))
 
     async def finish(self) -> None:
@@ -143,23 +141,21 @@ class CallSequence:
             raise Refused(410, "The rollout attempt is over.", code="over")
         if before is not None and before.failed:
             call = before.call
-        else:
-            self._check_max_calls()
-            call, self._calls = self._calls, self._calls + 1
-        task = asyncio.create_task(self._answer(request, replace(self._first, call=call), answer))
-        self._running.add(task)
-        task.add_done_callback(self._end)
-        pending = self._requests[meta.digest] = PendingRequest(call, task, meta)
-        return pending
-
-    def _check_max_calls(self) -> None:
-        if self._max_calls is not None and self._calls >= self._max_calls:
+        elif self._max_calls is not None and self._calls >= self._max_calls:
             self.refused += 1
             text = (
                 f"The rollout has made {self._calls} calls, which is all that it may make; "
                 "the recipe's rollouts.max_calls says how many."
             )
             raise Refused(400, text, code="too_many_calls")
+        else:
+            call = replace(self._first, number=self._calls)
+            self._calls += 1
+        task = asyncio.create_task(self._answer(request, call, answer))
+        self._running.add(task)
+        task.add_done_callback(self._end)
+        pending = self._requests[meta.digest] = PendingRequest(call, task, meta)
+        return pending
 
     def _end(self, task: asyncio.Task[Completion]) -> None:
         self._running.discard(task)
@@ -171,39 +167,33 @@ class CallSequence:
 
     def _record_begun(self, begun: Begun) -> None:
         """Record a call as begun once, however often it is tried."""
-        if begun.place.call in self._begun:
+        if begun.id.number in self._begun:
             return
-        self._begun.add(begun.place.call)
+        self._begun.add(begun.id.number)
         try:
             self._recorder.begun(begun)
         except UNRECORDED as error:
-            raise _withhold(begun.place, error) from error
+            raise _withhold(begun.id, error) from error
 
-    async def _answer(self, request: Request, place: Place, answer: Answer) -> Completion:
+    async def _answer(self, request: Request, call: CallId, answer: Answer) -> Completion:
         try:
-            completion = await answer(request, place, self._memory)
+            completion = await answer(request, call, self._memory)
         except Refused as refused:
             if refused.code in BY_SERVICE:
-                self.unanswered[place.call] = refused
+                self.unanswered[call.number] = refused
             raise
-        self.unanswered.pop(place.call, None)
+        self.unanswered.pop(call.number, None)
         try:
             await self._recorder.answered(completion)
         except UNRECORDED as error:
-            raise _withhold(place, error) from error
-        self.answered.append(place.call)
-        self._memory.prefixes.remember(
-            request.messages,
-            request.tools,
-            completion.message,
-            place.call,
-            (completion.prompt_token_ids, completion.response_token_ids),
-        )
+            raise _withhold(call, error) from error
+        self.answered.append(call.number)
+        self._memory.prefixes.remember(completion)
         return completion
 
 
-def _withhold(place: Place, error: Exception) -> Refused:
-    log.error("the answer to %s could not be recorded", place, exc_info=error)
+def _withhold(call: CallId, error: Exception) -> Refused:
+    log.error("the answer to %s could not be recorded", call, exc_info=error)
     text = f"The answer could not be recorded, so it is withheld ({error})."
     return Refused(500, text, code="not_recorded")
 

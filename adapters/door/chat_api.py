@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Self
 
@@ -27,8 +27,16 @@ from adapters.network.addresses import Listener
 from adapters.network.app_server import ANY_PORT, AppServer
 from adapters.rendering.chat import Chat
 
-Caller = Callable[[ChatRequest, RequestMeta], Awaitable[list[Completion]]]
-"""Answers a client's request as often as the request asks; raises Refused."""
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model as its clients reach it, which answers a request as often as the request asks.
+
+    `answer` raises Refused for a call that gets no answer.
+    """
+
+    name: str
+    answer: Callable[[ChatRequest, RequestMeta], Awaitable[list[Completion]]]
 
 
 class ChatApi(ABC):
@@ -51,7 +59,6 @@ class ChatApi(ABC):
 
     @property
     def address(self) -> str:
-        """Base of every URL of the server."""
         return self.server.url
 
     @abstractmethod
@@ -59,22 +66,14 @@ class ChatApi(ABC):
         """Refuse (401) a request whose token does not open what the request names."""
 
     @abstractmethod
-    def find_caller(self, request: Request) -> Caller:
-        """Return who answers, before the body is read; Refused if nobody does."""
-
-    @abstractmethod
-    def record_refusal(self, request: Request, refused: Refused, started: datetime) -> None:
-        """Record a call that was refused, if the endpoint records calls."""
-
-    @abstractmethod
-    def model_of(self, request: Request) -> str:
-        """Return the name of the model that the request reaches."""
+    def find_model(self, request: Request) -> ServedModel:
+        """Return the model that a request reaches, before its body is read; Refused if none."""
 
     def _app(self) -> FastAPI:
         app = FastAPI(openapi_url=None, redirect_slashes=False)
         for prefix in (self.prefix, f"{self.prefix}/v1"):  # Anthropic's clients add a /v1
             for path in DIALECTS:
-                app.add_api_route(prefix + path, self._answer, methods=["POST"])
+                app.add_api_route(prefix + path, self.answer, methods=["POST"])
             app.add_api_route(f"{prefix}/messages/count_tokens", self._count, methods=["POST"])
             app.add_api_route(f"{prefix}/models", self._models, methods=["GET"])
             app.add_api_route(prefix + openapi.PATH, self._document, methods=["GET"])
@@ -84,37 +83,29 @@ class ChatApi(ABC):
         app.add_exception_handler(Exception, write_failure)
         return app
 
-    async def _answer(self, request: Request) -> Response:
-        started = datetime.now(UTC)
-        try:
-            return await self._reply(request)
-        except Refused as refused:
-            self.record_refusal(request, refused, started)
-            raise
-
-    async def _reply(self, request: Request) -> Response:
-        answer = self.find_caller(request)
+    async def answer(self, request: Request) -> Response:
+        """Answer a call in its client's dialect, or raise Refused."""
+        model = self.find_model(request)
         body, dialect = await read_body(request), dialect_of(request)
         asked = dialect.read(parse_json(body))
         await self.formats.check_schema(asked.format)
         retry = read_number(request.headers.get("x-stainless-retry-count", ""))
         meta = RequestMeta(sha256(body).digest(), retry, request.is_disconnected)
-        return write_response(dialect, await answer(asked, meta), self.chat)
+        return write_response(dialect, await model.answer(asked, meta), self.chat)
 
     async def _count(self, request: Request) -> Response:
         """Count the tokens of a prompt that is rendered whole, for Anthropic's clients."""
-        self.find_caller(request)
+        self.find_model(request)
         asked = anthropic_messages.read(parse_json(await read_body(request)))
         prompt = self.chat.render([*asked.messages, *format_instructions(asked)], asked.tools)
         return JSONResponse({"input_tokens": len(prompt)})
 
     async def _models(self, request: Request) -> Response:
-        self.find_caller(request)
-        return JSONResponse(openai_chat.models(self.model_of(request)))
+        return JSONResponse(openai_chat.models(self.find_model(request).name))
 
     async def _document(self, request: Request) -> Response:
         """Describe the routes, to clients with a token only."""
-        self.find_caller(request)
+        self.find_model(request)
         return JSONResponse(openapi.document(request.url.path.removesuffix(openapi.PATH)))
 
     async def _refuse_route(self, request: Request, _: Exception) -> Response:

@@ -11,22 +11,22 @@ import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 from fastapi import Request, Response
 
-from adapters.calls import POLICY, Completion, Place, Refused
+from adapters.calls import POLICY, CallId, Completion, Refused
 from adapters.calls import Request as ChatRequest
 from adapters.dialects.fields import bad_request
 from adapters.dialects.request_body import read_body
 from adapters.door.backends import Backend
 from adapters.door.batches import Attempt, OpenBatch
 from adapters.door.call_sequence import UNRECORDED, RequestMeta
-from adapters.door.chat_api import Caller, ChatApi, read_number, token_of
+from adapters.door.chat_api import ChatApi, ServedModel, read_number, token_of
+from adapters.door.memory import Answer, Memory
 from adapters.door.policy_backend import PolicyBackend
-from adapters.door.recorded import Answer, Memory
 from adapters.errors import UserError
 from adapters.network.addresses import Listener
 from adapters.network.app_server import ANY_PORT
@@ -82,7 +82,7 @@ class Door(ChatApi):
     def opened(self, batch: OpenBatch) -> Iterator[str]:
         """Answer for a batch while the block runs; yield the batch's token of this opening."""
         self._openings[batch.name] += 1
-        batch.opening = self._openings[batch.name]
+        batch.begun = False
         self._open[batch.name] = batch
         try:
             yield self.token(batch.name)
@@ -112,8 +112,7 @@ class Door(ChatApi):
             text = "The API key does not open this path; use the one the agent was started with."
             raise Refused(401, text, code="invalid_api_key")
 
-    def find_caller(self, request: Request) -> Caller:
-        """Return who answers a role of a rollout attempt, from the request's path."""
+    def find_model(self, request: Request) -> ServedModel:
         batch, attempt = self._find_attempt(request)
         role = request.path_params["role"]
         if role not in self.roles:
@@ -122,8 +121,8 @@ class Door(ChatApi):
         calls = batch.calls(attempt, role, self.chat, self._max_calls)
         backend = self._find_answer(role, batch, attempt)
 
-        async def answer(asked: ChatRequest, place: Place, memory: Memory) -> Completion:
-            completion = await backend(asked, place, memory)
+        async def answer(asked: ChatRequest, call: CallId, memory: Memory) -> Completion:
+            completion = await backend(asked, call, memory)
             outcomes = await self.formats.outcomes(asked, completion.message)
             return replace(completion, outcomes=outcomes)
 
@@ -131,19 +130,18 @@ class Door(ChatApi):
             with attempt.waiting():
                 return await calls.answer_all(asked, meta, answer)
 
-        return answer_all
+        return ServedModel(role, answer_all)
 
-    def model_of(self, request: Request) -> str:
-        """Return the role of the request, which stands for its model."""
-        return request.path_params["role"]
-
-    def record_refusal(self, request: Request, refused: Refused, started: datetime) -> None:
-        """Record a refused call with its attempt, if that is being played."""
+    async def answer(self, request: Request) -> Response:
+        """Answer a call, and record a refused one with its attempt, if that is being played."""
+        started = datetime.now(UTC)
         try:
-            batch, attempt = self._find_attempt(request)
-        except Refused:
-            return
-        batch.record_refusal(attempt, request.path_params["role"], refused, started)
+            return await super().answer(request)
+        except Refused as refused:
+            with suppress(Refused):
+                batch, attempt = self._find_attempt(request)
+                batch.record_refusal(attempt, request.path_params["role"], refused, started)
+            raise
 
     def _find_answer(self, role: str, batch: OpenBatch, attempt: Attempt) -> Answer:
         backend, sampled_by = self.roles[role], batch.sampled_by
@@ -171,10 +169,7 @@ class Door(ChatApi):
             number, rollouts = await batch.begin()
         except UserError as error:
             raise Refused(500, f"{batch.name} cannot begin: {error}", code=NOT_BEGUN) from error
-        left = [
-            BegunRollout(rollout.id, rollout.example, rollout.id in batch.lost)
-            for rollout in rollouts
-        ]
+        left = [BegunRollout(one.id, one.example, one.id in batch.lost) for one in rollouts]
         return _answer(BegunBatch(number, left, batch.settings))
 
     async def _waited(self, request: Request) -> Response:

@@ -16,15 +16,10 @@ from functools import lru_cache
 from select import select
 from typing import NoReturn
 
-from jsonschema_rs import (
-    Draft202012Validator,
-    FancyRegexOptions,
-    ReferencingError,
-    ValidationError,
-)
+from jsonschema_rs import Draft202012Validator, FancyRegexOptions, ReferencingError, ValidationError
 
 from adapters.calls import Choice, Format, JsonObject, Message, Request
-from adapters.dialects.fields import bad_request, refuse_constant
+from adapters.dialects.fields import bad_field, refuse_constant
 from adapters.dialects.structured import choice_outcome
 from adapters.process.children import keep_from_children
 
@@ -63,7 +58,7 @@ class FormatChecks:
         valid, error = await self._ask(form.schema, None)
         if not valid:
             kind = "cannot be used" if valid is None else "is not a JSON Schema"
-            raise bad_request(f"{form.where} {kind}: {error}.", form.where)
+            raise bad_field(form.where, f"{kind}: {error}.")
 
     async def outcomes(self, request: Request, message: Message) -> dict[str, JsonObject]:
         """Return whether an answer follows the tool choice and the format that were asked for.
@@ -74,15 +69,12 @@ class FormatChecks:
         if request.tools and request.choice != Choice():
             found["tool_choice"] = choice_outcome(request.choice, message)
         if request.format is not None:
-            found["format"] = await self._format_outcome(request.format, message)
+            schema, valid, error = request.format.schema, None, None
+            if not message.get("tool_calls"):
+                valid, error = await self._ask(schema, message["content"])
+            kind = "json_object" if schema is None else "json_schema"
+            found["format"] = {"kind": kind, "valid": valid, "error": error}
         return found
-
-    async def _format_outcome(self, form: Format, message: Message) -> JsonObject:
-        kind = "json_object" if form.schema is None else "json_schema"
-        valid, error = None, None
-        if not message.get("tool_calls"):
-            valid, error = await self._ask(form.schema, message["content"])
-        return {"kind": kind, "valid": valid, "error": error}
 
     async def _ask(self, schema: Mapping[str, object] | None, text: str | None) -> Found:
         return await get_running_loop().run_in_executor(self._thread, self._check, schema, text)
@@ -174,8 +166,8 @@ def _fetch_nothing(uri: str) -> NoReturn:
     raise ValueError(f"{uri} is not fetched; write what it holds under $defs")
 
 
-def _json_path(place: Sequence[str | int]) -> str:
-    return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
+def _json_path(path: Sequence[str | int]) -> str:
+    return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
 
 
 if __name__ == "__main__":

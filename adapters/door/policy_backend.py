@@ -1,5 +1,6 @@
 """The policy's answer to a request: rendered, sampled and parsed."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -7,11 +8,11 @@ from datetime import UTC, datetime
 import tinker
 from tinker import ModelInput, SamplingParams
 
-from adapters.calls import Begun, Completion, Message, Place, Policy, Refused, Request, Sampling
+from adapters.calls import Begun, CallId, Completion, Message, Policy, Refused, Request, Sampling
 from adapters.dialects.structured import format_instructions
 from adapters.door.call_sequence import SAMPLER_FORBIDDEN, SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
+from adapters.door.memory import Memory, request_sha
 from adapters.door.prefixes import Prompt
-from adapters.door.recorded import Memory, request_sha
 from adapters.errors import EngineDied
 from adapters.rendering.chat import Chat
 
@@ -26,7 +27,7 @@ FORBIDDEN = (tinker.AuthenticationError, tinker.PermissionDeniedError)
 class CutSequence:
     """A sampled sequence up to its stop; `words` is its text if the client's stop string cut it."""
 
-    tokens: list[int]
+    token_ids: list[int]
     logprobs: list[float]
     stopped: bool
     words: str | None
@@ -41,32 +42,32 @@ class PolicyBackend:
     sampling: Sampling
     run_seed: int
 
-    async def answer(self, request: Request, place: Place, memory: Memory) -> Completion:
+    async def answer(self, request: Request, call: CallId, memory: Memory) -> Completion:
         """Return the policy's completion; the caller records it and adds it to the prefixes."""
         started, sha = datetime.now(UTC), request_sha(request, self.sampling)
-        again = memory.recorded.answer(place, request, sha, self.policy.version)
+        again = memory.recall(call, request, sha, self.policy.version)
         if again is not None:
             return again
         instructions = format_instructions(request)
         prompt = memory.prefixes.prompt(request.messages, request.tools, instructions)
-        seed = place.seed(self.run_seed)
-        params = self._sampling_params(request, seed, len(prompt.tokens))
-        self.chat.tell_of_noise(len(prompt.tokens))
-        memory.begin(Begun(place, sha, self.policy.version, seed, started))
+        seed = call.seed(self.run_seed)
+        params = self._sampling_params(request, seed, len(prompt.token_ids))
+        self.chat.tell_of_noise(len(prompt.token_ids))
+        memory.begin(Begun(call, sha, self.policy.version, seed, started))
         sequence = await _sample(self.policy, prompt, params)
         sampled = _cut_at_stop(sequence, request.stop, self.chat)
-        message = _parse_message(sampled, request, place, self.chat)
+        message = _parse_message(sampled, request, call, self.chat)
         return Completion(
-            place=place,
-            response_id=f"chatcmpl-{place.name('answer')}",
+            id=call,
+            response_id=f"chatcmpl-{call.name('answer')}",
             request=request,
             sampling=replace(self.sampling, max_tokens=params.max_tokens),
             seed=seed,
-            prompt_token_ids=prompt.tokens,
+            prompt_token_ids=prompt.token_ids,
             prefix_len=prompt.prefix_len,
             prefix_call=prompt.prefix_call,
             prefix_how=prompt.how,
-            response_token_ids=sampled.tokens,
+            response_token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
             finish_reason=_finish_reason(sampled, message),
             message=message,
@@ -80,7 +81,7 @@ class PolicyBackend:
 
     def _sampling_params(self, request: Request, seed: int, prompt_tokens: int) -> SamplingParams:
         return SamplingParams(
-            max_tokens=_most_tokens(request, self.sampling, self.chat, prompt_tokens),
+            max_tokens=self._most_tokens(request, prompt_tokens),
             seed=seed,
             stop=_stops(request, self.chat),
             temperature=self.sampling.temperature,
@@ -88,20 +89,20 @@ class PolicyBackend:
             top_k=self.sampling.top_k,
         )
 
-
-def _most_tokens(request: Request, sampling: Sampling, chat: Chat, prompt: int) -> int:
-    wanted = min(request.max_tokens or sampling.max_tokens, sampling.max_tokens)
-    if chat.context is None:
-        return wanted
-    if prompt >= chat.context:
-        raise Refused(
-            400,
-            f"This model's maximum context length is {chat.context} tokens, and the messages have "
-            f"{prompt} tokens. Please reduce the length of the messages.",
-            code="context_length_exceeded",
-            param="messages",
-        )
-    return min(wanted, chat.context - prompt)
+    def _most_tokens(self, request: Request, prompt_tokens: int) -> int:
+        most, context = self.sampling.max_tokens, self.chat.context
+        wanted = min(request.max_tokens or most, most)
+        if context is None:
+            return wanted
+        if prompt_tokens >= context:
+            raise Refused(
+                400,
+                f"This model's maximum context length is {context} tokens, and the messages have "
+                f"{prompt_tokens} tokens. Please reduce the length of the messages.",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        return min(wanted, context - prompt_tokens)
 
 
 def _stops(request: Request, chat: Chat) -> list[int] | list[str]:
@@ -116,19 +117,18 @@ def _stops(request: Request, chat: Chat) -> list[int] | list[str]:
 
 async def _sample(policy: Policy, prompt: Prompt, params: SamplingParams) -> tinker.SampledSequence:
     try:
-        response = await policy.sampler.sample(ModelInput.from_ints(prompt.tokens), 1, params)
-    except tinker.RequestFailedError as error:
-        raise _refusal(error, error.category == tinker.types.RequestErrorCategory.User) from error
+        response = await policy.sampler.sample(ModelInput.from_ints(prompt.token_ids), 1, params)
     except (tinker.TinkerError, EngineDied, ValueError, ConnectionError, TimeoutError) as error:
-        raise _refusal(error, isinstance(error, USER_ERRORS)) from error
+        raise _refusal(error) from error
     return response.sequences[0]
 
 
-def _refusal(error: Exception, by_user: bool) -> Refused:
+def _refusal(error: Exception) -> Refused:
     body = getattr(error, "body", None)
     said = str(body.get("detail", error) if isinstance(body, dict) else error)
     said = said.removeprefix("Request failed: ").partition(" for self.request_id")[0]
-    if by_user:
+    category = error.category if isinstance(error, tinker.RequestFailedError) else None
+    if category == tinker.types.RequestErrorCategory.User or isinstance(error, USER_ERRORS):
         return Refused(400, f"The sampler refused the request: {said}", code=SAMPLER_REFUSED)
     if isinstance(error, FORBIDDEN):
         return Refused(403, f"The sampler refuses this run: {said}", code=SAMPLER_FORBIDDEN)
@@ -157,25 +157,19 @@ def _cut_at_stop(sequence: tinker.SampledSequence, stops: Sequence[str], chat: C
 
 def _count_until(stops: Sequence[str], tokens: Sequence[int], chat: Chat) -> int:
     """Find by bisection the number of tokens at which a stop string first appears."""
-    low, high = 1, len(tokens)
-    while low < high:
-        middle = (low + high) // 2
-        text = chat.decode_answer(tokens[:middle])
-        if any(stop in text for stop in stops):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+
+    def has_stop(count: int) -> bool:
+        text = chat.decode_answer(tokens[:count])
+        return any(stop in text for stop in stops)
+
+    return bisect_left(range(len(tokens)), True, lo=1, key=has_stop)
 
 
-def _parse_message(sampled: CutSequence, request: Request, place: Place, chat: Chat) -> Message:
+def _parse_message(sampled: CutSequence, request: Request, call: CallId, chat: Chat) -> Message:
     """Parse the message that the client gets, never empty, with our ids for its tool calls."""
-    tokens = sampled.tokens if sampled.words is None else chat.encode(sampled.words)
-    message = chat.parse(tokens, with_tools=request.may_call_tools)
-    if calls := message.get("tool_calls"):
-        name = place.name("tool call")
-        message["tool_calls"] = [{"id": f"call_{name}{i}", **call} for i, call in enumerate(calls)]
-    elif not message["content"].strip():
+    tokens = sampled.token_ids if sampled.words is None else chat.encode(sampled.words)
+    message = call.name_tool_calls(chat.parse(tokens, with_tools=request.may_call_tools))
+    if not message.get("tool_calls") and not message["content"].strip():
         message["content"] = EMPTY_ANSWER
     return message
 

@@ -9,17 +9,13 @@ import json
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from adapters.calls import JsonObject, Message, Tool
+from adapters.calls import Completion, JsonObject, Message, Tool
 from adapters.rendering.chat import Chat
 
-MESSAGES = "messages"
-TEXT = "text"
-NEW = "new"
-UNKNOWN = "unknown"
-TOOLS = "tools"
-ENDED = "ended"
-UNBRIDGED = "unbridged"
+How = Literal["messages", "text", "new", "unknown", "tools", "ended", "unbridged"]
+"""How the tokens of an earlier call were found for a prompt, or why there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +29,22 @@ class Prompt:
     to an answer that the model had ended) or `unbridged` (the renderer cannot continue it).
     """
 
-    tokens: list[int]
+    token_ids: list[int]
     prefix_len: int
     prefix_call: int | None
-    how: str
+    how: How
 
 
 @dataclass(frozen=True, slots=True)
 class KnownCall:
-    """The tokens of an answered call, four bytes each."""
+    """The number of an answered call, and its tokens, four bytes each."""
 
-    call: int
-    prompt: "array[int]"
-    sampled: "array[int]"
+    number: int
+    prompt_token_ids: "array[int]"
+    response_token_ids: "array[int]"
 
     def __len__(self) -> int:
-        return len(self.prompt) + len(self.sampled)
+        return len(self.prompt_token_ids) + len(self.response_token_ids)
 
 
 class Prefixes:
@@ -69,36 +65,30 @@ class Prefixes:
         is not found by them, since the client does not repeat them.
         """
         if not any(message["role"] == "assistant" for message in messages):
-            return Prompt(self._chat.render([*messages, *extra], tools), 0, None, NEW)
+            return Prompt(self._chat.render([*messages, *extra], tools), 0, None, "new")
         history = chain(messages, tools)
-        length = self._longest(history)
+        lengths = range(len(messages) - 1, 0, -1)
+        length = next((length for length in lengths if history[length] in self._answered), 0)
         if length:
             known = self._answered[history[length]]
             rest = [*messages[length:], *extra]
-            tokens = self._chat.extend(known.prompt, known.sampled, rest, tools)
-            if tokens is not None:
-                return Prompt(tokens, len(known), known.call, MESSAGES)
+            token_ids = self._chat.extend(
+                known.prompt_token_ids, known.response_token_ids, rest, tools
+            )
+            if token_ids is not None:
+                return Prompt(token_ids, len(known), known.number, "messages")
         plain = self._chat.render([*messages, *extra], tools)
-        return self._by_text(messages, tools, history, plain, UNBRIDGED if length else UNKNOWN)
+        return self._by_text(messages, tools, history, plain, "unbridged" if length else "unknown")
 
-    def remember(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool],
-        reply: Message,
-        call: int,
-        tokens: tuple[Sequence[int], Sequence[int]],
-    ) -> None:
-        """Keep an answer's prompt and sampled `tokens` by the messages and the answer's text."""
-        asked, answered = chain([*messages, reply], tools)[-2:]
-        known = KnownCall(call, array("i", tokens[0]), array("i", tokens[1]))
+    def remember(self, completion: Completion) -> None:
+        """Keep a call's token ids by the messages of its request, with and without its answer."""
+        request, messages = completion.request, [*completion.request.messages, completion.message]
+        token_ids = completion.prompt_token_ids, completion.response_token_ids
+        known = KnownCall(completion.id.number, *(array("i", ids) for ids in token_ids))
+        asked, answered = chain(messages, request.tools)[-2:]
         self._answered[answered] = known
         self._asked.setdefault(asked, []).append(known)
-        self._with_any_tools.add(chain([*messages, reply], ())[-1])
-
-    def _longest(self, history: list[bytes]) -> int:
-        lengths = range(len(history) - 2, 0, -1)
-        return next((length for length in lengths if history[length] in self._answered), 0)
+        self._with_any_tools.add(chain(messages, ())[-1])
 
     def _by_text(
         self,
@@ -106,7 +96,7 @@ class Prefixes:
         tools: Sequence[Tool],
         history: list[bytes],
         plain: list[int],
-        why_not: str,
+        why_not: How,
     ) -> Prompt:
         """Build the prompt whose text continues an answer's sampled tokens, or else the plain one.
 
@@ -114,14 +104,15 @@ class Prefixes:
         continue a turn that the model ended, since it lacks the token that ended the turn.
         """
         for known, rest in self._continued(messages, tools, history, self._chat.text(plain)):
-            end = self._chat.text(known.sampled[-1:]) if self._chat.has_ended(known.sampled) else ""
-            if not rest.startswith(end):
-                why_not = ENDED
-                continue
-            tokens = [*known.prompt, *known.sampled, *self._chat.encode(rest.removeprefix(end))]
-            return Prompt(tokens, len(known), known.call, TEXT)
-        if why_not == UNKNOWN and not self._with_any_tools.isdisjoint(chain(messages, ())):
-            why_not = TOOLS
+            said = known.response_token_ids
+            end = self._chat.text(said[-1:]) if self._chat.has_ended(said) else ""
+            if rest.startswith(end):
+                further = self._chat.encode(rest.removeprefix(end))
+                token_ids = [*known.prompt_token_ids, *said, *further]
+                return Prompt(token_ids, len(known), known.number, "text")
+            why_not = "ended"
+        if why_not == "unknown" and not self._with_any_tools.isdisjoint(chain(messages, ())):
+            why_not = "tools"
         return Prompt(plain, 0, None, why_not)
 
     def _continued(
@@ -134,7 +125,7 @@ class Prefixes:
                 continue
             before = self._chat.text(self._chat.render(messages[:length], tools))
             for known in reversed(asked):
-                said = self._chat.decode_answer(known.sampled)
+                said = self._chat.decode_answer(known.response_token_ids)
                 for words in (said, said.strip()):
                     if words.strip() and text.startswith(before + words):
                         yield known, text[len(before + words) :]
@@ -142,10 +133,10 @@ class Prefixes:
 
 def chain(messages: Sequence[Message], tools: Sequence[Tool]) -> list[bytes]:
     """Return a digest of every history that `messages` begins with, from the empty one to all."""
-    digest = hashlib.sha256(_canonical(list(tools))).digest()
+    digest = hashlib.sha256(canonical_json(list(tools))).digest()
     digests = [digest]
     for message in messages:
-        digest = hashlib.sha256(digest + _canonical(_normalize(message))).digest()
+        digest = hashlib.sha256(digest + canonical_json(_normalize(message))).digest()
         digests.append(digest)
     return digests
 
@@ -171,13 +162,11 @@ def _normalize_json(written: str | JsonObject) -> str:
     """Return one spelling of a JSON value; a text that is not JSON is only stripped."""
     try:
         value = json.loads(written) if isinstance(written, str) else written
-        return _canonical(value).decode()
-    except (
-        ValueError,
-        RecursionError,
-    ):  # not JSON, a number too long for Python, or nested too deep
+        return canonical_json(value).decode()
+    except (ValueError, RecursionError):  # not JSON, or too long a number or too deep for Python
         return str(written).strip()
 
 
-def _canonical(value: object) -> bytes:
+def canonical_json(value: object) -> bytes:
+    """Write a JSON value in the one form that is hashed."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

@@ -3,18 +3,18 @@
 import hmac
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime
+from functools import partial
 from uuid import uuid4
 
 from fastapi import Request
 
-from adapters.calls import POLICY, Begun, Completion, Place, Policy, Refused, Sampling
+from adapters.calls import POLICY, Begun, CallId, Completion, Policy, Refused, Sampling
 from adapters.calls import Request as ChatRequest
-from adapters.dialects.fields import read_field
-from adapters.door.call_sequence import CallSequence, RequestMeta
-from adapters.door.chat_api import Caller, ChatApi, token_of
+from adapters.dialects.fields import NUMBER, Fields
+from adapters.door.call_sequence import CallSequence
+from adapters.door.chat_api import ChatApi, ServedModel, token_of
+from adapters.door.memory import Memory
 from adapters.door.policy_backend import PolicyBackend
-from adapters.door.recorded import Memory
 from adapters.network.addresses import Listener
 from adapters.rendering.chat import Chat
 
@@ -43,36 +43,23 @@ class OpenDoor(ChatApi):
         }
 
     def check_token(self, request: Request) -> None:
-        """Refuse a request without the endpoint's token."""
         if not hmac.compare_digest(token_of(request).encode(), self._api_key.encode()):
             text = "The API key is not this endpoint's; use the one that was printed at its start."
             raise Refused(401, text, code="invalid_api_key")
 
-    def find_caller(self, request: Request) -> Caller:
-        """Return the model as the answer to a call of its own."""
+    def find_model(self, request: Request) -> ServedModel:
         self.check_token(request)
-        alone = CallSequence(Place(uuid4().hex, 0, POLICY, 0), self.chat, _NoRecorder())
+        alone = CallSequence(CallId(uuid4().hex, 0, POLICY, 0), self.chat, _NoRecorder())
+        return ServedModel(self._policy.version, partial(alone.answer_all, answer=self._sample))
 
-        async def answer_all(asked: ChatRequest, meta: RequestMeta) -> list[Completion]:
-            return await alone.answer_all(asked, meta, self._sample)
-
-        return answer_all
-
-    def record_refusal(self, request: Request, refused: Refused, started: datetime) -> None:
-        """Keep nothing of a refused call."""
-
-    def model_of(self, request: Request) -> str:
-        """Return the served model's name."""
-        return self._policy.version
-
-    async def _sample(self, request: ChatRequest, place: Place, memory: Memory) -> Completion:
+    async def _sample(self, request: ChatRequest, call: CallId, memory: Memory) -> Completion:
         """Sample by the client's own numbers; equal requests with one seed get equal answers."""
         seed = request.fields.get("seed")
-        seeded = place if seed is None else replace(place, rollout_id=f"seed-{seed}")
+        seeded = call if seed is None else replace(call, rollout_id=f"seed-{seed}")
         sampling = choose_sampling(request.max_tokens, request.fields, self._defaults)
         backend = PolicyBackend(self.chat, self._policy, sampling, run_seed=0)
         completion = await backend.answer(request, seeded, memory)
-        return replace(completion, response_id=f"chatcmpl-{place.name('answer')}")
+        return replace(completion, response_id=f"chatcmpl-{call.name('answer')}")
 
 
 class _NoRecorder:
@@ -89,13 +76,11 @@ def choose_sampling(
     max_tokens: int | None, fields: Mapping[str, object], defaults: Sampling
 ) -> Sampling:
     """Take the client's numbers over the defaults; null counts as absent."""
-    temperature, top_p = (
-        read_field(fields, name, (int, float), "a number") for name in ("temperature", "top_p")
-    )
-    top_k = read_field(fields, "top_k", int, "an integer")
-    return Sampling(
-        max_tokens or defaults.max_tokens,
-        defaults.temperature if temperature is None else temperature,
-        defaults.top_p if top_p is None else top_p,
-        defaults.top_k if top_k is None else top_k,
-    )
+    sent = Fields(dict(fields))
+    asked = {
+        "max_tokens": max_tokens,
+        "temperature": sent.read("temperature", NUMBER),
+        "top_p": sent.read("top_p", NUMBER),
+        "top_k": sent.read("top_k", int),
+    }
+    return replace(defaults, **{name: value for name, value in asked.items() if value is not None})

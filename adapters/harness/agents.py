@@ -1,21 +1,18 @@
 """Agents by name: however one is written, it becomes a coroutine from an example to a reward."""
 
 import asyncio
-import contextvars
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Collection, Coroutine, Mapping
-from concurrent.futures import Future
-from dataclasses import asdict, dataclass
-from threading import Thread
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
 from adapters.calls import POLICY, Example
-from adapters.clients.current_rollout import rollout_context
+from adapters.clients.current_rollout import Endpoint, Roles, rollout_context
 from adapters.clients.imports import build_client_models
 from adapters.clients.silence import keep_silent
 from adapters.clients.tls import share_contexts
+from adapters.process.waiting import call_in_thread
 from adapters.project.modules import PLAY, AgentError, load_agent_file, load_module, no_agent
 from adapters.rewards import Reward, read_reward
 
@@ -38,16 +35,7 @@ class AgentExit(RuntimeError):
     """An agent's attempt to end the process, which runs other rollouts too."""
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """The address, the key and the model's name with which an agent calls a role."""
-
-    base_url: str
-    api_key: str
-    model: str
-
-
-Play = Callable[[Example, Mapping[str, Endpoint]], Coroutine[None, None, Reward]]
+Play = Callable[[Example, Roles], Coroutine[None, None, Reward]]
 """Plays a rollout of an example, given the endpoint of each role, and returns its reward."""
 
 
@@ -70,10 +58,9 @@ def load_agent(name: str, roles: Collection[str] = ()) -> Play:
             f"give its function a keyword parameter {ROLES!r}, or leave the recipe's roles out"
         )
 
-    async def play(example: Example, endpoints: Mapping[str, Endpoint]) -> Reward:
-        where = {role: asdict(endpoint) for role, endpoint in endpoints.items()}
-        given = {**where[POLICY], **({ROLES: where} if knows_roles else {})}
-        with rollout_context(where):
+    async def play(example: Example, endpoints: Roles) -> Reward:
+        given = {**endpoints[POLICY], **({ROLES: endpoints} if knows_roles else {})}
+        with rollout_context(endpoints):
             return read_reward(await contained(function, example, **given))
 
     return play
@@ -81,7 +68,7 @@ def load_agent(name: str, roles: Collection[str] = ()) -> Play:
 
 def _parameters(name: str, function: Callable[..., object]) -> Collection[str]:
     """List a function's parameters; AgentError if it cannot be called as agents are."""
-    endpoint = asdict(Endpoint("", "", ""))
+    endpoint = Endpoint(base_url="", api_key="", model="")
     try:
         signature = inspect.signature(function)
         knows = {ROLES: {}} if ROLES in signature.parameters else {}
@@ -138,27 +125,16 @@ def _end_child(process: int) -> None:
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a function that is not async in a thread of its own.
+    """Run a function that is not async in a thread, and end a child that it forks."""
+    process = os.getpid()
 
-    A function that never returns costs only that thread: unlike in a pool, neither the next rollout
-    nor the end of the process waits for it.
-    """
-    returned: Future[T] = Future()
-    returned.set_running_or_notify_cancel()
-    process, context = os.getpid(), contextvars.copy_context()
-
-    def run() -> None:
+    def run() -> T:
         try:
-            value = context.run(function, *args, **kwargs)
-        except BaseException as error:  # noqa: BLE001  It is raised where the agent is awaited.
+            return function(*args, **kwargs)
+        finally:
             _end_child(process)
-            returned.set_exception(error)
-        else:
-            _end_child(process)
-            returned.set_result(value)
 
-    Thread(target=run, name="agent", daemon=True).start()
-    return await asyncio.wrap_future(returned)
+    return await asyncio.wrap_future(call_in_thread("agent", run))
 
 
 def _find_function(name: str) -> Callable[..., object]:

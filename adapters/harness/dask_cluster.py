@@ -11,8 +11,9 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
+from concurrent.futures import wait
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -22,7 +23,7 @@ from adapters.errors import PassingError, UserError
 from adapters.harness.agents import in_thread
 from adapters.harness.player import play_batch
 from adapters.network.addresses import LOOPBACK, Certificate, Listener, listener_of
-from adapters.process.waiting import Wait, cancel_and_wait
+from adapters.process.waiting import Wait, call_in_thread, cancel_and_wait
 
 try:
     import dask.config
@@ -77,7 +78,6 @@ class DaskCluster:
             await cancel_and_wait(watching)
 
     def close(self) -> None:
-        """Close the connection to the cluster."""
         self._client.close()
 
     def _live_client(self) -> Client:
@@ -104,24 +104,17 @@ def open_cluster(address: str | None, batches: int) -> Iterator[DaskCluster]:
     """Connect to the cluster at `address`, or start one here that plays `batches` at a time."""
     logging.getLogger("distributed").setLevel(logging.WARNING)
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # our errors say the same
-    if address is None:
-        with _local_cluster(batches) as local:
-            here = local.scheduler_address
-            cluster = DaskCluster(here, lambda: Client(local, set_as_default=False))
-            try:
-                yield cluster
-            finally:
-                cluster.close()
-        return
-    cluster = DaskCluster(address, lambda: _connect(address))
-    try:
-        yield cluster
-    finally:
-        cluster.close()
+    with ExitStack() as stack:
+        if address is None:
+            local = stack.enter_context(_local_cluster(batches))
+            connect = partial(Client, local, set_as_default=False)
+            cluster = DaskCluster(local.scheduler_address, connect)
+        else:
+            cluster = DaskCluster(address, partial(_connect, address))
+        yield stack.enter_context(closing(cluster))
 
 
 def play_on_worker(door: str, batch: str, token: SecretStr) -> None:
-    """Play a batch on a worker of the cluster, as the task that Dask runs."""
     try:
         asyncio.run(play_batch(door, batch, token.get_secret_value()))
     except httpx.TransportError as error:
@@ -165,18 +158,18 @@ def _connect(address: str) -> Client:
     if address.startswith("tls:"):
         _certificate()
     waiting = Wait(f"the Dask scheduler at {address}", CONNECT_SECONDS)
-    with ThreadPoolExecutor(1) as thread:
-        client = thread.submit(Client, address, timeout=CONNECT_SECONDS, set_as_default=False)
-        while not client.done():
-            wait([client], waiting.until_next())
-            waiting.speak()
-        try:
-            return client.result()
-        except OSError as error:
-            raise ClusterFailed(
-                f"no Dask scheduler answers at {address} ({error}); start it, or give its address "
-                "as rollouts.cluster"
-            ) from error
+    connect = partial(Client, address, timeout=CONNECT_SECONDS, set_as_default=False)
+    client = call_in_thread("dask", connect)
+    while not client.done():
+        wait([client], waiting.until_next())
+        waiting.speak()
+    try:
+        return client.result()
+    except OSError as error:
+        raise ClusterFailed(
+            f"no Dask scheduler answers at {address} ({error}); start it, or give its address as "
+            "rollouts.cluster"
+        ) from error
 
 
 @contextmanager

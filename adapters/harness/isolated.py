@@ -3,22 +3,21 @@
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict
 
 from adapters.calls import Example
-from adapters.harness.agents import AgentExit, Endpoint
-from adapters.harness.programs.commands import last_json, running_program
-from adapters.harness.programs.process import Program
+from adapters.clients.current_rollout import Roles
+from adapters.harness.agents import AgentExit
+from adapters.harness.programs.process import Program, running_program
 from adapters.player_protocol import Outcome, read_outcome
 
 PROGRAM = "adapters.harness.isolated_program"
 
 
 @asynccontextmanager
-async def playing_apart(
-    agent: str, example: Example, endpoints: Mapping[str, Endpoint]
+async def own_process(
+    agent: str, example: Example, endpoints: Roles
 ) -> AsyncIterator[Coroutine[None, None, Outcome]]:
     """Start a process with the agent loaded; yield the outcome of its rollout, to be awaited.
 
@@ -30,10 +29,10 @@ async def playing_apart(
         "path": sys.path,
         "agent": agent,
         "example": example,
-        "endpoints": {role: asdict(endpoint) for role, endpoint in endpoints.items()},
+        "endpoints": endpoints,
     }
     words = [sys.executable, "-P", "-m", PROGRAM]
-    secrets = [endpoint.api_key for endpoint in endpoints.values()]
+    secrets = [endpoint["api_key"] for endpoint in endpoints.values()]
     async with running_program(words, os.environ, json.dumps(given)) as program:
         await program.spoken.wait()  # loading the agent is no part of its own time
         yield _outcome(program, secrets)
@@ -42,9 +41,9 @@ async def playing_apart(
 async def _outcome(program: Program, secrets: list[str]) -> Outcome:
     await program.silent.wait()
     with suppress(ValueError):
-        for said in last_json(program):
+        for said in program.stdout.last_json():
             return read_outcome(said)
     raise AgentExit(
         f"the agent's process {program.end()} without an outcome, after the process in which it "
-        f"played before was lost; look for what ends it{program.output('stderr', secrets)}"
+        f"played before was lost; look for what ends it{program.stderr.quote(secrets)}"
     )

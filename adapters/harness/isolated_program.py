@@ -1,4 +1,4 @@
-"""The program that plays one rollout apart: JSON on stdin, the outcome as its last line.
+"""The program that plays one isolated rollout: JSON on stdin, the outcome as its last line.
 
 What the agent prints goes to stderr. The program ends itself if its parent has ended.
 """
@@ -22,19 +22,20 @@ def main() -> None:
         os.dup2(2, 1)
         sys.path[:] = given["path"]
 
-        from adapters.harness.agents import Endpoint, contained_task
+        from adapters.harness.agents import contained_task
         from adapters.harness.player import load_for_roles, play_to_end
         from adapters.harness.programs.resident import kill_programs
         from adapters.player_protocol import Outcome, encode_json, write_outcome
 
-        endpoints = {role: Endpoint(**where) for role, where in given["endpoints"].items()}
+        endpoints = given["endpoints"]
         play = load_for_roles(given["agent"], tuple(endpoints))
         stdout.write(b"\n")  # the agent is loaded, and its time begins
         stdout.flush()
 
         async def outcome() -> Outcome:
             asyncio.get_running_loop().set_task_factory(contained_task)
-            return await play_to_end(play(given["example"], endpoints))
+            keys = [of_role["api_key"] for of_role in endpoints.values()]
+            return await play_to_end(play(given["example"], endpoints), keys)
 
         stdout.write(encode_json(write_outcome(asyncio.run(outcome()))) + b"\n")
         kill_programs()

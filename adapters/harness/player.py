@@ -5,22 +5,26 @@ The player needs three strings: the door's address, the batch's name, and the ba
 
 import asyncio
 import os
+import sysconfig
 import time
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Collection, Coroutine
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from traceback import TracebackException
+from pathlib import Path
+from traceback import TracebackException, extract_tb
+from types import ModuleType
 from typing import TypeVar
 
 import httpx
 
 from adapters.calls import POLICY
+from adapters.clients.current_rollout import Endpoint
 from adapters.clients.imports import when_imported
 from adapters.clients.tls import tls
 from adapters.errors import UserError
-from adapters.harness.agents import AgentExit, Endpoint, Play, contained_task, load_agent
-from adapters.harness.isolated import playing_apart
+from adapters.harness.agents import AgentExit, Play, contained_task, load_agent
+from adapters.harness.isolated import own_process
 from adapters.harness.programs.process import mask
 from adapters.player_protocol import (
     BEGIN,
@@ -47,12 +51,20 @@ from adapters.process.running_clock import running_clock
 from adapters.process.waiting import cancel_and_wait
 from adapters.rewards import Reward
 
+HOUSE = Path(__file__).parents[1]
+
 ENDS_AT_A_TIME = 4
 """Ends that are told at a time. httpx's pool walks through all that wait for a connection, so a
 hundred at once cost five times as much each."""
 
 MOST_ISOLATED = os.cpu_count() or 1
 """Rollouts of a batch that are played in processes of their own at a time."""
+
+NOT_OWN = tuple(
+    f"{folder}{os.sep}"
+    for folder in (*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), HOUSE)
+)
+"""Folders of code that is not the user's own: Python's, what is installed, and Ratchet's."""
 
 T = TypeVar("T")
 
@@ -68,20 +80,17 @@ class Batch:
     roles: tuple[str, ...]
 
     def url(self, path: str, rollout_id: str, role: str = POLICY) -> str:
-        """Return the URL of a rollout's route, or of one of its roles."""
         return self.door + path.format(
             batch=self.name, attempt=self.attempt, rollout_id=rollout_id, role=role
         )
 
     def key(self, rollout_id: str) -> str:
-        """Return the key of the agent of a rollout."""
         return rollout_key(self.token, rollout_id, self.attempt)
 
     def endpoints(self, rollout_id: str) -> dict[str, Endpoint]:
-        """Return where the agent finds each of its roles."""
         key = self.key(rollout_id)
         return {
-            role: Endpoint(self.url(ROLE, rollout_id, role), api_key=key, model=role)
+            role: Endpoint(base_url=self.url(ROLE, rollout_id, role), api_key=key, model=role)
             for role in self.roles
         }
 
@@ -126,24 +135,43 @@ def load_for_roles(agent: str, roles: tuple[str, ...]) -> Play:
     return play
 
 
-async def play_to_end(playing: Awaitable[Reward]) -> Outcome:
-    """Return the outcome of a rollout that is being played; whatever it raises is one."""
+async def play_to_end(playing: Awaitable[Reward], keys: Collection[str]) -> Outcome:
+    """Return the outcome of a rollout that is being played; whatever it raises is one.
+
+    An error does not show the `keys` that the agent was given.
+    """
     try:
         reward = await playing
     except Exception as error:  # noqa: BLE001  An agent may raise anything; here it is a row.
-        return _failure(error)
+        return _failure(error, keys)
     return reward
 
 
-def _failure(error: Exception) -> Failure:
+def _failure(error: Exception, keys: Collection[str] = ()) -> Failure:
     kind = type(error).__name__
     told = str(TracebackException(type(error), error, None))  # its `__str__` may raise
-    return Failure(kind, shorten_message(told) or f"{kind} without a message")
+    said = f"{told or f'{kind} without a message'}{own_line(error)}"
+    return Failure(kind, shorten_message(mask(said, keys)))
+
+
+def own_line(error: Exception) -> str:
+    """Say at which line of the user's own code an error came; empty if it came elsewhere.
+
+    The line is the innermost, of a module that is not in NOT_OWN.
+    """
+    frames = [frame for frame in extract_tb(error.__traceback__) if _is_own(frame.filename)]
+    if not frames:
+        return ""
+    file = Path(frames[-1].filename)
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    return f" at {shown}:{frames[-1].lineno}"
+
+
+def _is_own(file: str) -> bool:
+    return not (file.startswith(NOT_OWN) or file.startswith("<"))
 
 
 class _Player:
-    """Player of the rollouts of one attempt at a batch."""
-
     def __init__(
         self, batch: Batch, settings: PlaySettings, play: Play, http: httpx.AsyncClient
     ) -> None:
@@ -161,9 +189,6 @@ class _Player:
         async with self._places, self._places_isolated if rollout.isolated else nullcontext():
             started = time.monotonic()
             outcome = await play(rollout)
-        if isinstance(outcome, Failure):
-            told = mask(outcome.message, [self._batch.key(rollout.id)])
-            outcome = replace(outcome, message=told)
         end = PlayedRollout(outcome, time.monotonic() - started)
         async with self._ends:
             url = self._batch.url(END, rollout.id)
@@ -173,12 +198,13 @@ class _Player:
 
     async def _play_here(self, rollout: BegunRollout) -> Outcome:
         playing = self._play(rollout.example, self._batch.endpoints(rollout.id))
-        return await play_to_end(self._within_time(playing, rollout))
+        keys = [self._batch.key(rollout.id)]
+        return await play_to_end(self._within_time(playing, rollout), keys)
 
     async def _play_isolated(self, rollout: BegunRollout) -> Outcome:
         endpoints = self._batch.endpoints(rollout.id)
         try:
-            async with playing_apart(self._settings.agent, rollout.example, endpoints) as playing:
+            async with own_process(self._settings.agent, rollout.example, endpoints) as playing:
                 return await self._within_time(playing, rollout)
         except (AgentExit, TimeoutError) as error:
             return _failure(error)
@@ -221,7 +247,7 @@ def _read(kind: type[R], response: httpx.Response) -> R:
 def _provide(roles: tuple[str, ...]) -> None:
     """Have LiteLLM know the roles whenever an agent imports LiteLLM, which takes seconds."""
 
-    def provide_roles() -> None:
+    def provide_roles(_: ModuleType) -> None:
         from adapters.clients.litellm_provider import provide
 
         provide(roles)

@@ -28,7 +28,6 @@ class Listener:
     tls: Certificate | None = None
 
     def url(self, port: int) -> str:
-        """Return the base of every URL of a server that has bound `port`."""
         return f"{'https' if self.tls else 'http'}://{self.host}:{port}"
 
 
@@ -37,13 +36,13 @@ def check_listener(url: str) -> None:
 
     Behind a proxy nothing is known, since the proxy alone reaches the server.
     """
-    place = urlsplit(url)
-    if place.hostname is None:
+    parts = urlsplit(url)
+    if parts.hostname is None:
         raise ValueError("it has no host; write it as http://host:port")
-    if place.scheme in getproxies() and not proxy_bypass(place.hostname):
+    if parts.scheme in getproxies() and not proxy_bypass(parts.hostname):
         return
-    port = place.port or (443 if place.scheme == "https" else 80)
-    socket.create_connection((place.hostname, port), REACH_SECONDS).close()
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    socket.create_connection((parts.hostname, port), REACH_SECONDS).close()
 
 
 def check_runner(runner: str, cluster: str | None, door: str | None) -> None:
@@ -94,7 +93,6 @@ def check_door(url: str) -> None:
 
 
 def listener_of(url: str, tls: Certificate | None) -> Listener:
-    """Return what binds the host and port of a door's URL."""
     _, host, port = _parts(url)
     return Listener(host, port, tls)
 

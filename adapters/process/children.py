@@ -7,6 +7,8 @@ would keep the lock of a run whose own process died, and keep its engine alive.
 
 import os
 import subprocess
+from contextlib import suppress
+from threading import Lock
 from typing import IO
 from weakref import WeakSet
 
@@ -18,17 +20,51 @@ def keep_from_children(file: IO[bytes] | IO[str]) -> None:
     _ours.add(file)
 
 
-def end_with_this_process(child: int) -> "subprocess.Popen[bytes]":
+class _Watcher:
+    """Shell that kills what it has been told of when its input ends, which this process holds."""
+
+    SCRIPT = """
+        left=" "
+        while read -r sign target; do
+            case $sign in
+                +) left="$left$target " ;;
+                -) left="${left%% $target *} ${left#* $target }" ;;
+            esac
+        done
+        for target in $left; do kill -s KILL -- "$target" 2>/dev/null; done
+    """
+
+    def __init__(self) -> None:
+        self._telling = Lock()
+        self._shell: subprocess.Popen[bytes] | None = None
+
+    def tell(self, sign: str, target: int) -> None:
+        with self._telling:
+            if self._shell is None or self._shell.poll() is not None:
+                self._shell = subprocess.Popen(
+                    ["/bin/sh", "-c", self.SCRIPT], stdin=subprocess.PIPE, start_new_session=True
+                )
+            assert self._shell.stdin is not None
+            keep_from_children(self._shell.stdin)
+            with suppress(BrokenPipeError):
+                self._shell.stdin.write(f"{sign} {target}\n".encode())
+                self._shell.stdin.flush()
+
+
+_watcher = _Watcher()
+
+
+def end_with_this_process(target: int) -> None:
     """Have a child process killed when this process ends, whatever ends it.
 
-    A shell waits for the end of its input, which only this process has open. It is to be kept as
-    long as the child is.
+    `target` is the child's id or, for all of its process group, the id with a minus.
     """
-    command = ["/bin/sh", "-c", 'read _; kill -9 "$0" 2>/dev/null', str(child)]
-    watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-    assert watcher.stdin is not None
-    keep_from_children(watcher.stdin)
-    return watcher
+    _watcher.tell("+", target)
+
+
+def has_ended(target: int) -> None:
+    """Have nothing killed for a target that has ended, whose id may be another process's next."""
+    _watcher.tell("-", target)
 
 
 def _point_to_devnull() -> None:

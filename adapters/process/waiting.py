@@ -1,13 +1,19 @@
-"""Waits: one that is logged while it lasts, and one for the end of tasks that are cancelled."""
+"""Waits that are logged while they last, calls in threads, and the end of cancelled tasks."""
 
 import asyncio
+import contextvars
 import logging
-from collections.abc import Awaitable
-from typing import Protocol
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Thread
+from typing import Any, ParamSpec, TypeVar
 
 from adapters.process.running_clock import running_clock
 
 FIRST_WORD_SECONDS = 20.0
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +35,10 @@ class Wait:
 
     @property
     def seconds(self) -> float:
-        """The seconds since the wait began."""
         return self._clock.seconds() - self._started
 
     @property
     def over(self) -> bool:
-        """True if the limit is reached."""
         return self.limit is not None and self.seconds >= self.limit
 
     def until_next(self) -> float:
@@ -53,13 +57,30 @@ class Wait:
         self._level = logging.INFO
 
 
-class Cancellable(Awaitable[object], Protocol):
-    """An asyncio task or future."""
+def call_in_thread(
+    name: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> Future[T]:
+    """Call a function that blocks in a thread of its own, with a copy of the context.
 
-    def cancel(self) -> bool: ...
+    The future raises whatever the function raises, exits included; it cannot be cancelled. A
+    function that never returns costs only its thread: unlike in a pool, neither the next call nor
+    the end of the process waits for it.
+    """
+    returned: Future[T] = Future()
+    returned.set_running_or_notify_cancel()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            returned.set_result(context.run(function, *args, **kwargs))
+        except BaseException as error:  # noqa: BLE001  It is raised where the result is awaited.
+            returned.set_exception(error)
+
+    Thread(target=run, name=name, daemon=True).start()
+    return returned
 
 
-async def cancel_and_wait(*tasks: Cancellable) -> None:
+async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
     """Cancel the tasks that have not ended, and wait until each has ended with its own children.
 
     If tasks were left to the end of the event loop, it would cancel children beside their parents,

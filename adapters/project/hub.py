@@ -28,7 +28,6 @@ def locate_dataset(name: str) -> Path:
     """Return the path of a dataset, which is fetched if its name is of the hub and not cached.
 
     A path is one of the working folder, or else one of the examples that Ratchet carries.
-
     HubError if the name is none, or the dataset is neither cached nor reachable.
     """
     return _fetch(name) if name.startswith(HUB) else locate(Path(name))
@@ -36,10 +35,7 @@ def locate_dataset(name: str) -> Path:
 
 @lru_cache(maxsize=8)
 def _fetch(name: str) -> Path:
-    """Fetch in a process of its own, since a run switches this one's hub library offline.
-
-    Progress bars go to stderr.
-    """
+    """Fetch in a process of its own, since a run switches this one's hub library offline."""
     named = NAME.fullmatch(name.removeprefix(HUB))
     if named is None:
         raise HubError(

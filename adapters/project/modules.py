@@ -46,7 +46,6 @@ def load_module(name: str) -> ModuleType | None:
 
 
 def no_agent(name: str) -> AgentError:
-    """Make the error for a name that no agent has."""
     files = [path for root in (Path(), EXAMPLES) for path in (root / AGENTS).glob("*.py")]
     playing = f"def {PLAY}("
     known = {file.stem for file in files if playing in file.read_text(encoding="utf-8")}

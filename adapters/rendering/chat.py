@@ -6,12 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import cast
 
-from renderers import (
-    ParsedResponse,
-    ParsedToolCall,
-    ToolCallParseStatus,
-    create_renderer,
-)
+from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus, create_renderer
 from renderers.base import ChatTemplateTokenizer, Renderer, Tokenizer
 
 from adapters.calls import Completion, Message, Tool, ToolCall
@@ -106,7 +101,7 @@ class Chat:
         """
         parsed = self._renderer.parse_response(list(sampled))
         if parsed.tool_calls and not (with_tools and _well_formed(parsed)):
-            return {"role": "assistant", "content": self.text(self._said(sampled))}
+            return {"role": "assistant", "content": self.decode_answer(sampled)}
         message: Message = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning_content:
             message["reasoning_content"] = parsed.reasoning_content
@@ -120,7 +115,7 @@ class Chat:
 
     def decode_answer(self, sampled: Sequence[int]) -> str:
         """Decode an answer without the token that ended it."""
-        return self.text(self._said(sampled))
+        return self.text(sampled[:-1] if self.has_ended(sampled) else sampled)
 
     def encode(self, text: str) -> list[int]:
         """Encode a text; special tokens that are written out in it become special tokens."""
@@ -133,9 +128,6 @@ class Chat:
             return text, list(text.encode())
         piece = self._tokenizer.convert_ids_to_tokens(token)  # pyright: ignore[reportAttributeAccessIssue]
         return text, [BYTES[character] for character in piece if character in BYTES]
-
-    def _said(self, sampled: Sequence[int]) -> Sequence[int]:
-        return sampled[:-1] if self.has_ended(sampled) else sampled
 
     def _bridge(
         self, prompt: list[int], sampled: list[int], new: Sequence[Message], tools: Sequence[Tool]

@@ -18,10 +18,7 @@ class NoRenderer(UserError):
 
 
 def find_config(renderer: str) -> "BaseRendererConfig | None":
-    """Return the configuration of the renderer of this name; None for `auto`, which has none.
-
-    NoRenderer if there is no such renderer.
-    """
+    """Return a renderer's configuration, None for `auto`; NoRenderer if none has the name."""
     from renderers import config_from_name
 
     try:

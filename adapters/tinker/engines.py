@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
@@ -46,11 +46,9 @@ class EngineProcess:
         state.mkdir(parents=True, exist_ok=True)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        try:
+        with suppress(BrokenPipeError):  # the engine has ended, and its log says why
             self.process.stdin.write(f"{state}\n".encode())
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # the engine has ended, and its log says why
         for line in self.process.stdout:
             name, _, value = line.decode().removeprefix("export ").strip().partition("=")
             if name == "TINKER_BASE_URL":
@@ -58,13 +56,13 @@ class EngineProcess:
         raise ServiceError(f"the engine did not start: {_describe_log(state)}")
 
     def close(self) -> None:
-        """Close stdin, and kill the process if it does not end in time."""
         assert self.process.stdin is not None
-        self.process.stdin.close()
-        try:
-            self.process.wait(CLOSING_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
+        with self.process:
+            self.process.stdin.close()
+            try:
+                self.process.wait(CLOSING_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
 
 
 def needs_engine(base_model: str) -> bool:
@@ -101,33 +99,27 @@ def check_reachable() -> None:
 
 @contextmanager
 def engine_begun(base_model: str) -> Iterator[None]:
-    """Start the engine that this block will run, so that it loads its libraries meanwhile.
-
-    Do nothing if a server has the model.
-    """
+    """Start the engine that this block will run, if any, so that it loads its libraries now."""
     if needs_engine(base_model):
         _begun[base_model] = _start(base_model)
     try:
         yield
     finally:
         if spare := _begun.pop(base_model, None):
-            with spare.process:
-                spare.close()
+            spare.close()
 
 
 @contextmanager
 def running_engine(base_model: str, state: Path) -> Iterator[TinkerServer]:
-    """Run an engine until the block ends."""
     engine = _begun.pop(base_model, None) or _start(base_model)
     died: Future[None] = Future()
-    with engine.process:
-        try:
-            url = engine.open(state)
-            Thread(target=_watch, args=(engine.process, state, died), daemon=True).start()
-            yield TinkerServer(url, engine.key, died, engine.process.pid)
-        finally:
-            died.cancel()
-            engine.close()
+    try:
+        url = engine.open(state)
+        Thread(target=_watch, args=(engine.process, state, died), daemon=True).start()
+        yield TinkerServer(url, engine.key, died, engine.process.pid)
+    finally:
+        died.cancel()
+        engine.close()
 
 
 def saved_files(state: Path, sampler: str = "") -> list[Path]:

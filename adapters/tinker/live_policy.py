@@ -119,46 +119,42 @@ class LivePolicy:
 
     def submit(
         self, step: int, passes: Sequence[Sequence[Datum]], request: UpdateRequest
-    ) -> SubmittedUpdate | None:
-        """Submit what is left of a step's passes, and the optimizer's steps; None without passes.
+    ) -> SubmittedUpdate:
+        """Submit what is left of a step's passes, and the optimizer's steps.
 
-        Tinker's workers tick every ten seconds, and requests submitted together share a tick.
+        A step without passes has no optimizer step. Tinker's workers tick every ten seconds, and
+        requests submitted together share a tick.
         """
-        if not passes:
-            return None
         assert len(self._outputs) <= len(passes), "more passes were submitted than the step has"
-        submitted = SubmittedUpdate(step, self._outputs, [], [])
+        taken = []
         for datums in passes[len(self._outputs) :]:
             self.accumulate(datums, request.loss)
             if request.by_pass:
-                self._take_optimizer_step(submitted, [datums], request)
-        if not request.by_pass:
-            self._take_optimizer_step(submitted, passes, request)
-        self._outputs = []
-        return submitted
+                taken.append(self._take_optimizer_step(step, [datums], request))
+        if passes and not request.by_pass:
+            taken.append(self._take_optimizer_step(step, passes, request))
+        outputs, self._outputs = self._outputs, []
+        shares = [share for _, share in taken if share is not None]
+        return SubmittedUpdate(step, outputs, [stepped for stepped, _ in taken], shares)
 
     def _take_optimizer_step(
-        self, update: SubmittedUpdate, passes: Sequence[Sequence[Datum]], request: UpdateRequest
-    ) -> None:
-        """Submit an optimizer step after the update's last passes, which are these."""
+        self, step: int, passes: Sequence[Sequence[Datum]], request: UpdateRequest
+    ) -> tuple[APIFuture[OptimStepResponse], float | None]:
+        """Submit an optimizer step after the last passes, which are these; return its share too."""
         adam = request.optimizer
-        if request.share is not None:
-            outputs = update.outputs[-len(passes) :]
-            logprobs = self._logprobs_of(outputs, update.step)
-            sampled = [datum.loss_fn_inputs["logprobs"].to_numpy() for of in passes for datum in of]
-            update.shares.append(request.share(logprobs, sampled))
-            rate = adam.learning_rate * update.shares[-1]
-            adam = adam.model_copy(update={"learning_rate": rate})
-        update.optimizer.append(self._client.optim_step(adam))
+        if request.share is None:
+            return self._client.optim_step(adam), None
+        logprobs = self._logprobs_of(self._outputs[-len(passes) :], step)
+        sampled = [datum.loss_fn_inputs["logprobs"].to_numpy() for of in passes for datum in of]
+        share = request.share(logprobs, sampled)
+        scaled = adam.model_copy(update={"learning_rate": adam.learning_rate * share})
+        return self._client.optim_step(scaled), share
 
-    def result(self, submitted: SubmittedUpdate | None) -> UpdateResult:
-        """Wait for an update."""
-        if submitted is None:
-            return UpdateResult([], None, [])
+    def result(self, submitted: SubmittedUpdate) -> UpdateResult:
         step, wait = submitted.step, self._service.result
         logprobs = self._logprobs_of(submitted.outputs, step)
         stepped = [wait(taken, f"optim_step of step {step}") for taken in submitted.optimizer]
-        taken = (stepped[0].metrics or {}).get(STEPS_TAKEN)
+        taken = (stepped[0].metrics or {}).get(STEPS_TAKEN) if stepped else None
         return UpdateResult(logprobs, None if taken is None else int(taken), submitted.shares)
 
     def _logprobs_of(
@@ -174,7 +170,6 @@ class LivePolicy:
         return self._forward([datum], loss, f"forward of step {step}")[0]
 
     def _weigh(self, datums: Sequence[Datum], loss: ServiceLoss) -> list[Datum]:
-        """Weigh the targets of datums by the negative derivative of their loss."""
         assert loss.derivative is not None
         by_datum = self._forward(datums, loss, "the forward pass of a loss by weights")
         weighted = []
@@ -185,7 +180,6 @@ class LivePolicy:
         return weighted
 
     def _forward(self, datums: Sequence[Datum], loss: ServiceLoss, what: str) -> list[np.ndarray]:
-        """Return the log-probabilities of each datum's targets."""
         if loss.derivative is not None:
             datums = [_weighted(datum, datum.loss_fn_inputs["weights"]) for datum in datums]
         forward = self._client.forward(list(datums), loss.name, dict(loss.settings))
@@ -211,7 +205,6 @@ class LivePolicy:
 
 
 def _weighted(datum: Datum, weights: TensorData) -> Datum:
-    """Return a datum of cross-entropy with these weights."""
     targets = datum.loss_fn_inputs["target_tokens"]
     inputs = {"target_tokens": targets, "weights": weights}
     return Datum(model_input=datum.model_input, loss_fn_inputs=inputs)

@@ -5,9 +5,9 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -16,7 +16,7 @@ from renderers.base import Tokenizer
 
 from adapters.errors import EngineDied
 from adapters.process.running_clock import running_clock
-from adapters.process.waiting import FIRST_WORD_SECONDS, Wait, cancel_and_wait
+from adapters.process.waiting import FIRST_WORD_SECONDS, Wait, call_in_thread, cancel_and_wait
 from adapters.tinker.engines import TinkerServer, check_key, needs_engine, running_engine
 from adapters.tinker.faults import (
     SDK_ERRORS,
@@ -51,10 +51,7 @@ class Service:
     """
 
     def __init__(
-        self,
-        client: tinker.ServiceClient,
-        server: TinkerServer,
-        patience: float = PATIENCE_SECONDS,
+        self, client: tinker.ServiceClient, server: TinkerServer, patience: float = PATIENCE_SECONDS
     ) -> None:
         self.client = client
         self.server = server
@@ -74,25 +71,17 @@ class Service:
 
         The thread that calls it may outlive this call, but never the process.
         """
-        returned: Future[T] = Future()
-        returned.set_running_or_notify_cancel()  # whoever gives up waiting cannot cancel it
 
-        def fulfil() -> None:
+        def answer() -> T:
             try:
-                returned.set_result(function(*args, **kwargs))
-            except Exception as error:  # noqa: BLE001  the future gets it
-                returned.set_exception(error)
-            finally:
-                if not returned.done():  # SystemExit or KeyboardInterrupt ends the thread
-                    returned.set_exception(
-                        ServiceFailed(
-                            f"the thread that asked the Tinker service for {what} was ended before "
-                            "the answer came; start the same run again to go on"
-                        )
-                    )
+                return function(*args, **kwargs)
+            except (SystemExit, KeyboardInterrupt) as error:
+                raise ServiceFailed(
+                    f"the thread that asked the Tinker service for {what} was ended before the "
+                    "answer came; start the same run again to go on"
+                ) from error
 
-        Thread(target=fulfil, name="tinker", daemon=True).start()
-        return self._first(returned, what)
+        return self._first(call_in_thread("tinker", answer), what)
 
     def create(
         self,
@@ -130,12 +119,16 @@ class Service:
         return self.tokenizer_of(sampler)
 
     def tokenizer_of(self, sampler: "PatientSampler") -> Tokenizer:
-        """Return the tokenizer of a sampler's model."""
         return cast(Tokenizer, self.call("the tokenizer", sampler.client.get_tokenizer))
 
     def context(self, base_model: str) -> int | None:
         """Return the most tokens of a prompt with its answer; None if the service has no limit."""
-        capabilities = self.call("the models it has", self._ask_capabilities)
+
+        def ask() -> tinker.types.GetServerCapabilitiesResponse:
+            rest = tinker.RestClient(base_url=self.server.url, api_key=self.server.key)
+            return rest.get_server_capabilities().result()
+
+        capabilities = self.call("the models it has", ask)
         named = (m for m in capabilities.supported_models if m.model_name == base_model)
         return next((model.max_context_length for model in named), None)
 
@@ -173,10 +166,6 @@ class Service:
             self.check()  # the engine's death is the cause, whatever it made fail
         return task.result()
 
-    def _ask_capabilities(self) -> tinker.types.GetServerCapabilitiesResponse:
-        rest = tinker.RestClient(base_url=self.server.url, api_key=self.server.key)
-        return rest.get_server_capabilities().result()
-
     def _tell_of_sampling(self) -> None:
         """Log, once for all rollouts, that the first of the sampling calls under way takes long."""
         begun = list(self.sampling.values())
@@ -193,10 +182,7 @@ class Service:
     def _first(self, future: Future[T], what: str) -> T:
         either: list[Future[Any]] = [future, self.died]
         waiting = Wait(what, self.patience)
-        while not future.done():
-            wait(either, waiting.until_next(), return_when=FIRST_COMPLETED)
-            if future.done():
-                break
+        while future not in wait(either, waiting.until_next(), FIRST_COMPLETED).done:
             self.check()
             if waiting.over:
                 future.cancel()
@@ -257,16 +243,12 @@ def connect(base_model: str, state: Path, patience: float = PATIENCE_SECONDS) ->
     """
     check_key()
     if needs_engine(base_model):
-        with (
-            running_engine(base_model, state) as server,
-            open_session(server, patience) as service,
-        ):
-            yield service
+        serving = running_engine(base_model, state)
     else:
-        key = os.environ.get("TINKER_API_KEY")
-        server = TinkerServer(os.environ.get("TINKER_BASE_URL"), key, Future(), None)
-        with open_session(server, patience) as service:
-            yield service
+        url, key = os.environ.get("TINKER_BASE_URL"), os.environ.get("TINKER_API_KEY")
+        serving = nullcontext(TinkerServer(url, key, Future(), None))
+    with serving as server, open_session(server, patience) as service:
+        yield service
 
 
 @contextmanager
@@ -303,6 +285,4 @@ def _end_session(service: Service, status: SessionEnd) -> None:
             if not service.died.done():
                 log.warning("the session with the Tinker service could not be closed: %r", error)
 
-    telling = Thread(target=tell, name="tinker", daemon=True)
-    telling.start()
-    telling.join(2 * limit)
+    wait([call_in_thread("tinker", tell)], 2 * limit)

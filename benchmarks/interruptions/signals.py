@@ -32,7 +32,7 @@ HANGING_SECONDS = 60.0
 ORPHAN_SECONDS = 30.0
 """Time in which the children of a command that has ended are gone."""
 
-PROGRESS_BAR = "training "
+PROGRESS = ("training ", "step ")
 
 SHARE = 0.4
 """Share of a training's time in which it is stopped: each start goes on with what is done."""
@@ -57,8 +57,8 @@ class Ending:
     def faults(self) -> list[str]:
         """List what is wrong with it, a sentence each."""
         name = f"{self.command}, {self.number.name} after {self.after:.1f} s"
-        below_the_bar = [line for line in self.said if not line.startswith(PROGRESS_BAR)]
-        one_line = len(below_the_bar) == 1 and below_the_bar[0].startswith("ratchet: stopped")
+        others = [line for line in self.said if not line.startswith(PROGRESS)]
+        one_line = len(others) == 1 and others[0].startswith("ratchet: stopped")
         found = {
             f"took {self.seconds:.1f} s to stop": self.seconds > STOPPING_SECONDS,
             f"ended with status {self.status}": self.status != 128 + self.number,

@@ -14,7 +14,7 @@ from tasks.algorithm.comparisons import Earned
 from tasks.algorithm.divergences import Penalty
 from tasks.algorithm.losses import find_loss, service_loss
 from tasks.algorithm.settings import Settings, complete_settings
-from tasks.returns import returns_to_go
+from tasks.credit import returns_to_go
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ async def list_training_runs(
 
 @router.get("/training_runs/{run_id}")
 async def get_run(run_id: str, engine: TheEngine) -> tinker.types.TrainingRun:
-    return _to_api(engine, engine.registry.run(run_id))
+    return _to_api(engine, engine.registry.runs.find(run_id))
 
 
 def _to_api(engine: EngineCore, run: RunRecord) -> tinker.types.TrainingRun:
@@ -46,7 +46,7 @@ def _to_api(engine: EngineCore, run: RunRecord) -> tinker.types.TrainingRun:
 async def list_checkpoints_of_run(
     run_id: str, engine: TheEngine
 ) -> tinker.types.CheckpointsListResponse:
-    engine.registry.run(run_id)
+    engine.registry.runs.find(run_id)
     found = [checkpoint.to_api() for checkpoint in engine.checkpoints.find_all(run_id)]
     return tinker.types.CheckpointsListResponse(checkpoints=found)
 

@@ -24,7 +24,7 @@ async def create_sampling_session(
     sampler = _new_sampler(engine, sampler_id, request.base_model, request.model_path)
     made = engine.registry.samplers.get(sampler_id)
     if made is None:
-        engine.registry.add_sampler(sampler)
+        engine.registry.samplers.put(sampler.sampler_id, sampler)
     elif made != sampler:
         raise RequestRefused(
             f"{sampler_id} exists and samples from {made.path or made.base_model}; give the next "
@@ -51,7 +51,7 @@ def _new_sampler(
 
 @router.get("/samplers/{sampler_id}")
 async def get_sampler(sampler_id: str, engine: TheEngine) -> tinker.types.GetSamplerResponse:
-    sampler = engine.registry.sampler(sampler_id)
+    sampler = engine.registry.samplers.find(sampler_id)
     return tinker.types.GetSamplerResponse(
         sampler_id=sampler_id, base_model=sampler.base_model, model_path=sampler.path
     )
@@ -77,7 +77,7 @@ async def sample(request: tinker.types.SampleRequest, engine: TheEngine) -> Subm
 
 def _find_sampler(engine: EngineCore, request: tinker.types.SampleRequest) -> SamplerRecord:
     if request.sampling_session_id is not None:
-        return engine.registry.sampler(request.sampling_session_id)
+        return engine.registry.samplers.find(request.sampling_session_id)
     return _new_sampler(engine, "", request.base_model, request.model_path)
 
 

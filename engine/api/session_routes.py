@@ -69,7 +69,7 @@ async def list_sessions(
 
 @router.get("/sessions/{session_id}")
 async def get_session(session_id: str, engine: TheEngine) -> tinker.types.GetSessionResponse:
-    session = engine.registry.session(session_id)
+    session = engine.registry.sessions.find(session_id)
     runs, samplers = engine.registry.runs.values(), engine.registry.samplers.values()
     return tinker.types.GetSessionResponse(
         training_run_ids=[run.run_id for run in runs if run.session_id == session_id],
@@ -96,14 +96,14 @@ async def finish(
 async def assign_project(
     session_id: str, project_id: Annotated[str, Body(embed=True)], engine: TheEngine
 ) -> None:
-    session = engine.registry.session(session_id)
+    session = engine.registry.sessions.find(session_id)
     moved = session.model_copy(update={"project_id": project_id})
     engine.registry.sessions.put(session_id, moved)
 
 
 @router.get("/sessions/{session_id}/trace_export")
 async def export_timeline(session_id: str, engine: TheEngine) -> dict[str, str]:
-    engine.registry.session(session_id)
+    engine.registry.sessions.find(session_id)
     return {"status": "failed", "error": "the engine keeps no timeline of a session's requests"}
 
 

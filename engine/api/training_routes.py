@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import asdict
 
-import numpy as np
 import tinker.types
 import zstandard
 from fastapi import APIRouter, Request
@@ -63,14 +62,11 @@ async def load_weights(request: tinker.types.LoadWeightsRequest, engine: TheEngi
             "create_training_client_from_state, which uses the checkpoint's LoRA"
         )
 
-    def replace() -> None:  # on the device thread, before the client's next request
+    def replace() -> Answer:
         live_model.trainer = load()
-
-    async def work() -> Answer:
-        await engine.on_device(replace)
         return json_answer({**loaded, "model_id": request.model_id})
 
-    return submit_in_order(engine, request.model_id, request.seq_id, work)
+    return submit_in_order(engine, live_model, request.seq_id, replace)
 
 
 def _shape(config: LoraConfig) -> dict[str, object]:
@@ -97,7 +93,7 @@ def _submit_new(
     engine.registry.open_session(session_id)
     model_id = f"{session_id}:train:{number}"
     key = (session_id, "train", number)
-    if engine.futures.known(key) is None and model_id in engine.registry.runs:
+    if not engine.futures.knows(key) and model_id in engine.registry.runs:
         raise RequestRefused(f"{model_id} exists; give the next model_seq_id, or a new session")
 
     async def work() -> Answer:
@@ -134,16 +130,13 @@ async def forward_backward(request: Request, engine: TheEngine) -> Submitted:
     live_model = engine.live_model(message.model_id)
     data, config = wire.decode_data(message), wire.decode_config(message)
 
-    def compute() -> tuple[list[np.ndarray], dict[str, float]]:
-        return live_model.trainer.forward_backward(
+    def compute() -> Answer:
+        outputs, metrics = live_model.trainer.forward_backward(
             data, message.loss_fn, config, backward=not message.forward_only
         )
-
-    async def work() -> Answer:
-        outputs, metrics = await engine.on_device(compute)
         return protobuf_answer(wire.encode_losses(outputs, metrics))
 
-    return submit_in_order(engine, message.model_id, message.seq_id or None, work)
+    return submit_in_order(engine, live_model, message.seq_id or None, compute)
 
 
 def _decompress(body: bytes, encoding: str | None) -> bytes:
@@ -170,8 +163,7 @@ async def optim_step(request: tinker.types.OptimStepRequest, engine: TheEngine) 
         raise RequestRefused("the engine has the optimizer adamw only; give AdamParams")
     params = AdamParams(**request.optim_params.model_dump())
 
-    async def work() -> Answer:
-        metrics = await engine.on_device(lambda: live_model.trainer.optim_step(params))
-        return json_answer({"metrics": metrics})
+    def step() -> Answer:
+        return json_answer({"metrics": live_model.trainer.optim_step(params)})
 
-    return submit_in_order(engine, request.model_id, request.seq_id, work)
+    return submit_in_order(engine, live_model, request.seq_id, step)

@@ -19,14 +19,7 @@ async def save_weights(request: tinker.types.SaveWeightsRequest, engine: TheEngi
     if request.path is None:
         raise RequestRefused("give the checkpoint a name (path)")
     address = CheckpointAddress(request.model_id, TRAINING, request.path)
-    engine.checkpoints.expiry(request.ttl_seconds)
-    options = SaveOptions(request.ttl_seconds, request.overwrite, request.user_metadata)
-
-    async def work() -> Answer:
-        await engine.on_device(lambda: engine.save(live_model, address, options))
-        return json_answer({"type": "save_weights", "path": str(address)})
-
-    return submit_in_order(engine, request.model_id, request.seq_id, work)
+    return _save(engine, live_model, address, request)
 
 
 @router.post("/save_weights_for_sampler")
@@ -35,17 +28,27 @@ async def save_weights_for_sampler(
 ) -> Submitted:
     """Save to disk under a name or, without one, open a sampling session on the weights."""
     live_model = engine.live_model(request.model_id)
-    engine.checkpoints.expiry(request.ttl_seconds)
     if request.path is None:
         return _snapshot(engine, live_model, request)
     address = CheckpointAddress(request.model_id, SAMPLER, request.path)
-    options = SaveOptions(request.ttl_seconds, False, request.user_metadata)
+    return _save(engine, live_model, address, request)
 
-    async def work() -> Answer:
-        await engine.on_device(lambda: engine.save(live_model, address, options))
-        return json_answer({"type": "save_weights_for_sampler", "path": str(address)})
 
-    return submit_in_order(engine, request.model_id, request.seq_id, work)
+def _save(
+    engine: EngineCore,
+    live_model: LiveModel,
+    address: CheckpointAddress,
+    request: tinker.types.SaveWeightsRequest | tinker.types.SaveWeightsForSamplerRequest,
+) -> Submitted:
+    engine.checkpoints.expiry(request.ttl_seconds)
+    overwrite = isinstance(request, tinker.types.SaveWeightsRequest) and request.overwrite
+    options = SaveOptions(request.ttl_seconds, overwrite, request.user_metadata)
+
+    def save() -> Answer:
+        engine.save(live_model, address, options)
+        return json_answer({"type": request.type, "path": str(address)})
+
+    return submit_in_order(engine, live_model, request.seq_id, save)
 
 
 def _snapshot(
@@ -57,6 +60,7 @@ def _snapshot(
 
     The in-flight samplers of a run share the run's newest snapshot.
     """
+    engine.checkpoints.expiry(request.ttl_seconds)
     if request.sampling_session_seq_id is None:
         raise RequestRefused(
             "give a name (path), or a sampling_session_seq_id for a sampling session"
@@ -70,11 +74,8 @@ def _snapshot(
         run_id=run.run_id,
     )
 
-    async def work() -> Answer:
-        frozen = await engine.on_device(lambda: live_model.trainer.lora.frozen())
-        engine.keep_snapshot(sampler, frozen)
-        return json_answer(
-            {"type": "save_weights_for_sampler", "sampling_session_id": sampler.sampler_id}
-        )
+    def freeze() -> Answer:
+        engine.keep_snapshot(sampler, live_model.trainer.lora.frozen())
+        return json_answer({"type": request.type, "sampling_session_id": sampler.sampler_id})
 
-    return submit_in_order(engine, run.run_id, request.seq_id, work)
+    return submit_in_order(engine, live_model, request.seq_id, freeze)

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import RLock
-from typing import Literal
+from typing import ClassVar, Literal
 from uuid import uuid4
 
 import tinker.types
-from pydantic import BaseModel
 
-from engine.disk import Records, atomic_folder, sha256_of
+from engine.disk import Records, StoredRecord, atomic_folder, sha256_of
 from engine.errors import NotFound, RequestRefused
 from engine.model.lora import LoraConfig
 
@@ -72,12 +71,15 @@ class CheckpointAddress:
         return f"{self.run}/{self.kind}/{self.name}"
 
 
-class CheckpointRecord(BaseModel):
+class CheckpointRecord(StoredRecord):
     """Metadata of saved weights.
 
     `folder` is the name of the folder that holds the files, and `sha256` has each file's digest.
     """
 
+    missing: ClassVar[str] = (
+        "there is no checkpoint tinker://{}; it was never saved, or was deleted"
+    )
     run: str
     kind: Literal["weights", "sampler_weights"]
     name: str
@@ -123,9 +125,6 @@ class SaveOptions:
     user_metadata: dict[str, str] | None = None
 
 
-DEFAULT_OPTIONS = SaveOptions()
-
-
 class CheckpointStore:
     """The checkpoints of a state directory, safe to use from the device thread and the event loop.
 
@@ -147,7 +146,7 @@ class CheckpointStore:
         write: Callable[[Path], None],
         base_model: str,
         lora: LoraConfig,
-        options: SaveOptions = DEFAULT_OPTIONS,
+        options: SaveOptions,
     ) -> CheckpointRecord:
         """Let `write` fill a folder with tensors, and record the folder as a checkpoint."""
         expires_at = self.expiry(options.ttl_seconds)
@@ -181,9 +180,7 @@ class CheckpointStore:
 
     def find(self, address: CheckpointAddress) -> CheckpointRecord:
         """Return the record of a checkpoint; raise NotFound if it is missing or expired."""
-        record = self._records.get(address.key)
-        if record is None:
-            raise NotFound(f"there is no checkpoint {address}; it was never saved, or was deleted")
+        record = self._records.find(address.key)
         if self._is_expired(record):
             raise NotFound(
                 f"the checkpoint {address} expired at {record.expires_at:%Y-%m-%d %H:%M:%S} UTC; "

@@ -4,15 +4,14 @@ import json
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 from uuid import uuid4
 
 import tinker.types
-from pydantic import BaseModel
 from tinker.types import session_status
 
-from engine.disk import Records
-from engine.errors import Gone, NotFound, RequestRefused
+from engine.disk import Records, StoredRecord
+from engine.errors import Gone, RequestRefused
 from engine.model.lora import LoraConfig
 from engine.state.checkpoints import CheckpointRecord, Clock, utc_now
 
@@ -20,22 +19,27 @@ SILENCE = timedelta(seconds=120)  # a client sends a heartbeat every 10 s
 OWNER, PROJECT = "local", "local"
 
 
-class SessionRecord(BaseModel):
+class SessionRecord(StoredRecord):
     """A session: one ServiceClient of the SDK."""
 
+    missing: ClassVar[str] = (
+        "there is no session {!r}; make a new ServiceClient (was this engine restarted with "
+        "another --state folder?)"
+    )
     session_id: str
     created_at: datetime
     sdk_version: str
-    tags: list[str] = []
+    tags: list[str]
     user_metadata: dict[str, str] | None = None
     display_name: str | None = None
     project_id: str = PROJECT
     finished: session_status.ClientSessionFinished | None = None
 
 
-class RunRecord(BaseModel):
+class RunRecord(StoredRecord):
     """A training run: one TrainingClient of the SDK, alive or not."""
 
+    missing: ClassVar[str] = "there is no training run {!r}; list the runs for their ids"
     run_id: str
     session_id: str
     base_model: str
@@ -62,12 +66,13 @@ class RunRecord(BaseModel):
         )
 
 
-class SamplerRecord(BaseModel):
+class SamplerRecord(StoredRecord):
     """A sampling session, and the weights that answer its requests.
 
     Saved weights survive a restart of the engine. A snapshot of a training client does not.
     """
 
+    missing: ClassVar[str] = "there is no sampling session {!r}; make a new SamplingClient"
     sampler_id: str
     session_id: str
     base_model: str
@@ -107,18 +112,9 @@ class Registry:
         self._heard[session.session_id] = self.now()
         return session
 
-    def session(self, session_id: str) -> SessionRecord:
-        found = self.sessions.get(session_id)
-        if found is None:
-            raise NotFound(
-                f"there is no session {session_id!r}; make a new ServiceClient (was this engine "
-                "restarted with another --state folder?)"
-            )
-        return found
-
     def open_session(self, session_id: str) -> SessionRecord:
         """Return the session; raise RequestRefused if it was closed."""
-        session = self.session(session_id)
+        session = self.sessions.find(session_id)
         if session.finished:
             raise RequestRefused(f"the session {session_id} was closed; make a new ServiceClient")
         return session
@@ -135,7 +131,7 @@ class Registry:
 
     def finish(self, session_id: str, ended: session_status.ClientSessionFinished) -> bool:
         """Close a session and return True; keep the first reason if it was closed before."""
-        session = self.session(session_id)
+        session = self.sessions.find(session_id)
         if session.finished:
             return False
         self.sessions.put(session_id, session.model_copy(update={"finished": ended}))
@@ -149,12 +145,6 @@ class Registry:
         if heard is None or self.now() - heard > SILENCE:
             return None
         return session_status.SessionActive()
-
-    def run(self, run_id: str) -> RunRecord:
-        found = self.runs.get(run_id)
-        if found is None:
-            raise NotFound(f"there is no training run {run_id!r}; list the runs for their ids")
-        return found
 
     def create_run(
         self, run_id: str, session_id: str, base_model: str, lora: LoraConfig, metadata: object
@@ -174,31 +164,14 @@ class Registry:
 
     def touch(self, run_id: str) -> None:
         """Record on disk that the run was used; called at each save, not at each request."""
-        run = self.run(run_id)
-        self.runs.put(run_id, run.model_copy(update={"last_request_time": self.now()}))
-
-    def sampler(self, sampler_id: str) -> SamplerRecord:
-        found = self.samplers.get(sampler_id)
-        if found is None:
-            raise NotFound(
-                f"there is no sampling session {sampler_id!r}; make a new SamplingClient"
-            )
-        return found
-
-    def add_sampler(self, sampler: SamplerRecord) -> SamplerRecord:
-        self.samplers.put(sampler.sampler_id, sampler)
-        return sampler
+        used = self.runs.find(run_id).model_copy(update={"last_request_time": self.now()})
+        self.runs.put(run_id, used)
 
 
 def find_damaged_state(state: Path) -> list[Path]:
     """List the files of a state directory that are not as they were written; nothing changes."""
-    checkpoints = Records(state / "checkpoints", CheckpointRecord)
-    kept = [
-        checkpoints,
-        Records(state / "sessions", SessionRecord),
-        Records(state / "runs", RunRecord),
-        Records(state / "samplers", SamplerRecord),
-    ]
+    checkpoints, registry = Records(state / "checkpoints", CheckpointRecord), Registry(state)
+    kept = (checkpoints, registry.sessions, registry.runs, registry.samplers)
     damaged = [path for records in kept for path in records.damaged]
     for record in checkpoints.values():
         if record.expires_at is None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from adapters.errors import UserError
 from adapters.tinker.engines import engine_begun
+from adapters.tracking.wandb import unsynced_folder
 from flows.cli.signals import explaining
-from flows.server.prefect_startup import check_prefect, quiet_prefect, start_server
+from flows.server.prefect_startup import check_prefect, start_server
 from tasks.storage.json_files import read_log
 
 if TYPE_CHECKING:
@@ -21,12 +22,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def train_with_bar(run: str, recipe: "Recipe", verbose: bool) -> str:
+def train_with_bar(run: str, recipe: "Recipe") -> str:
     """Run the flow of a run, with a progress bar; return its closing lines.
 
     The checks come first, since an engine of a local model puts this process offline.
     """
-    quiet_prefect(verbose)
     from flows.runtime.checks import check_start
     from tasks.storage.run_folder import folder_of
 
@@ -41,8 +41,7 @@ def train_with_bar(run: str, recipe: "Recipe", verbose: bool) -> str:
             wait_for_server()
             with explain_absence(partial(_way_on, folder)):
                 summary = flow(recipe=recipe, run=run)
-    closing = _closing_line(summary, folder, time.monotonic() - started)
-    return _drift(summary) + closing + _sync_line(folder)
+    return _closing_lines(summary, folder, time.monotonic() - started)
 
 
 def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: object) -> T:
@@ -111,30 +110,23 @@ def _find_flow(run: "RunFolder") -> "Callable[..., RunSummary]":
     return train
 
 
-def _drift(summary: "RunSummary") -> str:
-    """Return a replay's drift in a line; empty for other runs."""
+def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> str:
+    """Return a replay's drift, the gain in held-out reward, its seconds, and where to look.
+
+    The last line is the command that sends to W&B what was kept offline, if anything was.
+    """
     by_step = " ".join(f"{drift:.2g}" for drift in summary.drift)
-    return f"drift (kl_sample_train_v2) by step: {by_step}\n" if by_step else ""
-
-
-def _sync_line(run: "RunFolder") -> str:
-    """Return the command that sends to W&B what was kept offline, if anything was."""
-    from adapters.tracking.wandb import unsynced_folder
-
-    offline = unsynced_folder(run.tracking)
-    return "" if offline is None else f"\nW&B has none of it yet: wandb sync {quote(str(offline))}"
-
-
-def _closing_line(summary: "RunSummary", run: "RunFolder", seconds: float) -> str:
-    """Return the gain in held-out reward, the seconds it took, and where to look."""
+    drift = f"drift (kl_sample_train_v2) by step: {by_step}\n" if by_step else ""
     spent = "" if summary.seconds is None else f"{summary.seconds:.0f} s of sampling and training, "
     failed = f" {summary.failed} rollouts failed, and trained nothing." if summary.failed else ""
     error = f"\nThe last error was that of {summary.error}" if summary.error else ""
     page = f"its report is {run.report}; " if run.report.exists() else ""
     repeated = "" if summary.reproducible else " No other run repeats it."
+    unsent = unsynced_folder(run.tracking)
+    sync = f"\nW&B has none of it yet: wandb sync {quote(str(unsent))}" if unsent else ""
     return (
-        f"{summary.outcome}: {spent}{seconds:.0f} s in "
+        f"{drift}{summary.outcome}: {spent}{seconds:.0f} s in "
         f"all. The run is {run.path}; {page}see it in Prefect's UI with `ratchet server`, and by "
         f'SQL with `ratchet sql "from steps" --run {run.name}`.'
-        f"{failed}{repeated}{error}"
+        f"{failed}{repeated}{error}{sync}"
     )

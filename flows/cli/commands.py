@@ -36,7 +36,8 @@ app.add_typer(inspect_runs.app)
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-Verbose = Annotated[bool, typer.Option(help="Show Prefect's own log.")]
+Verbose = Annotated[bool, typer.Option(help="Show Prefect's own log.", callback=quiet_prefect)]
+"""Option that is obeyed before its command begins: Prefect reads its log level when imported."""
 Name = Annotated[
     str,
     typer.Argument(
@@ -65,26 +66,24 @@ def train(
     verbose: Verbose = False,
 ) -> None:
     """Train an agent's model."""
-    quiet_prefect(verbose)
     from flows.recipe.loading import named_recipe
     from flows.runtime.checks import check_recipe
 
     name = f"{name}-search" if search else name
-    overrides = [*(set_ or []), *([] if steps is None else [f"steps={steps}"])]
-    overrides += [] if batches is None else [f"rollouts.batches={batches}"]
+    short = {"steps": steps, "rollouts.batches": batches}
+    overrides = [*(set_ or []), *(f"{key}={n}" for key, n in short.items() if n is not None)]
     recipe = named_recipe(name, overrides)
     run = run or name_run(Path(name).stem, _now())
     check_recipe(recipe)
     check_prefect()  # before a run is deleted
     settle(run, if_exists)
-    _train(run, recipe, verbose)
+    _train(run, recipe)
 
 
 @app.command()
 def resume(run: Run, verbose: Verbose = False) -> None:
     """Continue a run where it stopped, by the recipe it was started with."""
-    quiet_prefect(verbose)
-    print(train_with_bar(run, load_checked_recipe(run), verbose))
+    print(train_with_bar(run, load_checked_recipe(run)))
 
 
 @app.command()
@@ -96,12 +95,11 @@ def fork(
     verbose: Verbose = False,
 ) -> None:
     """Continue a copy of a run from any of its steps; earlier files are shared, not copied."""
-    quiet_prefect(verbose)
     recipe, name = load_checked_recipe(run, set_ or []), as_ or f"{run}-at-{at}"
     from flows.runtime.forks import fork_run
 
     fork_run(folder_of(run), name, at, recipe.model_dump(mode="json"), recipe.fingerprint())
-    _train(name, recipe, verbose)
+    _train(name, recipe)
 
 
 @app.command()
@@ -112,13 +110,12 @@ def replay(
     verbose: Verbose = False,
 ) -> None:
     """Train anew from a run's recorded rollouts, say with another algorithm; nothing is sampled."""
-    quiet_prefect(verbose)
     recipe = load_checked_recipe(run, set_ or [])
     from flows.runtime.forks import replay_run
 
     name = as_ or name_run(run, "replay", _now())
     replay_run(folder_of(run), name, recipe.model_dump(mode="json"), recipe.fingerprint())
-    _train(name, recipe, verbose)
+    _train(name, recipe)
 
 
 @app.command()
@@ -138,7 +135,6 @@ def evaluate(
     verbose: Verbose = False,
 ) -> None:
     """Score a model on held-out examples; one that was cut off goes on where it stopped."""
-    quiet_prefect(verbose)
     from flows.recipe.loading import named_recipe
     from flows.runtime.eval_targets import find_target
 
@@ -147,10 +143,10 @@ def evaluate(
     from flows.evaluate import evaluate as flow
     from tasks.reports.tables import scores_table
 
-    def explain() -> str:
-        return "stopped; the same command goes on, and repeats no game"
-
-    evaluated = call_flow(flow, explain, recipe=recipe, run=run, checkpoint=checkpoint, model=model)
+    said = "stopped; the same command goes on, and repeats no game"
+    evaluated = call_flow(
+        flow, lambda: said, recipe=recipe, run=run, checkpoint=checkpoint, model=model
+    )
     print(scores_table(evaluated.scores))
     print(f"All numbers are in {evaluated.file}; the games, a line each, in", end=" ")
     print(", ".join(map(str, evaluated.games.values())))
@@ -175,7 +171,6 @@ def dryrun(
     if not online:
         recipe = take_offline(recipe)
         forget_service()
-    quiet_prefect(verbose)
     from flows.runtime.checks import check_start
 
     run = f"dryruns/{name_run(Path(name).stem, _now())}"
@@ -266,7 +261,7 @@ def trinity(
     ] = None,
 ) -> None:
     """Make a recipe of Trinity-RFT's YAML, and say what has no counterpart."""
-    from flows.importing.recipe_text import import_trinity
+    from flows.importing.trinity import import_trinity
     from tasks.storage.files import write_text
 
     text = import_trinity(file.name, file.read(), set_ or [])
@@ -310,10 +305,10 @@ def _now() -> str:
     return f"{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _train(run: str, recipe: "Recipe", verbose: bool) -> None:
+def _train(run: str, recipe: "Recipe") -> None:
     """Print what the recipe's preset has become, if it has one; train, and print the summary."""
     from flows.recipe.presets import describe_preset
 
     if said := describe_preset(recipe.model_dump()):
         print(said, flush=True)
-    print(train_with_bar(run, recipe, verbose))
+    print(train_with_bar(run, recipe))

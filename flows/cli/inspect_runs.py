@@ -32,13 +32,22 @@ def runs() -> None:
 
 
 @app.command()
+def watch(run: Run) -> None:
+    """Show what a run does, whichever process trains it, until it is done or until Ctrl-C."""
+    from flows.cli.progress_bar import watch as show
+    from tasks.storage.manifest import read_manifest
+
+    read_manifest(folder_of(run))  # refuses a run that is not there
+    show(folder_of(run))
+
+
+@app.command()
 def report(
     runs: Annotated[list[str], typer.Argument(help="Names of runs; several are compared.")],
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The page's file; by default report.html in the folder of the run or the runs.",
-            callback=writable,
+            help="The page's file; by default report.html in the folder of the run or the runs."
         ),
     ] = None,
 ) -> None:
@@ -47,10 +56,9 @@ def report(
     from tasks.storage.run_folder import runs_root
 
     folders = [folder_of(name) for name in runs]
-    beside = folders[0].report if len(folders) == 1 else runs_root() / "report.html"
-    if out is None:
-        check_output(beside, "another file as --out")
-    print(write_report(folders, out or beside))
+    out = out or (folders[0].report if len(folders) == 1 else runs_root() / "report.html")
+    check_output(out, "another file as --out")
+    print(write_report(folders, out))
 
 
 @app.command()

@@ -152,7 +152,6 @@ class _Ending:
         _exit(self._received[0])
 
     def _say(self) -> None:
-        """Print what was stopped in a line."""
         said = "stopped"
         with suppress(UserError, OSError):  # its files may be damaged
             said = self.explanations[-1]() if self.explanations else said

@@ -1,54 +1,91 @@
-"""A translation into a recipe while it is made: its values, their reasons, and what is refused."""
+"""A translation into a recipe, and its text: YAML, with the reason of each value."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
-from adapters.errors import UserError
-from tasks.storage.keys import Json, merge, nest
+import yaml
 
-
-class ImportRefusal(UserError):
-    """Refusal of a file that no recipe says."""
+from flows.importing.trinity_file import ImportRefusal, TrinityFile
+from flows.recipe.loading import changed_recipe
+from tasks.storage.keys import Json, Section, find, merge, nest
 
 
 @dataclass
 class Translation:
     """Values of a recipe, by `section.key`, each with its reason.
 
-    A problem is settled if the user gives one of its keys; `left_out` maps a key of the file
-    without a counterpart to what it would have done.
+    `chosen` are the values that the user gives in place of those of the file. A problem is settled
+    if the user gives one of its keys; `left_out` maps a key of the file without a counterpart to
+    what it would have done.
     """
 
-    chosen: frozenset[str]
+    file: TrinityFile
+    chosen: Section
     values: dict[str, tuple[Json, str]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
 
     def give(self, key: str, value: Json, reason: str) -> None:
-        """Set a key of the recipe."""
         self.values[key] = value, reason
 
-    def forget(self, section: str) -> None:
-        """Forget the values of a section, in whose place the user gives others."""
-        self.values = {
-            key: value for key, value in self.values.items() if key.split(".")[0] != section
-        }
+    def copy(
+        self, ours: str, theirs: str, kind: Callable[[float], Json] | None = None, note: str = ""
+    ) -> None:
+        """Set a key of the recipe to the value of one of the file: any, or a `kind` of number."""
+        value = self.file.get(theirs) if kind is None else kind(self.file.number(theirs))
+        self.give(ours, value, self.file.reason(theirs) + note)
 
-    def refuse(self, said: str, settled_by: Iterable[str] = ()) -> None:
-        """Note what no recipe says, unless the user gives a key in its place."""
-        keys = list(settled_by)
-        if not self.chosen.intersection(keys):
-            remedy = "".join(f"; give --set {key}=…" for key in keys[:1])
+    def refuse(self, said: str, *settled_by: str) -> None:
+        """Note what no recipe says, unless the user gives one of the keys in its place."""
+        if not self.chosen.keys() & {*settled_by}:
+            remedy = f"; give --set {settled_by[0]}=…" if settled_by else ""
             self.problems.append(said + remedy)
 
-    def finish(self, name: str) -> None:
-        """Raise an ImportRefusal of all problems, if there are any."""
-        if self.problems:
-            raise ImportRefusal(f"{name} cannot be imported: {'; and '.join(self.problems)}")
 
-    def nested(self) -> dict[str, Json]:
-        """Return the values in sections, as a recipe has them."""
-        sections: dict[str, Json] = {}
-        for key, (value, _) in self.values.items():
-            sections = merge(sections, nest(key, value))
-        return sections
+def write_recipe(name: str, translation: Translation, overrides: Sequence[str]) -> str:
+    """Write the recipe that a translation has become, with each `section.key=value` over it.
+
+    What has no counterpart is told below, a key a line. ImportRefusal if there are problems.
+    """
+    if translation.problems:
+        problems = "; and ".join(translation.problems)
+        raise ImportRefusal(f"{name} cannot be imported: {problems}")
+    values = translation.values
+    if "algorithm.preset" in translation.chosen:
+        values = {key: value for key, value in values.items() if not key.startswith("algorithm.")}
+    translated = _in_sections({key: value for key, (value, _) in values.items()})
+    recipe = changed_recipe(translated, overrides).model_dump(mode="json")
+    reasons = {key: reason for key, (_, reason) in values.items()}
+    reasons |= dict.fromkeys(translation.chosen, "given by --set")
+    written = {key: f"{_write(find(recipe, key))}  # {why}" for key, why in reasons.items()}
+    lines = [f"# A recipe made of {name}; `ratchet train` takes this file."]
+    lines += _lay_out(_in_sections(written))
+    if translation.left_out:
+        lines += ["", "# Keys without a counterpart, and what each does in Trinity-RFT 0.6.0:"]
+    lines += [f"# {key}: {effect}." for key, effect in translation.left_out.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _in_sections(values: Section) -> Section:
+    """Nest the values of whole keys, such as `section.key`."""
+    return reduce(merge, (nest(key, value) for key, value in values.items()), {})
+
+
+def _lay_out(section: Section, indent: str = "") -> Iterator[str]:
+    """Yield the lines of a section: its keys, and then its own sections."""
+    for key, value in sorted(section.items(), key=lambda item: isinstance(item[1], Mapping)):
+        if isinstance(value, Mapping):
+            yield f"{indent}{key}:"
+            yield from _lay_out(value, f"{indent}  ")
+        else:
+            yield f"{indent}{key}: {value}"
+
+
+def _write(value: Json) -> str:
+    """Write a value in one line."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    written = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), sort_keys=False)
+    return written.removesuffix("...\n").strip()

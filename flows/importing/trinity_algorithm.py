@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from flows.importing.translation import Translation
-from flows.importing.trinity_file import VERSION, TrinityFile
+from flows.importing.trinity_file import VERSION
 from flows.recipe.presets import KL, REFUSED
 from tasks.algorithm.advantages import find_advantage
 from tasks.algorithm.losses import find_loss
@@ -74,22 +74,12 @@ ALGORITHMS: Mapping[str, tuple[str, str, str]] = {
 }
 """Algorithm of Trinity → its functions of the advantage, the loss and the KL in the loss."""
 
-GRPO = Function(
-    "standardized",
-    {"std_threshold": ("threshold", _as_given)},
-    {"duplicate_experiences": OFF, "rank_penalty": OFF, "std_cal_level": ("group",)},
-)
-OPMD = Function(
-    "opmd",
-    {
-        "opmd_baseline": ("baseline", _named(logavgexp="log_mean_exp")),
-        "tau": ("tau", float),
-    },
-)
-ASYMRE = Function("asymre", {"baseline_shift": ("shift", float)}, defaults={"baseline_shift": -0.1})
-ADVANTAGES: Mapping[str, Function] = {
-    "grpo": GRPO,
-    "grpo_verl": GRPO,
+COMPARISONS = {
+    "grpo": Function(
+        "standardized",
+        {"std_threshold": ("threshold", _as_given)},
+        {"duplicate_experiences": OFF, "rank_penalty": OFF, "std_cal_level": ("group",)},
+    ),
     "step_wise_grpo": Function(
         "step_grpo",
         {"enable_step_norm": ("spread", lambda divides: "divide" if divides else "copy")},
@@ -103,12 +93,18 @@ ADVANTAGES: Mapping[str, Function] = {
     "reinforceplusplus": Function("reinforce_plus_plus", {}, {"gamma": (1.0,)}),
     "reinforce": Function("none"),
     "rloo": Function("leave_one_out"),
-    "opmd": OPMD,
-    "opmd_verl": OPMD,
-    "asymre": ASYMRE,
-    "asymre_verl": ASYMRE,
+    "opmd": Function(
+        "opmd",
+        {"opmd_baseline": ("baseline", _named(logavgexp="log_mean_exp")), "tau": ("tau", float)},
+    ),
+    "asymre": Function(
+        "asymre", {"baseline_shift": ("shift", float)}, defaults={"baseline_shift": -0.1}
+    ),
     "rec": Function("centred", {}, {"std_normalize": OFF, "drop": OFF}),
 }
+IN_TRAINER = {f"{name}_verl": COMPARISONS[name] for name in ("grpo", "opmd", "asymre")}
+"""Advantages that Trinity computes in the trainer too."""
+ADVANTAGES: Mapping[str, Function] = COMPARISONS | IN_TRAINER
 LOSSES: Mapping[str, Function] = {
     "ppo": Function(
         "dual_clip",
@@ -134,9 +130,7 @@ LOSSES: Mapping[str, Function] = {
         defaults={"tau_pos": 1.0, "tau_neg": 1.05},
         remark="with the gate's derivative, which Trinity leaves out",
     ),
-    "sppo": Function(
-        "sppo", {"epsilon": ("epsilon", float)}, ignored=(), defaults={"epsilon": 0.3}
-    ),
+    "sppo": Function("sppo", {"epsilon": ("epsilon", float)}, defaults={"epsilon": 0.3}),
     "rec": Function(
         "rec",
         {
@@ -161,135 +155,120 @@ AGGREGATIONS = {
 }
 
 
-def translate_algorithm(file: TrinityFile, out: Translation) -> None:
+def translate_algorithm(out: Translation) -> None:
     """Translate the section `algorithm`, less the optimizer."""
-    name = str(file.get("algorithm.algorithm_type")).lower()
-    said = f"algorithm.algorithm_type {name}"
+    name = str(out.file.get("algorithm.algorithm_type")).lower()
     if name not in ALGORITHMS:
         why = REFUSED.get(name, f"is none of the algorithms of {VERSION}")
-        out.refuse(f"{said} {why}", ["algorithm.preset", "algorithm.advantage"])
+        said = f"algorithm.algorithm_type {name} {why}"
+        out.refuse(said, "algorithm.preset", "algorithm.advantage")
         return
     advantage, loss, kl = ALGORITHMS[name]
-    _translate_function(file, out, ("advantage", "advantage_fn", advantage), ADVANTAGES)
-    _translate_function(file, out, ("loss", "policy_loss_fn", loss), LOSSES)
+    _translate_function(out, "advantage", "algorithm.advantage_fn", advantage)
+    _translate_function(out, "loss", "algorithm.policy_loss_fn", loss)
     _use_one_pass(out)
-    _translate_aggregation(file, out)
-    _translate_kl(file, out, kl)
-    _translate_entropy(file, out)
+    _translate_aggregation(out)
+    _translate_kl(out, kl)
+    _translate_entropy(out)
 
 
 def _translate_function(
-    file: TrinityFile,
-    out: Translation,
-    place: tuple[str, str, str],
-    table: Mapping[str, Function],
+    out: Translation, part: Literal["advantage", "loss"], key: str, default: str
 ) -> None:
-    """Translate one function; `place` is our key, Trinity's, and the algorithm's default."""
-    part, key, default = place
-    key = f"algorithm.{key}"
-    name = str(file.get(key) or default)
+    """Translate the function that a key of Trinity names, or the algorithm's default one."""
+    table, find_row = (ADVANTAGES, find_advantage) if part == "advantage" else (LOSSES, find_loss)
+    name = str(out.file.get(key) or default)
     if name not in table:
-        out.refuse(f"{key} {name} has no counterpart", [f"algorithm.{part}"])
+        out.refuse(f"{key} {name} has no counterpart", f"algorithm.{part}")
         return
-    function, given = table[name], dict(file.get(f"{key}_args") or {})
+    function, given = table[name], dict(out.file.get(f"{key}_args") or {})
     given.pop("loss_agg_mode", None)  # Trinity overwrites it
     if part == "loss" and (clip := given.pop("clip_range", None)) is not None:
         given = {"clip_range_low": clip, "clip_range_high": clip} | given
-    reason = file.reason(key) if file.get(key) else f"the default of {name} in Trinity"
     known = {*function.arguments, *function.required, *function.ignored}
     if strange := sorted(given.keys() - known):
         out.refuse(f"{key}_args has {', '.join(strange)}, which {name} does not read")
     for argument, values in function.required.items():
         if given.get(argument, values[0]) not in values:
-            out.refuse(
-                f"{key}_args.{argument} {given[argument]!r} has no counterpart",
-                [f"algorithm.{part}"],
-            )
+            said = f"{key}_args.{argument} {given[argument]!r} has no counterpart"
+            out.refuse(said, f"algorithm.{part}")
     complete = dict(function.defaults) | given
     settings = {
         ours: read(complete[argument])
         for argument, (ours, read) in function.arguments.items()
         if complete.get(argument) is not None
     }
-    row = find_advantage(function.row) if part == "advantage" else find_loss(function.row)
-    settings = used_settings(settings | dict(function.constants), row.settings)
+    settings |= function.constants
+    reason = out.file.reason(key) if out.file.get(key) else f"the default of {name} in Trinity"
     out.give(f"algorithm.{part}", function.row, "; ".join(filter(None, [reason, function.remark])))
-    if settings:
+    if settings := used_settings(settings, find_row(function.row).settings):
         out.give(f"algorithm.{part}_settings", settings, f"{key}_args, or their defaults")
 
 
 def _use_one_pass(out: Translation) -> None:
     """Take PPO's loss where the bound at a negative advantage cannot act, since the ratio is 1."""
-    loss, settings = (out.values.get(f"algorithm.{key}") for key in ("loss", "loss_settings"))
-    on_policy = out.values.get("rollouts.lag", (1, ""))[0] == 0
-    if loss is None or settings is None or loss[0] != "dual_clip" or not on_policy:
-        return
-    out.give("algorithm.loss", "ppo", "ratios are 1 without lag, so that no clip acts")
-    clips, reason = settings
-    if isinstance(clips, Mapping):
+    loss, lag = (out.values.get(key, (None, ""))[0] for key in ("algorithm.loss", "rollouts.lag"))
+    clips, reason = out.values.get("algorithm.loss_settings", (None, ""))
+    if loss == "dual_clip" and lag == 0 and isinstance(clips, Mapping):
+        out.give("algorithm.loss", "ppo", "ratios are 1 without lag, so that no clip acts")
         kept = {key: value for key, value in clips.items() if key != "dual_clip"}
         out.give("algorithm.loss_settings", kept, reason)
 
 
-def _translate_aggregation(file: TrinityFile, out: Translation) -> None:
-    mode = str(file.get("algorithm.loss_agg_mode"))
-    reason = file.reason("algorithm.loss_agg_mode")
+def _translate_aggregation(out: Translation) -> None:
+    mode = str(out.file.get("algorithm.loss_agg_mode"))
     if mode not in AGGREGATIONS:
-        out.refuse(f"algorithm.loss_agg_mode {mode} has no counterpart", ["algorithm.aggregation"])
+        out.refuse(f"algorithm.loss_agg_mode {mode} has no counterpart", "algorithm.aggregation")
         return
-    aggregation = AGGREGATIONS[mode]
-    if aggregation == "token_mean" and file.get("model.tinker.enable"):
+    aggregation, reason = AGGREGATIONS[mode], out.file.reason("algorithm.loss_agg_mode")
+    if aggregation == "token_mean" and out.file.get("model.tinker.enable"):
         aggregation = "rollout_mean"
         reason += ", which Trinity's Tinker trainer computes of each rollout"
     out.give("algorithm.aggregation", aggregation, reason)
 
 
-def _translate_kl(file: TrinityFile, out: Translation, default: str) -> None:
-    in_loss, coefficient = _penalty(file, out, "algorithm.kl_loss_fn", default)
-    in_reward, other = _penalty(file, out, "algorithm.kl_penalty_fn", "none")
-    settled = ["algorithm.kl.coefficient"]
+def _translate_kl(out: Translation, default: str) -> None:
+    in_loss, coefficient = _penalty(out, "algorithm.kl_loss_fn", default)
+    in_reward, other = _penalty(out, "algorithm.kl_penalty_fn", "none")
+    settled = "algorithm.kl.coefficient"
     if coefficient and other:
         out.refuse("algorithm.kl_loss_fn and algorithm.kl_penalty_fn penalize KL twice", settled)
-    elif other:
-        values = {"coefficient": other, "estimator": in_reward, "placement": "reward"}
-        _give_kl(out, values, "algorithm.kl_penalty_fn and its arguments")
-    elif coefficient and in_loss != "k2":
+        return
+    if coefficient and in_loss != "k2":
         out.refuse(
             f"algorithm.kl_loss_fn {in_loss} has no counterpart, since its gradient is that of no "
             "penalty of rewards or advantages; k2 has one, which is k1's",
             settled,
         )
+        return
+    values: Section = {"coefficient": 0.0}
+    reason = "algorithm.kl_loss_fn none" if in_loss == "none" else "algorithm.kl_loss_fn_args"
+    if other:
+        values = {"coefficient": other, "estimator": in_reward, "placement": "reward"}
+        reason = "algorithm.kl_penalty_fn and its arguments"
     elif coefficient:
+        values = KL | {"coefficient": coefficient}
         reason = "algorithm.kl_loss_fn k2, whose gradient at ratio 1 is that of this penalty"
-        _give_kl(out, KL | {"coefficient": coefficient}, reason)
-    else:
-        reason = "algorithm.kl_loss_fn none" if in_loss == "none" else "algorithm.kl_loss_fn_args"
-        out.give("algorithm.kl.coefficient", 0.0, reason)
-
-
-def _penalty(file: TrinityFile, out: Translation, key: str, default: str) -> tuple[str, float]:
-    """Return the estimator and the coefficient of one of Trinity's KL functions."""
-    name = str(file.get(key) or default)
-    arguments = file.get(f"{key}_args") or {}
-    if name == "none":
-        return name, 0.0
-    coefficient = float(arguments.get("kl_coef", KL["coefficient"]))
-    if arguments.get("adaptive"):
-        out.refuse(f"{key}_args.adaptive has no counterpart", ["algorithm.kl.coefficient"])
-    return name, coefficient
-
-
-def _give_kl(out: Translation, values: Section, reason: str) -> None:
     for key, value in values.items():
         out.give(f"algorithm.kl.{key}", value, reason)
 
 
-def _translate_entropy(file: TrinityFile, out: Translation) -> None:
-    arguments = file.get("algorithm.entropy_loss_fn_args") or {}
-    coefficient = float(arguments.get("entropy_coef", 0.0))
-    if file.get("algorithm.entropy_loss_fn") == "none":
-        coefficient = 0.0
-    reason = file.reason("algorithm.entropy_loss_fn_args")
+def _penalty(out: Translation, key: str, default: str) -> tuple[str, float]:
+    """Return the estimator and the coefficient of one of Trinity's KL functions."""
+    name = str(out.file.get(key) or default)
+    if name == "none":
+        return name, 0.0
+    arguments = out.file.get(f"{key}_args") or {}
+    if arguments.get("adaptive"):
+        out.refuse(f"{key}_args.adaptive has no counterpart", "algorithm.kl.coefficient")
+    return name, float(arguments.get("kl_coef", KL["coefficient"]))
+
+
+def _translate_entropy(out: Translation) -> None:
+    on = out.file.get("algorithm.entropy_loss_fn") != "none"
+    arguments = out.file.get("algorithm.entropy_loss_fn_args") or {}
+    coefficient = float(arguments.get("entropy_coef", 0.0)) if on else 0.0
+    reason = out.file.reason("algorithm.entropy_loss_fn_args")
     if coefficient:
         reason += "; Trinity's Tinker trainer estimates the entropy by -p log p of sampled tokens"
     out.give("algorithm.entropy_coefficient", coefficient, reason)

@@ -10,13 +10,17 @@ from typing import Any, cast
 
 import yaml
 
-from flows.importing.translation import ImportRefusal
+from adapters.errors import UserError
 from tasks.storage.files import read_bytes
 from tasks.storage.keys import Json, Section
 
 VERSION = "Trinity-RFT 0.6.0"
 ENVIRONMENT = re.compile(r"oc\.env:\s*([A-Za-z_]\w*)\s*(?:,(.*))?", re.DOTALL)
 INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
+
+
+class ImportRefusal(UserError):
+    """Refusal of a file that no recipe says."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,15 @@ class TrinityFile:
         return self.given.get(key, known_keys().defaults[key])
 
     def number(self, key: str) -> float:
-        """Return the value of a translated key as a number."""
         value = self.get(key)
         try:
             return float(value)
         except (TypeError, ValueError) as error:
             raise ImportRefusal(f"{key} is {value!r}, and should be a number") from error
+
+    def first(self, *keys: str) -> str:
+        """Return the first of the keys that has a value, or else the last."""
+        return next((key for key in keys if self.get(key) is not None), keys[-1])
 
     def reason(self, key: str) -> str:
         """Say where the value of a key comes from."""
@@ -59,19 +66,20 @@ class TrinityFile:
 
 @cache
 def known_keys() -> Keys:
-    """Read the table of all keys."""
     table = yaml.safe_load(read_bytes(Path(__file__).parent / "trinity.yaml"))
-    effects: dict[str, str] = {}
-    off: dict[str, tuple[Json, ...]] = {}
-    for row in table["untranslated"]:
-        for key in row["keys"]:
-            section, _, rest = key.rpartition(".")
-            members = table["sections"][section].split() if rest == "*" else []
-            effects |= {f"{section}.{member}": row["effect"] for member in members}
-            effects |= {} if members else {key: row["effect"]}
-    for row in table["refused"]:
-        effects |= dict.fromkeys(row["keys"], row["effect"])
-        off |= dict.fromkeys(row["keys"], (None, *row.get("off", ([], {}))))
+    whole = {
+        f"{section}.*": [f"{section}.{key}" for key in keys.split()]
+        for section, keys in table["sections"].items()
+    }
+    effects = {
+        key: row["effect"]
+        for row in (*table["untranslated"], *table["refused"])
+        for named in row["keys"]
+        for key in whole.get(named, [named])
+    }
+    off = {
+        key: (None, *row.get("off", ([], {}))) for row in table["refused"] for key in row["keys"]
+    }
     return Keys(table["translated"], off, effects)
 
 
@@ -95,32 +103,31 @@ def read_trinity(name: str, text: str) -> TrinityFile:
 
 def _flatten(values: Section, prefix: str = "") -> Iterator[tuple[str, Json]]:
     """Iterate over the keys and values of a file; the first entry of a list stands for its key."""
+    known = known_keys()
     for name, value in values.items():
         key = prefix + str(name)
         if key == "buffer.explorer_input.tasksets":
             key = "buffer.explorer_input.taskset"
-        if key not in known_keys() and _is_section(value):
-            yield from _flatten(_single(key, value), f"{key}.")
-        elif value is not None or key in known_keys() or not _begins_a_key(key):
+        section = None if key in known else _section(key, value)
+        if section is not None:
+            yield from _flatten(section, f"{key}.")
+        elif value is not None or key in known or not _begins_a_key(key):
             yield key, value
+
+
+def _section(key: str, value: Json) -> Section | None:
+    """Return the section that is a key's value, or the only entry of it."""
+    entries = cast(list[Json], value if isinstance(value, list) else [value])
+    if not all(isinstance(entry, Mapping) for entry in entries):
+        return None
+    if len(entries) > 1:
+        raise ImportRefusal(f"{key} has {len(entries)} entries, and a recipe has one; leave one")
+    return cast(list[Section], entries)[0] if entries else {}
 
 
 def _begins_a_key(key: str) -> bool:
     known = known_keys()
     return any(other.startswith(f"{key}.") for other in (*known.defaults, *known.effects))
-
-
-def _is_section(value: object) -> bool:
-    entries = cast(list[object], value if isinstance(value, list) else [value])
-    return all(isinstance(entry, Mapping) for entry in entries)
-
-
-def _single(key: str, value: Any) -> Section:
-    if isinstance(value, Mapping):
-        return cast(Section, value)
-    if len(value) > 1:
-        raise ImportRefusal(f"{key} has {len(value)} entries, and a recipe has one; leave one")
-    return value[0] if value else {}
 
 
 def _resolved(key: str, value: Json) -> Json:

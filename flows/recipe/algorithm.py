@@ -1,11 +1,11 @@
 """How rewards become weights: advantage, loss and optimizer of a recipe."""
 
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, WithJsonSchema, field_validator
 
 from flows.recipe.presets import PRESETS, find_preset
-from flows.recipe.section import MOST_STEPS, Section
+from flows.recipe.section import MOST_STEPS, Refusals, Section
 from tasks.algorithm.advantages import ADVANTAGES, Aggregation, check_advantage, find_advantage
 from tasks.algorithm.divergences import Baseline, Penalty, Placement, find_estimator
 from tasks.algorithm.learning_rates import Schedule, ScheduleName
@@ -45,32 +45,28 @@ class Divergence(Section):
     baseline: Baseline = "none"
     """Baseline of penalties as advantages: `mean` subtracts that of the step's tokens."""
 
-    @model_validator(mode="after")
-    def _it_does_something(self) -> Self:
+    def refusals(self) -> Refusals:
         find_estimator(self.estimator)
-        if self.coefficient == 0 and (given := self._given(*Divergence.model_fields)):
-            raise ValueError(
-                f"algorithm.kl with coefficient 0 ignores {given}; give a coefficient, or leave "
-                "them out"
-            )
-        if self.placement == "reward" and (given := self._given("discount", "baseline")):
-            raise ValueError(
-                f"algorithm.kl.placement reward ignores {given}, since a return has the penalties "
-                "of later tokens, and comparisons have a baseline; leave them out, or give "
-                "placement advantage"
-            )
-        return self
-
-    def penalty(self) -> Penalty | None:
-        """Return the penalty of tokens, if there is one."""
-        if self.coefficient == 0:
-            return None
-        return Penalty(
-            self.coefficient, self.estimator, self.placement, self.discount, self.baseline
+        given = self._given(*Divergence.model_fields)
+        yield (
+            self.coefficient == 0 and given != "",
+            f"algorithm.kl with coefficient 0 ignores {given}; give a coefficient, or leave them "
+            "out",
+        )
+        given = self._given("discount", "baseline")
+        yield (
+            self.placement == "reward" and given != "",
+            f"algorithm.kl.placement reward ignores {given}, since a return has the penalties of "
+            "later tokens, and comparisons have a baseline; leave them out, or give placement "
+            "advantage",
         )
 
+    def penalty(self) -> Penalty | None:
+        if self.coefficient == 0:
+            return None
+        return Penalty(**self.model_dump(exclude={"reference"}))
+
     def names_checkpoint(self) -> bool:
-        """Return whether the reference is a checkpoint of a run."""
         return self.reference != BASE and "/" not in self.reference
 
     def _given(self, *names: str) -> str:
@@ -142,18 +138,6 @@ class Algorithm(Section):
             find_preset(preset)
         return preset
 
-    @model_validator(mode="after")
-    def _advantage_and_loss_are_in_their_tables(self) -> Self:
-        check_advantage(self.advantage, self.advantage_settings)
-        check_loss(self.loss, self.loss_settings)
-        if self.discount != 1 and not find_advantage(self.advantage).discounts:
-            raise ValueError(
-                f"algorithm.discount {self.discount:g} does nothing with advantage "
-                f"{self.advantage}, which compares the rewards of rollouts; leave it out, or give "
-                "another advantage"
-            )
-        return self
-
     @field_validator("rewards")
     @classmethod
     def _the_query_runs(cls, query: str | None) -> str | None:
@@ -161,26 +145,19 @@ class Algorithm(Section):
             check_query(query)
         return query
 
-    @model_validator(mode="after")
-    def _a_divisor_divides(self) -> Self:
-        if (self.aggregation == "fixed") != (self.divisor is not None):
-            raise ValueError(
-                f"aggregation {self.aggregation} with divisor {self.divisor}: one without the "
-                "other does nothing; give aggregation fixed and a divisor, or neither"
-            )
-        return self
-
-    def across_groups(self) -> list[str]:
-        """List what depends on a whole step, so that no batch's loss is known before its end."""
-        row = find_advantage(self.advantage)
-        settings = {
-            f"algorithm.aggregation {self.aggregation}": self.aggregation in ("sum", "fixed"),
-            f"algorithm.advantage {self.advantage}": row.in_groups and not row.by_greedy,
-            "algorithm.rewards": self.rewards is None,
-            f"algorithm.trained_calls {self.trained_calls}": self.trained_calls is None,
-            f"algorithm.kl.coefficient {self.kl.coefficient:g}": self.kl.coefficient == 0,
-        }
-        return [name for name, in_groups in settings.items() if not in_groups]
+    def refusals(self) -> Refusals:
+        check_advantage(self.advantage, self.advantage_settings)
+        check_loss(self.loss, self.loss_settings)
+        yield (
+            self.discount != 1 and not find_advantage(self.advantage).discounts,
+            f"algorithm.discount {self.discount:g} does nothing with advantage {self.advantage}, "
+            "which compares the rewards of rollouts; leave it out, or give another advantage",
+        )
+        yield (
+            (self.aggregation == "fixed") != (self.divisor is not None),
+            f"aggregation {self.aggregation} with divisor {self.divisor}: one without the other "
+            "does nothing; give aggregation fixed and a divisor, or neither",
+        )
 
 
 class Optimizer(Section):
@@ -224,14 +201,12 @@ class Optimizer(Section):
     grad_clip_norm: float = Field(default=0.0, ge=0, le=1e6)
     """Gradients with a larger norm are scaled down to it; 0 leaves them."""
 
-    @model_validator(mode="after")
-    def _a_floor_is_fallen_to(self) -> Self:
-        if self.schedule == "constant" and self.final_fraction:
-            raise ValueError(
-                f"final_fraction {self.final_fraction:g} does nothing with schedule constant; give "
-                "schedule linear or cosine, or leave it out"
-            )
-        return self
+    def refusals(self) -> Refusals:
+        yield (
+            self.schedule == "constant" and self.final_fraction > 0,
+            f"final_fraction {self.final_fraction:g} does nothing with schedule constant; give "
+            "schedule linear or cosine, or leave it out",
+        )
 
     def method(
         self, loss: str, loss_settings: Settings, steps: int, *, by_batch: bool = False

@@ -3,22 +3,16 @@
 import os
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
-from adapters.door.roles import policy_of
+from adapters.door.roles import FUNCTION, policy_of
 from adapters.errors import UserError
+from adapters.tinker.engines import LOCAL
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, Tracking
 
-LOCAL = "local/"
-SCRIPTED = "function:"
 
-
-class DryRun(BaseModel):
-    """Result of a dry run."""
-
-    model_config = ConfigDict(frozen=True)
-
+class DryRun(BaseModel, frozen=True):
     rollouts: int
     failed: int
     report: str
@@ -40,10 +34,10 @@ def shrink(recipe: Recipe, examples: int) -> Recipe:
 def take_offline(recipe: Recipe) -> Recipe:
     """Return the recipe with the tiny model, unless its own is a folder; roles must be scripted."""
     for role, answerer in recipe.roles.items():
-        if policy_of(answerer) is None and not answerer.startswith(SCRIPTED):
+        if policy_of(answerer) is None and not answerer.startswith(FUNCTION):
             raise OfflineError(
                 f"the role {role} is answered by {answerer}, which needs a network: allow it by "
-                f'--online, or script it by --set \'roles={{"{role}": "{SCRIPTED}module:name"}}\''
+                f'--online, or script it by --set \'roles={{"{role}": "{FUNCTION}module:name"}}\''
             )
     if recipe.model.base.startswith(LOCAL) or Path(recipe.model.base).is_dir():
         return recipe

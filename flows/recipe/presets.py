@@ -5,7 +5,7 @@ and the task. A name that is no preset is in REFUSED, with what to use.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flows.recipe.section import TABLES
 from tasks.algorithm.settings import find_row
@@ -21,42 +21,45 @@ PARTS = ("advantage", "loss")
 class Preset:
     """A row of the table.
 
-    `values` are keys of a recipe, by section, `lacks` the parts of the algorithm that no key
+    `algorithm` and `rollouts` are keys of a recipe, `lacks` the parts of the algorithm that no key
     expresses, and `differs` what Trinity-RFT 0.6.0 does under the same name.
     """
 
-    values: Mapping[str, Section]
+    algorithm: Section
     source: str
+    rollouts: Section = field(default_factory=dict[str, Json])
     lacks: str = ""
     differs: str = ""
 
-
-def _algorithm(
-    advantage: tuple[str, Section],
-    loss: tuple[str, Section],
-    aggregation: str,
-    kl: Section | None = None,
-) -> Mapping[str, Section]:
-    algorithm: dict[str, Json] = {
-        "advantage": advantage[0],
-        "advantage_settings": advantage[1],
-        "loss": loss[0],
-        "loss_settings": loss[1],
-        "aggregation": aggregation,
-    }
-    return {"algorithm": algorithm | ({"kl": kl} if kl else {})}
+    @property
+    def values(self) -> Mapping[str, Section]:
+        """Keys of a recipe, by section."""
+        sections = {"algorithm": self.algorithm, "rollouts": self.rollouts}
+        return {section: keys for section, keys in sections.items() if keys}
 
 
-STANDARDIZED = ("standardized", {"threshold": 0.0})
-OPMD = ("opmd", {"baseline": "mean"})
-PPO = ("ppo", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2})
+def _advantage(name: str, **settings: Json) -> dict[str, Json]:
+    return {"advantage": name, "advantage_settings": settings}
+
+
+def _loss(name: str, **settings: Json) -> dict[str, Json]:
+    return {"loss": name, "loss_settings": settings}
+
+
+STANDARDIZED = _advantage("standardized", threshold=0.0)
+CENTRED = _advantage("centred")
+OPMD = _advantage("opmd", baseline="mean")
+PPO = _loss("ppo", clip_low_threshold=0.8, clip_high_threshold=1.2)
+TOKEN_MEAN: Section = {"aggregation": "token_mean"}
+ROLLOUT_MEAN: Section = {"aggregation": "rollout_mean"}
 KL = {"coefficient": 0.001, "estimator": "k1", "placement": "advantage"}
 """Gradient of Trinity-RFT's KL, k2 in the loss with 0.001, as long as the ratio is 1."""
-KL_IN_REWARD = KL | {"placement": "reward"}
+PENALTY: Section = {"kl": KL}
+PENALTY_IN_REWARD: Section = {"kl": KL | {"placement": "reward"}}
 DUAL_CLIP = "bounds the loss where A < 0 too, as the loss `dual_clip` does with a pass more"
 MORE_KL = "adds KL k2 with 0.001"
 
-GRPO = _algorithm(STANDARDIZED, PPO, "rollout_mean", KL)
+GRPO = STANDARDIZED | PPO | ROLLOUT_MEAN | PENALTY
 
 PRESETS: Mapping[str, Preset] = {
     "grpo": Preset(
@@ -68,84 +71,69 @@ PRESETS: Mapping[str, Preset] = {
         GRPO, "arXiv:2402.03300", differs="is `grpo`, with advantages computed in the trainer"
     ),
     "dr_grpo": Preset(
-        _algorithm(("centred", {}), PPO, "sum"), "arXiv:2503.20783", differs="has no such name"
+        CENTRED | PPO | {"aggregation": "sum"}, "arXiv:2503.20783", differs="has no such name"
     ),
     "dapo": Preset(
-        {
-            **_algorithm(
-                STANDARDIZED,
-                ("ppo", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}),
-                "token_mean",
-            ),
-            "rollouts": {"rounds": 10},
-        },
+        STANDARDIZED | _loss("ppo", clip_low_threshold=0.8, clip_high_threshold=1.28) | TOKEN_MEAN,
         "arXiv:2503.14476",
+        {"rounds": 10},
         "its penalty for long answers, which depends on the task: give it as `algorithm.rewards`",
         "clips at 1.2 unless its file says otherwise, and plays one round",
     ),
     "rloo": Preset(
-        _algorithm(("leave_one_out", {}), ("importance_sampling", {}), "rollout_sum", KL_IN_REWARD),
+        _advantage("leave_one_out")
+        | _loss("importance_sampling")
+        | {"aggregation": "rollout_sum"}
+        | PENALTY_IN_REWARD,
         "arXiv:2402.14740",
         differs="has PPO's clip, an average over tokens, and KL in the loss",
     ),
     "reinforceplusplus": Preset(
-        _algorithm(("reinforce_plus_plus", {}), PPO, "token_mean", KL_IN_REWARD),
+        _advantage("reinforce_plus_plus") | PPO | TOKEN_MEAN | PENALTY_IN_REWARD,
         "arXiv:2501.03262",
         differs="has KL in the loss",
     ),
-    "opmd": Preset(_algorithm(OPMD, ("opmd", {"tau": 1.0}), "token_mean", KL), "arXiv:2505.17826"),
+    "opmd": Preset(OPMD | _loss("opmd", tau=1.0) | TOKEN_MEAN | PENALTY, "arXiv:2505.17826"),
     "asymre": Preset(
-        _algorithm(("asymre", {"shift": -0.1}), ("cross_entropy", {}), "token_mean"),
+        _advantage("asymre", shift=-0.1) | _loss("cross_entropy") | TOKEN_MEAN,
         "arXiv:2506.20520",
         differs="halves the loss, by the loss `opmd` with τ 1",
     ),
     "topr": Preset(
-        _algorithm(("none", {}), ("topr", {"ratio": "trajectory"}), "token_mean"),
+        _advantage("none") | _loss("topr", ratio="trajectory") | TOKEN_MEAN,
         "arXiv:2503.14286",
         differs=f"takes each token's ratio; {MORE_KL}",
     ),
     "cispo": Preset(
-        _algorithm(
-            STANDARDIZED,
-            ("cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
-            "token_mean",
-        ),
+        STANDARDIZED | _loss("cispo", clip_low_threshold=0.0, clip_high_threshold=4.0) | TOKEN_MEAN,
         "arXiv:2506.13585",
         differs=f"clips at 1.28; {MORE_KL}. The paper names no clip, and 4 is Tinker's",
     ),
     "gspo": Preset(
-        _algorithm(
-            STANDARDIZED,
-            ("gspo", {"clip_low_threshold": 1 - 3e-4, "clip_high_threshold": 1 + 4e-4}),
-            "rollout_mean",
-        ),
+        STANDARDIZED
+        | _loss("gspo", clip_low_threshold=1 - 3e-4, clip_high_threshold=1 + 4e-4)
+        | ROLLOUT_MEAN,
         "arXiv:2507.18071",
         differs=f"averages over tokens; {MORE_KL}",
     ),
     "sapo": Preset(
-        _algorithm(
-            STANDARDIZED, ("sapo", {"tau_positive": 1.0, "tau_negative": 1.05}), "rollout_mean"
-        ),
+        STANDARDIZED | _loss("sapo", tau_positive=1.0, tau_negative=1.05) | ROLLOUT_MEAN,
         "arXiv:2511.20347",
         differs=f"has no derivative through the gate; averages over tokens; {MORE_KL}",
     ),
-    "sppo": Preset(_algorithm(OPMD, ("sppo", {"epsilon": 0.3}), "token_mean"), "arXiv:2108.05828"),
+    "sppo": Preset(OPMD | _loss("sppo", epsilon=0.3) | TOKEN_MEAN, "arXiv:2108.05828"),
     "rec": Preset(
-        _algorithm(
-            ("centred", {}),
-            ("rec", {"clip": "none", "weight": "none", "regularizer": "none"}),
-            "token_mean",
-        ),
+        CENTRED | _loss("rec", clip="none", weight="none", regularizer="none") | TOKEN_MEAN,
         "arXiv:2509.24203",
         differs=MORE_KL,
     ),
     "multi_step_grpo": Preset(
-        _algorithm(("step_grpo", {"spread": "copy"}), PPO, "token_mean", KL),
+        _advantage("step_grpo", spread="copy") | PPO | TOKEN_MEAN | PENALTY,
         TRINITY,
         differs=DUAL_CLIP,
     ),
     "gigpo": Preset(
-        _algorithm(("gigpo", {"omega": 1.0, "deviation": "none"}), PPO, "token_mean", KL),
+        _advantage("gigpo", omega=1.0, deviation="none") | PPO | TOKEN_MEAN | PENALTY,
         "arXiv:2505.10978",
         differs=DUAL_CLIP,
     ),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,7 +14,7 @@ from flows.recipe.algorithm import Algorithm
 from flows.recipe.presets import expand_preset
 from flows.recipe.rollouts import Rollouts
 from flows.recipe.run_recipe import RunRecipe
-from flows.recipe.section import MOST_ROLLOUTS, MOST_STEPS, Section
+from flows.recipe.section import MOST_ROLLOUTS, MOST_STEPS, Refusals, Section
 from tasks.algorithm.advantages import ADVANTAGES, CreditAssignment, find_advantage
 from tasks.algorithm.losses import find_loss, is_regularized
 from tasks.examples.curricula import Curriculum, Order
@@ -51,27 +51,23 @@ class Dataset(Section):
     target: float = Field(default=0.5, ge=-1e9, le=1e9)
     """The mean reward at which `pass_rate` prefers an example."""
 
-    @model_validator(mode="after")
-    def _what_orders_is_read(self) -> Self:
-        if (self.order == "easy_to_hard") != (self.difficulty is not None):
-            raise ValueError(
-                f"order {self.order} with difficulty {self.difficulty}: one without the other does "
-                "nothing; give order easy_to_hard and a column of numbers, or neither"
-            )
-        if self.order != "pass_rate" and self.target != 0.5:
-            raise ValueError(
-                f"target {self.target:g} would be ignored by order {self.order}, which no reward "
-                "changes; leave it out, or give order pass_rate"
-            )
-        return self
+    def refusals(self) -> Refusals:
+        yield (
+            (self.order == "easy_to_hard") != (self.difficulty is not None),
+            f"order {self.order} with difficulty {self.difficulty}: one without the other does "
+            "nothing; give order easy_to_hard and a column of numbers, or neither",
+        )
+        yield (
+            self.order != "pass_rate" and self.target != 0.5,
+            f"target {self.target:g} would be ignored by order {self.order}, which no reward "
+            "changes; leave it out, or give order pass_rate",
+        )
 
     def train_split(self) -> Source:
-        """Return the examples that are trained on."""
         curriculum = Curriculum(self.order, self.difficulty, self.target)
         return Source(locate_dataset(self.path), "train", self.columns, curriculum)
 
     def held_out_split(self) -> Source:
-        """Return the examples that are held out."""
         return Source(locate_dataset(self.path), self.test_split, self.columns)
 
 
@@ -127,7 +123,6 @@ class Recipe(RunRecipe):
 
     @property
     def subject(self) -> str:
-        """What a run is named after unless it is given a name."""
         return self.agent
 
     @model_validator(mode="before")
@@ -148,95 +143,91 @@ class Recipe(RunRecipe):
             check_role(role, who)
         return roles
 
-    @model_validator(mode="after")
-    def _batches_can_be_submitted_as_they_end(self) -> Self:
-        whole = self.algorithm.across_groups()
-        if self.optimizer.substeps * self.optimizer.epochs > 1:
-            whole += [f"optimizer.substeps {self.optimizer.substeps}"]
-            whole += [f"optimizer.epochs {self.optimizer.epochs}"]
-        if self.rollouts.stream and whole:
-            raise ValueError(
-                f"rollouts.stream with {' and '.join(whole)} would change the result, since a "
-                "step's losses are known when all of its rollouts have ended; leave stream out, "
-                "or give them their defaults"
-            )
-        return self
+    def refusals(self) -> Refusals:
+        yield from super().refusals()
+        yield from self._refused_stream()
+        yield from self._refused_calls()
+        yield from self._refused_scaling()
+        yield from self._refused_comparisons()
 
-    @model_validator(mode="after")
-    def _a_rollout_alone_has_an_advantage(self) -> Self:
+    def _refused_stream(self) -> Refusals:
+        algorithm, optimizer = self.algorithm, self.optimizer
+        row, once = find_advantage(algorithm.advantage), optimizer.substeps * optimizer.epochs == 1
+        by_batch = {
+            f"algorithm.aggregation {algorithm.aggregation}": algorithm.aggregation
+            in ("sum", "fixed"),
+            f"algorithm.advantage {algorithm.advantage}": row.in_groups and not row.by_greedy,
+            "algorithm.rewards": algorithm.rewards is None,
+            f"algorithm.trained_calls {algorithm.trained_calls}": algorithm.trained_calls is None,
+            f"algorithm.kl.coefficient {algorithm.kl.coefficient:g}": algorithm.kl.coefficient == 0,
+            f"optimizer.substeps {optimizer.substeps}": once,
+            f"optimizer.epochs {optimizer.epochs}": once,
+        }
+        whole = [name for name, known in by_batch.items() if not known]
+        yield (
+            self.rollouts.stream and whole != [],
+            f"rollouts.stream with {' and '.join(whole)} would change the result, since a step's "
+            "losses are known when all of its rollouts have ended; leave stream out, or give them "
+            "their defaults",
+        )
+
+    def _refused_calls(self) -> Refusals:
         rollouts, algorithm = self.rollouts, self.algorithm
-        if rollouts.group_size > 1:
-            return self
-        if not find_advantage(algorithm.advantage).alone:
-            raise ValueError(
-                f"rollouts.group_size 1 with algorithm.advantage {algorithm.advantage}, which "
-                "compares the rollouts of a group with each other, teaches nothing; give 2 or "
-                f"more, or one of: {', '.join(n for n, row in ADVANTAGES.items() if row.alone)}"
-            )
-        if rollouts.rounds > 1 and algorithm.trained_calls is None:
-            raise ValueError(
-                f"rollouts.rounds {rollouts.rounds} with group_size 1: a round follows while too "
-                "few groups have unequal rewards, which a rollout alone never has; give "
-                "algorithm.trained_calls, or 1 round"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _fewer_calls_are_trained_than_made(self) -> Self:
-        rollouts, trained = self.rollouts, self.algorithm.trained_calls
+        alone, trained = rollouts.group_size == 1, algorithm.trained_calls
+        yield (
+            alone and not find_advantage(algorithm.advantage).alone,
+            f"rollouts.group_size 1 with algorithm.advantage {algorithm.advantage}, which compares "
+            "the rollouts of a group with each other, teaches nothing; give 2 or more, or one of: "
+            f"{', '.join(name for name, row in ADVANTAGES.items() if row.alone)}",
+        )
+        yield (
+            alone and rollouts.rounds > 1 and trained is None,
+            f"rollouts.rounds {rollouts.rounds} with group_size 1: a round follows while too few "
+            "groups have unequal rewards, which a rollout alone never has; give "
+            "algorithm.trained_calls, or 1 round",
+        )
         most = rollouts.rounds * rollouts.groups * rollouts.group_size * rollouts.max_calls
-        if trained is not None and trained >= most:
-            raise ValueError(
-                f"algorithm.trained_calls {trained} does nothing, since a step has at most {most} "
-                "calls; give fewer, or leave it out"
-            )
-        return self
+        yield (
+            trained is not None and trained >= most,
+            f"algorithm.trained_calls {trained} does nothing, since a step has at most {most} "
+            "calls; give fewer, or leave it out",
+        )
 
-    @model_validator(mode="after")
-    def _importance_weights_differ(self) -> Self:
+    def _refused_scaling(self) -> Refusals:
         optimizer, loss = self.optimizer, self.algorithm.loss
-        if not optimizer.scale_by_ess:
-            return self
-        if "logprobs" not in find_loss(loss).inputs:
-            raise ValueError(
-                f"optimizer.scale_by_ess with algorithm.loss {loss}, which reads no "
-                "log-probabilities of the sampler, has no importance weights; give "
-                "importance_sampling, or leave scale_by_ess out"
-            )
-        if self.rollouts.lag == 0 and optimizer.substeps * optimizer.epochs == 1:
-            raise ValueError(
-                "optimizer.scale_by_ess does nothing with rollouts.lag 0, optimizer.substeps 1 and "
-                "optimizer.epochs 1, since all importance weights are 1; give one of them more, or "
-                "leave scale_by_ess out"
-            )
-        return self
+        scaled, updates = optimizer.scale_by_ess, optimizer.substeps * optimizer.epochs
+        yield (
+            scaled and "logprobs" not in find_loss(loss).inputs,
+            f"optimizer.scale_by_ess with algorithm.loss {loss}, which reads no log-probabilities "
+            "of the sampler, has no importance weights; give importance_sampling, or leave "
+            "scale_by_ess out",
+        )
+        yield (
+            scaled and self.rollouts.lag == 0 and updates == 1,
+            "optimizer.scale_by_ess does nothing with rollouts.lag 0, optimizer.substeps 1 and "
+            "optimizer.epochs 1, since all importance weights are 1; give one of them more, or "
+            "leave scale_by_ess out",
+        )
 
-    @model_validator(mode="after")
-    def _greedy_rollouts_are_of_the_step(self) -> Self:
-        algorithm, order = self.algorithm, self.rollouts.order
-        if not find_advantage(algorithm.advantage).by_greedy:
-            return self
-        if order == "arrival":
-            raise ValueError(
-                f"algorithm.advantage {algorithm.advantage} with rollouts.order arrival: a step "
-                "may be made of batches whose greedy rollouts have not ended; give order shard"
-            )
-        if algorithm.rewards is not None:
-            raise ValueError(
-                f"algorithm.rewards with algorithm.advantage {algorithm.advantage} would shape the "
-                "rewards of rollouts, but not of the greedy ones that they are compared with; "
-                "leave it out, or give advantage leave_one_out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _shards_depend_on_what_is_recorded(self) -> Self:
-        if self.dataset.order == "pass_rate" and self.rollouts.order == "arrival":
-            raise ValueError(
-                "dataset.order pass_rate with rollouts.order arrival would draw each shard by what "
-                "happened to arrive before; give rollouts.order shard"
-            )
-        return self
+    def _refused_comparisons(self) -> Refusals:
+        advantage, by_arrival = self.algorithm.advantage, self.rollouts.order == "arrival"
+        by_greedy = find_advantage(advantage).by_greedy
+        yield (
+            by_greedy and by_arrival,
+            f"algorithm.advantage {advantage} with rollouts.order arrival: a step may be made of "
+            "batches whose greedy rollouts have not ended; give order shard",
+        )
+        yield (
+            by_greedy and self.algorithm.rewards is not None,
+            f"algorithm.rewards with algorithm.advantage {advantage} would shape the rewards of "
+            "rollouts, but not of the greedy ones that they are compared with; leave it out, or "
+            "give advantage leave_one_out",
+        )
+        yield (
+            self.dataset.order == "pass_rate" and by_arrival,
+            "dataset.order pass_rate with rollouts.order arrival would draw each shard by what "
+            "happened to arrive before; give rollouts.order shard",
+        )
 
     @property
     def lag(self) -> int:
@@ -249,7 +240,6 @@ class Recipe(RunRecipe):
         return ceil(Fraction(str(epochs)) * examples / self.rollouts.groups)
 
     def policies(self) -> dict[str, tuple[str, ...]]:
-        """Map each policy to the roles that it is trained in, the main one first."""
         trained: dict[str, list[str]] = {POLICY: [POLICY]}
         for role, who in sorted(self.roles.items(), key=lambda item: (item[1], item[0])):
             name = policy_of(who)
@@ -263,7 +253,6 @@ class Recipe(RunRecipe):
         return divergence.reference if divergence.names_checkpoint() else None
 
     def credit(self) -> CreditAssignment:
-        """Return the credit assignment: how rewards become advantages."""
         algorithm = self.algorithm
         return CreditAssignment(
             advantage=algorithm.advantage,
@@ -281,7 +270,6 @@ class Recipe(RunRecipe):
         )
 
     def update_method(self) -> "UpdateMethod":
-        """Return the loss, its settings and the optimizer, by which every step is trained."""
         algorithm, stream = self.algorithm, self.rollouts.stream
         return self.optimizer.method(
             algorithm.loss, algorithm.loss_settings, self.steps, by_batch=stream

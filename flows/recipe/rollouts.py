@@ -1,12 +1,14 @@
 """How the rollouts of a recipe are played."""
 
+from dataclasses import replace
 from fractions import Fraction
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from adapters.calls import Sampling
 from adapters.network.addresses import check_runner
-from flows.recipe.section import LONGEST_SECONDS, MOST_ROLLOUTS, Section
+from flows.recipe.section import LONGEST_SECONDS, MOST_ROLLOUTS, Refusals, Section
 
 
 class Rollouts(Section):
@@ -95,97 +97,91 @@ class Rollouts(Section):
     """Share of each batch's rollouts that must have a reward; the others, the stragglers, are then
     cut off and left out. No other run repeats which, and long rollouts are left out more often."""
 
-    @model_validator(mode="after")
-    def _a_step_ends(self) -> Self:
-        most = self.groups * self.group_size * self.rounds
-        if most > MOST_ROLLOUTS:
-            raise ValueError(
-                f"groups {self.groups}, group_size {self.group_size} and rounds {self.rounds} make "
-                f"up to {most} rollouts a step, which is more than {MOST_ROLLOUTS}; give fewer"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _groups_are_treated_as_asked(self) -> Self:
-        waits = self.partial_groups == "wait"
-        if waits != (self.attempts > 1):
-            raise ValueError(
-                f"partial_groups {self.partial_groups} with attempts {self.attempts}: one without "
-                "the other does nothing; to play failed rollouts again give wait, and 2 or more"
-            )
-        if self.partial_groups == "drop_group" and self.minimum_group != 2:
-            raise ValueError(
-                f"minimum_group {self.minimum_group} would be ignored by drop_group, which trains "
-                "whole groups only; leave it out, or use_rest"
-            )
-        if self.partial_groups == "drop_group" and self.group_size == 1:
-            raise ValueError(
-                "partial_groups drop_group does nothing with group_size 1, of which no part is "
-                "left; leave it out"
-            )
-        if self.minimum_group > max(self.group_size, 2):
-            raise ValueError(
-                f"minimum_group {self.minimum_group} is more than group_size {self.group_size}, "
-                "so no group would be trained"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _stragglers_are_left_out(self) -> Self:
-        if self.quorum == 1:
-            return self
-        if self.partial_groups != "use_rest":
-            raise ValueError(
-                f"quorum {self.quorum:g} with partial_groups {self.partial_groups}: a group that "
-                "lacks a straggler would be dropped or waited for; give use_rest, or quorum 1"
-            )
-        smallest = self.groups // min(self.batches, self.groups) * self.group_size
-        if smallest - 1 < Fraction(str(self.quorum)) * smallest:  # the decimal as it is written
-            raise ValueError(
-                f"quorum {self.quorum:g} does nothing in a batch of {smallest} rollouts, since it "
-                "is rounded up to all of them; give a smaller one, fewer batches, or quorum 1"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _rounds_follow_each_other(self) -> Self:
-        if self.token_budget is not None and self.rounds == 1:
-            raise ValueError(
-                f"token_budget {self.token_budget} does nothing with rounds 1, since no further "
-                "round begins; give 2 rounds or more, or leave it out"
-            )
-        if self.rounds > 1 and (self.order == "arrival" or self.stream):
-            raise ValueError(
-                f"rounds {self.rounds} with order {self.order} and stream {self.stream}: whether "
-                "another round begins is known when all rollouts of a step have ended; give order "
-                "shard without stream, or 1 round"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _batches_can_be_played_there(self) -> Self:
+    def refusals(self) -> Refusals:
+        yield from self._refused_groups()
+        yield from self._refused_rounds()
         check_runner(self.runner, self.cluster, self.door)
-        return self
+        yield from self._refused_overlap()
 
-    @model_validator(mode="after")
-    def _overlap_does_something(self) -> Self:
-        if self.order == "arrival" and self.lag == 0:
-            raise ValueError(
-                "order arrival with lag 0 does nothing, since a step waits for all of its batches; "
-                "give a lag of 1 or more, or order shard"
-            )
-        if self.weights == "inflight" and self.lag == 0:
-            raise ValueError(
-                "weights inflight with lag 0 does nothing, since no update is made while rollouts "
-                "are played; give a lag of 1 or more, or weights snapshot"
-            )
-        if self.stream and (self.order == "arrival" or self.batches == 1):
-            raise ValueError(
-                f"stream with order {self.order} and batches {self.batches} does nothing, since a "
-                "step begins when all of its rollouts have ended; give order shard and 2 batches "
-                "or more, or leave stream out"
-            )
-        return self
+    def _refused_groups(self) -> Refusals:
+        most = self.groups * self.group_size * self.rounds
+        yield (
+            most > MOST_ROLLOUTS,
+            f"groups {self.groups}, group_size {self.group_size} and rounds {self.rounds} make up "
+            f"to {most} rollouts a step, which is more than {MOST_ROLLOUTS}; give fewer",
+        )
+        treatment, whole = self.partial_groups, self.partial_groups == "drop_group"
+        yield (
+            (treatment == "wait") != (self.attempts > 1),
+            f"partial_groups {treatment} with attempts {self.attempts}: one without the other does "
+            "nothing; to play failed rollouts again give wait, and 2 or more",
+        )
+        yield (
+            whole and self.minimum_group != 2,
+            f"minimum_group {self.minimum_group} would be ignored by drop_group, which trains "
+            "whole groups only; leave it out, or use_rest",
+        )
+        yield (
+            whole and self.group_size == 1,
+            "partial_groups drop_group does nothing with group_size 1, of which no part is left; "
+            "leave it out",
+        )
+        yield (
+            self.minimum_group > max(self.group_size, 2),
+            f"minimum_group {self.minimum_group} is more than group_size {self.group_size}, so no "
+            "group would be trained",
+        )
+        yield (
+            self.quorum < 1 and treatment != "use_rest",
+            f"quorum {self.quorum:g} with partial_groups {treatment}: a group that lacks a "
+            "straggler would be dropped or waited for; give use_rest, or quorum 1",
+        )
+        smallest = self.groups // min(self.batches, self.groups) * self.group_size
+        needed = Fraction(str(self.quorum)) * smallest  # the decimal as it is written
+        yield (
+            self.quorum < 1 and smallest - 1 < needed,
+            f"quorum {self.quorum:g} does nothing in a batch of {smallest} rollouts, since it is "
+            "rounded up to all of them; give a smaller one, fewer batches, or quorum 1",
+        )
+
+    def _refused_rounds(self) -> Refusals:
+        yield (
+            self.token_budget is not None and self.rounds == 1,
+            f"token_budget {self.token_budget} does nothing with rounds 1, since no further round "
+            "begins; give 2 rounds or more, or leave it out",
+        )
+        yield (
+            self.rounds > 1 and (self.order == "arrival" or self.stream),
+            f"rounds {self.rounds} with order {self.order} and stream {self.stream}: whether "
+            "another round begins is known when all rollouts of a step have ended; give order "
+            "shard without stream, or 1 round",
+        )
+
+    def _refused_overlap(self) -> Refusals:
+        yield (
+            self.order == "arrival" and self.lag == 0,
+            "order arrival with lag 0 does nothing, since a step waits for all of its batches; "
+            "give a lag of 1 or more, or order shard",
+        )
+        yield (
+            self.weights == "inflight" and self.lag == 0,
+            "weights inflight with lag 0 does nothing, since no update is made while rollouts are "
+            "played; give a lag of 1 or more, or weights snapshot",
+        )
+        yield (
+            self.stream and (self.order == "arrival" or self.batches == 1),
+            f"stream with order {self.order} and batches {self.batches} does nothing, since a step "
+            "begins when all of its rollouts have ended; give order shard and 2 batches or more, "
+            "or leave stream out",
+        )
+
+    def sampling(self) -> Sampling:
+        """Return the sampling of training and of sampled evaluations: the whole distribution."""
+        return Sampling(self.max_tokens, self.temperature, top_p=1.0, top_k=-1)
+
+    def greedy_sampling(self) -> Sampling:
+        """Return the sampling that always takes the likeliest token."""
+        return replace(self.sampling(), temperature=0.0)
 
     def not_reproducible(self) -> list[str]:
         """List why another run of the recipe would not have the same weights."""

@@ -4,15 +4,15 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.rendering.renderer_names import resolve_renderer
 from flows.recipe.algorithm import Optimizer
-from flows.recipe.section import LONGEST_SECONDS, MOST_STEPS, Section
+from flows.recipe.section import LONGEST_SECONDS, MOST_STEPS, Refusals, Section
 from tasks.algorithm.learning_rates import default_learning_rate
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
@@ -32,7 +32,7 @@ class Model(Section):
     base: str = "local/tiny-chat"
     """A model of the Tinker service, or, on the engine, a shipped id, a hub name or a directory."""
 
-    renderer: str = "qwen3"
+    renderer: Annotated[str, AfterValidator(resolve_renderer)] = "qwen3"
     """Renderer of messages as tokens: a name of the `renderers` package, or `jinja:` and a chat
     template, as its text or as a file whose text is then the recipe's."""
 
@@ -48,19 +48,12 @@ class Model(Section):
     train_unembedding: bool = True
     """Train a LoRA on the output layer."""
 
-    @model_validator(mode="after")
-    def _some_layers_are_trained(self) -> Self:
-        if not (self.train_attention or self.train_mlp or self.train_unembedding):
-            raise ValueError(
-                "train_attention, train_mlp and train_unembedding are all false, so that nothing "
-                "is trained; leave one of them true"
-            )
-        return self
-
-    @field_validator("renderer")
-    @classmethod
-    def _renderer_holds_its_template(cls, renderer: str) -> str:
-        return resolve_renderer(renderer)
+    def refusals(self) -> Refusals:
+        yield (
+            not (self.train_attention or self.train_mlp or self.train_unembedding),
+            "train_attention, train_mlp and train_unembedding are all false, so that nothing is "
+            "trained; leave one of them true",
+        )
 
 
 class Checkpoints(Section):
@@ -105,15 +98,12 @@ class Tracking(Section):
     """Export a span for each call by OTLP, to OTEL_EXPORTER_OTLP_ENDPOINT, with or without its
     messages."""
 
-    @model_validator(mode="after")
-    def _tables_are_of_a_project(self) -> Self:
-        rollouts = self.rollouts
-        if self.project is None and rollouts != type(self).model_fields["rollouts"].default:
-            raise ValueError(
-                f"tracking.rollouts {rollouts} does nothing without tracking.project, whose "
-                "tables they are in; give that, or leave rollouts out"
-            )
-        return self
+    def refusals(self) -> Refusals:
+        yield (
+            self.project is None and self.rollouts != type(self).model_fields["rollouts"].default,
+            f"tracking.rollouts {self.rollouts} does nothing without tracking.project, whose "
+            "tables they are in; give that, or leave rollouts out",
+        )
 
 
 class RunRecipe(Section, ABC):
@@ -146,15 +136,6 @@ class RunRecipe(Section, ABC):
     }
     """Keys that may change when a run continues."""
 
-    @model_validator(mode="after")
-    def _it_ends(self) -> Self:
-        if (self.steps > 0) == (self.epochs > 0):
-            raise ValueError(
-                f"steps {self.steps} with epochs {self.epochs:g}: give one of them, since a run is "
-                "as long as either says"
-            )
-        return self
-
     @field_validator("flow")
     @classmethod
     def _flow_is_the_recipe_s(cls, flow: str) -> str:
@@ -170,22 +151,25 @@ class RunRecipe(Section, ABC):
         rate = default_learning_rate(valid.data["model"].base)
         return optimizer.model_copy(update={"learning_rate": rate})
 
-    @model_validator(mode="after")
-    def _the_learning_rate_rises_before_the_end(self) -> Self:
+    def refusals(self) -> Refusals:
+        steps, optimizer = self.steps, self.optimizer
+        yield (
+            (steps > 0) == (self.epochs > 0),
+            f"steps {steps} with epochs {self.epochs:g}: give one of them, since a run is as long "
+            "as either says",
+        )
         if self.epochs:
-            return self  # the steps are counted when a run begins
-        if self.optimizer.warmup_steps >= self.steps:
-            raise ValueError(
-                f"optimizer.warmup_steps {self.optimizer.warmup_steps} never end in {self.steps} "
-                "steps; give fewer"
-            )
-        if self.optimizer.schedule != "constant" and self.steps - self.optimizer.warmup_steps < 2:
-            raise ValueError(
-                f"optimizer.schedule {self.optimizer.schedule} does nothing, since the "
-                f"{self.steps} steps end where it begins to fall; give more steps, fewer "
-                "warmup_steps, or schedule constant"
-            )
-        return self
+            return  # the steps are counted when a run begins
+        yield (
+            optimizer.warmup_steps >= steps,
+            f"optimizer.warmup_steps {optimizer.warmup_steps} never end in {steps} steps; give "
+            "fewer",
+        )
+        yield (
+            optimizer.schedule != "constant" and steps - optimizer.warmup_steps < 2,
+            f"optimizer.schedule {optimizer.schedule} does nothing, since the {steps} steps end "
+            "where it begins to fall; give more steps, fewer warmup_steps, or schedule constant",
+        )
 
     @property
     def subject(self) -> str:
@@ -217,9 +201,9 @@ class RunRecipe(Section, ABC):
         self, run: RunFolder, policy: "TrainedPolicy", recipes: "Eras[RunRecipe]"
     ) -> "StepSource":
         """Return what restores the datums of a run's policy; `recipes` are the run's lineage."""
-        from tasks.recovery.recorded_steps import GivenDatums
+        from tasks.recovery.recorded_steps import StepSource
 
-        return GivenDatums()
+        return StepSource()
 
     def fingerprint(self) -> str:
         """Hash the recipe's canonical JSON by SHA-256; a run is bound to the hash.

@@ -1,6 +1,12 @@
 """The base class of a recipe's sections."""
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Iterator
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+Refusals = Iterator[tuple[bool, str]]
+"""Rules between the keys of a section: whether each is broken, and what is then said."""
 
 MOST_STEPS = 10_000_000
 MOST_ROLLOUTS = 1_000_000
@@ -16,3 +22,14 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+    def refusals(self) -> Refusals:
+        """Yield the rules in the order in which they are checked; the first broken one is said."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _no_rule_is_broken(self) -> Self:
+        for broken, why in self.refusals():
+            if broken:
+                raise ValueError(why)
+        return self

@@ -5,16 +5,18 @@ name to its file.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from prefect import get_run_logger
+
 from flows.runtime.open_run import OpenRun
-from flows.runtime.policies import RunPolicy
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.datums import build_datums, datums_of_batch
 from tasks.metrics import Metrics, StepFiles, drop_costs, measure, name_metrics, record_metrics
 from tasks.references import Reference, compute_references
+from tasks.reports.progress import describe_step
 from tasks.rewards import compute_rewards
 from tasks.trajectories import assemble_trajectories
 from tasks.updates import read_update, update_policy
@@ -27,13 +29,15 @@ log = logging.getLogger(__name__)
 def assemble(run: OpenRun, step: int, spans: Sequence[Path]) -> ByPolicy:
     """Assemble the trajectories of a step's rollouts: the calls of each policy's roles."""
     at = run.folder.trajectories
-    return _each(run, lambda p: assemble_trajectories(at(p.name, step), spans, p.roles))
+    return {p.name: assemble_trajectories(at(p.name, step), spans, p.roles) for p in run.policies}
 
 
 def reward(run: OpenRun, step: int, trajectories: ByPolicy, query: str | None = None) -> ByPolicy:
     """Compute the rewards that the trajectories of a step are compared by, shaped by a query."""
     at = run.folder.rewards
-    return _each(run, lambda p: compute_rewards(at(p.name, step), trajectories[p.name], query))
+    return {
+        name: compute_rewards(at(name, step), rows, query) for name, rows in trajectories.items()
+    }
 
 
 def refer(run: OpenRun, step: int, trajectories: ByPolicy, reference: Reference | None) -> ByPolicy:
@@ -41,9 +45,10 @@ def refer(run: OpenRun, step: int, trajectories: ByPolicy, reference: Reference 
     if reference is None:
         return {}
     at = run.folder.references
-    return _each(
-        run, lambda p: compute_references(at(p.name, step), trajectories[p.name], reference)
-    )
+    return {
+        name: compute_references(at(name, step), rows, reference)
+        for name, rows in trajectories.items()
+    }
 
 
 def build(
@@ -56,17 +61,17 @@ def build(
 ) -> ByPolicy:
     """Build the datums of a step: each sampled token weighted by its advantage."""
     at = run.folder.datums
-    return _each(
-        run,
-        lambda p: build_datums(
+    return {
+        p.name: build_datums(
             at(p.name, step),
             trajectories[p.name],
             rewards[p.name],
             credit,
             references.get(p.name),
             p.updater.recorded.source.history(step),
-        ),
-    )
+        )
+        for p in run.policies
+    }
 
 
 def accumulate(
@@ -83,12 +88,10 @@ def update(
 ) -> ByPolicy:
     """Train each policy on its datums by a method, and save checkpoint `step` + 1."""
     at = run.folder.update
-    return _each(
-        run,
-        lambda p: update_policy(
-            at(p.name, step), p.updater, step, datums[p.name], method, with_state
-        ),
-    )
+    return {
+        p.name: update_policy(at(p.name, step), p.updater, step, datums[p.name], method, with_state)
+        for p in run.policies
+    }
 
 
 def record_step(run: OpenRun, step: int, files: StepFiles, min_group_size: int = 1) -> Metrics:
@@ -105,6 +108,7 @@ def record_step(run: OpenRun, step: int, files: StepFiles, min_group_size: int =
     run.folder.check_owner()
     record_metrics(run.folder.metrics, step, metrics)
     run.tracking.follow()
+    get_run_logger().info(describe_step(run.folder, {"step": step, **metrics}, run.steps))
     return metrics
 
 
@@ -129,7 +133,3 @@ def _tell_untrained(run: OpenRun, step: int, metrics: Metrics) -> None:
             metrics["stragglers/tokens"],
             metrics.get("stragglers/kept_tokens", 0),
         )
-
-
-def _each(run: OpenRun, arrow: Callable[[RunPolicy], Path]) -> ByPolicy:
-    return {policy.name: arrow(policy) for policy in run.policies}

@@ -47,10 +47,14 @@ class EvalTarget:
                 "one of them: --model RUN@STEP is a run's checkpoint"
             )
         if model in (BASE, recipe.model.base):
-            return cls._apart(count_steps(recipe), BASE)
+            return cls._alone(count_steps(recipe), BASE)
         if "/" in model:
-            changes = _answered_by(recipe, model)
-            return cls._apart(count_steps(recipe).model_copy(update=changes), model)
+            answered = {
+                "model": Model(),
+                "roles": {**recipe.roles, POLICY: model},
+                "evaluation": recipe.evaluation.model_copy(update={"greedy": False}),
+            }
+            return cls._alone(count_steps(recipe).model_copy(update=answered), model)
         return cls._of_run(recipe, *read_checkpoint(model))
 
     @classmethod
@@ -61,7 +65,7 @@ class EvalTarget:
         return cls(found.name, bound, requested, step)
 
     @classmethod
-    def _apart(cls, recipe: Recipe, model: str) -> Self:
+    def _alone(cls, recipe: Recipe, model: str) -> Self:
         """Return a run of its own, whose checkpoint 0 is the base model."""
         bound = recipe.model_copy(update={"tracking": Tracking()})
         name = name_run(recipe.agent, model, bound.fingerprint()[:8])
@@ -78,12 +82,3 @@ def find_target(
     if folder.exists() and target.step is not None:
         Ledger(folder.checkpoints(POLICY)).at(target.step)
     return target
-
-
-def _answered_by(recipe: Recipe, model: str) -> dict[str, object]:
-    """Return the changes to a recipe whose policy is a model of LiteLLM."""
-    return {
-        "model": Model(),
-        "roles": {**recipe.roles, POLICY: model},
-        "evaluation": recipe.evaluation.model_copy(update={"greedy": False}),
-    }

@@ -1,10 +1,9 @@
 """Evaluation of a checkpoint: held-out examples are played, sampled and greedily, and scored."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from adapters.calls import Sampling
 from flows.recipe.recipe import Recipe
@@ -12,8 +11,6 @@ from flows.runtime.open_rollouts import (
     PlayedGroups,
     RolloutRunner,
     Spans,
-    greedy_sampling,
-    training_sampling,
     wait_for_batches,
 )
 from flows.runtime.open_run import OpenRun
@@ -24,10 +21,8 @@ from tasks.storage.names import shard_name
 from tasks.storage.run_folder import RunFolder
 
 
-class EvaluationResult(BaseModel):
+class EvaluationResult(BaseModel, frozen=True):
     """Scores of a checkpoint, and the files with its games, by how the rollouts were sampled."""
-
-    model_config = ConfigDict(frozen=True)
 
     file: Path
     scores: dict[str, Score]
@@ -41,18 +36,16 @@ class EvaluationResult(BaseModel):
         return f"held-out reward {', '.join(said)}"
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """Held-out rollouts that were submitted: a shard and its batches, by how they are sampled."""
+HeldOut = Mapping[str, tuple[Path, Sequence[Spans]]]
+"""Held-out rollouts that were submitted: a shard and its batches, by how they are sampled."""
 
-    shards: Mapping[str, tuple[Path, Sequence[Spans]]]
 
-    def wait(self) -> dict[str, PlayedShard]:
-        """Wait for every batch; raise the error of the first that failed."""
-        return {
-            how: PlayedShard(shard, wait_for_batches(batches))
-            for how, (shard, batches) in self.shards.items()
-        }
+def wait_for_held_out(submitted: HeldOut) -> dict[str, PlayedShard]:
+    """Wait for every batch; raise the error of the first that failed."""
+    return {
+        how: PlayedShard(shard, wait_for_batches(batches))
+        for how, (shard, batches) in submitted.items()
+    }
 
 
 class HeldOutEvaluations:
@@ -78,9 +71,11 @@ class HeldOutEvaluations:
 
     def score(self, last: int) -> None:
         """Wait for what was submitted of the checkpoints up to `last`, and score it."""
+        folder = self._run.folder
         while self._submitted and self._submitted[0][0] <= last:
             step, held_out = self._submitted.pop(0)
-            write_scores(self._recipe, self._run.folder, held_out.wait(), f"{step:05d}")
+            path, threshold = folder.evaluation(f"{step:05d}"), self._recipe.evaluation.threshold
+            score_rollouts(path, wait_for_held_out(held_out), threshold)
 
 
 def submit_held_out(
@@ -97,25 +92,10 @@ def submit_held_out(
     def submit(split: str, sampling: Sampling, group_size: int) -> tuple[Path, Sequence[Spans]]:
         path = run.shard(shard_name(f"{split}{tag}", step))
         shard = draw_shard(path, source, recipe.seed, 0, size)
-        played = PlayedGroups(sampling, group_size)
-        batches = runner.submit_shard(shard, step, played)
+        batches = runner.submit_shard(shard, step, PlayedGroups(sampling, group_size))
         return shard, [*batches.values()]
 
-    shards = {"sampled": submit("test", training_sampling(recipe), evaluation.rollouts)}
+    shards = {"sampled": submit("test", recipe.rollouts.sampling(), evaluation.rollouts)}
     if evaluation.greedy:
-        shards["greedy"] = submit("greedy", greedy_sampling(recipe), 1)
-    return HeldOut(shards)
-
-
-def write_scores(
-    recipe: Recipe, run: RunFolder, played: Mapping[str, PlayedShard], name: str
-) -> Path:
-    """Score held-out rollouts, and return the file of their scores."""
-    return score_rollouts(run.evaluation(name), played, recipe.evaluation.threshold)
-
-
-def settings_tag(bound: Recipe, asked: Recipe) -> str:
-    """Name the settings of an evaluation; empty if they are the run's own."""
-    if asked.evaluation == bound.evaluation:
-        return ""
-    return f".{asked.fingerprint()[:6]}"
+        shards["greedy"] = submit("greedy", recipe.rollouts.greedy_sampling(), 1)
+    return shards

@@ -7,7 +7,7 @@ from typing import TypeVar, cast
 import coolname.data
 from prefect.runtime import flow_run
 from prefect.states import Completed
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_attempt
 
 from adapters.errors import EngineDied
@@ -67,7 +67,7 @@ def _prefect_words() -> set[str]:
     return {word for part in coolname.data.config.values() for word in part.get("words", ())}
 
 
-class RunSummary(BaseModel):
+class RunSummary(BaseModel, frozen=True):
     """Held-out reward of the first and the last checkpoint, and the steps between.
 
     `seconds` are those of sampling and training, without start-up and evaluation; None with a lag,
@@ -76,8 +76,6 @@ class RunSummary(BaseModel):
     each step's weights were from those that sampled its rollouts. Another run of the recipe has the
     same weights if it is `reproducible`.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     run: str
     steps: int
@@ -100,7 +98,6 @@ class RunSummary(BaseModel):
 
 
 def summarize_run(run: RunFolder) -> RunSummary:
-    """Summarize a run from its folder."""
     metrics, parent = read_metrics(run.metrics), parent_of(run)
     recipe = read_recipe(run, Recipe)
     replayed = parent is not None and parent["how"] == REPLAY

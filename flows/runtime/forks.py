@@ -60,7 +60,7 @@ def fork_run(
     with _new_run(parent, name, recipe, fingerprint, {"how": FORK, "step": step}) as fork:
         for passed in range(step):
             batches = batches_of(parent, passed) + parent.held_out(passed)
-            files = parent.learning_files(passed) + parent.evaluation_files(passed)
+            files = parent.learning_files(passed) + parent.evaluations(f"{passed:05d}")
             _share(parent, fork, _files_of(parent, batches) + files)
         ArrivalLedger(parent.arrivals).share(step, ArrivalLedger(fork.arrivals))
         _share(parent, fork, saved_files(parent.engine))

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -21,8 +20,9 @@ from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Rollouts
 from flows.runtime.open_run import OpenRun
 from tasks.algorithm.advantages import find_advantage
-from tasks.rollouts import BatchPlan, Play, RolloutServer, collect_rollouts
-from tasks.shards import read_shard
+from tasks.playing.server import Play, RolloutServer
+from tasks.rollouts import collect_rollouts
+from tasks.shards import BatchPlan, read_shard
 from tasks.storage.names import BASELINE
 
 EVALUATED_SHARDS = 2
@@ -32,12 +32,8 @@ Spans = PrefectFuture[Path]
 """Future of a batch's sealed spans."""
 
 
-class CheckpointAtBegin(Protocol):
-    """Choice of the checkpoint that samples a batch, made when the batch begins."""
-
-    def checkpoint(self, batch: str) -> int:
-        """Return the checkpoint for the name of a batch."""
-        ...
+CheckpointAtBegin = Callable[[str], int]
+"""Chooses the checkpoint that samples a batch, by the batch's name, when it begins."""
 
 
 @dataclass(frozen=True)
@@ -55,26 +51,14 @@ class PlayedGroups:
 
 
 def training_groups(recipe: Recipe) -> PlayedGroups:
-    """Return the plan of a training step's groups."""
     rollouts, compared = recipe.rollouts, find_advantage(recipe.algorithm.advantage)
     return PlayedGroups(
-        training_sampling(recipe),
+        rollouts.sampling(),
         rollouts.group_size,
         rollouts.attempts,
         rollouts.quorum,
-        greedy_sampling(recipe) if compared.by_greedy else None,
+        rollouts.greedy_sampling() if compared.by_greedy else None,
     )
-
-
-def training_sampling(recipe: Recipe) -> Sampling:
-    """Return the sampling of training and of sampled evaluations: the whole distribution."""
-    rollouts = recipe.rollouts
-    return Sampling(rollouts.max_tokens, rollouts.temperature, top_p=1.0, top_k=-1)
-
-
-def greedy_sampling(recipe: Recipe) -> Sampling:
-    """Return the sampling that always takes the likeliest token."""
-    return Sampling(recipe.rollouts.max_tokens, temperature=0.0, top_p=1.0, top_k=-1)
 
 
 @dataclass(frozen=True)
@@ -98,21 +82,14 @@ class RolloutRunner:
     ) -> dict[str, Spans]:
         """Submit the batches of round `number` of a shard; return them by name."""
         batches = sorted({row["batch"] for row in read_shard(shard) if row["round"] == number})
-        plans = [
-            (
-                BatchPlan(shard.stem, batch, groups.size, groups.attempts, groups.quorum),
-                groups.sampling,
-            )
-            for batch in batches
-        ]
+        size, attempts, quorum = groups.size, groups.attempts, groups.quorum
+        plans = {BatchPlan(shard.stem, n, size, attempts, quorum): groups.sampling for n in batches}
         if groups.baseline is not None:
             name = f"{BASELINE}-{shard.stem.partition('-')[2]}"
-            plans += [
-                (BatchPlan(name, batch, 1, groups.attempts), groups.baseline) for batch in batches
-            ]
+            plans |= {BatchPlan(name, n, 1, attempts): groups.baseline for n in batches}
 
         def sampled_by(batch: str, sampling: Sampling) -> SampledBy:
-            chosen = checkpoint if isinstance(checkpoint, int) else checkpoint.checkpoint(batch)
+            chosen = checkpoint if isinstance(checkpoint, int) else checkpoint(batch)
             return SampledBy(self.policies(chosen), sampling)
 
         return {
@@ -127,7 +104,7 @@ class RolloutRunner:
                     "play": self.play,
                 },
             )
-            for plan, sampling in plans
+            for plan, sampling in plans.items()
         }
 
 

@@ -20,11 +20,11 @@ from flows.runtime.by_policy import accumulate
 from flows.runtime.open_rollouts import CheckpointAtBegin, Spans, wait_for_batches
 from flows.runtime.open_run import OpenRun
 from tasks.examples.reading import Source
-from tasks.rollouts import check_rewards, measure_yield
 from tasks.storage.arrivals import ArrivalLedger
 from tasks.storage.manifest import lineage
 from tasks.storage.names import parse_batch, shard_name
 from tasks.storage.run_folder import RunFolder
+from tasks.yields import check_rewards, measure_yield
 
 Submit = Callable[[int, int | CheckpointAtBegin, int], Mapping[str, Spans]]
 """Submits the batches of a round of a step's own shard, each sampled by the checkpoint given."""
@@ -86,7 +86,8 @@ def sample_on(steps: Steps, rollouts: Rollouts, submit: Submit, trained_calls: i
         batches, checkpoint = [*first], max(step - rollouts.lag, 0)
         for number in range(1, rollouts.rounds):
             yielded = measure_yield(wait_for_batches(batches))
-            spent = rollouts.token_budget is not None and yielded.tokens >= rollouts.token_budget
+            budget = rollouts.token_budget
+            spent = budget is not None and yielded.sampled_tokens >= budget
             teaches = yielded.teaching_groups >= rollouts.groups
             if spent or (teaches if trained_calls is None else yielded.calls >= trained_calls):
                 break
@@ -104,13 +105,10 @@ def steps_by_arrival(run: OpenRun, rollouts: Rollouts, submit: Submit) -> Steps:
     ledger = ArrivalLedger(run.folder.arrivals, run.folder.ownership)
     size = min(rollouts.batches, rollouts.groups)
     arrivals = Arrivals(ledger, size, run.policies.last_step)
-    first = arrivals.first_shard(steps.start)
-    shards, ahead = iter(range(first, steps.stop)), steps.start + lag + 1 - first
-
+    shards = deque(range(arrivals.first_shard(steps.start), steps.stop))
     for step in steps:
-        for shard in islice(shards, ahead):
-            arrivals.add(submit(shard, arrivals, 0), step)
-        ahead = 1
+        while shards and shards[0] <= step + lag:
+            arrivals.add(submit(shards.popleft(), arrivals.checkpoint, 0), step)
         yield step, arrivals.take(step, lag)
 
 
@@ -131,20 +129,13 @@ class Arrivals:
 
     def first_shard(self, step: int) -> int:
         """Return the first shard of which batches are left for `step` and those after it."""
-        made = self.ledger.steps()
-        taken = Counter(
-            parse_batch(batch).shard
-            for earlier in made
-            if earlier < step
-            for batch in made[earlier]
-        )
+        taken = Counter(parse_batch(batch).shard for batch in self._taken(step))
         names = (shard_name("train", shard) for shard in range(step))
         return next((s for s, name in enumerate(names) if taken[name] < self._size), step)
 
     def add(self, batches: Mapping[str, Spans], step: int) -> None:
         """Add submitted batches, without those of which a step before `step` was made."""
-        made = self.ledger.steps()
-        taken = {batch for earlier in made if earlier < step for batch in made[earlier]}
+        taken = self._taken(step)
         for name, spans in batches.items():
             if name not in taken:
                 self._waiting[name] = spans
@@ -157,6 +148,11 @@ class Arrivals:
             chosen = self._wait_for(step, lag)
             self.ledger.make(step, chosen)
         return [self._waiting.pop(name) for name in chosen]
+
+    def _taken(self, step: int) -> set[str]:
+        """Return the batches of which the steps before `step` were made."""
+        made = self.ledger.steps()
+        return {batch for earlier in made if earlier < step for batch in made[earlier]}
 
     def _wait_for(self, step: int, lag: int) -> list[str]:
         while True:

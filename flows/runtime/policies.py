@@ -28,7 +28,6 @@ class RunPolicy:
 
     @property
     def name(self) -> str:
-        """Name of the policy."""
         return self.trained.name
 
     @property
@@ -38,7 +37,6 @@ class RunPolicy:
 
     @property
     def ledger(self) -> Ledger:
-        """Checkpoints of the policy."""
         return self.updater.ledger
 
     def at(self, step: int) -> Policy:
@@ -64,7 +62,6 @@ class RunPolicies:
 
     @property
     def main(self) -> RunPolicy:
-        """The main policy."""
         return self._policies[0]
 
     def last_step(self) -> int:

@@ -18,6 +18,7 @@ from adapters.errors import UserError
 from adapters.tinker.engines import check_reachable
 from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
+from flows.recipe.rollouts import Rollouts
 from flows.recipe.run_recipe import Model, ServicePatience
 from flows.runtime.checks import check_base_model
 from tasks.checkpoints import Ledger
@@ -54,7 +55,7 @@ def find_weights(name: str) -> Weights:
     check_reachable()
     if "/" in name:
         check_base_model(name)
-        return Weights(name, Model(base=name), _sampling(MOST_TOKENS, 1.0))
+        return Weights(name, Model(base=name), Rollouts(max_tokens=MOST_TOKENS).sampling())
     named, step = read_checkpoint(name)
     run, _, policy = named.partition(":")
     folder, policy = folder_of(run), policy or POLICY
@@ -63,7 +64,7 @@ def find_weights(name: str) -> Weights:
         there = ", ".join(recipe.policies())
         raise UserError(f"{run} trains no policy {policy!r}; there is: {there}")
     saved = Ledger(folder.checkpoints(policy)).at(step)
-    defaults = _sampling(recipe.rollouts.max_tokens, recipe.rollouts.temperature)
+    defaults = recipe.rollouts.sampling()
     return Weights(f"{named}@{saved.step}", recipe.model, defaults, folder, saved.sampler)
 
 
@@ -106,10 +107,6 @@ def stdin_closed() -> Event:
     if not sys.stdin.isatty():
         Thread(target=read, daemon=True).start()
     return closed
-
-
-def _sampling(max_tokens: int, temperature: float) -> Sampling:
-    return Sampling(max_tokens, temperature, top_p=1.0, top_k=-1)
 
 
 @contextmanager

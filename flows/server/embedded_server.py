@@ -48,15 +48,14 @@ class EmbeddedServer(SubprocessASGIServer):
         level = os.environ.get("PREFECT_SERVER_LOGGING_LEVEL")
         with _environment(PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL=level):
             server = super()._run_uvicorn_command()
-        self._watcher = end_with_this_process(server.pid)
+        end_with_this_process(server.pid)
         return server
 
 
 def sweep_orphans() -> None:
     """Kill the embedded servers, at this process's database, whose own command has ended.
 
-    Earlier versions left them behind when they were killed. A server whose parent lives, or that
-    somebody has started for itself, is no such server.
+    A server whose parent lives, or that somebody has started for itself, is no such server.
     """
     home = os.environ.get("PREFECT_HOME")
     for process in psutil.process_iter():

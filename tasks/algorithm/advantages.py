@@ -91,7 +91,9 @@ ADVANTAGES: Mapping[str, Advantage] = {
     "leave_one_out": Advantage(
         "r - mean of the others", "arXiv:2402.14740", compare_calls(comparisons.leave_one_out)
     ),
-    "none": Advantage("r", "Williams, 1992", compare_calls(comparisons.uncompared), alone=True),
+    "none": Advantage(
+        "r", "Williams, 1992", compare_calls(lambda returns, _: [*returns]), alone=True
+    ),
     "opmd": Advantage(
         "r - mean, or r - τ log(mean(exp(r / τ)))",
         "arXiv:2505.17826",
@@ -189,15 +191,11 @@ def estimate_advantages(
     """Estimate the advantages of a step's calls; ValueError for a reward that is not finite."""
     for rollout, calls in rollouts_of(groups):
         for call in calls:
-            _check_finite(rollout, call.returned)
+            if not isfinite(call.returned):
+                raise ValueError(
+                    f"rollout {rollout} has the reward {call.returned}: a reward must be a finite "
+                    "number; let the agent raise instead, and the rollout counts as failed"
+                )
     row = find_advantage(name)
     complete = complete_settings(f"the advantage {name}", settings, row.settings)
     return row.estimate(groups, complete, baselines or Baselines()) if groups else {}
-
-
-def _check_finite(rollout: str, reward: float) -> None:
-    if not isfinite(reward):
-        raise ValueError(
-            f"rollout {rollout} has the reward {reward}: a reward must be a finite number; "
-            "let the agent raise instead, and the rollout counts as failed"
-        )

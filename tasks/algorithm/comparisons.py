@@ -85,11 +85,6 @@ def leave_one_out(returns: Sequence[float], settings: Settings) -> list[float]:
     return [value * count / (count - 1) if value else 0.0 for value in differences]
 
 
-def uncompared(returns: Sequence[float], _: Settings) -> list[float]:
-    """Return the returns as they are."""
-    return list(returns)
-
-
 def opmd(returns: Sequence[float], settings: Settings) -> list[float]:
     """Subtract the mean, or the log-mean-exp at temperature τ: τ log(mean(exp(r / τ)))."""
     if settings["baseline"] == "mean" or is_uniform(returns):
@@ -252,7 +247,6 @@ def _whiten(groups: Groups, weigh: Callable[[Earned], int]) -> Advantages:
 
 
 def rollouts_of(groups: Groups) -> Iterator[tuple[str, Sequence[Earned]]]:
-    """Yield each rollout with the earnings of its calls."""
     return chain.from_iterable(group.items() for group in groups.values())
 
 

@@ -26,7 +26,6 @@ Columns = Mapping[str, np.ndarray]
 the factor of its loss, of shape []."""
 
 Input = Callable[[Columns, Settings], np.ndarray]
-UsedBy = tuple[str, tuple[str, ...]] | None
 
 
 def _column(name: str) -> Input:
@@ -70,15 +69,14 @@ class Loss:
     regularized: Callable[[Settings], bool] = lambda _: False
 
 
-def _clips(low: float, high: float, used_by: UsedBy = None) -> dict[str, Number | Option]:
-    return {
-        "clip_low_threshold": Number(low, 0, 1, used_by),
-        "clip_high_threshold": Number(high, 1, used_by=used_by),
-    }
+def _clips(low: float, high: float) -> dict[str, Number | Option]:
+    return {"clip_low_threshold": Number(low, 0, 1), "clip_high_threshold": Number(high, 1)}
 
 
 TINKER = "https://tinker-docs.thinkingmachines.ai/tinker/losses"
 CLIPPED = "clip", ("one_side", "two_side", "ring")
+RING = "clip", ("ring",)
+REGULARIZED = "regularizer", ("k2", "forward_kl")
 
 LOSSES: Mapping[str, Loss] = {
     "importance_sampling": Loss("-ratio A", TINKER, "importance_sampling", POLICY_GRADIENT),
@@ -150,15 +148,14 @@ LOSSES: Mapping[str, Loss] = {
         "arXiv:2509.24203",
         settings={
             "clip": Option("none", ("none", "one_side", "two_side", "ring")),
-            **_clips(0.8, 1.2, CLIPPED),
-            "ring_low_threshold": Number(0.4, 0, 1, ("clip", ("ring",))),
-            "ring_high_threshold": Number(3.0, 1, used_by=("clip", ("ring",))),
+            "clip_low_threshold": Number(0.8, 0, 1, CLIPPED),
+            "clip_high_threshold": Number(1.2, 1, used_by=CLIPPED),
+            "ring_low_threshold": Number(0.4, 0, 1, RING),
+            "ring_high_threshold": Number(3.0, 1, used_by=RING),
             "weight": Option("none", ("none", "ratio", "advantage")),
             "temperature": Number(1.0, 1e-3, used_by=("weight", ("advantage",))),
             "regularizer": Option("none", ("none", "k2", "forward_kl")),
-            "regularizer_coefficient": Number(
-                0.1, 1e-9, used_by=("regularizer", ("k2", "forward_kl"))
-            ),
+            "regularizer_coefficient": Number(0.1, 1e-9, used_by=REGULARIZED),
         },
         weighted=weighted_losses.rec,
         regularized=lambda settings: settings["regularizer"] != "none",
@@ -191,7 +188,6 @@ def is_regularized(name: str, settings: Settings) -> bool:
 
 
 def service_loss(name: str, settings: Settings) -> "ServiceLoss":
-    """Return a loss as the service is asked for it."""
     from adapters.tinker.live_policy import ServiceLoss
 
     loss = find_loss(name)

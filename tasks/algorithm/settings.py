@@ -7,23 +7,22 @@ from typing import TypeVar
 
 Settings = Mapping[str, float | str]
 
+UsedBy = tuple[str, tuple[str, ...]] | None
+"""Another setting, and those of its values by which a row reads this one; always if None."""
+
 Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number: its default, and the bounds that it lies within, both included.
-
-    With `used_by`, a row reads the number only if another setting has one of the values.
-    """
+    """A number: its default, and the bounds that it lies within, both included."""
 
     default: float
     least: float = -inf
     most: float = inf
-    used_by: tuple[str, tuple[str, ...]] | None = None
+    used_by: UsedBy = None
 
     def admits(self, value: float | str) -> bool:
-        """Return whether a value is a number within the bounds."""
         return not isinstance(value, str) and self.least <= value <= self.most
 
     def __str__(self) -> str:
@@ -36,9 +35,9 @@ class Option:
 
     default: str
     names: tuple[str, ...]
+    used_by: UsedBy = None
 
     def admits(self, value: float | str) -> bool:
-        """Return whether a value is one of the names."""
         return value in self.names
 
     def __str__(self) -> str:
@@ -87,9 +86,8 @@ def used_settings(given: Settings, known: Known) -> dict[str, float | str]:
 def _complete(given: Settings, known: Known) -> tuple[dict[str, float | str], list[str]]:
     """Add the defaults to the given settings; return also the names that the row reads."""
     complete = {name: given.get(name, setting.default) for name, setting in known.items()}
-    conditions = {name: getattr(setting, "used_by", None) for name, setting in known.items()}
     return complete, [
         name
-        for name, condition in conditions.items()
-        if condition is None or complete[condition[0]] in condition[1]
+        for name, setting in known.items()
+        if setting.used_by is None or complete[setting.used_by[0]] in setting.used_by[1]
     ]

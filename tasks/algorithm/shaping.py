@@ -123,8 +123,8 @@ def _run(query: str, rewards: Sequence[RoleReward]) -> list[tuple[str, str, floa
             f"algorithm.rewards returns {types['reward']} as reward; it must return a number, as "
             "`::double` makes one"
         )
-    order = [names.index(name) for name in RESULT]
+    named = [dict(zip(names, row, strict=True)) for row in rows]
     return [
-        (row[order[0]], row[order[1]], None if row[order[2]] is None else float(row[order[2]]))
-        for row in rows
+        (row["rollout_id"], row["role"], None if row["reward"] is None else float(row["reward"]))
+        for row in named
     ]

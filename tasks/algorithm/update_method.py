@@ -32,7 +32,6 @@ class UpdateMethod:
     scale_by_ess: bool = False
 
     def request(self, step: int) -> UpdateRequest:
-        """Return what the update of a step asks of the service."""
         optimizer, schedule = self.optimizer, self.schedule
         if schedule is not None:
             rate = optimizer.learning_rate * schedule.share(step)
@@ -42,12 +41,10 @@ class UpdateMethod:
         return UpdateRequest(loss, optimizer, self.substeps * self.epochs > 1, share)
 
     def minibatches(self, datums: Sequence[Datum]) -> list[list[Datum]]:
-        """Split the datums of a step into the minibatches of its optimizer steps."""
         parts = min(self.substeps, len(datums))
         bounds = [len(datums) * part // parts for part in range(parts + 1)] if parts else []
         epoch = [list(datums[low:high]) for low, high in pairwise(bounds)]
         return epoch * self.epochs
 
     def optimizer_steps(self, datums: int) -> int:
-        """Count the optimizer steps of a step with so many datums."""
         return 1 if self.by_batch and datums else min(self.substeps, datums) * self.epochs

@@ -61,7 +61,7 @@ def topr(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> LossAndDeriva
     """
     advantages, log_ratio = tokens["advantages"], log_p - tokens["logprobs"]
     if settings["ratio"] == "trajectory":
-        log_ratio = np.full_like(log_ratio, log_ratio[_trained(tokens)].sum())
+        log_ratio = np.full_like(log_ratio, log_ratio[tokens["weights"] != 0].sum())
     factor = np.where(advantages > 0, 1.0, np.exp(np.minimum(log_ratio, 0.0)))
     return -factor * advantages * log_p, -factor * advantages
 
@@ -72,11 +72,8 @@ def sppo(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> LossAndDeriva
     Vaswani et al., 2021, arXiv:2108.05828.
     """
     (epsilon,) = _numbers(settings, "epsilon")
-    advantages, log_ratio, most = (
-        tokens["advantages"],
-        log_p - tokens["logprobs"],
-        np.log1p(epsilon),
-    )
+    advantages, log_ratio = tokens["advantages"], log_p - tokens["logprobs"]
+    most = np.log1p(epsilon)
     moves = np.abs(log_ratio) <= most
     return -np.clip(log_ratio, -most, most) * advantages, np.where(moves, -advantages, 0.0)
 
@@ -90,11 +87,8 @@ def rec(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> LossAndDerivat
     """
     advantages, ratio = tokens["advantages"], _ratio(log_p, tokens)
     coefficient, temperature = _numbers(settings, "regularizer_coefficient", "temperature")
-    weights = {
-        "none": np.ones_like(ratio),
-        "ratio": ratio,
-        "advantage": np.exp(advantages / temperature),
-    }
+    weighed = np.exp(advantages / temperature)
+    weights = {"none": np.ones_like(ratio), "ratio": ratio, "advantage": weighed}
     factor = _within(ratio, advantages, settings) * weights[str(settings["weight"])] * advantages
     log_ratio = log_p - tokens["logprobs"]
     added, slope = {
@@ -107,13 +101,8 @@ def rec(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> LossAndDerivat
 
 def _within(ratio: np.ndarray, advantages: np.ndarray, settings: Settings) -> np.ndarray:
     """Return 1.0 where `clip` keeps a token of this ratio, else 0.0."""
-    low, high, outer_low, outer_high = _numbers(
-        settings,
-        "clip_low_threshold",
-        "clip_high_threshold",
-        "ring_low_threshold",
-        "ring_high_threshold",
-    )
+    low, high = _numbers(settings, "clip_low_threshold", "clip_high_threshold")
+    outer_low, outer_high = _numbers(settings, "ring_low_threshold", "ring_high_threshold")
     up, down = ratio <= high, ratio >= low
     kept = {
         "none": np.ones_like(ratio, bool),
@@ -128,10 +117,6 @@ def _within(ratio: np.ndarray, advantages: np.ndarray, settings: Settings) -> np
 
 def _ratio(log_p: np.ndarray, tokens: Tokens) -> np.ndarray:
     return np.exp(log_p - tokens["logprobs"])
-
-
-def _trained(tokens: Tokens) -> np.ndarray:
-    return tokens["weights"] != 0
 
 
 def _numbers(settings: Settings, *names: str) -> list[float]:

@@ -61,7 +61,11 @@ class Curriculum:
 @lru_cache(maxsize=4)
 def shuffle_pass(count: int, seed: int, turn: int) -> tuple[int, ...]:
     """Return the shuffled order of pass `turn` over `count` examples, by a keyed hash."""
-    return tuple(sorted(range(count), key=lambda place: sha256(_key(seed, turn, place)).digest()))
+
+    def key(place: int) -> bytes:
+        return sha256(f"{seed}/{turn}/{place}".encode()).digest()
+
+    return tuple(sorted(range(count), key=key))
 
 
 def rank_by_reward(
@@ -87,23 +91,17 @@ def rank_by_reward(
 
 
 def read_example_rewards(batches: Sequence[Path]) -> Rewards:
-    """Read the rewards of each example that sealed batches have played."""
-    _read_once([batch for batch in batches if batch not in _READ])
+    """Read the rewards of each example that sealed batches have played.
+
+    One query reads the batches that were not read before: each step has all that are older.
+    """
+    if new := [verified(batch) for batch in batches if batch not in _READ]:
+        read: dict[Path, list[tuple[int, float | None]]] = {batch: [] for batch in new}
+        for row in select(QUERY, spans=new).to_pylist():
+            read[Path(row["batch"])].append((row["example_id"], row["reward"]))
+        _READ.update(read)
     rewards: dict[int, list[float]] = defaultdict(list)
     for batch in batches:
         for example, reward in _READ[batch]:
             rewards[example] += [] if reward is None else [reward]
     return rewards
-
-
-def _read_once(batches: list[Path]) -> None:
-    """Read batches that were not read before, by one query: each step has all that are older."""
-    if batches:
-        read: dict[Path, list[tuple[int, float | None]]] = {verified(path): [] for path in batches}
-        for row in select(QUERY, spans=batches).to_pylist():
-            read[Path(row["batch"])].append((row["example_id"], row["reward"]))
-        _READ.update(read)
-
-
-def _key(seed: int, turn: int, place: int) -> bytes:
-    return f"{seed}/{turn}/{place}".encode()

@@ -5,14 +5,13 @@ import fcntl
 import json
 import logging
 import os
-import queue
 import zlib
 from collections import Counter
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from io import FileIO
 from pathlib import Path
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 from typing import Self
 
 import orjson
@@ -21,7 +20,7 @@ import pyarrow as pa
 from adapters.errors import UserError
 from adapters.process.children import keep_from_children
 from tasks.recording.spans import SCHEMA, TIMES, Span, check, identity, rows_of, table
-from tasks.storage.files import is_full, is_written
+from tasks.storage.files import is_full, is_written, sync
 from tasks.storage.tables import read, write
 
 OPENING = b'{"crc32": "%08x", "span": '
@@ -52,14 +51,12 @@ class Journal:
         self._file, spans = _open(path)
         self._end = self._file.tell()
         self._known = {identity(span) for span in spans}
-        self._waiting: queue.SimpleQueue[tuple[bytes, Future[None]] | None] = queue.SimpleQueue()
+        self._waiting: list[bytes] = []
         self._broken: OSError | None = None
-        self._closed = False
         self._leaving = Event()
         self._full = Event()
         self._adding = Lock()
-        self._writer = Thread(target=self._write, name=f"journal {path.name}", daemon=True)
-        self._writer.start()
+        self._writer = ThreadPoolExecutor(1, f"journal {path.name}")
 
     def __enter__(self) -> Self:
         return self
@@ -69,7 +66,8 @@ class Journal:
 
     async def append(self, span: Span) -> None:
         """Append a span durably, from any event loop; ValueError if it breaks an invariant."""
-        await asyncio.wrap_future(self._submit(span))
+        written = asyncio.wrap_future(self._submit(span))
+        await asyncio.shield(written)  # a span that has been handed over stays
 
     def append_now(self, span: Span) -> None:
         """Append a span durably, blocking until it is on disk."""
@@ -87,51 +85,34 @@ class Journal:
     def close(self) -> None:
         """Write the waiting spans, unless the disk is full, and close the file."""
         with self._adding:
-            if self._closed:
-                return
-            self._closed = True
-            self._waiting.put(None)
-        self._leaving.set()
-        self._writer.join()
+            self._leaving.set()
+        self._writer.shutdown()
         self._file.close()
 
     def _submit(self, span: Span) -> Future[None]:
         check(span)
         line, key = _line(span), identity(span)
-        written: Future[None] = Future()
-        written.set_running_or_notify_cancel()  # a span that has been handed over stays
         with self._adding:
-            if self._closed:
+            if self._leaving.is_set():
                 raise JournalError(f"{self.path} is closed; open it again to append to it")
             if key in self._known:
                 raise ValueError(f"{self.path} already has the span {key}; it is recorded once")
             self._known.add(key)
-            self._waiting.put((line, written))
-        return written
+            self._waiting.append(line)
+            return self._writer.submit(self._write)
 
     def _write(self) -> None:
-        """Run the writer's thread: write all waiting spans with one sync."""
-        ends = False
-        while not ends:
-            gathered = [self._waiting.get()]
-            while not self._waiting.empty():
-                gathered.append(self._waiting.get())
-            ends = None in gathered
-            self._commit([entry for entry in gathered if entry is not None])
-
-    def _commit(self, entries: list[tuple[bytes, Future[None]]]) -> None:
+        """Write, in the writer's thread, all waiting spans with one sync."""
+        with self._adding:
+            lines, self._waiting = self._waiting, []
         try:
             if self._broken is not None:
                 raise self._broken
-            if entries:
-                self._write_whole(b"".join(line for line, _ in entries))
+            if lines:
+                self._write_whole(b"".join(lines))
         except OSError as error:
             self._broken = error
-            for _, written in entries:
-                written.set_exception(JournalError(f"{self.path} cannot be written: {error}"))
-            return
-        for _, written in entries:
-            written.set_result(None)
+            raise JournalError(f"{self.path} cannot be written: {error}") from error
 
     def _write_whole(self, data: bytes) -> None:
         """Write and sync once there is space; cut off a partial write first."""
@@ -176,6 +157,33 @@ def read_journal(path: Path) -> list[Span]:
     return spans
 
 
+class JournalTail:
+    """Reader of the spans that have been added to a journal since its last look.
+
+    It is for what people look at: no checksum is compared. A journal that became shorter, since its
+    batch is played anew, is read again from its beginning.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+
+    def read(self) -> list[Span]:
+        """Return the whole lines since the last look; none if there is no file yet."""
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return []
+        with file:
+            if os.fstat(file.fileno()).st_size < self._offset:
+                self._offset = 0
+            file.seek(self._offset)
+            whole = file.read()
+        lines = whole[: whole.rfind(b"\n") + 1]
+        self._offset += len(lines)
+        return [_span(line) for line in lines.splitlines(keepends=True)]
+
+
 def seal(journal: Path, parquet: Path) -> Path:
     """Write the rows of a journal's spans to `parquet`, sorted, unless that exists.
 
@@ -212,11 +220,7 @@ def _open(path: Path) -> tuple[FileIO, list[Span]]:
         raise
     file.truncate(path.read_bytes().rfind(b"\n") + 1)
     file.seek(0, os.SEEK_END)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(path.parent)
     return file, spans
 
 

@@ -3,21 +3,28 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import duckdb
 import pyarrow.parquet as pq
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from adapters.errors import UserError
 from tasks.recording.views import VIEWS, open_views, views_in
 from tasks.storage.run_folder import RunFolder
 
-WIDTH = 160
-"""Characters of a table's line."""
 MOST_ROWS = 100
 """Rows that a table shows; the other formats have all."""
+WIDEST, NARROWEST = 100, 8
+"""Characters of a line that goes to no terminal, and the fewest in which a column is readable."""
+MOST_LETTERS, MOST_ELEMENTS = 600, 12
+"""Letters of a text and elements of a list that a cell shows; the other formats have all."""
+REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
 def answer(statement: str, runs: Sequence[RunFolder], format: str) -> bytes:
@@ -43,10 +50,52 @@ def answer(statement: str, runs: Sequence[RunFolder], format: str) -> bytes:
         raise UserError(str(error)) from error
 
 
+def printable(text: str) -> str:
+    """Return a text that others wrote without what a terminal would obey; lines stay lines."""
+    return "".join(one if one.isprintable() or one == "\n" else REPLACED for one in text)
+
+
 def _table(rows: duckdb.DuckDBPyRelation) -> bytes:
-    with redirect_stdout(io.StringIO()) as shown:
-        rows.show(max_width=WIDTH, max_rows=MOST_ROWS)
-    return shown.getvalue().encode()
+    """Write a table as wide as the terminal, or a block a row if it has too many columns."""
+    names, shown = rows.columns, rows.limit(MOST_ROWS).fetchall()
+    texts = [[_shown(value) for value in row] for row in shown]
+    width, _ = shutil.get_terminal_size((WIDEST, 0))
+    file = io.StringIO()
+    console = Console(file=file, width=width, markup=False, highlight=False, emoji=False)
+    if len(names) * (NARROWEST + 3) <= width:
+        console.print(_grid(names, texts))
+    else:
+        for number, row in enumerate(texts, 1):
+            console.print(_grid([f"row {number}", ""], zip(names, row, strict=True)))
+    if (left := len(rows) - len(shown)) > 0:
+        console.print(f"{left} more rows; --format csv has all")
+    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines()).encode()
+
+
+def _grid(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Lay cells out, which are wrapped at words."""
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in names:
+        grid.add_column(Text(name), overflow="fold")
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    return grid
+
+
+def _shown(value: object) -> str:
+    """Return a value as a cell shows it: three decimals, and the beginning of what is long."""
+    match value:
+        case None:
+            return "-"
+        case float():
+            return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e9 else f"{value:.3g}"
+        case list() if len(value) > MOST_ELEMENTS:
+            return f"{_shown(value[:MOST_ELEMENTS])[:-1]}, … {len(value)} in all]"
+        case list():
+            return f"[{', '.join(map(_shown, value))}]"
+        case _:
+            text = printable(str(value))
+            return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}…"
 
 
 def _csv(rows: duckdb.DuckDBPyRelation) -> bytes:

@@ -3,10 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from adapters.calls import Completion, Place, Request, Sampling, Usage
+from adapters.calls import CallId, Completion, Request, Sampling, Usage
 from tasks.recording.spans import ERROR, LLM, OURS, SAMPLING, Span
-
-Calls = dict[tuple[str, int], Span]
 
 
 def recorded_calls(spans: Iterable[Span]) -> dict[str, list[Completion]]:
@@ -25,15 +23,13 @@ def recorded_calls(spans: Iterable[Span]) -> dict[str, list[Completion]]:
 
 
 def _merged(spans: list[Span]) -> list[Completion]:
-    calls: Calls = {}
+    calls: dict[tuple[str, int], Span] = {}
     for span in sorted(spans, key=lambda span: (span["attempt"], span["role"], span["call"])):
-        place = span["role"], span["call"]
-        before = calls.get(place)
+        role, call = span["role"], span["call"]
+        before = calls.get((role, call))
         if before is not None and before["request_sha"] != span["request_sha"]:
-            calls = {
-                key: value for key, value in calls.items() if key < place or key[0] != place[0]
-            }
-        calls[place] = span
+            calls = {key: of for key, of in calls.items() if key[0] != role or key[1] < call}
+        calls[role, call] = span
     return [_completion(span) for span in calls.values()]
 
 
@@ -41,7 +37,7 @@ def _completion(span: Span) -> Completion:
     """Rebuild a completion from its span, as far as an answer needs it."""
     usage = _usage(span)
     return Completion(
-        place=Place(span["rollout_id"], span["attempt"], span["role"], span["call"]),
+        id=CallId(span["rollout_id"], span["attempt"], span["role"], span["call"]),
         response_id=span["gen_ai_response_id"],
         request=Request(
             span["gen_ai_request_model"], span["messages"], span["tools"], None, [], {}

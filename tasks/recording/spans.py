@@ -7,13 +7,13 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
-from adapters.calls import Begun, Completion, RefusedCall
+from adapters.calls import Begun, CallId, Completion, RefusedCall
 from adapters.player_protocol import Failure
 from adapters.rewards import Reward, RewardError, check_roles
 from tasks.storage.names import parse_rollout
@@ -87,22 +87,17 @@ SECRET = re.compile(r"api[-_]?key|secret|password|authorization|credential|acces
 
 
 def call_span(completion: Completion, run_id: str | None = None) -> Span:
-    """Record a model call."""
-    place, request = completion.place, completion.request
+    call, request, sampling = completion.id, completion.request, completion.sampling
     reused, (asked, answered) = completion.prefix_call, completion.token_counts
     return {
-        **_of_rollout(place.rollout_id, place.attempt, run_id),
-        "role": place.role,
-        "call": place.call,
-        "span_id": _call_id(place.rollout_id, place.attempt, place.role, place.call),
-        "kind": LLM,
+        **_of_call(call, LLM, run_id),
         "started": completion.started,
         "ended": completion.ended,
         "status": "ok",
         "gen_ai_operation_name": "chat",
         "gen_ai_provider_name": OURS if completion.usage is None else OTHER,
         "gen_ai_request_model": request.model,
-        **_sampling(completion),
+        **{f"gen_ai_request_{n}": getattr(sampling, n) for n in SAMPLING if sampling is not None},
         "gen_ai_request_seed": completion.seed,
         "gen_ai_response_id": completion.response_id,
         "gen_ai_response_finish_reasons": [completion.finish_reason],
@@ -113,7 +108,7 @@ def call_span(completion: Completion, run_id: str | None = None) -> Span:
         "tools": list(request.tools),
         "attributes": without_secrets({"request": dict(request.fields)})
         | dict(completion.outcomes)
-        | _cost(completion),
+        | ({} if completion.usage is None else {"cost": completion.usage.cost}),
         "request_sha": completion.request_sha,
         "replayed": completion.replayed,
         "policy_version": completion.policy_version,
@@ -124,22 +119,14 @@ def call_span(completion: Completion, run_id: str | None = None) -> Span:
         "logprobs": list(completion.logprobs),
         "prefix_len": completion.prefix_len,
         "prefix_call": reused,
-        "prefix_span_id": None
-        if reused is None
-        else _call_id(place.rollout_id, place.attempt, place.role, reused),
+        "prefix_span_id": None if reused is None else _call_id(replace(call, number=reused)),
         "prefix_how": completion.prefix_how,
     }
 
 
 def begun_span(begun: Begun, run_id: str | None = None) -> Span:
-    """Record that a call is about to be sampled."""
-    place = begun.place
     return {
-        **_of_rollout(place.rollout_id, place.attempt, run_id),
-        "role": place.role,
-        "call": place.call,
-        "span_id": f"{_call_id(place.rollout_id, place.attempt, place.role, place.call)}.{BEGUN}",
-        "kind": BEGUN,
+        **_of_call(begun.id, BEGUN, run_id),
         "started": begun.started,
         "gen_ai_request_seed": begun.seed,
         "request_sha": begun.request_sha,
@@ -152,13 +139,9 @@ def refused_span(refused: RefusedCall, run_id: str | None = None) -> Span:
 
     `call` counts the refused calls of the role, not its answered ones.
     """
-    place = refused.rollout_id, refused.attempt, refused.role
+    call = CallId(refused.rollout_id, refused.attempt, refused.role, refused.number)
     return {
-        **_of_rollout(refused.rollout_id, refused.attempt, run_id),
-        "role": refused.role,
-        "call": refused.number,
-        "span_id": f"{_call_id(*place, refused.number)}.{REFUSED}",
-        "kind": REFUSED,
+        **_of_call(call, REFUSED, run_id),
         "started": refused.started,
         "ended": refused.ended,
         "status": "error",
@@ -174,8 +157,8 @@ def rows_of(spans: Sequence[Span]) -> list[Span]:
     Begun calls that were answered are dropped; those that are left were lost. The record that
     closes a batch becomes an end of each straggler.
     """
-    answered = {_place(span) for span in spans if span["kind"] == LLM}
-    rows = [span for span in spans if span["kind"] != BEGUN or _place(span) not in answered]
+    answered = {_call_of(span) for span in spans if span["kind"] == LLM}
+    rows = [span for span in spans if span["kind"] != BEGUN or _call_of(span) not in answered]
     kept = [span for span in rows if span["kind"] != CLOSED]
     closed = [span for span in rows if span["kind"] == CLOSED]
     return kept + [end for span in closed for end in _left_out_spans(span)]
@@ -194,7 +177,7 @@ class EndedAttempt:
 
 def reward_span(end: EndedAttempt, reward: float) -> Span:
     """Record a finished rollout: its reward, and when it began and ended."""
-    return {**_end_span(end, REWARD, REWARD), "reward_name": REWARD, "reward": reward}
+    return {**_end_span(end, REWARD), "reward_name": REWARD, "reward": reward}
 
 
 def credit_span(end: EndedAttempt, reward: float, role: str, call: int | None = None) -> Span:
@@ -202,9 +185,8 @@ def credit_span(end: EndedAttempt, reward: float, role: str, call: int | None = 
 
     The span is written before the rollout's reward, and counts only if the same attempt has one.
     """
-    name = role if call is None else f"{role}.{call}"
     return {
-        **_end_span(end, CREDIT, f"{name}.{CREDIT}"),
+        **_end_span(end, CREDIT, f"{role}." if call is None else f"{role}.{call}."),
         "role": role,
         "call": call,
         "reward_name": "role" if call is None else "call",
@@ -215,7 +197,7 @@ def credit_span(end: EndedAttempt, reward: float, role: str, call: int | None = 
 def error_span(end: EndedAttempt, failure: Failure) -> Span:
     """Record a failed rollout. It has no reward, which is not the same as a reward of 0."""
     return {
-        **_end_span(end, ERROR, ERROR),
+        **_end_span(end, ERROR),
         "status": "error",
         "error_type": failure.kind,
         "error_message": failure.message,
@@ -228,7 +210,7 @@ def closed_span(end: EndedAttempt, stragglers: Mapping[str, Mapping[str, Any]]) 
     `stragglers` maps each rollout that is left out to the attributes of its end. The record is one
     line of the journal, so that a crash keeps all of the decision or none of it.
     """
-    return {**_end_span(end, CLOSED, CLOSED), "attributes": {LEFT_OUT: stragglers}}
+    return {**_end_span(end, CLOSED), "attributes": {LEFT_OUT: stragglers}}
 
 
 def end_spans(
@@ -289,25 +271,14 @@ def without_secrets(value: Any) -> Any:
 
 
 def _check_tokens(span: Span) -> None:
-    who = span["span_id"]
-    sampled, logprobs = span["response_token_ids"], span["logprobs"]
-    if len(logprobs) != len(sampled):
-        raise ValueError(f"{who} has {len(sampled)} tokens and {len(logprobs)} log-probabilities")
+    who, logprobs, kept = span["span_id"], span["logprobs"], span["prefix_len"]
+    asked, answered = len(span["prompt_token_ids"]), len(span["response_token_ids"])
+    if len(logprobs) != answered:
+        raise ValueError(f"{who} has {answered} tokens and {len(logprobs)} log-probabilities")
     if not all(map(math.isfinite, logprobs)):
         raise ValueError(f"{who} has a log-probability that is not a finite number")
-    if not 0 <= span["prefix_len"] <= len(span["prompt_token_ids"]):
-        length = len(span["prompt_token_ids"])
-        raise ValueError(f"{who} keeps {span['prefix_len']} tokens of a prompt of {length}")
-
-
-def _sampling(completion: Completion) -> Span:
-    if completion.sampling is None:
-        return {}
-    return {f"gen_ai_request_{name}": getattr(completion.sampling, name) for name in SAMPLING}
-
-
-def _cost(completion: Completion) -> Span:
-    return {} if completion.usage is None else {"cost": completion.usage.cost}
+    if not 0 <= kept <= asked:
+        raise ValueError(f"{who} keeps {kept} tokens of a prompt of {asked}")
 
 
 def _of_rollout(rollout_id: str, attempt: int, run_id: str | None) -> Span:
@@ -322,10 +293,25 @@ def _of_rollout(rollout_id: str, attempt: int, run_id: str | None) -> Span:
     }
 
 
-def _end_span(end: EndedAttempt, kind: str, name: str) -> Span:
+def _of_call(call: CallId, kind: str, run_id: str | None) -> Span:
+    return {
+        **_of_rollout(call.rollout_id, call.attempt, run_id),
+        "role": call.role,
+        "call": call.number,
+        "span_id": _call_id(call) if kind == LLM else f"{_call_id(call)}.{kind}",
+        "kind": kind,
+    }
+
+
+def _call_id(call: CallId) -> str:
+    return f"{call.rollout_id}.{call.attempt}.{call.role}.{call.number}"
+
+
+def _end_span(end: EndedAttempt, kind: str, of: str = "") -> Span:
+    """Record an end; `of` is the part of its name that tells several of one kind apart."""
     return {
         **_of_rollout(end.rollout_id, end.attempt, end.run_id),
-        "span_id": f"{end.rollout_id}.{end.attempt}.{name}",
+        "span_id": f"{end.rollout_id}.{end.attempt}.{of}{kind}",
         "kind": kind,
         "started": end.started,
         "ended": end.ended,
@@ -337,15 +323,11 @@ def _left_out_spans(closed: Span) -> Iterable[Span]:
     """Yield the ends of the stragglers, without their starts: a player tells those at the end."""
     attempt, now, run_id = closed["attempt"], closed["ended"], closed["run_id"]
     for rollout_id, attributes in closed["attributes"][LEFT_OUT].items():
-        span = _end_span(EndedAttempt(rollout_id, attempt, now, now, run_id), LEFT_OUT, LEFT_OUT)
+        span = _end_span(EndedAttempt(rollout_id, attempt, now, now, run_id), LEFT_OUT)
         yield span | {"started": None, "status": LEFT_OUT, "attributes": attributes}
 
 
-def _call_id(rollout_id: str, attempt: int, role: str, call: int) -> str:
-    return f"{rollout_id}.{attempt}.{role}.{call}"
-
-
-def _place(span: Span) -> tuple[Any, ...]:
+def _call_of(span: Span) -> tuple[Any, ...]:
     return tuple(span.get(name) for name in ("rollout_id", "attempt", "role", "call"))
 
 

@@ -78,7 +78,7 @@ def open_views(runs: Sequence[RunFolder], names: Sequence[str] = VIEWS) -> Views
     if "steps" in names:
         rows = [{"run": run.name, **row} for run in runs for row in read_log(run.metrics)]
         if rows:
-            connection.register("steps", _table(rows))
+            connection.register("steps", _unify(rows))
     if "evaluations" in names:
         rows = [row for run in runs for row in _evaluations(run)]
         connection.register("evaluations", pa.Table.from_pylist(rows, schema=EVALUATIONS))
@@ -118,7 +118,7 @@ def _learned(
                 yield path, {"run": run.name, "policy": policy, "step": int(path.stem)}
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+def _unify(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Make a table of rows that differ in their columns; what a row lacks is null."""
     names = dict.fromkeys(name for row in rows for name in row)
     return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
@@ -128,7 +128,8 @@ def _evaluations(run: RunFolder) -> Iterator[dict[str, Any]]:
     for path in run.evaluations():
         for how, whole in read_json(path).items():
             for category, score in {"all": whole, **whole["categories"]}.items():
-                finished, lower_upper = score["finished"], score["finished"]["interval"]
+                finished, as_zero = score["finished"], score["failed_as_zero"]
+                lower, upper = finished["interval"] or (None, None)
                 yield {
                     "run": run.name,
                     "step": int(path.name.split(".")[0]),
@@ -140,9 +141,8 @@ def _evaluations(run: RunFolder) -> Iterator[dict[str, Any]]:
                     "examples": finished["examples"],
                     "reward": finished["mean"],
                     "standard_error": finished["standard_error"],
-                    **dict(zip(("lower", "upper"), lower_upper or (None, None), strict=True)),
-                    "reward_failed_as_zero": score["failed_as_zero"]["mean"],
-                    "pass_at": [
-                        (int(k), of) for k, of in score["failed_as_zero"]["pass_at"].items()
-                    ],
+                    "lower": lower,
+                    "upper": upper,
+                    "reward_failed_as_zero": as_zero["mean"],
+                    "pass_at": [(int(k), value) for k, value in as_zero["pass_at"].items()],
                 }

@@ -6,7 +6,6 @@ A rebuild reads steps here, and does not know what made their datums: that is a 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -74,45 +73,28 @@ class StepDatums:
     evidence: Evidence | None
 
 
-class StepSource(Protocol):
-    """Source of a policy's datums: what the run's flow makes them from."""
+class StepSource:
+    """Source of a policy's datums: what the run's flow makes them from.
+
+    This one is of datums that nothing else in the run could restore.
+    """
 
     def restore(self, step: int) -> None:
         """Make missing datums of a step again, byte for byte, if their sources are there."""
-        ...
 
     def history(self, step: int) -> Sequence[Path]:
         """Return the files of earlier steps that the datums of a step depend on.
 
         Missing ones are made again; CheckpointError if what they are made from is gone.
         """
-        ...
-
-    def batches(self, step: int, datums: Sequence[Datum]) -> list[list[Datum]]:
-        """Split the datums of a step by the rollout batches that they come from."""
-        ...
-
-    def evidence(self, step: int, method: UpdateMethod) -> Evidence | None:
-        """Find what the weights after `step` updates have scored elsewhere than in the datums."""
-        ...
-
-
-class GivenDatums:
-    """Source of datums that nothing else in the run could restore."""
-
-    def restore(self, step: int) -> None:
-        """Restore nothing."""
-
-    def history(self, step: int) -> Sequence[Path]:
-        """Return no files."""
         return ()
 
     def batches(self, step: int, datums: Sequence[Datum]) -> list[list[Datum]]:
-        """Return the datums as one batch."""
+        """Split the datums of a step by the rollout batches that they come from."""
         return [[*datums]]
 
     def evidence(self, step: int, method: UpdateMethod) -> Evidence | None:
-        """Find nothing."""
+        """Find what the weights after `step` updates have scored elsewhere than in the datums."""
         return None
 
 

@@ -13,7 +13,7 @@ from tasks.checkpoints import CheckpointError, policy_version
 from tasks.datums import SCHEMA, build_datums, to_datums
 from tasks.recording.journal import read_journal, seal
 from tasks.recording.spans import LLM, Span
-from tasks.recovery.recorded_steps import Evidence, TrainedPolicy
+from tasks.recovery.recorded_steps import Evidence, StepSource, TrainedPolicy
 from tasks.rewards import compute_rewards
 from tasks.storage.arrivals import batches_of
 from tasks.storage.files import is_written
@@ -25,7 +25,7 @@ from tasks.trajectories import assemble_trajectories
 
 
 @dataclass(frozen=True)
-class RolloutSteps:
+class RolloutSteps(StepSource):
     """Source of the datums of a policy that is trained on its own rollouts."""
 
     run: RunFolder
@@ -39,14 +39,14 @@ class RolloutSteps:
         lost = references is not None and not is_written(references)
         if is_written(path) or lost or (trajectories := self._trajectories(step)) is None:
             return
-        rewards, history = self._rewards(step, trajectories), self.history(step)
+        rewards, history = self._rewards(step), self.history(step)
         build_datums.make(path, trajectories, rewards, credit, references, history)
 
     def history(self, step: int) -> Sequence[Path]:
         """Return the rewards of all earlier steps, if the step's advantage reads them."""
         if not find_advantage(self.credits.at(step).advantage).by_history:
             return []
-        return [self._earlier_rewards(earlier) for earlier in range(step)]
+        return [self._rewards(earlier) for earlier in range(step)]
 
     def batches(self, step: int, datums: Sequence[Datum]) -> list[list[Datum]]:
         """Split the datums of a step by its batches; CheckpointError if a journal is gone."""
@@ -70,11 +70,10 @@ class RolloutSteps:
         version = policy_version(self.policy.name, step)
         later = step + 1
         while batches := self.run.journalled(shard_name("train", later)):
-            for span in (
-                span for batch in batches for span in read_journal(self.run.journal(batch))
-            ):
-                if span["kind"] == LLM and span["policy_version"] == version:
-                    return _evidence_of_call(span, method)
+            for batch in batches:
+                for span in read_journal(self.run.journal(batch)):
+                    if span["kind"] == LLM and span["policy_version"] == version:
+                        return _evidence_of_call(span, method)
             later += 1
         return None
 
@@ -91,11 +90,8 @@ class RolloutSteps:
         spans = self._spans(step)
         return assemble_trajectories.make(path, spans, self.policy.roles) if spans else None
 
-    def _rewards(self, step: int, trajectories: Path) -> Path:
-        path, query = self.run.rewards(self.policy.name, step), self.credits.at(step).rewards_query
-        return compute_rewards.make(path, trajectories, query)
-
-    def _earlier_rewards(self, step: int) -> Path:
+    def _rewards(self, step: int) -> Path:
+        """Return the rewards of a step, made again if missing; CheckpointError if that fails."""
         path = self.run.rewards(self.policy.name, step)
         if is_written(path):
             return path
@@ -104,19 +100,20 @@ class RolloutSteps:
                 f"{path} is gone, but later steps are compared with step {step}; put the file "
                 "back, or fork the run at an earlier step"
             )
-        return self._rewards(step, trajectories)
+        return compute_rewards.make(path, trajectories, self.credits.at(step).rewards_query)
 
 
 def _evidence_of_call(span: Span, method: UpdateMethod) -> Evidence:
     """Make evidence of a call: its prompt and answer, and the sampler's log-probabilities."""
-    prompt, answer = span["prompt_token_ids"], span["response_token_ids"]
-    tokens, unsampled = [*prompt, *answer], [0.0] * (len(prompt) - 1)
+    prompt_token_ids, response_token_ids = span["prompt_token_ids"], span["response_token_ids"]
+    tokens = [*prompt_token_ids, *response_token_ids]
+    unsampled = [0.0] * (len(prompt_token_ids) - 1)
     row = {
         "tokens": tokens[:-1],
         "targets": tokens[1:],
         "logprobs": [*unsampled, *span["logprobs"]],
         "advantages": [0.0] * (len(tokens) - 1),
-        "mask": [*map(int, unsampled), *[1] * len(answer)],
+        "mask": [*map(int, unsampled), *[1] * len(response_token_ids)],
         "scale": 1.0,
     }
     table = pa.Table.from_pylist([row], schema=SCHEMA)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import accumulate
 
 from adapters.calls import POLICY
@@ -14,9 +13,6 @@ from tasks.storage.tables import query_beside
 
 QUERY = query_beside(__file__)
 
-OPENED = "%Y-%m-%d %H:%M:%S UTC"
-"""Format of the time at which a process opened a run."""
-
 StepMetrics = Mapping[str, float]
 
 
@@ -27,8 +23,7 @@ class HeldOutScore:
     step: int
     played: str
     reward: float
-    lower: float | None
-    upper: float | None
+    interval: Sequence[float] | None
 
 
 @dataclass(frozen=True)
@@ -48,13 +43,17 @@ class RunCurves:
 
     def of_policy(self, policy: str) -> list[StepMetrics]:
         """Return the metrics of a policy, under their plain names, by step."""
-        if policy == POLICY:
-            return [*self.metrics]
-        prefix = f"policies/{policy}/"
+        prefix = "" if policy == POLICY else f"policies/{policy}/"
         return [
             {key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix)}
             for row in self.metrics
         ]
+
+
+def metric_names(runs: Sequence[RunCurves]) -> list[str]:
+    """List the metrics that some step of some run has, in the order in which they appear."""
+    rows = [row for run in runs for row in run.metrics]
+    return [*dict.fromkeys(name for row in rows for name in row if name != "step")]
 
 
 def read_curves(run: RunFolder, views: Views) -> RunCurves:
@@ -63,7 +62,8 @@ def read_curves(run: RunFolder, views: Views) -> RunCurves:
     names = ["tokens/sampled", *(f"policies/{name}/tokens/sampled" for name in policies)]
     sampled = (sum(row.get(name, 0) for name in names) for row in metrics)
     scores = views.execute(
-        "select step, played, reward, lower, upper from evaluations "
+        "select step, played, reward, case when lower is not null then [lower, upper] end "
+        "from evaluations "
         "where category = 'all' and reward is not null and evaluation = format('{:05d}', step) "
         "order by step"
     ).fetchall()
@@ -79,29 +79,10 @@ def read_curves(run: RunFolder, views: Views) -> RunCurves:
 
 def _minutes(run: RunFolder, steps: int, views: Views) -> list[float]:
     """Return the minutes of the run at which the rollouts of each step had ended."""
-    clock = {batch: (began, ended) for batch, began, ended in views.execute(QUERY).fetchall()}
-    begins = min((began for began, _ in clock.values()), default=None)
-    away = {opened: _away(opened, views) for opened in _openings(run)}
+    openings = [row["opened"] for row in read_log(run.owners)]
+    minutes = dict(views.execute(QUERY, {"openings": openings}).fetchall())
     passed = [0.0]
     for step in range(steps):
-        ended = [clock[batch][1] for batch in batches_of(run, step) if batch in clock]
-        if ended and begins is not None:
-            last = max(ended)
-            lost = sum(seconds for opened, seconds in away.items() if opened < last)
-            passed.append(max(passed[-1], ((last - begins).total_seconds() - lost) / 60))
-        else:
-            passed.append(passed[-1])
+        ended = [minutes[batch] for batch in batches_of(run, step) if batch in minutes]
+        passed.append(max([passed[-1], *ended]))
     return passed
-
-
-def _openings(run: RunFolder) -> list[datetime]:
-    """List the times at which processes opened the run."""
-    texts = [row["opened"] for row in read_log(run.owners)]
-    return [datetime.strptime(text, OPENED).replace(tzinfo=UTC) for text in texts]
-
-
-def _away(opened: datetime, views: Views) -> float:
-    """Return the seconds from the last span before the run was opened until then."""
-    query = "select max(ended) from spans where ended < $opened"
-    ((last,),) = views.execute(query, {"opened": opened}).fetchall()
-    return 0.0 if last is None else (opened - last).total_seconds()

@@ -1,12 +1,10 @@
 """Report of a dry run: its spans, token drift, rewards, datums and one transcript."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
-
-import pyarrow as pa
 
 from adapters.calls import POLICY
 from tasks.recording.views import SPOKEN
@@ -18,6 +16,7 @@ from tasks.storage.names import parse_rollout
 from tasks.storage.tables import arrays, query_beside, read, select
 
 QUERY = SPOKEN + query_beside(__file__)
+DRIFT = query_beside(str(Path(__file__).with_name("drift")))
 MOST_SPANS = 40
 WIDEST = 48
 LONGEST_QUESTION = 240
@@ -30,20 +29,12 @@ class SpanLine(TypedDict):
     prefix: str | None
 
 
-class Beginning(TypedDict):
-    """Beginning of a trajectory: its role, why it is no continuation, and its number of calls."""
-
-    role: str
-    begins: str
-    calls: int
-
-
 @dataclass(frozen=True)
 class TokenDrift:
     """Token drift of a trained role. A turn is a call with an earlier answer in its messages.
 
     If the tokens of that answer are not those that were sampled, the trajectory ends; `broken`
-    counts such turns by reason (`tasks.trajectories.assemble` names the reasons).
+    counts such turns by reason (`tasks.trajectories.trajectories_of` names the reasons).
     """
 
     role: str
@@ -85,19 +76,8 @@ def describe(
 
 def read_drift(trajectories: Path) -> list[TokenDrift]:
     """Return the drift of every role that is trained, by the role's name."""
-    table = read(trajectories, ["role", "begins", "calls", "mask"])
-    trained = pa.array([bool(mask.any()) for mask in arrays(table["mask"])], pa.bool_())
-    roles: dict[str, list[Beginning]] = defaultdict(list)
-    for row in table.filter(trained).drop_columns("mask").to_pylist():
-        roles[row["role"]].append(row)
-    drifts: list[TokenDrift] = []
-    for role, rows in sorted(roles.items()):
-        broken = Counter(row["begins"] for row in rows)
-        calls, begun = sum(row["calls"] for row in rows), broken.pop("new", 0)
-        drifts.append(
-            TokenDrift(role, calls - begun, calls - len(rows), dict(sorted(broken.items())))
-        )
-    return drifts
+    rows = select(DRIFT, trajectories=verified(trajectories))
+    return [TokenDrift(**row) for row in rows.to_pylist(maps_as_pydicts="strict")]
 
 
 def _list_spans(spans: Sequence[Path], read_context: int | None) -> str:
@@ -106,11 +86,11 @@ def _list_spans(spans: Sequence[Path], read_context: int | None) -> str:
     shown = [[_shorten(value) for value in row.values()] for row in rows[:MOST_SPANS]]
     left = len(rows) - len(shown)
     more = f"\n… and {left} more, in {spans[0].parent}" if left else ""
-    below = [_warn_of_noise(rows, read_context), *map(str, read_failures(spans))]
+    below = [_warn_of_long_prompts(rows, read_context), *map(str, read_failures(spans))]
     return "\n\n".join([aligned(list(rows[0]), shown) + more, *filter(None, below)])
 
 
-def _warn_of_noise(rows: Sequence[SpanLine], read_context: int | None) -> str:
+def _warn_of_long_prompts(rows: Sequence[SpanLine], read_context: int | None) -> str:
     """Say that prompts are longer than what the model has read; empty if none is."""
     # A prompt of a role that no policy answers has no prefix, and was read by another model.
     longest = max((row["prompt"] or 0 for row in rows if row["prefix"]), default=0)
@@ -157,9 +137,7 @@ def _show_best(rollouts: Sequence[Transcript]) -> str:
     for turn in best["interactions"]:
         question = turn["question"] or ""
         end = question if len(question) <= LONGEST_QUESTION else f"… {question[-LONGEST_QUESTION:]}"
-        lines += [
-            f"\n{turn['role']} was asked: {end}",
-            f"{turn['role']} answered: {turn['response']}",
-        ]
+        lines.append(f"\n{turn['role']} was asked: {end}")
+        lines.append(f"{turn['role']} answered: {turn['response']}")
     lines += [f"\n{call['role']} was refused: {call['why']}" for call in best["refused"]]
     return "\n".join(lines)

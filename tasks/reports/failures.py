@@ -15,13 +15,10 @@ from tasks.storage.tables import query_beside, select
 
 QUERY = query_beside(__file__)
 
-MOST_NAMED = 3
-"""Rollouts that are named for one error."""
-
 
 @dataclass(frozen=True)
 class RecordedFailure:
-    """A distinct error: its whole text, how often it occurred, and the rollouts it occurred in.
+    """A distinct error: its whole text, how often it occurred, and in which rollouts, in words.
 
     Its `kind` is `error` if it ended attempts, and `refused` if the door refused calls for it.
     """
@@ -29,17 +26,11 @@ class RecordedFailure:
     kind: str
     error: str
     times: int
-    rollouts: Sequence[str]
-
-    @property
-    def where(self) -> str:
-        """The first rollouts by name, and the number of the others."""
-        named, left = ", ".join(self.rollouts[:MOST_NAMED]), len(self.rollouts) - MOST_NAMED
-        return f"{named} and {left} more" if left > 0 else named
+    rollouts: str
 
     def __str__(self) -> str:
         refused = ", a call that was refused" if self.kind == REFUSED else ""
-        return f"{self.where}{refused}:\n{self.error}"
+        return f"{self.rollouts}{refused}:\n{self.error}"
 
 
 def read_failures(spans: Sequence[Path]) -> list[RecordedFailure]:

@@ -1,27 +1,29 @@
 """Rollouts of a step, token by token, with the advantages by which they were trained."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from adapters.tinker.token_texts import TokenText
 from tasks.recording.views import Views
+from tasks.reports.transcripts import best_middle_worst
 from tasks.storage.arrivals import batches_of
+from tasks.storage.checksums import verified
 from tasks.storage.files import is_written
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import arrays, query_beside, read
+from tasks.storage.tables import arrays, query_beside, select
 
 QUERY = query_beside(__file__)
+TOKENS = query_beside(str(Path(__file__).with_name("marked_tokens")))
 
 MOST_TOKENS = 3000
 """Tokens of a trajectory that are shown; of a longer one its begin and its end."""
 LEVELS = 4
 """Strengths of the colour of a trained token."""
-
-Key = tuple[str, str, int]
-"""Rollout, role and first call of a trajectory."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,9 @@ class MarkedTrajectory:
 
 @dataclass(frozen=True)
 class MarkedRollout:
-    """Rollout of a step: its place among those shown, its tokens, and the calls of other roles."""
+    """Rollout of a step: its rank in words, its tokens, and the calls of other roles."""
 
-    place: str
+    title: str
     step: int
     rollout_id: str
     reward: float
@@ -78,14 +80,9 @@ def read_marked_rollouts(
     trained = [
         row for row in found if any(one.advantage is not None for one in by_rollout.get(row[0], []))
     ]
-    ranked = trained or found
-    places = {len(ranked) // 2: "middle"} | {len(ranked) - 1: "worst"} | {0: "best"}
     return [
-        MarkedRollout(
-            places[place], step, rollout, reward, example, by_rollout.get(rollout, []), others
-        )
-        for place, (rollout, reward, example, others) in enumerate(ranked)
-        if place in places
+        MarkedRollout(title, step, rollout, reward, example, by_rollout.get(rollout, []), others)
+        for title, (rollout, reward, example, others) in best_middle_worst(trained or found)
     ]
 
 
@@ -93,79 +90,52 @@ def _trajectories(
     run: RunFolder, policy: str, step: int, text_of: TokenText
 ) -> Iterator[tuple[str, MarkedTrajectory]]:
     """Yield the trajectories in which a policy sampled something, with their rollouts."""
-    if not is_written(run.trajectories(policy, step)):
+    trajectories = run.trajectories(policy, step)
+    if not is_written(trajectories):
         return
-    datums = _datums(run, policy, step)
-    strongest = max((float(np.abs(weights).max()) for _, weights in datums.values()), default=0.0)
-    table = read(run.trajectories(policy, step))
-    keys = table.select(["rollout_id", "role", "first_call"]).to_pylist()
-    columns = zip(*(arrays(table[name]) for name in ("tokens", "logprobs", "mask")), strict=True)
-    for row, (tokens, logprobs, mask) in zip(keys, columns, strict=True):
-        if not mask.any():
-            continue
-        key: Key = row["rollout_id"], row["role"], row["first_call"]
-        advantage, weights = datums.get(key, (None, None))
-        pieces = [*_pieces(tokens, _marks(mask, logprobs, weights, strongest), text_of)]
-        yield row["rollout_id"], MarkedTrajectory(policy, row["role"], advantage, pieces)
-
-
-def _datums(run: RunFolder, policy: str, step: int) -> dict[Key, tuple[float, np.ndarray]]:
-    """Map each datum to its mean advantage and those of its trajectory's tokens."""
-    if not is_written(run.datums(policy, step)):
-        return {}
-    columns = ["rollout_id", "role", "first_call", "advantage", "advantages"]
-    table = read(run.datums(policy, step), columns)
-    rows = table.drop_columns(["advantages"]).to_pylist()
-    return {
-        (row["rollout_id"], row["role"], row["first_call"]): (
-            row["advantage"],
-            np.concatenate([[0.0], weights]),  # a datum's targets leave the first token out
-        )
-        for row, weights in zip(rows, arrays(table["advantages"]), strict=True)
-    }
+    datums = verified(run.datums(policy, step))
+    table = select(TOKENS, trajectories=verified(trajectories), datums=datums)
+    lists = [arrays(table[name]) for name in ("tokens", "logprobs", "mask", "advantages")]
+    strongest = max((float(np.abs(one).max()) for one in lists[-1] if len(one)), default=0.0)
+    rows = table.select(["rollout_id", "role", "advantage"]).to_pylist()
+    for row, tokens, logprobs, mask, weights in zip(rows, *lists, strict=True):
+        marks = _marks(mask, logprobs, weights, strongest)
+        pieces = [*_pieces(tokens, marks, text_of)]
+        yield row["rollout_id"], MarkedTrajectory(policy, row["role"], row["advantage"], pieces)
 
 
 def _marks(
-    mask: np.ndarray, logprobs: np.ndarray, weights: np.ndarray | None, strongest: float
-) -> list[tuple[str, str]]:
-    """Return the class and the title of each token."""
-    marks = []
+    mask: np.ndarray, logprobs: np.ndarray, weights: np.ndarray, strongest: float
+) -> Iterator[tuple[str, str]]:
+    """Yield the class and the title of each token; without `weights`, none was trained."""
     for place, sampled in enumerate(mask):
-        if not sampled:
-            marks.append(("given", ""))
-            continue
         likely = f"probability {np.exp(logprobs[place]):.3g}"
-        if weights is None:
-            marks.append(("sampled", f"not trained, {likely}"))
-            continue
-        weight = float(weights[place])
-        level = int(np.ceil(LEVELS * abs(weight) / strongest)) if strongest else 0
-        sign = "up" if weight > 0 else "down"
-        mark = f"{sign}-{level}" if level else "sampled"
-        marks.append((mark, f"advantage {weight:+.4g}, {likely}"))
-    return marks
+        if not sampled:
+            yield "given", ""
+        elif not len(weights):
+            yield "sampled", f"not trained, {likely}"
+        else:
+            weight = float(weights[place - 1])  # a datum's targets leave the first token out
+            level = int(np.ceil(LEVELS * abs(weight) / strongest)) if strongest else 0
+            mark = f"{'up' if weight > 0 else 'down'}-{level}" if level else "sampled"
+            yield mark, f"advantage {weight:+.4g}, {likely}"
 
 
 def _pieces(
-    tokens: np.ndarray, marks: Sequence[tuple[str, str]], text_of: TokenText
+    tokens: np.ndarray, marks: Iterable[tuple[str, str]], text_of: TokenText
 ) -> Iterator[Piece]:
     """Yield the texts of tokens; those that nobody sampled are one piece, up to the next token."""
-    half, given = MOST_TOKENS // 2, ""
-    left_out = range(half, len(tokens) - half)
-    for place, (token, (mark, title)) in enumerate(zip(tokens.tolist(), marks, strict=True)):
-        if place in left_out:
-            if place == half:
-                given += f"\n[… {len(left_out)} tokens are left out …]\n"
-            continue
+    half, left_out = MOST_TOKENS // 2, len(tokens) - MOST_TOKENS
+    shown: list[tuple[int | str, tuple[str, str]]] = [*zip(tokens.tolist(), marks, strict=True)]
+    if left_out > 0:
+        shown[half:-half] = [(f"\n[… {left_out} tokens are left out …]\n", ("given", ""))]
+    texts = (one if isinstance(one, str) else text_of(one) for one, _ in shown)
+    pieces = (Piece(text, *mark) for text, (_, mark) in zip(texts, shown, strict=True))
+    for mark, alike in groupby(pieces, key=lambda piece: piece.mark):
         if mark == "given":
-            given += text_of(token)
-            continue
-        if given:
-            yield Piece(given, "given")
-            given = ""
-        yield Piece(text_of(token), mark, title)
-    if given:
-        yield Piece(given, "given")
+            yield Piece("".join(piece.text for piece in alike), mark)
+        else:
+            yield from alike
 
 
 def _number(token: int) -> str:

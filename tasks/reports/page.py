@@ -1,6 +1,7 @@
 """Runs → a page of HTML that holds all it shows: no script, and nothing that it asks a network for.
 
-Whatever models and users wrote is escaped by Jinja, and the page's policy forbids scripts besides.
+Whatever models and users wrote is escaped by Jinja, or by matplotlib in a drawing, and the page's
+policy forbids scripts besides.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,21 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from adapters.tinker.token_texts import find_token_texts
-from tasks.recording.views import Views, open_views
-from tasks.reports.curves import HeldOutScore, RunCurves, read_curves
+from tasks.recording.views import open_views
+from tasks.reports import plots
+from tasks.reports.curves import HeldOutScore, RunCurves, metric_names, read_curves
 from tasks.reports.failures import RecordedFailure, find_failures
 from tasks.reports.marked_rollouts import MarkedRollout, read_marked_rollouts
-from tasks.reports.plots import (
-    COLOURS,
-    PARTS,
-    draw_panels,
-    draw_rewards,
-    draw_role_rewards,
-    draw_times,
-)
 from tasks.storage.files import write_text
 from tasks.storage.keys import flatten
 from tasks.storage.manifest import Manifest, differences, read_manifest
@@ -70,7 +63,6 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
 
 
 def render_report(runs: Sequence[RunFolder]) -> str:
-    """Render the page of a run, or of several beside each other."""
     reported = [_read(run) for run in runs]
     curves = [one.curves for one in reported]
     page = Environment(
@@ -82,11 +74,11 @@ def render_report(runs: Sequence[RunFolder]) -> str:
     ).get_template("page.html")
     return page.render(
         runs=reported,
-        rewards=_svgs([*draw_rewards(curves), *draw_role_rewards(curves)]),
-        panels=_svgs(draw_panels(curves)),
-        times=_svgs([draw_times(curves)] if any(run.metrics for run in curves) else []),
-        parts=PARTS,
-        colours=COLOURS,
+        rewards=[*plots.draw_rewards(curves), *plots.draw_role_rewards(curves)],
+        panels=plots.draw_panels(curves),
+        times=plots.draw_times(curves) if any(run.metrics for run in curves) else "",
+        parts=plots.PARTS,
+        colours=plots.COLOURS,
         recipes=compare_recipes([one.manifest["recipe"] for one in reported]),
         metrics=_all_metrics(curves),
     )
@@ -112,23 +104,14 @@ def _read(run: RunFolder) -> ReportedRun:
             for rollout in read_marked_rollouts(run, step, views, text_of)
         ]
         failures = find_failures(views)[:MOST_FAILURES]
-        spending = _spending(views)
+        spending = views.sql(SPENDING).to_arrow_table().to_pylist()
         return ReportedRun(run, manifest, curves, spending, marked, text_of is None, failures)
-
-
-def _spending(views: Views) -> list[dict[str, Any]]:
-    return views.sql(SPENDING).to_arrow_table().to_pylist()
-
-
-def _svgs(drawings: Sequence[str]) -> list[Markup]:
-    """Mark drawings as HTML: matplotlib has escaped their texts."""
-    return [Markup(drawing) for drawing in drawings]
 
 
 def _all_metrics(runs: Sequence[RunCurves]) -> list[tuple[str, list[tuple[Any, Any]]]]:
     """List each metric with its value in the first and in the last step of each run."""
-    names = dict.fromkeys(
-        name for run in runs for row in run.metrics for name in row if name != "step"
-    )
     ends = [(run.metrics[0], run.metrics[-1]) if run.metrics else ({}, {}) for run in runs]
-    return [(name, [(a.get(name), b.get(name)) for a, b in ends]) for name in names]
+    return [
+        (name, [(first.get(name), last.get(name)) for first, last in ends])
+        for name in metric_names(runs)
+    ]

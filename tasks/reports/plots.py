@@ -5,9 +5,11 @@ a variable of the page's style, which has one value for a light and one for a da
 """
 
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from math import ceil, floor, log10
 from pathlib import Path
@@ -18,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tasks.reports.curves import RunCurves, StepMetrics
+from tasks.reports.curves import RunCurves, StepMetrics, metric_names
 from tasks.storage.files import read_bytes
 
 SIZE = 4.2, 2.5
@@ -80,13 +82,11 @@ class Panel:
 
     def values(self, rows: Sequence[StepMetrics]) -> dict[int, float]:
         """Return the value of each step that has one."""
-        found = {}
-        for step, row in enumerate(rows):
-            value = row.get(self.metric)
-            divisor = 1.0 if self.over is None else row.get(self.over)
-            if value is not None and divisor:
-                found[step] = value / divisor
-        return found
+        return {
+            step: row[self.metric] / divisor
+            for step, row in enumerate(rows)
+            if self.metric in row and (divisor := row.get(self.over) if self.over else 1.0)
+        }
 
 
 PANELS = (
@@ -118,14 +118,8 @@ def draw_rewards(runs: Sequence[RunCurves]) -> list[str]:
 
 def draw_role_rewards(runs: Sequence[RunCurves]) -> list[str]:
     """Draw the mean reward of each role that the agent rewards by name."""
-    names = dict.fromkeys(
-        name
-        for run in runs
-        for row in run.metrics
-        for name in row
-        if name.startswith("reward/") and name.count("/") == 2
-    )
-    panels = [Panel(f"reward of the role {name.split('/')[1]}", name) for name in names]
+    found = [re.fullmatch(r"reward/([^/]*)/[^/]*", name) for name in metric_names(runs)]
+    panels = [Panel(f"reward of the role {name[1]}", name[0]) for name in found if name]
     return draw_panels(runs, panels)
 
 
@@ -140,38 +134,34 @@ def draw_times(runs: Sequence[RunCurves]) -> str:
     with _panel("minutes", (2 * SIZE[0], height)) as (axes, svg):
         for place, run in enumerate(runs):
             begun = 0.0
-            for part, minutes in enumerate(time_parts(run).values()):
-                axes.barh(place, minutes, left=begun, color=SERIES[part], height=0.4)
+            for colour, minutes in zip(SERIES, _time_parts(run), strict=False):
+                axes.barh(place, minutes, left=begun, color=colour, height=0.4)
                 begun += minutes
             axes.text(0, place - 0.28, run.name)
         axes.set_axisbelow(True)
         axes.set_yticks([])
         axes.set_ylim(len(runs) - 0.6, -0.7)
         axes.grid(visible=False, axis="y")
-    return svg()
+        return svg()
 
 
 def join_drawings(drawings: Sequence[str], columns: int = 2) -> str:
     """Join panels into one SVG file, in rows, with the colours that each has on the page."""
     width, height = (96 * inches for inches in SIZE)  # in pixels
-    size = width * min(columns, len(drawings)), height * ceil(len(drawings) / columns)
-    placed = [
-        drawing.replace("<svg", f'<svg x="{at % columns * width}" y="{at // columns * height}"', 1)
-        for at, drawing in enumerate(drawings)
+    wide, high = width * min(columns, len(drawings)), height * ceil(len(drawings) / columns)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}">',
+        f"<style>{PALETTE}:root {{ color: var(--ink); }}</style>",
+        '<rect width="100%" height="100%" fill="var(--paper)"/>',
     ]
-    return "\n".join(
-        [
-            '<svg xmlns="http://www.w3.org/2000/svg" width="{}" height="{}">'.format(*size),
-            f"<style>{PALETTE}:root {{ color: var(--ink); }}</style>",
-            '<rect width="100%" height="100%" fill="var(--paper)"/>',
-            *placed,
-            "</svg>",
-        ]
-    )
+    for at, drawing in enumerate(drawings):
+        corner = f'<svg x="{at % columns * width}" y="{at // columns * height}"'
+        lines.append(drawing.replace("<svg", corner, 1))
+    return "\n".join([*lines, "</svg>"])
 
 
-def time_parts(run: RunCurves) -> dict[str, float]:
-    """Return the minutes of each part of a run's time.
+def _time_parts(run: RunCurves) -> list[float]:
+    """Return the minutes of each of PARTS.
 
     The rest is what the clock shows beyond the other two: evaluations, saving and waiting. Where
     steps overlap, sampling and training may come to more than the clock, and nothing is left.
@@ -180,7 +170,7 @@ def time_parts(run: RunCurves) -> dict[str, float]:
         sum(row[key] for row in run.metrics for key in row if key.endswith(f"seconds/{part}")) / 60
         for part in PARTS[:2]
     ]
-    return dict(zip(PARTS, [*sums, max(0.0, run.minutes[-1] - sum(sums))], strict=True))
+    return [*sums, max(0.0, run.minutes[-1] - sum(sums))]
 
 
 def _draw_reward(
@@ -198,13 +188,11 @@ def _draw_reward(
             axes.plot(*_columns(points), color=colour, marker=".")
             for score in run.scores:
                 if score.step < len(along):
-                    lower, upper = score.lower, score.upper
-                    known = None if lower is None or upper is None else (lower, upper)
-                    error = known and [[score.reward - known[0]], [known[1] - score.reward]]
+                    bounds = score.interval
                     axes.errorbar(
                         along[score.step],
                         score.reward,
-                        error,
+                        bounds and [[abs(score.reward - bound)] for bound in bounds],
                         color=colour,
                         marker="o",
                         markersize=5,
@@ -212,7 +200,7 @@ def _draw_reward(
                         capsize=2,
                         fillstyle=MARKERS.get(score.played, "bottom"),
                     )
-    return svg()
+        return svg()
 
 
 def _draw_panel(runs: Sequence[RunCurves], panel: Panel) -> str | None:
@@ -236,29 +224,23 @@ def _draw_panel(runs: Sequence[RunCurves], panel: Panel) -> str | None:
             axes.minorticks_off()
         elif max(found) - min(found) < LEVEL * max(map(abs, found)):
             axes.set_ylim(min(found) * (1 - LEVEL), max(found) * (1 + LEVEL))
-    return svg()
+        return svg()
 
 
 @contextmanager
 def _panel(
     title: str, size: tuple[float, float] = SIZE
 ) -> Iterator[tuple[Axes, Callable[[], str]]]:
-    """Yield the axes of a panel, and the function that writes it afterwards."""
+    """Yield the axes of a panel, and the function that writes it."""
     with mpl.rc_context(STYLE):
         figure = Figure(size)
         width, height = (size[0] - LEFT - RIGHT) / size[0], (size[1] - ABOVE - BELOW) / size[1]
         axes = figure.add_axes((LEFT / size[0], BELOW / size[1], width, height), title=title)
-
         axes.margins(y=0.08)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(6, steps=TICKS))
             axis.set_major_formatter(_short)
-
-        def svg() -> str:
-            with mpl.rc_context(STYLE):
-                return _write(figure)
-
-        yield axes, svg
+        yield axes, partial(_write, figure)
 
 
 def _write(figure: Figure) -> str:

@@ -20,11 +20,10 @@ SPENT = {"tokens": "tokens", "cost": "USD"}
 class RunLine:
     """A run in the list of runs. `reward` is the mean reward of its last step, if it has one.
 
-    `failed` rollouts of all its steps trained nothing.
-
-    `state` is running (a process has it open), finished, stopped (it can be continued), or the
-    format of a run that another version of Ratchet wrote. An update in doubt was under way when
-    the run stopped; continuing rebuilds the weights before it.
+    `failed` rollouts of all its steps trained nothing. `state` is running (a process has it open),
+    finished, stopped (it can be continued), damaged, or of another format (another version of
+    Ratchet wrote it). An update in doubt was under way when the run stopped; continuing rebuilds
+    the weights before it.
     """
 
     name: str
@@ -37,7 +36,6 @@ class RunLine:
 
 
 def list_runs() -> list[RunLine]:
-    """List the runs, by name."""
     return [_describe_run(run) for run in all_runs()]
 
 
@@ -64,10 +62,9 @@ def score_rows(scores: Mapping[str, Score]) -> tuple[list[str], list[list[object
     has a column for its tokens and, if their price is known, one for their cost.
     """
     names = ["played", "category", "examples", "failed", "reward", "95 % interval"]
-    roles = sorted({role for score in scores.values() for role in score.spent})
     spent = [
         (role, what)
-        for role in roles
+        for role in sorted({role for score in scores.values() for role in score.spent})
         for what in SPENT
         if any(_spent(score, role, what) for score in scores.values())
     ]
@@ -128,8 +125,7 @@ def _stopped(run: RunFolder) -> str:
 
 
 def _spent(score: Score, role: str, what: str) -> float | None:
-    spent = score.spent.get(role)
-    return None if spent is None else getattr(spent, what)
+    return getattr(score.spent.get(role), what, None)
 
 
 def _cell(value: object) -> str:

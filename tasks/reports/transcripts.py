@@ -82,16 +82,13 @@ def read_games(
     return [_game(row, columns, threshold) for row in read_transcripts(spans)]
 
 
-def write_games(
+@durable
+def list_games(
     path: Path, spans: Sequence[Path], columns: Sequence[str] = (), threshold: float = 1.0
 ) -> None:
     """Write the games of sealed batches, one a line."""
     games = read_games(spans, columns, threshold)
     write_text(path, "".join(f"{json.dumps(game, ensure_ascii=False)}\n" for game in games))
-
-
-list_games = durable("list_games", write_games)
-"""rollouts of held-out examples → games."""
 
 
 def _game(row: Transcript, columns: Sequence[str], threshold: float) -> JsonObject:

@@ -1,6 +1,6 @@
 """Verification of a run: every file as it was written, and no file missing."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from adapters.errors import UserError
@@ -12,26 +12,16 @@ from tasks.storage.files import is_written, read_bytes
 from tasks.storage.json_files import read_json, read_log, read_rows
 from tasks.storage.run_folder import RunFolder
 
-READERS: Mapping[str, Callable[[Path], object]] = {
-    "manifest.json": read_json,
-    "owners.jsonl": read_log,
-    "metrics.jsonl": read_log,
-    "arrivals.jsonl": read_log,
-    "checkpoints.jsonl": read_log,
-    "reference.json": read_json,
-    "shards": read_rows,
-    "journal": read_journal,
-    "stopped": read_journal,
-    "spans": verified,
-    "trajectories": verified,
-    "references": verified,
-    "rewards": verified,
-    "datums": verified,
-    "updates": read_json,
-    "evaluations": read_json,
-    "games": read_bytes,
+FILES: Mapping[Callable[[Path], object], Sequence[str]] = {
+    read_json: ("manifest.json", "reference.json", "updates", "evaluations"),
+    read_log: ("owners.jsonl", "metrics.jsonl", "arrivals.jsonl", "checkpoints.jsonl"),
+    read_rows: ("shards",),
+    read_journal: ("journal", "stopped"),
+    verified: ("spans", "trajectories", "references", "rewards", "datums"),
+    read_bytes: ("games",),  # which are for others to read
 }
-"""Reader of a file, by its own name or by that of its folder. Games are for others to read."""
+"""Reader → the files that it reads, by their own names or by that of their folder."""
+READERS = {name: reader for reader, names in FILES.items() for name in names}
 
 
 def find_damage(run: RunFolder) -> Iterator[str]:

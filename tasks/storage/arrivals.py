@@ -3,33 +3,30 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
-from tasks.storage.json_files import append_row, read_log
 from tasks.storage.names import BASELINE, shard_name
-from tasks.storage.owners import Ownership
+from tasks.storage.owners import OwnedLog, Ownership
 from tasks.storage.run_folder import RunFolder
 
 
-class ArrivalLedger:
-    """Ledger of arrivals: the file arrivals.jsonl. Lines are never changed.
+class ArrivalLedger(OwnedLog):
+    """Ledger of arrivals: the file arrivals.jsonl.
 
     A batch has a line before its first call is sampled, with the checkpoint that samples it. A step
     has a line before it is trained, with the batches that make it.
     """
 
     def __init__(self, path: Path, ownership: Ownership | None = None) -> None:
-        self._path = path
-        self._ownership = ownership
+        super().__init__(path, ownership)
         self._lock = Lock()
 
     def checkpoints(self) -> dict[str, int]:
         """Map each batch that was begun to the checkpoint that samples it."""
-        return {line["batch"]: line["checkpoint"] for line in self._lines() if "batch" in line}
+        return {line["batch"]: line["checkpoint"] for line in self.rows() if "batch" in line}
 
     def steps(self) -> dict[int, list[str]]:
         """Map each step that was made to its batches."""
-        return {line["step"]: line["batches"] for line in self._lines() if "step" in line}
+        return {line["step"]: line["batches"] for line in self.rows() if "step" in line}
 
     def begin(self, batch: str, newest: Callable[[], int]) -> int:
         """Return the checkpoint that samples a batch: the recorded one, or else the newest."""
@@ -37,13 +34,13 @@ class ArrivalLedger:
             checkpoint = self.checkpoints().get(batch)
             if checkpoint is None:
                 checkpoint = newest()
-                self._append({"batch": batch, "checkpoint": checkpoint})
+                self.append({"batch": batch, "checkpoint": checkpoint})
             return checkpoint
 
     def make(self, step: int, batches: Sequence[str]) -> None:
         """Record the batches that make a step."""
         with self._lock:
-            self._append({"step": step, "batches": [*batches]})
+            self.append({"step": step, "batches": [*batches]})
 
     def share(self, steps: int, other: "ArrivalLedger") -> None:
         """Record in another ledger how the first steps of this one were made."""
@@ -54,22 +51,14 @@ class ArrivalLedger:
                     other.begin(batch, lambda batch=batch: checkpoints[batch])
                 other.make(step, batches)
 
-    def _append(self, line: dict[str, Any]) -> None:
-        if self._ownership is not None:
-            self._ownership.check()
-        append_row(self._path, line)
-
-    def _lines(self) -> list[dict[str, Any]]:
-        return read_log(self._path)
-
 
 def batches_of(run: RunFolder, step: int) -> list[str]:
     """List the batches that a step is made of: by the ledger, or else those of its own shard.
 
     Greedy baselines are among them.
     """
-    made = ArrivalLedger(run.arrivals).steps()
-    if step in made:
-        return made[step]
+    recorded = ArrivalLedger(run.arrivals).steps()
+    if step in recorded:
+        return recorded[step]
     shards = shard_name("train", step), shard_name(BASELINE, step)
     return [batch for shard in shards for batch in run.journalled(shard)]

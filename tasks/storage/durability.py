@@ -42,9 +42,7 @@ class DurableTask(Task[P, Path]):
         return made if isinstance(made, Path) else made.result()
 
 
-def durable(
-    name: str, write: Callable[Concatenate[Path, P], None]
-) -> "DurableTask[Concatenate[Path, P]]":
+def durable(write: Callable[Concatenate[Path, P], None]) -> "DurableTask[Concatenate[Path, P]]":
     """Make a Prefect task of a function that writes the file `path`; the task returns the path.
 
     The function writes the file whole (`tasks.storage.files.appearing`), so an interrupted try
@@ -64,7 +62,7 @@ def durable(
 
     return DurableTask(
         stage,
-        name=name,
+        name=write.__name__,
         task_run_name=cast("Callable[..., str]", _name_task_run),
         cache_policy=NO_CACHE,
         persist_result=False,

@@ -39,9 +39,9 @@ def appearing(path: Path) -> Iterator[Path]:
     aside = path.with_name(f".{path.name}.{uuid4().hex[:8]}{PARTIAL}")
     try:
         yield aside
-        _sync(aside)
+        sync(aside)
         aside.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     finally:
         aside.unlink(missing_ok=True)
 
@@ -106,13 +106,13 @@ def wait_for_space(folder: Path) -> None:
         time.sleep(LOOK_SECONDS)
 
 
-def check_writable(place: Path, instead: str) -> None:
+def check_writable(path: Path, instead: str) -> None:
     """Refuse (UserError) a folder, or what is not there yet, that cannot be written; leave nothing.
 
     `instead` names what the user can give in its place.
     """
-    whole = place.absolute()
-    there = next(path for path in (whole, *whole.parents) if os.path.lexists(path))
+    whole = path.absolute()
+    there = next(above for above in (whole, *whole.parents) if os.path.lexists(above))
     try:
         TemporaryFile(dir=there).close()
         for name in whole.relative_to(there).parts:
@@ -120,7 +120,7 @@ def check_writable(place: Path, instead: str) -> None:
                 (there / name).lstat()  # OSError if the name is too long
     except OSError as error:
         raise UserError(
-            f"nothing can be written at {place} ({error}); mend that, or give {instead}"
+            f"nothing can be written at {path} ({error}); mend that, or give {instead}"
         ) from error
 
 
@@ -142,7 +142,8 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in FULL
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

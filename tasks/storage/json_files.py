@@ -1,6 +1,6 @@
 """JSON files of a run, which carry their checksums: whole files, and logs of lines.
 
-A whole file ends with its SHA-256 under KEY (`tasks.storage.checksums`). A log is appended to, so
+A whole file ends with its SHA-256 under SEAL (`tasks.storage.checksums`). A log is appended to, so
 each of its lines ends with the CRC-32 of its own bytes. Other readers see one more key.
 """
 
@@ -13,10 +13,10 @@ from typing import Any
 from tasks.storage.checksums import BLANK, Damaged, intact, remedy, stamp
 from tasks.storage.files import appearing, append_line, is_written, read_bytes
 
-KEY, LINE_KEY = "sha256", "crc32"
+SEAL, LINE_SEAL = "sha256", "crc32"
 LINE_BLANK = "0" * 8
 
-MARK = f'"{KEY}": "'.encode()
+MARK = f'"{SEAL}": "'.encode()
 """What stands before the digest."""
 
 JsonRow = dict[str, Any]
@@ -24,27 +24,27 @@ JsonRow = dict[str, Any]
 
 def write_json(path: Path, value: Mapping[str, object]) -> Path:
     """Write an object, whole or not at all; return the path."""
-    return _write(path, json.dumps({**value, KEY: BLANK}, indent=2) + "\n")
+    return _write(path, json.dumps({**value, SEAL: BLANK}, indent=2) + "\n")
 
 
 def read_json(path: Path) -> JsonRow:
     """Read an object that `write_json` wrote; Damaged if the file has changed since."""
     value: JsonRow = json.loads(intact(path, MARK))
-    del value[KEY]
+    del value[SEAL]
     return value
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
     """Write rows, one a line, whole or not at all; return the path. There must be a row."""
     *others, last = rows
-    lines = [*others, {**last, KEY: BLANK}]
+    lines = [*others, {**last, SEAL: BLANK}]
     return _write(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
 def read_rows(path: Path) -> list[JsonRow]:
     """Read rows that `write_rows` wrote; Damaged if the file has changed since."""
     rows: list[JsonRow] = [json.loads(line) for line in intact(path, MARK).splitlines()]
-    del rows[-1][KEY]
+    del rows[-1][SEAL]
     return rows
 
 
@@ -54,7 +54,7 @@ def append_row(path: Path, row: Mapping[str, object]) -> None:
     Damaged if the log is: a damaged end would be taken for a torn one, and cut.
     """
     read_log(path)
-    line = json.dumps({**row, LINE_KEY: LINE_BLANK}, allow_nan=False)
+    line = json.dumps({**row, LINE_SEAL: LINE_BLANK}, allow_nan=False)
     append_line(path, _with_crc(line.encode()).decode())
 
 
@@ -72,7 +72,7 @@ def read_log(path: Path) -> list[JsonRow]:
                 f"line {number} of {path} is damaged: its checksum does not fit. {remedy(path)}"
             )
         row: JsonRow = json.loads(line)
-        del row[LINE_KEY]
+        del row[LINE_SEAL]
         rows.append(row)
     return rows
 

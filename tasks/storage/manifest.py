@@ -16,8 +16,7 @@ from adapters.door.roles import policy_of
 from adapters.project.hub import locate_dataset
 from tasks.storage.checksums import Damaged
 from tasks.storage.files import read_bytes
-from tasks.storage.json_files import KEY as SEAL
-from tasks.storage.json_files import read_json, write_json
+from tasks.storage.json_files import SEAL, read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of, runs_root
 
 FORMAT = 5
@@ -113,24 +112,22 @@ def write_manifest(
 
 def readable_runs() -> list[RunFolder]:
     """List the runs that are in FORMAT, by name; the others are named in a warning."""
-    readable = []
+    readable: list[RunFolder] = []
     for run in all_runs():
         try:
             read_manifest(run)
+            readable.append(run)
         except RunError as error:
             log.warning("%s", error)
-        else:
-            readable.append(run)
     return readable
 
 
 def recipe_of(run: RunFolder) -> dict[str, Any]:
-    """Return the recipe that a run is bound to."""
     return read_manifest(run)["recipe"]
 
 
 def parent_of(run: RunFolder) -> Manifest | None:
-    """Return the parent of a fork or a replay."""
+    """Return the parent of a fork or a replay, None of any other run."""
     return read_manifest(run).get("parent")
 
 
@@ -144,7 +141,6 @@ class Eras(Generic[T]):
     begun: tuple[tuple[int, T], ...]
 
     def at(self, step: int) -> T:
-        """Return the value of a step."""
         return next(value for first, value in reversed(self.begun) if first <= step)
 
 

@@ -47,26 +47,24 @@ def batch_name(shard: str, number: int) -> str:
 
 
 def rollout_name(shard: str, example: int, index: int) -> str:
-    """Name a rollout, by its example's place in the shard: `train-00003-0012-01`."""
+    """Name a rollout, by the index of its example in the shard: `train-00003-0012-01`."""
     return f"{shard}-{example:04d}-{index:02d}"
 
 
 def parse_batch(name: str) -> BatchName:
     """Read the name of a batch; ValueError if it names none."""
-    found = BATCH.fullmatch(name)
-    if found is None:
-        raise ValueError(
-            f"{name!r} does not name a batch; <split>-<step>.<number> does, such as train-00003.1"
-        )
+    found = _match(BATCH, name, "a batch; <split>-<step>.<number> does, such as train-00003.1")
     return BatchName(found["shard"], found["split"], int(found["step"]), int(found["number"]))
 
 
 def parse_rollout(name: str) -> RolloutName:
     """Read the name of a rollout; ValueError if it names none."""
-    found = ROLLOUT.fullmatch(name)
-    if found is None:
-        raise ValueError(
-            f"{name!r} does not name a rollout; <split>-<step>-<example>-<k> does, "
-            "such as train-00003-0012-01"
-        )
+    form = "a rollout; <split>-<step>-<example>-<k> does, such as train-00003-0012-01"
+    found = _match(ROLLOUT, name, form)
     return RolloutName(found["group"], found["shard"], found["split"], int(found["step"]))
+
+
+def _match(pattern: re.Pattern[str], name: str, form: str) -> re.Match[str]:
+    if (found := pattern.fullmatch(name)) is None:
+        raise ValueError(f"{name!r} does not name {form}")
+    return found

@@ -13,7 +13,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from adapters.errors import UserError
-from tasks.storage.json_files import append_row, read_log
+from tasks.storage.json_files import JsonRow, append_row, read_log
 
 
 class TakenOver(UserError):
@@ -63,6 +63,23 @@ class Ownership:
                 f"({os.getpid()}) writes nothing more to it. Let that one go on, or end it and "
                 "resume the run"
             )
+
+
+class OwnedLog:
+    """Log of a run that no other process than its owner may append to. Lines are never changed."""
+
+    def __init__(self, path: Path, ownership: Ownership | None = None) -> None:
+        self.path = path
+        self.ownership = ownership
+
+    def rows(self) -> list[JsonRow]:
+        return read_log(self.path)
+
+    def append(self, row: JsonRow) -> None:
+        """Append a row; TakenOver if another process has opened the run since."""
+        if self.ownership is not None:
+            self.ownership.check()
+        append_row(self.path, row)
 
 
 def last_owner(log: Path) -> Owner | None:

@@ -22,7 +22,7 @@ APART = ("evaluations", "dryruns")
 """Folders of runs that train nothing; the newest run of an agent is never one of them."""
 
 LEARNING = ("trajectories", "references", "rewards", "datums", "updates")
-"""Folders that each policy of a run has for itself."""
+"""Folders that each policy of a run has for itself, with a file a step."""
 
 TRAINED = ("train", BASELINE)
 """Splits whose rollouts are trained on, or compared with those that are."""
@@ -39,9 +39,19 @@ LONGEST_NAME = 200
 """Letters of a run's name: file systems allow 255, and files beside a run have longer names."""
 
 
+class FileAt:
+    """A file or a folder of a run, by its path in the run's folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: "RunFolder", _: type | None = None) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class RunFolder:
-    """Folder of a run, with the place of every file in it.
+    """Folder of a run, with the path of every file in it.
 
     The main policy's files lie in the folder itself; any other policy has a folder of the same
     shape in `policies/<its name>`.
@@ -51,93 +61,59 @@ class RunFolder:
     ownership: Ownership | None = field(default=None, compare=False, repr=False)
     """Ownership of this process, if it has opened the run."""
 
+    manifest = FileAt("manifest.json")
+    """Recipe, format and parent that the run is bound to."""
+    reference = FileAt("reference.json")
+    """Address of the reference, if that is a checkpoint of another run."""
+    owners = FileAt("owners.jsonl")
+    """Log of the processes that have had the run open."""
+    metrics = FileAt("metrics.jsonl")
+    """Metrics, one line for each finished step."""
+    arrivals = FileAt("arrivals.jsonl")
+    """Ledger of what made each step, if steps are made of batches as they arrive."""
+    report = FileAt("report.html")
+    """Page for people, made of the other files; nothing reads it."""
+    engine = FileAt("engine")
+    """State of the run's own engine."""
+    tracking = FileAt("tracking")
+    """Files of the trackers of experiments; nothing of a run's reads them."""
+
     @property
     def name(self) -> str:
-        """Name of the run."""
         return self.path.name
 
-    @property
-    def manifest(self) -> Path:
-        """Recipe, format and parent that the run is bound to."""
-        return self.path / "manifest.json"
-
-    @property
-    def reference(self) -> Path:
-        """Address of the reference, if that is a checkpoint of another run."""
-        return self.path / "reference.json"
-
-    @property
-    def owners(self) -> Path:
-        """Log of the processes that have had the run open."""
-        return self.path / "owners.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        """Metrics, one line for each finished step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def arrivals(self) -> Path:
-        """Ledger of what made each step, if steps are made of batches as they arrive."""
-        return self.path / "arrivals.jsonl"
-
-    @property
-    def report(self) -> Path:
-        """Page for people, made of the other files; nothing reads it."""
-        return self.path / "report.html"
-
-    @property
-    def engine(self) -> Path:
-        """State of the run's own engine."""
-        return self.path / "engine"
-
-    @property
-    def tracking(self) -> Path:
-        """Files of the trackers of experiments; nothing of a run's reads them."""
-        return self.path / "tracking"
-
     def shard(self, shard: str) -> Path:
-        """Return the file with the examples of a shard."""
         return self.path / "shards" / f"{shard}.jsonl"
 
     def journal(self, batch: str) -> Path:
-        """Return the journal of a rollout batch."""
         return self.path / "journal" / f"{batch}.jsonl"
 
     def spans(self, batch: str) -> Path:
-        """Return the Parquet file of a rollout batch."""
         return self.path / "spans" / f"{batch}.parquet"
 
     def trajectories(self, policy: str, step: int) -> Path:
-        """Return the trajectories of a policy at a step."""
-        return self._of(policy) / "trajectories" / f"{step:05d}.parquet"
+        return self._of_step(policy, "trajectories", step)
 
     def references(self, policy: str, step: int) -> Path:
-        """Return the reference's log-probabilities of a policy's trajectories at a step."""
-        return self._of(policy) / "references" / f"{step:05d}.parquet"
+        return self._of_step(policy, "references", step)
 
     def rewards(self, policy: str, step: int) -> Path:
-        """Return the shaped rewards of a policy's roles at a step."""
-        return self._of(policy) / "rewards" / f"{step:05d}.parquet"
+        return self._of_step(policy, "rewards", step)
 
     def datums(self, policy: str, step: int) -> Path:
-        """Return the training batch of a policy at a step."""
-        return self._of(policy) / "datums" / f"{step:05d}.parquet"
+        return self._of_step(policy, "datums", step)
 
     def update(self, policy: str, step: int) -> Path:
-        """Return the measurements of a policy's update at a step."""
-        return self._of(policy) / "updates" / f"{step:05d}.json"
+        return self._of_step(policy, "updates", step)
 
     def checkpoints(self, policy: str) -> Path:
-        """Return the ledger of a policy's checkpoints."""
         return self._of(policy) / "checkpoints.jsonl"
 
     def evaluation(self, name: str) -> Path:
-        """Return the scores of an evaluation."""
         return self.path / "evaluations" / f"{name}.json"
 
     def games(self, shard: str) -> Path:
-        """Return the rollouts of an evaluated shard, one a line."""
+        """Return the file of the rollouts of an evaluated shard, one a line."""
         return self.path / "games" / f"{shard}.jsonl"
 
     def exists(self) -> bool:
@@ -150,12 +126,11 @@ class RunFolder:
 
     def journalled(self, shard: str) -> list[str]:
         """List the batches of a shard that were begun, by their journals, in order."""
-        return _in_order(path.stem for path in (self.path / "journal").glob(f"{shard}.*.jsonl"))
+        return self._batches("journal", f"{shard}.*.jsonl")
 
     def sealed(self, shard: str) -> list[Path]:
         """List the sealed Parquet files of a shard's batches, in order."""
-        found = (path.stem for path in (self.path / "spans").glob(f"{shard}.*.parquet"))
-        return [self.spans(batch) for batch in _in_order(found)]
+        return [self.spans(batch) for batch in self._batches("spans", f"{shard}.*.parquet")]
 
     def sealed_steps(self, steps: range) -> list[Path]:
         """List the sealed Parquet files of the training shards of some steps, in no special order.
@@ -191,23 +166,18 @@ class RunFolder:
 
     def held_out(self, step: int) -> list[str]:
         """List the sealed batches of held-out examples that checkpoint `step` has played."""
-        found = (path.stem for path in (self.path / "spans").glob(f"[!.]*-{step:05d}.*.parquet"))
-        return _in_order(name for name in found if parse_batch(name).split not in TRAINED)
+        batches = self._batches("spans", f"[!.]*-{step:05d}.*.parquet")
+        return [batch for batch in batches if parse_batch(batch).split not in TRAINED]
 
     def learning_files(self, step: int) -> list[Path]:
         """List what the policies made of the rollouts of a step: trajectories to updates."""
-        homes = [self._of(policy) for policy in self.policies()]
-        paths = [home / stage / f"{step:05d}" for home in homes for stage in LEARNING]
-        suffixes = (".json", ".parquet")
-        return [p.with_suffix(s) for p in paths for s in suffixes if p.with_suffix(s).exists()]
+        stages = [(policy, stage) for policy in self.policies() for stage in LEARNING]
+        paths = [self._of_step(policy, stage, step) for policy, stage in stages]
+        return [path for path in paths if path.exists()]
 
-    def evaluation_files(self, step: int) -> list[Path]:
-        """List the scores of checkpoint `step`, by whatever settings."""
-        return sorted((self.path / "evaluations").glob(f"{step:05d}*.json"))
-
-    def evaluations(self) -> list[Path]:
-        """List the scores of every evaluation, in the order of checkpoints."""
-        return sorted((self.path / "evaluations").glob("*.json"))
+    def evaluations(self, checkpoint: str = "") -> list[Path]:
+        """List the scores of every evaluation, or of those of a checkpoint, in their order."""
+        return sorted((self.path / "evaluations").glob(f"{checkpoint}*.json"))
 
     def learned(self, policy: str, stage: str) -> list[Path]:
         """List the Parquet files of a stage of LEARNING of a policy, by step."""
@@ -301,6 +271,15 @@ class RunFolder:
     def _of(self, policy: str) -> Path:
         return self.path if policy == POLICY else self.path / "policies" / policy
 
+    def _of_step(self, policy: str, stage: str, step: int) -> Path:
+        suffix = "json" if stage == "updates" else "parquet"
+        return self._of(policy) / stage / f"{step:05d}.{suffix}"
+
+    def _batches(self, folder: str, pattern: str) -> list[str]:
+        """Name the batches of a shard by the files of a folder, in the order of their numbers."""
+        names = (path.stem for path in (self.path / folder).glob(pattern))
+        return sorted(names, key=lambda batch: parse_batch(batch).number)
+
 
 def runs_root() -> Path:
     """Return the folder of all runs: RATCHET_RUNS, or `runs` in the working directory."""
@@ -338,8 +317,3 @@ def all_runs() -> list[RunFolder]:
 def name_run(*parts: str) -> str:
     """Join parts, such as an agent's name, into a name that a run can have; keep its end."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join(parts))[-LONGEST_NAME:].strip("-.")
-
-
-def _in_order(batches: Iterator[str]) -> list[str]:
-    """Sort the batches of one shard by their numbers."""
-    return sorted(batches, key=lambda batch: parse_batch(batch).number)

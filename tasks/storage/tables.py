@@ -103,6 +103,11 @@ def arrays(column: pa.ChunkedArray) -> list[np.ndarray]:
     ]
 
 
+def flat(column: pa.ChunkedArray) -> np.ndarray:
+    """Return the values of a column's lists, one list after the other."""
+    return column.combine_chunks().flatten().to_numpy()
+
+
 def _bindable(value: object) -> object:
     if isinstance(value, list):
         return [_bindable(item) for item in value]

@@ -1,18 +1,18 @@
 import hashlib
 
-from adapters.calls import Place, Refused
+from adapters.calls import CallId, Refused
 
 
 def test_a_seed_is_31_bits_of_a_hash_of_run_rollout_role_and_call() -> None:
     digest = hashlib.sha256(b"7/train-00000-0000-00/policy/2").digest()
-    seed = Place("train-00000-0000-00", 0, "policy", 2).seed(7)
+    seed = CallId("train-00000-0000-00", 0, "policy", 2).seed(7)
     assert seed == int.from_bytes(digest[:4]) // 2 < 2**31
 
 
 def test_seeds_and_ids_depend_on_the_call_and_not_on_the_attempt() -> None:
-    first, again = Place("r", 0, "policy", 0), Place("r", 1, "policy", 0)
+    first, again = CallId("r", 0, "policy", 0), CallId("r", 1, "policy", 0)
     assert (first.seed(7), first.name("answer")) == (again.seed(7), again.name("answer"))
-    others = [Place("r", 0, "policy", 1), Place("r", 0, "judge", 0), Place("s", 0, "policy", 0)]
+    others = [CallId("r", 0, "policy", 1), CallId("r", 0, "judge", 0), CallId("s", 0, "policy", 0)]
     assert len({place.seed(7) for place in (first, *others)} | {first.seed(8)}) == 5
 
 

@@ -1,6 +1,5 @@
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict
 from itertools import pairwise
 
 import pytest
@@ -32,7 +31,7 @@ def halving(high: int) -> Callable[[str], str]:
 
 
 def played(door: ScriptedDoor) -> float:
-    return asyncio.run(guess_the_number.play(GAME, **asdict(door.endpoints()[POLICY])))
+    return asyncio.run(guess_the_number.play(GAME, **door.endpoints()[POLICY]))
 
 
 @pytest.mark.parametrize("example", corpus.examples()[:20], ids=str)

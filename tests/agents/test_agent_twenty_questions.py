@@ -4,7 +4,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import cache
 from itertools import pairwise
 from types import ModuleType
@@ -34,7 +33,7 @@ def game() -> ModuleType:
 
 
 def played(door: ScriptedDoor, rollout: int = 0, example: dict[str, str] = HERON) -> float:
-    roles = {role: asdict(at) for role, at in door.endpoints(rollout).items()}
+    roles = door.endpoints(rollout)
     return asyncio.run(game().play(example, **roles[POLICY], roles=roles))
 
 
@@ -64,15 +63,15 @@ def test_an_expert_wins_in_a_conversation_that_only_grows() -> None:
     examples = [noun for noun in corpus.nouns() if noun["split"] == "test"][::20]
     with scripted_door(expert(), {"answerer": ANSWERS}, examples) as door:
         assert [played(door, place, each) for place, each in enumerate(examples)] == [1.0, 1.0]
-    first = [call for call in door.calls if call.place.rollout_id.endswith("-00")]
-    asked = [call for call in first if call.place.role == POLICY]
-    answered = [call for call in first if call.place.role == "answerer"]
+    first = [call for call in door.calls if call.id.rollout_id.endswith("-00")]
+    asked = [call for call in first if call.id.role == POLICY]
+    answered = [call for call in first if call.id.role == "answerer"]
     assert len(asked) == len(answered)
     told = [json.loads(str(call.message["content"]))["yes_or_no"] for call in answered]
     for (call, following), answer in zip(pairwise(asked), told, strict=False):
         grown = [*call.request.messages, call.message, user(answer)]
         assert following.request.messages == grown
-        assert following.prefix_call == call.place.call
+        assert following.prefix_call == call.id.number
 
 
 def test_an_answerer_is_told_the_secret_and_one_question_and_asked_for_json() -> None:
@@ -100,7 +99,7 @@ def test_a_game_is_lost_after_twenty_questions() -> None:
 def test_an_answer_that_is_not_the_json_asked_for_is_no_answer() -> None:
     with scripted_door(lambda _: "Is it a heron?", {"answerer": SEARCH}, [HERON]) as door:
         assert played(door) == 0.0
-    asked = [call for call in door.calls if call.place.role == POLICY]
+    asked = [call for call in door.calls if call.id.role == POLICY]
     assert asked[1].request.messages[-1] == user("n/a")
 
 
@@ -129,7 +128,7 @@ def test_with_a_search_the_player_may_look_something_up_before_it_asks() -> None
         searching("heron"), {"answerer": ANSWERS, "search": SEARCH}, [HERON]
     ) as door:
         assert played(door) == 1.0
-    assert [call.place.role for call in door.calls] == [POLICY, "search", POLICY, "answerer"]
+    assert [call.id.role for call in door.calls] == [POLICY, "search", POLICY, "answerer"]
     assert door.calls[1].request.messages[-1]["content"] == "heron"
     assert door.calls[2].prefix_call == 0
 
@@ -166,7 +165,7 @@ def test_with_a_search_too_the_conversation_only_grows() -> None:
 
     with scripted_door(searches_once, {"answerer": ANSWERS, "search": SEARCH}, [HERON]) as door:
         assert played(door) == 1.0
-    asked = [call for call in door.calls if call.place.role == POLICY]
+    asked = [call for call in door.calls if call.id.role == POLICY]
     assert [call.prefix_call for call in asked] == [None, 0, 1]
     assert asked[-1].request.messages[-1] == user("\nCurrent Task: no")
 
@@ -177,7 +176,7 @@ def test_an_answer_without_text_costs_a_player_with_a_search_a_turn_and_not_the_
         lambda _: next(said), {"answerer": ANSWERS, "search": SEARCH}, [HERON]
     ) as door:
         assert played(door) == 1.0
-    assert [call.place.role for call in door.calls] == [POLICY, "answerer"] * 2
+    assert [call.id.role for call in door.calls] == [POLICY, "answerer"] * 2
 
 
 def test_it_runs_alone_by_the_addresses_in_the_environment(
@@ -186,8 +185,8 @@ def test_it_runs_alone_by_the_addresses_in_the_environment(
     with scripted_door(lambda _: "Is it a heron?", {"answerer": ANSWERS}, [HERON]) as door:
         endpoints = door.endpoints()
         for name, role in (("OPENAI", POLICY), ("ANSWERER", "answerer")):
-            for key, value in asdict(endpoints[role]).items():
-                monkeypatch.setenv(f"{name}_{key.upper()}", value)
+            for key, value in endpoints[role].items():
+                monkeypatch.setenv(f"{name}_{key.upper()}", str(value))
         monkeypatch.setattr(sys, "argv", ["twenty_questions.py", "heron", "bird"])
         game().main()
     assert capsys.readouterr().out == "Is it a heron? yes\n1.0\n"

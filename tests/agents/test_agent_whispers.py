@@ -1,6 +1,5 @@
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict
 
 import pytest
 
@@ -16,7 +15,7 @@ EXAMPLE = {"identity": "a quiet otter"}
 
 
 def played(door: ScriptedDoor) -> dict[str, float]:
-    endpoints = {role: asdict(endpoint) for role, endpoint in door.endpoints().items()}
+    endpoints = door.endpoints()
     return asyncio.run(whispers.play(EXAMPLE, **endpoints[POLICY], roles=endpoints))
 
 
@@ -47,7 +46,7 @@ def test_a_listener_is_not_charged_for_a_mistake_of_its_teller() -> None:
     said = {"a quiet otter": "I am an old fox.", "an old fox": "I am an old fox."}
     with scripted_door(told(said), ROLES) as door:
         assert played(door) == {"teller": 0.0, "listener": 1.0}
-    assert [call.place.role for call in door.calls] == ["teller", "listener"]
+    assert [call.id.role for call in door.calls] == ["teller", "listener"]
 
 
 def test_a_teller_is_not_charged_for_a_mistake_of_its_listener() -> None:

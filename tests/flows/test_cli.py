@@ -3,6 +3,8 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 from typer.testing import CliRunner
@@ -136,19 +138,19 @@ def test_a_run_of_an_older_format_is_refused_in_a_sentence(
     assert listed.rstrip().endswith("of another format")
 
 
-@pytest.mark.parametrize("command", ["fork nowhere --at 1", "replay nowhere"])
+@pytest.mark.parametrize("command", ["resume nowhere", "fork nowhere --at 1", "replay nowhere"])
 def test_prefect_is_set_up_before_a_command_imports_it(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class SetUp(Exception):
-        """Raised in place of the set-up."""
+    variables = dict[str, str]()
 
-    def set_up(verbose: bool) -> None:
-        raise SetUp
+    def load(*_: object) -> NoReturn:
+        raise RunError(f"Prefect logs {variables['PREFECT_LOGGING_LEVEL']}")
 
-    monkeypatch.setattr("flows.cli.commands.quiet_prefect", set_up)
-    with pytest.raises(SetUp):
-        app(command.split(), standalone_mode=False)
+    monkeypatch.setattr("flows.server.prefect_startup.os", SimpleNamespace(environ=variables))
+    monkeypatch.setattr("flows.cli.commands.load_checked_recipe", load)
+    with pytest.raises(RunError, match="Prefect logs INFO"):
+        app([*command.split(), "--verbose"], standalone_mode=False)
 
 
 def test_help_names_every_command() -> None:

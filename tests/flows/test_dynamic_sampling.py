@@ -8,10 +8,10 @@ from adapters.calls import POLICY
 from flows.recipe.recipe import Recipe
 from tasks.metrics import read_metrics
 from tasks.recording.spans import SCHEMA
-from tasks.rollouts import Yield, measure_yield
 from tasks.shards import read_shard
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read, write
+from tasks.yields import Yield, measure_yield
 from tests.support.dying_engine import dying_in_batch, dying_in_update
 from tests.support.small_recipe import small_recipe
 from tests.support.whole_run import die_and_go_on, differences, fixture_of
@@ -47,7 +47,7 @@ def test_groups_with_unequal_rewards_teach_and_sampled_tokens_are_counted(tmp_pa
         *(call("c-00", 1), span("c-00", "error"), reward("c-01", 1.0)),
     ]
     path = write(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "spans.parquet")
-    assert measure_yield([path]) == Yield(teaching_groups=2, calls=4, tokens=13)
+    assert measure_yield([path]) == Yield(teaching_groups=2, calls=4, sampled_tokens=13)
 
 
 def rounds_of(run: RunFolder, step: int) -> int:

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ValidationError
 from flows.recipe.presets import PRESETS
 from flows.recipe.recipe import Recipe
 from flows.recipe.section import TABLES
-from flows.runtime.open_rollouts import greedy_sampling, training_sampling
 from tasks.algorithm.advantages import ADVANTAGES
 from tasks.algorithm.losses import LOSSES
 from tasks.algorithm.settings import Number
@@ -246,7 +245,7 @@ def consumed(recipe: Recipe, key: str) -> Any:
         return [*due[:1], [due[1](step, recipe.steps) for step in steps]]
     if section == "rollouts":
         rollouts = recipe.rollouts
-        played = training_sampling(recipe), greedy_sampling(recipe), rollouts.steps_under_way()
+        played = rollouts.sampling(), rollouts.greedy_sampling(), rollouts.steps_under_way()
         sizes = rollouts.min_group_size(), rollouts.concurrency_of_batch()
         return values["rollouts"], played, sizes
     return recipe.dataset.train_split(), recipe.policies(), find(values, key)

@@ -12,7 +12,7 @@ from flows.replay import replay
 from flows.runtime.forks import fork_run, replay_run
 from flows.train import train
 from tasks.metrics import read_metrics
-from tasks.rollouts import Play, RolloutServer
+from tasks.playing.server import Play, RolloutServer
 from tasks.storage.manifest import lineage
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tests.flows.test_train import final_weights, without_clocks

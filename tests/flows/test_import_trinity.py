@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.importing.recipe_text import import_trinity
-from flows.importing.translation import ImportRefusal
+from flows.importing.trinity import import_trinity
 from flows.importing.trinity_algorithm import ADVANTAGES, ALGORITHMS, LOSSES
-from flows.importing.trinity_file import known_keys, read_trinity
+from flows.importing.trinity_file import ImportRefusal, known_keys, read_trinity
 from flows.recipe.loading import RecipeError, named_recipe
 from flows.recipe.presets import REFUSED
 from flows.recipe.recipe import Recipe

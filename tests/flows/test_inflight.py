@@ -103,7 +103,7 @@ def test_running_rollouts_go_on_with_the_client_that_a_failed_update_is_retried_
 ) -> None:
     result, failed = LivePolicy.result, []
 
-    def fail_once(live: LivePolicy, submitted: SubmittedUpdate | None) -> UpdateResult:
+    def fail_once(live: LivePolicy, submitted: SubmittedUpdate) -> UpdateResult:
         if not failed and submitted is not None and submitted.step == 0:
             failed.append(live)
             raise ServiceFailed("the connection is gone")

@@ -21,7 +21,7 @@ from flows.runtime.open_rollouts import CheckpointAtBegin, Spans
 from flows.runtime.overlap import steps_by_shard
 from flows.train import train
 from tasks.metrics import read_metrics
-from tasks.rollouts import RolloutServer
+from tasks.playing.server import RolloutServer
 from tasks.storage.run_folder import RunFolder
 from tests.support.door_batches import ListRecorder, batch_at
 from tests.support.dying_engine import dying_in_batch, dying_in_update

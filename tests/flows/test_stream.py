@@ -15,8 +15,8 @@ from adapters.tinker.live_policy import LivePolicy, LoraSpec, ServiceLoss
 from benchmarks.interruptions.compare_runs import state_folder
 from flows.train import train
 from tasks.checkpoints import Ledger
+from tasks.playing.server import Play, RolloutServer
 from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
-from tasks.rollouts import Play, RolloutServer
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tests.support.credited import recorded_steps

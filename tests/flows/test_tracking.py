@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from adapters.tracking.wandb import offline_folders
-from flows.cli.command_line import _sync_line
+from flows.cli.command_line import _closing_lines
 from flows.train import train
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunFolder
@@ -29,7 +29,7 @@ def test_a_training_without_a_key_is_kept_offline_whole(
 ) -> None:
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
-    train(RECIPE, run="tracked")
+    summary = train(RECIPE, run="tracked")
     run = RunFolder(root / "tracked")
     [folder] = offline_folders(run.tracking)
     first, last = history(folder)
@@ -39,5 +39,6 @@ def test_a_training_without_a_key_is_kept_offline_whole(
     assert config(folder)["rollouts.group_size"] == 2
     [saved] = artifacts(folder)
     assert (saved.name, sorted(saved.aliases)) == ("tracked", ["latest", "step-1"])
-    assert _sync_line(run).endswith(f"wandb sync {folder}")
+    last_line = _closing_lines(summary, run, 1.0).splitlines()[-1]
+    assert last_line == f"W&B has none of it yet: wandb sync {folder}"
     assert [*find_damage(run)] == []

@@ -16,7 +16,7 @@ from flows.train import train
 from tasks.checkpoints import Ledger
 from tasks.examples.reading import DatasetError
 from tasks.metrics import read_metrics
-from tasks.rollouts import RolloutServer
+from tasks.playing.server import RolloutServer
 from tasks.storage.run_folder import RunError
 from tests.support.dying_engine import dying_in_batch, dying_in_update, ending_the_run
 from tests.support.small_recipe import HELLO, small_recipe

@@ -16,7 +16,8 @@ from prefect import flow
 from adapters.harness import dask_cluster
 from adapters.harness.dask_cluster import ClusterFailed, open_cluster
 from adapters.network.addresses import Listener
-from tasks.rollouts import BatchPlan, collect_rollouts
+from tasks.rollouts import collect_rollouts
+from tasks.shards import BatchPlan
 from tests.support.dask_by_hand import HandCluster, by_hand
 from tests.support.played_shard import AGENT, SLOW, PlayedShard
 from tests.support.processes import ROOT, free_port, wait_until

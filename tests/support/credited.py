@@ -1,5 +1,6 @@
 """Datums and recorded steps, made of trajectories by one credit assignment."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from tasks.recovery.rollout_steps import RolloutSteps
-from tasks.rewards import MeanRewards, rewards_by_role, write_rewards
+from tasks.rewards import MeanRewards, compute_rewards, rewards_of
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
 
@@ -21,15 +22,16 @@ def build(
     references: pa.Table | None = None,
     history: Sequence[MeanRewards] = (),
 ) -> pa.Table:
-    rewards = rewards_by_role(trajectories, credit.rewards_query)
+    rewards = rewards_of(trajectories, credit.rewards_query)
     return datums.datums_of(trajectories, rewards, credit, references, history)
 
 
 def write_datums(path: Path, trajectories: Path, credit: CreditAssignment) -> None:
-    """Write the datums of a file of trajectories, and beside it no file of rewards."""
+    """Write the datums of a file of trajectories anew, and beside it no file of rewards."""
+    path.unlink(missing_ok=True)
     rewards = path.with_name(f"{path.stem}.rewards")
-    write_rewards(rewards, trajectories, credit.rewards_query)
-    datums.write_datums(path, trajectories, rewards, credit)
+    compute_rewards.make(rewards, trajectories, credit.rewards_query)
+    datums.build_datums.make(path, trajectories, rewards, credit)
     rewards.unlink()
 
 
@@ -37,8 +39,11 @@ def rewards_by_group(
     trajectories: pa.Table, role: str = "policy", shaping: str | None = None
 ) -> dict[str, dict[str, float]]:
     """Map group → rollout → reward of one role."""
-    of_role = rewards_by_role(trajectories, shaping).get(role, {})
-    return {group: dict(rewards) for group, rewards in of_role.items()}
+    groups: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in rewards_of(trajectories, shaping).to_pylist():
+        if row["role"] == role:
+            groups[row["group_id"]][row["rollout_id"]] = row["reward"]
+    return dict(groups)
 
 
 def recorded_steps(

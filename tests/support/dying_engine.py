@@ -13,7 +13,7 @@ from adapters.door.batches import OpenBatch
 from adapters.errors import EngineDied
 from adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResult
 from flows.train import train
-from tasks.rollouts import Play, RolloutServer
+from tasks.playing.server import Play, RolloutServer
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def dying_in_update(step: int) -> Iterator[None]:
     """Kill a run's engine once it has made the gradient of a step, before anything is saved."""
     result, killed = LivePolicy.result, list[int]()
 
-    def die(live: LivePolicy, submitted: SubmittedUpdate | None) -> UpdateResult:
+    def die(live: LivePolicy, submitted: SubmittedUpdate) -> UpdateResult:
         if submitted is not None and submitted.step == step and not killed:
             submitted.outputs[-1].result()
             killed.append(_kill_engine(live._service))

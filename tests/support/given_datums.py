@@ -27,7 +27,8 @@ from tasks.storage.tables import write
 LISTS = ("tokens", "targets", "logprobs", "advantages", "mask")
 
 
-def write_counting(path: Path, step: int) -> None:
+@durable
+def count_on(path: Path, step: int) -> None:
     """Write datums that count on from the step's number; no policy sampled them."""
     ones, rows = [1] * 7, []
     for first in (3 * step + 1, 3 * step + 2):
@@ -35,9 +36,6 @@ def write_counting(path: Path, step: int) -> None:
         lists = dict(zip(LISTS, (tokens, targets, [0.0] * 7, ones, ones), strict=True))
         rows.append({**lists, "scale": 1 / 14})
     write(pa.Table.from_pylist(rows, schema=SCHEMA), path)
-
-
-count_on = durable("count_on", write_counting)
 
 
 class CountingRecipe(RunRecipe):

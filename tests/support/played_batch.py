@@ -15,8 +15,10 @@ from adapters.player_protocol import PlaySettings
 from adapters.rendering.chat import Chat
 from adapters.tinker.engines import TinkerServer
 from adapters.tinker.service import PatientSampler, Service
+from tasks.playing.server import RolloutServer
 from tasks.recording.journal import read_journal
-from tasks.rollouts import BatchPlan, RolloutServer, write_spans
+from tasks.rollouts import collect_rollouts
+from tasks.shards import BatchPlan
 from tasks.storage.json_files import write_rows
 from tasks.storage.run_folder import RunFolder
 from tests.support.engine_server import TINY, tiny_chat_service
@@ -54,7 +56,9 @@ class Stage:
         settings = PlaySettings(name, [POLICY], 4, timeout_seconds)
         with Door(self.chat, {}, run_seed=0, max_calls=max_calls) as door:
             server = RolloutServer(run, door, self.service, settings)
-            write_spans(run.spans(BATCH), shard, plan, server, self.sampled_by, play_batch)
+            collect_rollouts.make(
+                run.spans(BATCH), shard, plan, server, self.sampled_by, play_batch
+            )
         return read_journal(run.journal(BATCH))
 
     def sampled_by(self) -> SampledBy:

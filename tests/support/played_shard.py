@@ -16,9 +16,11 @@ from adapters.door.batches import SampledBy
 from adapters.door.door import Door
 from adapters.network.addresses import Listener
 from adapters.player_protocol import PlaySettings
+from tasks.playing.server import Play, RolloutServer
 from tasks.recording.journal import read_journal
 from tasks.recording.spans import Span
-from tasks.rollouts import BatchPlan, Play, RolloutServer, write_spans
+from tasks.rollouts import collect_rollouts
+from tasks.shards import BatchPlan
 from tasks.storage.json_files import write_rows
 from tasks.storage.run_folder import RunFolder
 from tests.support.played_batch import SHARD, ends, service_without_engine
@@ -95,7 +97,7 @@ class PlayedShard:
 
         def play_batch(plan: BatchPlan) -> None:
             path = self.run.spans(plan.name)
-            write_spans(path, self.path, plan, server, self.sampled_by, play)
+            collect_rollouts.make(path, self.path, plan, server, self.sampled_by, play)
 
         with ThreadPoolExecutor(len(self._plans)) as threads:
             for played in [threads.submit(play_batch, plan) for plan in self._plans]:

@@ -7,7 +7,7 @@ from tasks.algorithm.advantages import CreditAssignment
 from tasks.recording.journal import seal
 from tasks.recording.spans import EndedAttempt, reward_span
 from tasks.storage.run_folder import RunFolder
-from tasks.trajectories import write_trajectories
+from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
 from tests.tasks.test_journal import NOON, call, written
 
@@ -24,6 +24,6 @@ def record_run(folder: Path) -> RunFolder:
         end = EndedAttempt(f"train-00000-0000-0{rollout}", 0, NOON, NOON)
         spans.append(reward_span(end, float(rollout)))
     sealed = seal(written(run.journal(BATCH), *spans), run.spans(BATCH))
-    write_trajectories(run.trajectories(POLICY, 0), [sealed])
+    assemble_trajectories.make(run.trajectories(POLICY, 0), [sealed])
     write_datums(run.datums(POLICY, 0), run.trajectories(POLICY, 0), CENTRED)
     return run

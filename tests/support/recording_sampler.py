@@ -10,14 +10,16 @@ import httpx
 import pyarrow as pa
 from tinker import ModelInput, SampleResponse, SamplingParams
 
-from adapters.calls import POLICY, Place, Policy, Sampler, Sampling
+from adapters.calls import POLICY, CallId, Policy, Sampler, Sampling
 from adapters.door.batches import SampledBy
 from adapters.door.door import Door
 from adapters.harness.player import Batch
 from adapters.player_protocol import BEGIN, END, PlaySettings
 from adapters.rendering.chat import Chat
+from tasks.playing.server import RolloutServer
 from tasks.recording.journal import read_spans
-from tasks.rollouts import BatchPlan, RolloutServer, write_spans
+from tasks.rollouts import collect_rollouts
+from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tasks.trajectories import trajectories_of
 from tests.support.door_batches import bearer
@@ -29,7 +31,7 @@ MOST_CALLS = 200
 
 def seed(rollout_id: str, call: int) -> int:
     """Return the seed with which the policy's `call`-th answer of a rollout is sampled."""
-    return Place(rollout_id, 0, POLICY, call).seed(RUN_SEED)
+    return CallId(rollout_id, 0, POLICY, call).seed(RUN_SEED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ class RecordedRollouts:
             settings = PlaySettings("", [POLICY], concurrency=1, timeout_seconds=0)
             server = RolloutServer(run, door, service_without_engine(), settings)
             parquet = run.spans(plan.name)
-            write_spans(parquet, shard, plan, server, lambda: sampled_by, play_batch)
+            collect_rollouts.make(parquet, shard, plan, server, lambda: sampled_by, play_batch)
         self.calls = recording.calls(names)
         self.spans: pa.Table = read_spans(parquet)
         self.trajectories: pa.Table = trajectories_of([parquet])

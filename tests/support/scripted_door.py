@@ -11,10 +11,10 @@ from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
 from adapters.calls import POLICY, Example, Policy, Sampling
+from adapters.clients.current_rollout import Endpoint
 from adapters.door.backends import create_backends
 from adapters.door.batches import PlannedRollout, SampledBy
 from adapters.door.door import Door
-from adapters.harness.agents import Endpoint
 from adapters.harness.player import Batch
 from adapters.rendering.chat import Chat
 from tests.support.door_batches import ListRecorder, batch_at, begin
@@ -55,7 +55,7 @@ class ScriptedDoor:
 
     def said(self, rollout: int = 0) -> list[str]:
         """Return what was said in a rollout, from its first message to its last answer."""
-        calls = [c for c in self.calls if c.place.rollout_id == rollout_name(rollout)]
+        calls = [c for c in self.calls if c.id.rollout_id == rollout_name(rollout)]
         return [m["content"] for m in [*calls[-1].request.messages, calls[-1].message]]
 
 

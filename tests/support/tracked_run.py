@@ -6,7 +6,7 @@ from pathlib import Path
 from adapters.calls import POLICY
 from adapters.player_protocol import Failure
 from tasks.checkpoints import Checkpoint, Ledger
-from tasks.evaluations import PlayedShard, write_evaluation
+from tasks.evaluations import PlayedShard, score_rollouts
 from tasks.metrics import record_metrics
 from tasks.recording.journal import seal
 from tasks.recording.spans import EndedAttempt, Span, error_span, reward_span
@@ -32,7 +32,7 @@ class GrowingRun:
         write_rows(shard, [{"example_id": 0, "example": {"question": "Who?"}}])
         spans = self._play("test", checkpoint, checkpoint / 10)
         path = self.folder.evaluation(f"{checkpoint:05d}")
-        write_evaluation(path, {"sampled": PlayedShard(shard, [spans])}, 1.0)
+        score_rollouts.make(path, {"sampled": PlayedShard(shard, [spans])}, 1.0)
 
     def step(self, step: int) -> None:
         """Record a step, whose checkpoint has a training state if it is even."""

@@ -16,7 +16,7 @@ from tasks.recording.journal import JournalError, read_journal
 from tasks.storage.checksums import Damaged, verified
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read, write
-from tasks.trajectories import write_trajectories
+from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
 from tests.support.recorded_run import BATCH, CENTRED, record_run
 from tests.tasks.test_journal import call, written
@@ -103,7 +103,7 @@ def test_no_stage_reads_a_damaged_file_and_the_remedy_is_named(
     files = {path.parent.name: path for path in run.path.glob("*/*.parquet")}
     files[folder] = damaged(files[folder], tmp_path, 0.3, 0x10)
     stages = {
-        "spans": lambda: write_trajectories(tmp_path / "t.parquet", [files["spans"]]),
+        "spans": lambda: assemble_trajectories.make(tmp_path / "t.parquet", [files["spans"]]),
         "trajectories": lambda: write_datums(
             tmp_path / "d.parquet", files["trajectories"], CENTRED
         ),

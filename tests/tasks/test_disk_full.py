@@ -17,10 +17,11 @@ from adapters.door.batches import PlannedRollout
 from adapters.door.door import Door
 from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
+from tasks.playing.server import RolloutServer
 from tasks.recording import journal as journals
 from tasks.recording.journal import Journal, JournalError, read_journal
 from tasks.recording.spans import call_span
-from tasks.rollouts import RolloutServer, write_spans
+from tasks.rollouts import collect_rollouts
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tests.support.door_batches import ListRecorder
@@ -194,7 +195,7 @@ def test_the_time_of_a_rollout_does_not_run_while_the_disk_is_full(
     freeing = free_later(fill(small_disk), lambda: time.sleep(7))
     with Door(stage.chat, {}, run_seed=0) as door:
         server = RolloutServer(journals_on, door, stage.service, settings)
-        write_spans(rest.spans(BATCH), shard, PAIRS, server, stage.sampled_by, play_batch)
+        collect_rollouts.make(rest.spans(BATCH), shard, PAIRS, server, stage.sampled_by, play_batch)
     freeing.join()
     rows = read(rest.spans(BATCH)).to_pylist()
     assert [row["kind"] for row in rows if row["kind"] != "llm"] == ["reward"] * 2

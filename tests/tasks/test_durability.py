@@ -18,14 +18,12 @@ pytestmark = pytest.mark.usefixtures("prefect_server")
 written: list[int] = []
 
 
-def write_thing(path: Path, number: int) -> None:
+@durable
+def make_thing(path: Path, number: int) -> None:
     if number < 0:
         raise ValueError("no such thing")
     written.append(number)
     write_text(path, f"thing {number}")
-
-
-make_thing = durable("make_thing", write_thing)
 
 
 @flow
@@ -108,6 +106,6 @@ def test_a_task_that_met_a_full_disk_is_retried(tmp_path: Path) -> None:
             raise failures.pop()
         write_text(path, "made")
 
-    made = durable("make_once", write_once)(tmp_path / "once.txt")
+    made = durable(write_once)(tmp_path / "once.txt")
     assert made.read_text() == "made"
     assert failures == []

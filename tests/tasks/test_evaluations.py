@@ -14,8 +14,8 @@ from tasks.evaluations import (
     pass_at,
     read_evaluation,
     score,
+    score_rollouts,
     score_spans,
-    write_evaluation,
 )
 from tasks.recording.spans import table
 from tasks.storage.json_files import read_json, write_rows
@@ -170,7 +170,7 @@ def test_an_evaluation_is_a_file_that_reads_back(tmp_path: Path) -> None:
     rows[1] |= {"kind": "error", "reward_name": None, "reward": None}
     spans = write(table(rows), tmp_path / "spans.parquet")
     played, path = PlayedShard(shard, [spans]), tmp_path / "evaluations" / "00010.json"
-    write_evaluation(path, {"greedy": played, "sampled": played}, threshold=0.5)
+    score_rollouts.make(path, {"greedy": played, "sampled": played}, threshold=0.5)
     scores = read_evaluation(path)
     assert scores["greedy"] == scores["sampled"] == score_spans([spans], shard, threshold=0.5)
     written = read_json(path)["sampled"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.recording.spans import table
-from tasks.reports.transcripts import read_games, write_games
+from tasks.reports.transcripts import list_games, read_games
 from tasks.storage.tables import write
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -98,5 +98,5 @@ def test_a_game_is_correct_from_the_threshold_on(spans: Path) -> None:
 
 def test_games_are_written_a_line_each(spans: Path, tmp_path: Path) -> None:
     path = tmp_path / "games.jsonl"
-    write_games(path, [spans])
+    list_games.make(path, [spans])
     assert [json.loads(line) for line in path.read_text().splitlines()] == read_games([spans])

@@ -14,7 +14,7 @@ from tasks.datums import read_datums
 from tasks.metrics import StepFiles, divergence, measure, read_metrics, record_metrics
 from tasks.recording.spans import table
 from tasks.storage.tables import write
-from tasks.trajectories import write_trajectories
+from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
 
 BEGAN = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -53,7 +53,7 @@ def files(folder: Path, *rollouts: list[dict]) -> StepFiles:
     rows = [row for spans in rollouts for row in spans]
     spans = write(table(rows), folder / "spans.parquet")
     trajectories, datums = folder / "trajectories.parquet", folder / "datums.parquet"
-    write_trajectories(trajectories, [spans])
+    assemble_trajectories.make(trajectories, [spans])
     write_datums(datums, trajectories, CreditAssignment("centred"))
     return StepFiles([spans], {POLICY: trajectories}, {}, {POLICY: datums}, {})
 

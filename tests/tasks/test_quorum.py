@@ -26,13 +26,15 @@ from adapters.rewards import Reward
 from tasks import rollouts
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.evaluations import score_spans
+from tasks.playing.recorder import JournalRecorder
+from tasks.playing.server import RolloutServer
 from tasks.recording.journal import Journal, read_journal, read_spans, seal
 from tasks.recording.views import open_views
 from tasks.reports.transcripts import read_games, transcripts
-from tasks.rollouts import BatchPlan, JournalRecorder, RolloutServer
+from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
-from tasks.trajectories import write_trajectories
+from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
 from tests.support.dask_agents import talks
 from tests.support.played_batch import BATCH, SHARD, service_without_engine, write_examples
@@ -100,7 +102,7 @@ def ends_of(run: RunFolder) -> dict[str, list[str]]:
 def datums_of(run: RunFolder) -> bytes:
     """Return the datums of a sealed batch."""
     trajectories, datums = run.trajectories(POLICY, 0), run.datums(POLICY, 0)
-    write_trajectories(trajectories, [run.spans(BATCH)])
+    assemble_trajectories.make(trajectories, [run.spans(BATCH)])
     write_datums(datums, trajectories, CreditAssignment("centred"))
     return datums.read_bytes()
 

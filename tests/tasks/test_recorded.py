@@ -14,13 +14,14 @@ from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.metrics import Metrics, StepFiles, measure
+from tasks.playing.server import RolloutServer
 from tasks.recording.journal import read_journal
 from tasks.recording.recorded_calls import recorded_calls
 from tasks.recording.spans import EndedAttempt, Span, reward_span
-from tasks.rollouts import RolloutServer, write_spans
+from tasks.rollouts import collect_rollouts
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
-from tasks.trajectories import write_trajectories
+from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
 from tests.support.played_batch import BATCH, PAIRS, SHARD, Stage, open_stage, write_examples
 from tests.tasks.test_journal import NOON
@@ -81,7 +82,9 @@ def collect(stage: Stage) -> Collect:
         settings = PlaySettings(f"{agent.__module__}:{agent.__name__}", [POLICY], 2, 30.0)
         with Door(stage.chat, {}, run_seed=0) as door:
             server = RolloutServer(run, door, stage.service, settings, replay)
-            write_spans(run.spans(BATCH), shard, PAIRS, server, lambda: sampled_by, play_batch)
+            collect_rollouts.make(
+                run.spans(BATCH), shard, PAIRS, server, lambda: sampled_by, play_batch
+            )
         return run
 
     return collected
@@ -151,7 +154,7 @@ def sampled_twice(run: RunFolder) -> int:
 
 def measured(run: RunFolder) -> Metrics:
     spans, trajectories, datums = [run.spans(BATCH)], *made_of(run)
-    write_trajectories(trajectories, spans)
+    assemble_trajectories.make(trajectories, spans)
     write_datums(datums, trajectories, CreditAssignment("centred"))
     return measure(StepFiles(spans, {POLICY: trajectories}, {}, {POLICY: datums}, {}))
 
@@ -289,7 +292,7 @@ def test_a_rollout_that_failed_begins_anew(whole: RunFolder) -> None:
     first = [span for span in spans if span["rollout_id"].endswith("-00")]
     ended = EndedAttempt(first[0]["rollout_id"], 0, NOON, NOON)
     failed = reward_span(ended, 1.0) | {"kind": "error"}
-    assert [call.place.call for call in recorded_calls(first)[first[0]["rollout_id"]]] == [0, 1, 2]
+    assert [call.id.number for call in recorded_calls(first)[first[0]["rollout_id"]]] == [0, 1, 2]
     assert recorded_calls([*first, failed]) == {}
 
 
@@ -301,4 +304,4 @@ def test_a_call_that_was_asked_otherwise_hides_what_followed_it_before(whole: Ru
     ]
     otherwise = spans[1] | {"attempt": 1, "request_sha": "another"}
     (recorded,) = recorded_calls([*spans, otherwise]).values()
-    assert [(call.place.attempt, call.place.call) for call in recorded] == [(0, 0), (1, 1)]
+    assert [(call.id.attempt, call.id.number) for call in recorded] == [(0, 0), (1, 1)]

@@ -25,14 +25,14 @@ from adapters.tinker.service import Service
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.learning_rates import Schedule
 from tasks.algorithm.update_method import UpdateMethod
-from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
+from tasks.checkpoints import Checkpoint, CheckpointError, Ledger, policy_version
 from tasks.datums import SCHEMA
+from tasks.playing.server import RolloutServer
 from tasks.recovery.rebuilding import ProbeError
 from tasks.recovery.recorded_steps import MethodError, TrainedPolicy
-from tasks.rollouts import RolloutServer
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import write
-from tasks.updates import PolicyUpdater, write_update
+from tasks.updates import PolicyUpdater, update_policy
 from tests.support.credited import recorded_steps
 from tests.support.engine_server import Address, connected
 from tests.support.opened_door import CHAT
@@ -100,7 +100,7 @@ def sampled_datums(updater: PolicyUpdater, checkpoint: Checkpoint, path: Path) -
         rows.append(
             {
                 **named,
-                "policy_version": checkpoint.version,
+                "policy_version": policy_version(POLICY, checkpoint.step),
                 "reward": 0.0,
                 "advantage": sign,
                 **lists,
@@ -362,7 +362,7 @@ def test_an_update_is_complete_with_its_file_and_not_with_its_checkpoint(
     assert weights(make_updater(), address) == undisturbed
     updater = make_updater()
     datums, path = datums_of(updater, 3), updater.recorded.run.update(POLICY, 3)
-    write_update(path, updater, 3, datums, METHOD, with_state=True)
+    update_policy.make(path, updater, 3, datums, METHOD, with_state=True)
     assert [c.step for c in updater.ledger.checkpoints()].count(4) == 2
     assert weights(updater, address) == undisturbed
 

@@ -23,14 +23,13 @@ from tasks.evaluations import ScoredRollout, score
 from tasks.metrics import record_metrics
 from tasks.recording.spans import Span
 from tasks.recording.views import open_views
-from tasks.reports.artifact_texts import describe_curves, describe_training
-from tasks.reports.artifacts import Artifacts
+from tasks.reports.artifacts import Artifacts, describe_curves, describe_training
 from tasks.reports.curves import read_curves
 from tasks.reports.page import render_report
 from tasks.storage.json_files import append_row, write_json
 from tasks.storage.manifest import read_manifest, write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of, runs_root
-from tasks.trajectories import write_trajectories
+from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
 from tests.support.engine_server import Address
 from tests.support.small_recipe import small_recipe
@@ -119,7 +118,7 @@ def record_step(run: RunFolder, step: int, *rollouts: list[Span]) -> None:
     spans = sealed(run.spans(f"train-{step:05d}.0"), *rollouts)
     run.journal(f"train-{step:05d}.0").parent.mkdir(exist_ok=True)
     run.journal(f"train-{step:05d}.0").touch()
-    write_trajectories(run.trajectories(POLICY, step), [spans])
+    assemble_trajectories.make(run.trajectories(POLICY, step), [spans])
     write_datums(
         run.datums(POLICY, step), run.trajectories(POLICY, step), CreditAssignment("centred")
     )

@@ -18,7 +18,7 @@ from tasks.recording.spans import Span, table
 from tasks.reports.transcripts import read_games, transcripts
 from tasks.storage.json_files import write_rows
 from tasks.storage.tables import write
-from tasks.trajectories import write_trajectories
+from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -91,7 +91,7 @@ class Step:
         ]
         credit = CreditAssignment("standardized", "rollout_mean", min_group_size=2, discount=0.9)
         trajectories, datums = folder / "trajectories.parquet", folder / "datums.parquet"
-        write_trajectories(trajectories, spans, ROLES)
+        assemble_trajectories.make(trajectories, spans, ROLES)
         write_datums(datums, trajectories, credit)
         self.trajectories, self.datums = trajectories.read_bytes(), datums.read_bytes()
         files = StepFiles(spans, {POLICY: trajectories}, {}, {POLICY: datums}, {})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tasks.examples.curricula import shuffle_pass
 from tasks.examples.reading import Example, Source
-from tasks.shards import ShardSize, choose, draw_shard, read_shard, write_shard
+from tasks.shards import ShardSize, choose, draw_shard, read_shard
 
 
 def jsonl(path: Path, *rows: object) -> Path:
@@ -71,7 +71,7 @@ def test_a_shard_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     row = {"text": "a\u2028b\nc\x85", "x": 0.1, "split": "train"}
     source = Source(jsonl(tmp_path / "one.jsonl", row), "train", ())
     path = tmp_path / "shards" / "train-00003.jsonl"
-    write_shard(path, source, seed=0, step=3, size=ShardSize(1))
+    draw_shard.make(path, source, seed=0, step=3, size=ShardSize(1))
     assert read_shard(path) == [{"example_id": 0, "example": row, "batch": 0, "round": 0}]
     assert json.loads(path.read_text().removesuffix("\n"))["example_id"] == 0
 
@@ -82,7 +82,7 @@ def test_a_shard_is_split_into_contiguous_batches_of_nearly_one_size(
     tmp_path_factory: pytest.TempPathFactory, source: Source, step: int, size: int, count: int
 ) -> None:
     path = tmp_path_factory.mktemp("shard") / "train.jsonl"
-    write_shard(path, source, 5, step, ShardSize(size, count))
+    draw_shard.make(path, source, 5, step, ShardSize(size, count))
     numbers = batches(path)
     assert numbers == sorted(numbers)
     assert set(numbers) == set(range(min(count, size))), "every batch has an example"
@@ -94,14 +94,14 @@ def test_the_number_of_batches_changes_no_example(tmp_path: Path, source: Source
     shards = []
     for count in (1, 2, 20):
         path = tmp_path / f"{count}.jsonl"
-        write_shard(path, source, 0, 1, ShardSize(5, count))
+        draw_shard.make(path, source, 0, 1, ShardSize(5, count))
         shards.append([{**row, "batch": 0} for row in read_shard(path)])
     assert shards[0] == shards[1] == shards[2]
 
 
 def test_each_round_of_a_shard_has_batches_of_its_own(tmp_path: Path, source: Source) -> None:
     path = tmp_path / "train.jsonl"
-    write_shard(path, source, 0, 1, ShardSize(3, 2, rounds=2))
+    draw_shard.make(path, source, 0, 1, ShardSize(3, 2, rounds=2))
     rows = read_shard(path)
     assert [(row["round"], row["batch"]) for row in rows] == [
         (0, 0), (0, 0), (0, 1), (1, 2), (1, 2), (1, 3),

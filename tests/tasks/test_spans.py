@@ -4,7 +4,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from adapters.calls import Completion, Place, Request, Sampling, Usage
+from adapters.calls import CallId, Completion, Request, Sampling, Usage
 from adapters.player_protocol import Failure
 from adapters.rewards import read_reward
 from tasks.recording.spans import (
@@ -30,7 +30,7 @@ def completion(call: int = 0, rollout_id: str = ROLLOUT, **changed: Any) -> Comp
         "any", [{"role": "user", "content": "hi"}], [], None, [], {"seed": 5, "api_key": "tml-x"}
     )
     values: dict[str, Any] = {
-        "place": Place(rollout_id, 1, "policy", call),
+        "id": CallId(rollout_id, 1, "policy", call),
         "response_id": "chatcmpl-1",
         "request": request,
         "sampling": Sampling(8, 1.0, 1.0, -1),

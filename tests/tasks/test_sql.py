@@ -22,7 +22,7 @@ from tasks.recording.views import VIEWS
 from tasks.storage.json_files import write_json
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import folder_of
-from tasks.trajectories import write_trajectories
+from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
 from tests.tasks.test_journal import NOON
 from tests.tasks.test_reports import ended, rollout, said, sealed
@@ -55,7 +55,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             sealed(run.spans(f"train-{step:05d}.{batch}"), *rollouts[batch::2]) for batch in (0, 1)
         ]
         trajectories = run.trajectories(POLICY, step)
-        write_trajectories(trajectories, spans)
+        assemble_trajectories.make(trajectories, spans)
         write_datums(run.datums(POLICY, step), trajectories, CreditAssignment("centred"))
         record_metrics(run.metrics, step, {"reward/mean": 0.5 + step / 2, "tokens/sampled": 7})
     held_out = score([ScoredRollout("a", 1.0, "bird"), ScoredRollout("b", 0.0)])
@@ -189,7 +189,8 @@ def test_rows_are_written_as_a_table_csv_json_and_parquet(
         assert result.exit_code == 0, result.output
         return result.stdout_bytes
 
-    assert "│ a, b    │ [1, 2]  │ NULL    │    nan │" in written().decode()
+    table = written().decode().splitlines()
+    assert re.fullmatch(r"a, b +\[1, 2\] +- +nan +\{.*", table[2])
     assert written("--format", "csv").decode() == (
         'text,list,nothing,nan,reply\n"a, b","[1, 2]",,,"'
         + json.dumps(reply).replace('"', '""')
@@ -202,6 +203,54 @@ def test_rows_are_written_as_a_table_csv_json_and_parquet(
     assert written("--format", "parquet", "--out", str(out)) == b""
     assert written("--format", "parquet") == out.read_bytes()
     assert pq.read_table(out).to_pylist()[0]["list"] == [1, 2]
+
+
+def table_of(statement: str, monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> list[str]:
+    """Return the lines of a table on a terminal of so many columns."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    result = CliRunner().invoke(app, ["sql", statement, "--run", "hello"])
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize("columns", [80, 100])
+def test_a_table_fits_the_terminal_and_breaks_at_words_and_lines(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "a word and another " * 8
+    query = f"select 1/3 as third, 1e-5 as rate, 'x' || chr(10) || 'y' as lines, '{text}' as text"
+    head, _, *rows = table_of(query, monkeypatch, columns)
+    assert head.split() == ["third", "rate", "lines", "text"]
+    assert all(len(row) <= columns for row in rows)
+    assert rows[0].split()[:3] == ["0.333", "1e-05", "x"]
+    assert rows[1].split()[0] == "y"
+    assert " ".join(row[row.index("a word") :] for row in rows[:1]).count("word") >= 2
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_row_of_many_columns_is_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    head, _, *cells = table_of("select * from spans limit 2", monkeypatch)
+    assert head == "row 1"
+    assert re.fullmatch(r"run +hello", cells[0])
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_table_shows_nothing_that_a_terminal_obeys_and_the_beginning_of_what_is_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    query = "select chr(27) || '[2J' as escape, range(1000) as many, repeat('x', 10000) as long"
+    shown = "\n".join(table_of(query, monkeypatch))
+    assert "\x1b" not in shown
+    assert "1000 in all]" in shown.replace("\n", " ").replace("  ", " ")
+    assert len(shown) < 3000
+
+
+@pytest.mark.usefixtures("runs")
+def test_rows_beyond_those_shown_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert table_of("select * from range(130)", monkeypatch)[-1] == (
+        "30 more rows; --format csv has all"
+    )
 
 
 @pytest.mark.usefixtures("runs")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tasks.recording.spans import table
 from tasks.storage.tables import read, write
-from tasks.trajectories import trajectories_of, write_trajectories
+from tasks.trajectories import assemble_trajectories, trajectories_of
 from tests.support.credited import rewards_by_group
 
 ROLLOUT = "train-00000-0000-00"
@@ -173,7 +173,7 @@ def test_rewards_are_grouped_by_example_where_something_trains(tmp_path: Path) -
     other = {"rollout_id": "train-00000-0001-00", "group_id": "train-00000-0001"}
     spans += [call(0, [1], [2], role="judge", **other), reward(1.0, **other)]
     write(table(spans), path)
-    write_trajectories(tmp_path / "trajectories.parquet", [path])
+    assemble_trajectories.make(tmp_path / "trajectories.parquet", [path])
     trajectories = read(tmp_path / "trajectories.parquet")
     assert trajectories.num_rows == 3
     assert rewards_by_group(trajectories) == {

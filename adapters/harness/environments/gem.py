@@ -6,8 +6,8 @@ import logging
 import random
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial, reduce
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Protocol
 
@@ -27,13 +27,13 @@ WRAPPERS = "wrappers"
 TEMPLATE = "template"
 """Arguments of a name that are of the agent, not of the environment's class."""
 
+ANSWERING = "\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 TEMPLATES = {
-    "game": "You are playing language games. Make valid actions to win.\nObservation: {}",
-    "general": "Question: {}",
+    "game": "You are playing language games. Make valid actions to win.\nObservation: {}"
+    + ANSWERING,
+    "general": "Question: {}" + ANSWERING,
 }
 """Texts around an observation, as GEM's examples have them for Qwen3."""
-
-ANSWERING = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 
 def gem(name: str) -> Callable[..., Coroutine[None, None, dict[str, list[float]]]]:
@@ -66,46 +66,33 @@ def gem(name: str) -> Callable[..., Coroutine[None, None, dict[str, list[float]]
     return play
 
 
-def game_of(name: str) -> Callable[[int], "Game"]:
-    """Return what makes a new game from a seed; NoEnvironment if GEM has none of this name."""
-    return partial(Game, _load_setting(name))
-
-
 class GemEnvironment(Protocol):
-    """A GEM environment."""
-
     def reset(self, *, seed: int) -> tuple[str, Mapping[str, str | None]]: ...
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Mapping[str, str | None]]: ...
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Setting of a game: what makes its environment from a seed, and how observations are shown.
-
-    `wrapped` is whether an observation holds the whole game so far.
-    """
-
-    make: Callable[[int], GemEnvironment]
-    wrapped: bool = False
-    template: str | None = None
-
-
 class Game:
     """One game: its messages and rewards so far, its environment and its random generators.
+
+    `make` makes the environment from the seed. `wrapped` is whether an observation holds the whole
+    game so far; `template` is the text around it.
 
     GEM draws from the generators of the whole process, and seeds them at `reset`. Without
     generators of its own, a game would draw from those that another one seeded.
     """
 
-    def __init__(self, setting: Setting, seed: int) -> None:
-        self._setting = setting
+    def __init__(
+        self, make: Callable[[int], GemEnvironment], template: str, wrapped: bool, seed: int
+    ) -> None:
+        self._template = template
+        self._wrapped = wrapped
         self.messages: list[dict[str, str]] = []
         self.rewards: list[float] = []
         self.over = False
         self._generators = random.Random(seed).getstate(), np.random.RandomState(seed).get_state()
         with self._own_generators():
-            self._environment = setting.make(seed)
+            self._environment = make(seed)
             shown, info = self._environment.reset(seed=seed)
         self._observe(shown, info)
 
@@ -118,16 +105,14 @@ class Game:
         self._observe(shown, info)
 
     def _observe(self, shown: str, info: Mapping[str, str | None]) -> None:
-        """Add an observation; some environments have the next question apart from it."""
-        if self._setting.wrapped:
+        """Add an observation; some environments have the next question beside it."""
+        if self._wrapped:
             self.messages.clear()
             text = shown
         else:
             parts = (info.get("prefix"), shown, info.get("suffix"))
             text = "\n".join(part.strip("\n") for part in parts if part)
-        if self._setting.template is not None:
-            text = TEMPLATES[self._setting.template].format(text) + ANSWERING
-        self.messages.append({"role": "user", "content": text})
+        self.messages.append({"role": "user", "content": self._template.format(text)})
 
     @contextmanager
     def _own_generators(self) -> Iterator[None]:
@@ -152,13 +137,13 @@ def _read_seed(example: Example) -> int:
     )
 
 
-def _load_setting(name: str) -> Setting:
+def game_of(name: str) -> Callable[[int], Game]:
+    """Return what makes a new game from a seed; NoEnvironment if GEM has none of this name."""
     identity, arguments = split_name(name)
-    wrappers, given = arguments.pop(WRAPPERS, None), arguments.pop(TEMPLATE, None)
-    template = None if given is None else str(given)
-    if template is not None and template not in TEMPLATES:
+    wrappers, template = arguments.pop(WRAPPERS, None), arguments.pop(TEMPLATE, None)
+    if template is not None and str(template) not in TEMPLATES:
         raise NoEnvironment(
-            f"the template {template!r} is not known; give one of: {', '.join(TEMPLATES)}"
+            f"the template {str(template)!r} is not known; give one of: {', '.join(TEMPLATES)}"
         )
     registration = _import_registration(name)
     spec = registration.ENV_REGISTRY.get(identity)
@@ -169,7 +154,9 @@ def _load_setting(name: str) -> Setting:
             f"GEM has no environment {identity!r}; it has: "
             f"{', '.join(known or registration.ENV_REGISTRY)}"
         )
-    parameters = inspect.signature(_load_class(spec.entry_point)).parameters
+    entry = spec.entry_point
+    environment = resolve_name(entry) if isinstance(entry, str) else entry
+    parameters = inspect.signature(environment).parameters
     _check_arguments(identity, arguments, [*parameters, *spec.kwargs])
     # Environments over a data set need their seed when they are made; most others ignore it.
     seeded, wrap = SEED in parameters, _load_wrappers(wrappers)
@@ -178,11 +165,11 @@ def _load_setting(name: str) -> Setting:
         environment = registration.make(identity, **({SEED: seed} if seeded else {}) | arguments)
         return reduce(lambda wrapped, wrap: wrap(wrapped), wrap, environment)
 
-    return Setting(make, "concat" in str(wrappers), template)
+    return partial(Game, make, TEMPLATES.get(str(template), "{}"), "concat" in str(wrappers))
 
 
 def _load_wrappers(names: object) -> list[Callable[[GemEnvironment], GemEnvironment]]:
-    """Return GEM's wrappers by their names, apart by commas, in GEM's order.
+    """Return GEM's wrappers by their names, separated by commas, in GEM's order.
 
     NoEnvironment for one that writes a chat template, which the renderer of a recipe does.
     """
@@ -214,13 +201,6 @@ def _import_registration(name: str) -> ModuleType:
     finally:
         logging.root.handlers[:] = handlers
         logging.root.setLevel(level)
-
-
-def _load_class(entry_point: Callable[..., object] | str) -> Callable[..., object]:
-    if not isinstance(entry_point, str):
-        return entry_point
-    module, _, attribute = entry_point.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def _check_arguments(identity: str, arguments: JsonObject, known: list[str]) -> None:

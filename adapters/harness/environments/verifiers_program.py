@@ -56,9 +56,8 @@ class Games:
 
     async def _answer(self, number: int, request: Mapping[str, Any]) -> None:
         try:
-            answer = {
-                "reward": await self._play(number, request["example"], request["roles"]["policy"])
-            }
+            reward = await self._play(number, request["example"], request["roles"]["policy"])
+            answer = {"reward": reward}
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  It is the answer.
             answer = {"error": f"{type(error).__name__}: {error}"}
         del self._playing[number]
@@ -84,7 +83,6 @@ class Games:
 
 
 def row_of_example(environment: Environment, example: Mapping[str, object]) -> dict[str, object]:
-    """Return the row of the data set that an example names."""
     held_out = example.get("split") == "test"
     rows = environment.get_eval_dataset() if held_out else environment.get_dataset()
     row = example.get("row")

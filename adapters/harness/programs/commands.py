@@ -3,18 +3,16 @@ stdout."""
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine, Sequence
 
 from adapters.calls import POLICY, Example
 from adapters.clients.current_rollout import Roles
 from adapters.harness.programs.process import (
-    STREAMS,
     CommandFailed,
     Program,
     program_environment,
+    running_program,
     split_words,
-    start_program,
 )
 
 
@@ -31,7 +29,7 @@ def command(line: str) -> Callable[..., Coroutine[None, None, object]]:
     async def play(example: Example, *, roles: Roles, **_: str) -> object:
         async with running_program(words, _environment(roles), json.dumps(example)) as program:
             await program.silent.wait()
-        if program.status == 0 and (found := last_json(program)):
+        if program.status == 0 and (found := program.stdout.last_json()):
             return found[0]
         keys = [of_role["api_key"] for of_role in roles.values()]
         raise CommandFailed(f"the command {line!r} {_failure(program, keys)}")
@@ -43,30 +41,8 @@ def _environment(roles: Roles) -> dict[str, str]:
     variables = program_environment()
     for role, of_role in roles.items():
         prefix = "OPENAI" if role == POLICY else re.sub(r"\W", "_", role).upper()
-        variables |= {f"{prefix}_{name.upper()}": value for name, value in of_role.items()}
+        variables |= {f"{prefix}_{name.upper()}": str(value) for name, value in of_role.items()}
     return variables
-
-
-@asynccontextmanager
-async def running_program(
-    words: Sequence[str], variables: Mapping[str, str], line: str
-) -> AsyncIterator[Program]:
-    """Start a program with `line` on its stdin; its whole process group ends with the block."""
-    program = await start_program(Program, words, variables)
-    try:
-        program.stdin.write(line.encode() + b"\n")
-        program.stdin.close()
-        yield program
-    finally:
-        await program.stop()
-
-
-def last_json(program: Program) -> list[object]:
-    """Parse the last line on stdout that is JSON; the list is empty if none is."""
-    for line in reversed(program.lines()):
-        with suppress(ValueError):
-            return [json.loads(line)]
-    return []
 
 
 def _failure(program: Program, secrets: Sequence[str]) -> str:
@@ -77,4 +53,4 @@ def _failure(program: Program, secrets: Sequence[str]) -> str:
         fact = f"{program.end()}; see why, and run it by hand"
     else:
         fact = f"{program.end()}; it must end with 0"
-    return fact + "".join(program.output(of, secrets) for of in STREAMS)
+    return fact + program.stdout.quote(secrets) + program.stderr.quote(secrets)

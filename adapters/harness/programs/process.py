@@ -1,16 +1,18 @@
 """Programs as child processes: their environment, what they write, and how they end."""
 
 import asyncio
+import json
 import os
 import re
 import shlex
 import shutil
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
-from typing import Literal, TypeVar
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
 
 from adapters.errors import UserError
+from adapters.process.children import end_with_this_process, has_ended
 
 PASSED_ON = re.compile(
     "PATH|HOME|USER|LANG|LC_.+|TZ|TMPDIR|VIRTUAL_ENV|PYTHONPATH|NODE_PATH|"
@@ -25,7 +27,7 @@ DRAIN_SECONDS = 2.0
 """Time in which what a program wrote before its end is read: another process may keep it open."""
 
 SHOWN = 2000
-"""The number of characters of them that an error shows."""
+"""The number of characters at the end of a stream that an error shows."""
 
 
 class NoCommand(UserError):
@@ -34,9 +36,6 @@ class NoCommand(UserError):
 
 class CommandFailed(RuntimeError):
     """An error for a program that gave no reward."""
-
-
-STREAMS: Mapping[Literal["stdout", "stderr"], int] = {"stdout": 1, "stderr": 2}
 
 
 def split_words(kind: str, line: str) -> list[str]:
@@ -61,7 +60,6 @@ def program_environment() -> dict[str, str]:
 
 
 def mask(text: str, secrets: Collection[str]) -> str:
-    """Replace every secret in a text."""
     for secret in secrets:
         text = text.replace(secret, "***")
     return text
@@ -81,7 +79,8 @@ class Program(asyncio.SubprocessProtocol):
         self.silent = asyncio.Event()
         """Set when the program has ended and all that it wrote has been read."""
         self.status: int | None = None
-        self._written = {1: _Tail(), 2: _Tail()}
+        self.stdout = StreamEnd("stdout")
+        self.stderr = StreamEnd("stderr")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.SubprocessTransport)
@@ -89,15 +88,19 @@ class Program(asyncio.SubprocessProtocol):
         stdin = transport.get_pipe_transport(0)
         assert isinstance(stdin, asyncio.WriteTransport)
         self.stdin = stdin
+        end_with_this_process(-transport.get_pid())
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        self._written[fd].add(data)
         if fd == 1:
+            self.stdout.add(data)
             self.spoken.set()
+        else:
+            self.stderr.add(data)
 
     def process_exited(self) -> None:
         self.status = self._transport.get_returncode()
         self.kill()
+        has_ended(-self._transport.get_pid())
         self.exited.set()
         asyncio.get_running_loop().call_later(DRAIN_SECONDS, self._transport.close)
 
@@ -117,20 +120,10 @@ class Program(asyncio.SubprocessProtocol):
             await self.exited.wait()
         self._transport.close()
 
-    def lines(self) -> list[str]:
-        """Return the last whole lines on stdout."""
-        return self._written[1].lines()
-
     def end(self) -> str:
-        """Describe how the process ended."""
         if self.status is not None and self.status < 0:
             return f"was ended by signal {-self.status}"
         return f"ended with exit status {self.status}"
-
-    def output(self, stream: Literal["stdout", "stderr"], secrets: Collection[str]) -> str:
-        """Quote the end of what the program wrote to a stream, without `secrets`."""
-        written = self._written[STREAMS[stream]].end(secrets)
-        return f". The end of its {stream}:\n{written}"
 
 
 P = TypeVar("P", bound=Program)
@@ -145,10 +138,25 @@ async def start_program(
     return started
 
 
-class _Tail:
-    """The end of a stream, however long the stream is."""
+@asynccontextmanager
+async def running_program(
+    words: Sequence[str], variables: Mapping[str, str], line: str
+) -> AsyncIterator[Program]:
+    """Start a program with `line` on its stdin; its whole process group ends with the block."""
+    program = await start_program(Program, words, variables)
+    try:
+        program.stdin.write(line.encode() + b"\n")
+        program.stdin.close()
+        yield program
+    finally:
+        await program.stop()
 
-    def __init__(self) -> None:
+
+class StreamEnd:
+    """The end of what a program writes to a stream, however long that is."""
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
         self._kept = bytearray()
         self._cut = False
 
@@ -158,10 +166,17 @@ class _Tail:
             del self._kept[:-LONGEST_OUTPUT]
             self._cut = True
 
-    def lines(self) -> list[str]:
-        """Return whole lines only, since the rest of a number that was cut is another number."""
-        return self._kept.decode(errors="replace").split("\n")[self._cut :]
+    def last_json(self) -> list[object]:
+        """Parse the last line that is JSON; the list is empty if none is.
 
-    def end(self, secrets: Collection[str]) -> str:
-        text = mask(self._kept.decode(errors="replace"), secrets)
-        return text[-SHOWN:].strip() or "(nothing)"
+        A line whose beginning was cut off is none: the rest of a number is another number.
+        """
+        for line in reversed(self._kept.decode(errors="replace").split("\n")[self._cut :]):
+            with suppress(ValueError):
+                return [json.loads(line)]
+        return []
+
+    def quote(self, secrets: Collection[str]) -> str:
+        """Quote the last characters, without `secrets`, as a sentence after another."""
+        text = mask(self._kept.decode(errors="replace"), secrets)[-SHOWN:].strip()
+        return f". The end of its {self._stream}:\n{text or '(nothing)'}"

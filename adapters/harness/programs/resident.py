@@ -26,7 +26,7 @@ from adapters.harness.programs.process import (
     split_words,
     start_program,
 )
-from adapters.process.running_clock import running_clock
+from adapters.process.waiting import Wait
 
 LONGEST_LINE = 16 * 2**20
 """Bytes of an answer. A longer line ends its program, since nobody knows whose answer it is."""
@@ -73,8 +73,8 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 async def _play(command: ResidentCommand, example: Example, roles: Roles) -> object:
-    program = _programs.setdefault(command, _ResidentProgram(command))
-    said = await program.ask(example, roles)
+    process = await _running_process(command)
+    said = await process.ask(example, roles)
     if "reward" in said:
         return said["reward"]
     keys = [of_role["api_key"] for of_role in roles.values()]
@@ -82,40 +82,27 @@ async def _play(command: ResidentCommand, example: Example, roles: Roles) -> obj
     raise CommandFailed(f"the program {command.line!r} failed to play the example: {fact}")
 
 
-class _ResidentProgram:
-    """A resident program; if it has ended, the next rollout starts it again."""
-
-    def __init__(self, command: ResidentCommand) -> None:
-        self._command = command
-        self._starting = asyncio.Lock()
-        self._process: _Process | None = None
-
-    async def ask(self, example: Example, roles: Roles) -> JsonObject:
-        """Have the program play a rollout, and return its answer."""
-        async with self._starting:
-            process = self._process
-            if process is None or process.exited.is_set():
-                process = self._process = await start_program(
-                    lambda: _Process(self._command.line),
-                    self._command.words,
-                    dict(self._command.variables),
-                )
-        return await process.ask(example, roles)
-
-    def kill(self) -> None:
-        """Kill the program if it runs."""
-        if self._process is not None and not self._process.exited.is_set():
-            self._process.kill()
+_processes: dict[ResidentCommand, "_Process"] = {}
+_starting = asyncio.Lock()
 
 
-_programs: dict[ResidentCommand, _ResidentProgram] = {}
+async def _running_process(command: ResidentCommand) -> "_Process":
+    """Return the process of a resident program; start one if none runs."""
+    async with _starting:
+        process = _processes.get(command)
+        if process is None or process.exited.is_set():
+            process = await start_program(
+                lambda: _Process(command.line), command.words, dict(command.variables)
+            )
+            _processes[command] = process
+    return process
 
 
 @atexit.register
 def kill_programs() -> None:
-    """Kill all resident programs of this process."""
-    for program in _programs.values():
-        program.kill()
+    for process in _processes.values():
+        if not process.exited.is_set():
+            process.kill()
 
 
 class _Process(Program):
@@ -155,10 +142,9 @@ class _Process(Program):
         self.stdin.write(json.dumps(request).encode() + b"\n")
 
     async def _kill_unless_answered(self, number: int) -> None:
-        clock = running_clock()
-        cancelled = clock.seconds()
+        waiting = Wait("the answer to a rollout that was cancelled", CANCEL_SECONDS)
         while number in self._unanswered and not self.exited.is_set():
-            if clock.seconds() - cancelled > CANCEL_SECONDS:
+            if waiting.over:
                 self._kill(f"it had not answered a cancelled one in {CANCEL_SECONDS:g} s")
                 return
             await asyncio.sleep(LOOK_SECONDS)
@@ -192,7 +178,7 @@ class _Process(Program):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._transport.close()
-        stderr = self.output("stderr", self._keys)
+        stderr = self.stderr.quote(self._keys)
         fact = f"the program {self._line!r} {self.end()} while it played{self._reason}{stderr}"
         for answer in self._unanswered.values():
             if not answer.done():

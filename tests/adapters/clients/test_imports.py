@@ -23,7 +23,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_the_function_is_called_once_after_the_import(package: str) -> None:
     values: list[int] = []
     before = [*sys.meta_path]
-    when_imported(package, lambda: values.append(sys.modules[package].value))
+    when_imported(package, lambda module: values.append(module.value))
     assert importlib.util.find_spec(package), "to look for it is not to import it"
     assert values == []
     importlib.reload(importlib.import_module(package))
@@ -33,18 +33,18 @@ def test_the_function_is_called_once_after_the_import(package: str) -> None:
 def test_several_functions_can_wait_for_the_same_package(package: str) -> None:
     done: list[str] = []
     for who in ("first", "second"):
-        when_imported(package, lambda who=who: done.append(who))
+        when_imported(package, lambda _, who=who: done.append(who))
     importlib.import_module(package)
     assert sorted(done) == ["first", "second"]
 
 
 def test_the_function_is_called_at_once_if_the_package_is_imported() -> None:
     done: list[str] = []
-    when_imported("sys", lambda: done.append("sys"))
+    when_imported("sys", lambda _: done.append("sys"))
     assert done == ["sys"]
 
 
 def test_importing_a_missing_package_still_raises(package: str) -> None:
-    when_imported("no_such_package", lambda: None)
+    when_imported("no_such_package", lambda _: None)
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
         importlib.import_module("no_such_package")

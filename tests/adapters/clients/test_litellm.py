@@ -4,7 +4,6 @@ import asyncio
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,16 @@ from pydantic import BaseModel
 
 import adapters.door.call_sequence
 from adapters.calls import POLICY, Policy, Refused
-from adapters.clients.current_rollout import ask_role, rollout_context
+from adapters.clients.current_rollout import Roles, ask_role, rollout_context
 from adapters.clients.litellm import Reply, complete, import_litellm
 from adapters.clients.litellm_provider import provide
 from adapters.door.batches import SampledBy
 from adapters.door.door import Door
 from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
+from tasks.playing.server import RolloutServer
 from tasks.recording.journal import read_journal
-from tasks.rollouts import RolloutServer, write_spans
+from tasks.rollouts import collect_rollouts
 from tasks.storage.run_folder import RunFolder
 from tests.support.opened_door import ASK, CALL, CHAT, SAMPLING, TOKENS, TOOLS, Opened, Scripted
 from tests.support.played_batch import BATCH, PAIRS, service_without_engine, write_examples
@@ -64,14 +64,15 @@ def test_a_helper_s_answer_comes_with_its_cost(helper: Opened) -> None:
     helped = ask_helper(temperature=0.5)
     assert helped.message == {"role": "assistant", "content": "yes"}
     (span,) = helper.spans
-    assert (helped.prompt_tokens, helped.completion_tokens) == (len(span.prompt_token_ids), 4)
+    prompt_tokens, usage = len(span.prompt_token_ids), helped.usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (prompt_tokens, 4)
     # $0.15 and $0.60 per million tokens, by LiteLLM's own table
-    assert helped.cost == pytest.approx(helped.prompt_tokens * 0.15e-6 + 4 * 0.6e-6)
+    assert usage.cost == pytest.approx(prompt_tokens * 0.15e-6 + 4 * 0.6e-6)
     assert span.request.fields["temperature"] == 0.5
 
 
 def test_a_helper_of_unknown_price_has_no_cost(helper: Opened) -> None:
-    assert ask_helper("openai/our-own").cost is None
+    assert ask_helper("openai/our-own").usage.cost is None
 
 
 def test_a_helper_takes_tools_and_calls_them(helper: Opened) -> None:
@@ -141,8 +142,8 @@ def inside(opened: Opened) -> Iterator[Opened]:
         yield opened
 
 
-def roles_of(opened: Opened) -> dict[str, dict[str, str]]:
-    return {POLICY: asdict(opened.batch.endpoints(opened.rollout)[POLICY])}
+def roles_of(opened: Opened) -> Roles:
+    return {POLICY: opened.batch.endpoints(opened.rollout)[POLICY]}
 
 
 def complete_here(**fields: Any) -> Any:
@@ -158,7 +159,7 @@ def test_a_program_s_tokens_are_those_that_are_recorded(inside: Opened) -> None:
     logprobs = [token.logprob for token in choice.logprobs.content]
     assert logprobs == pytest.approx(list(span.logprobs))
     assert answer.usage.completion_tokens == len(choice.token_ids)
-    assert (answer.id, span.place.rollout_id) == (span.response_id, inside.rollout)
+    assert (answer.id, span.id.rollout_id) == (span.response_id, inside.rollout)
 
 
 def test_what_a_program_sets_arrives_as_over_http(inside: Opened) -> None:
@@ -312,7 +313,9 @@ def test_the_journal_has_the_tokens_that_an_agent_of_litellm_got(tmp_path: Path)
     with Door(CHAT, {}, run_seed=0) as door:
         server = RolloutServer(run, door, service_without_engine(), settings)
         sampled_by = SampledBy({POLICY: policy}, SAMPLING)
-        write_spans(run.spans(BATCH), shard, PAIRS, server, lambda: sampled_by, play_batch)
+        collect_rollouts.make(
+            run.spans(BATCH), shard, PAIRS, server, lambda: sampled_by, play_batch
+        )
     spans = read_journal(run.journal(BATCH))
     calls = {span["gen_ai_response_id"]: span for span in spans if span["kind"] == "llm"}
     assert len(calls) == len(answers) == 4

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from adapters.calls import Choice, Format, Message, Refused, Request, Sampling
 from adapters.dialects.structured import format_instructions
 from adapters.door.format_checks import FormatChecks
-from adapters.door.recorded import request_sha
+from adapters.door.memory import request_sha
 from tasks.recording.spans import call_span
 from tests.support.opened_door import ASK, CALL, CHAT, TOOLS, Opened
 

@@ -57,7 +57,7 @@ class SlowRecorder(ListRecorder):
 
     async def answered(self, completion: Completion) -> None:
         await super().answered(completion)
-        self.log.append(("call", completion.place.rollout_id, completion.place.attempt))
+        self.log.append(("call", completion.id.rollout_id, completion.id.attempt))
 
     async def ended(self, end: RolloutEnd) -> bool:
         await asyncio.sleep(self.seconds)
@@ -250,7 +250,7 @@ def test_what_an_earlier_attempt_recorded_is_answered_again(batch: BatchClient) 
     batch.call(1)
     first, again = batch.recorder.completions
     assert (first.replayed, again.replayed) == (False, True)
-    assert (again.place.attempt, again.response_token_ids) == (1, first.response_token_ids)
+    assert (again.id.attempt, again.response_token_ids) == (1, first.response_token_ids)
     assert len(batch.sampler.asked) == 1
 
 

@@ -74,11 +74,11 @@ def test_a_conversation_keeps_the_tokens_of_its_turns(opened: Opened) -> None:
         answer = opened.ask(messages=messages)
         content = answer.choices[0].message.content
         messages += [{"role": "assistant", "content": content}, *ASK]
-    assert [span.place.call for span in opened.spans] == [0, 1, 2, 3]
+    assert [span.id.number for span in opened.spans] == [0, 1, 2, 3]
     for earlier, later in pairwise(opened.spans):
         said = [*earlier.prompt_token_ids, *earlier.response_token_ids]
         assert later.prompt_token_ids[: len(said)] == said
-        assert (later.prefix_len, later.prefix_call) == (len(said), earlier.place.call)
+        assert (later.prefix_len, later.prefix_call) == (len(said), earlier.id.number)
 
 
 def test_the_async_client_asks_for_many_at_once(opened: Opened) -> None:
@@ -90,7 +90,7 @@ def test_the_async_client_asks_for_many_at_once(opened: Opened) -> None:
     answers = asyncio.run(ask_all())
     assert len(opened.spans) == 16
     assert len(set(answers)) > 8, "equal first tries are calls of their own, with their own seeds"
-    assert sorted(span.place.call for span in opened.spans) == list(range(16))
+    assert sorted(span.id.number for span in opened.spans) == list(range(16))
 
 
 def test_a_tool_is_called_and_its_result_goes_on(opened: Opened) -> None:
@@ -152,7 +152,7 @@ def test_the_recipe_says_how_to_sample_and_the_client_is_recorded(opened: Opened
     (span,), (params,) = opened.spans, opened.sampler.asked
     assert (params.temperature, params.top_p, params.top_k) == (1.0, 1.0, -1)
     assert (params.max_tokens, params.stop) == (3, CHAT.stop_tokens)
-    assert params.seed == span.seed == span.place.seed(7) != 1
+    assert params.seed == span.seed == span.id.seed(7) != 1
     assert span.request.fields == {
         "temperature": 0.2,
         "top_p": 0.5,
@@ -263,12 +263,12 @@ def test_a_body_that_cannot_be_read_is_refused(opened: Opened, content: bytes, c
 
 def test_each_of_n_answers_is_a_call_of_its_own(opened: Opened) -> None:
     answer = opened.ask(n=3, logprobs=True, extra_body=TOKENS)
-    by_call = sorted(opened.spans, key=lambda span: span.place.call)
-    assert [span.place.call for span in by_call] == [0, 1, 2]
+    by_call = sorted(opened.spans, key=lambda span: span.id.number)
+    assert [span.id.number for span in by_call] == [0, 1, 2]
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     for choice, span in zip(answer.choices, by_call, strict=True):
         assert choice.token_ids == list(span.response_token_ids)
-        assert span.seed == span.place.seed(7)
+        assert span.seed == span.id.seed(7)
     assert len({tuple(span.response_token_ids) for span in by_call}) == 3
     assert answer.usage.prompt_tokens == len(by_call[0].prompt_token_ids)
     assert answer.usage.completion_tokens == sum(len(span.response_token_ids) for span in by_call)
@@ -360,7 +360,7 @@ def test_a_failure_that_passes_is_asked_again_with_the_same_seed(opened: Opened)
     opened.sampler.hold = recover
     opened.client.with_options(max_retries=2).chat.completions.create(model="m", messages=ASK)
     assert [params.seed for params in opened.sampler.asked] == [opened.spans[0].seed] * 2
-    assert [span.place.call for span in opened.spans] == [0]
+    assert [span.id.number for span in opened.spans] == [0]
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from openai.types.responses.response_create_params import ResponseCreateParams
 from pydantic import TypeAdapter
 
 from adapters.calls import POLICY
+from adapters.clients.current_rollout import Endpoint
 from adapters.dialects.table import DIALECTS
-from adapters.harness.agents import Endpoint
 from adapters.harness.player import Batch
 from tests.support.door_batches import bearer
 from tests.support.recording_sampler import RecordedRollouts
@@ -103,14 +103,14 @@ def by_type(number: int, to: Endpoint) -> tuple[httpx.Request, Complain]:
     drawn = Drawn(SCHEMAS[path], number)
     body = drawn.body()
     content = drawn.written(drawn.damaged(body) if chosen.random() < 0.5 else body)
-    headers = {**bearer(to.api_key), "content-type": "application/json"}
+    headers = {**bearer(to["api_key"]), "content-type": "application/json"}
     if chosen.random() < 0.2:
         headers |= chosen.choice(ODD_HEADERS)
     if chosen.random() < 0.1:
         path = chosen.choice(ODD_PATHS)
     method = "POST" if chosen.random() < 0.95 else chosen.choice(("GET", "PUT", "DELETE", "PATCH"))
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-    return httpx.Request(method, to.base_url + path, content=content, headers=raw), undecent
+    return httpx.Request(method, to["base_url"] + path, content=content, headers=raw), undecent
 
 
 def undecent(response: httpx.Response) -> str:
@@ -180,13 +180,13 @@ def fuzz(folder: Path, many: int, ask_by: AskBy) -> Counter[int]:
 
 def by_document(one: Endpoint) -> Ask:
     """Make requests that the document at this door allows, and as many that it forbids."""
-    headers, url = bearer(one.api_key), f"{one.base_url}/openapi.json"
+    headers, url = bearer(one["api_key"]), f"{one['base_url']}/openapi.json"
     described = httpx.get(url, headers=headers, timeout=None).json()
     cases = drawn(described, BY_DOCUMENT)
 
     def ask(number: int, to: Endpoint) -> tuple[httpx.Request, Complain]:
         case = cases[number]
-        return written(case, to.base_url, bearer(to.api_key)), lambda response: complaint(
+        return written(case, to["base_url"], bearer(to["api_key"])), lambda response: complaint(
             case, response
         )
 

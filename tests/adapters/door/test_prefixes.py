@@ -13,10 +13,10 @@ from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
 from adapters.calls import (
+    CallId,
     Completion,
     FunctionCall,
     Message,
-    Place,
     Policy,
     Request,
     Sampling,
@@ -27,6 +27,7 @@ from adapters.door.call_sequence import CallSequence, RequestMeta
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.prefixes import Prefixes
 from adapters.rendering.chat import Chat
+from tests.support.answered_call import answered_call
 from tests.support.door_batches import ListRecorder
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
@@ -101,7 +102,7 @@ async def conversation(seed: int, styles: list[str]) -> list[Completion]:
     policy = Policy(RandomPolicy(seed, styles), "v0")  # pyright: ignore[reportArgumentType]
     answer = PolicyBackend(CHAT, policy, SAMPLING, run_seed=0).answer
     recorder = ListRecorder([])
-    calls = CallSequence(Place("r", 0, "policy", 0), CHAT, recorder)
+    calls = CallSequence(CallId("r", 0, "policy", 0), CHAT, recorder)
     messages: list[Message] = [*ASK]
     for turn, style in enumerate(styles):
         request = Request("m", [*messages], TOOLS, 100, [], {})
@@ -122,14 +123,14 @@ def test_a_prompt_begins_with_all_earlier_tokens_whatever_was_sampled(
         said = [*earlier.prompt_token_ids, *earlier.response_token_ids]
         assert later.prompt_token_ids[: len(said)] == said
         assert later.prefix_len == len(said)
-        assert (later.prefix_call, later.prefix_how) == (earlier.place.call, "messages")
+        assert (later.prefix_call, later.prefix_how) == (earlier.id.number, "messages")
 
 
 def known(said: list[int], reply: Message, tools: Any = ()) -> tuple[Prefixes, list[int]]:
     """Return prefixes that know one answer to ASK, and the tokens of that call."""
     prefixes = Prefixes(CHAT)
-    prompt = prefixes.prompt(ASK, tools).tokens
-    prefixes.remember(ASK, tools, reply, 0, (prompt, said))
+    prompt = prefixes.prompt(ASK, tools).token_ids
+    prefixes.remember(answered_call(ASK, tools, reply, prompt, said))
     return prefixes, prompt + said
 
 
@@ -143,9 +144,9 @@ def test_a_react_client_s_observation_continues_the_answer_s_tokens() -> None:
     messages = [*ASK, assistant(f"{thought} a cat"), {"role": "user", "content": "go on"}]
     prompt = prefixes.prompt(messages, ())
     assert (prompt.how, prompt.prefix_call, prompt.prefix_len) == ("text", 0, len(tokens))
-    assert prompt.tokens[: len(tokens)] == tokens
+    assert prompt.token_ids[: len(tokens)] == tokens
     rest = " a cat<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
-    assert CHAT.text(prompt.tokens[len(tokens) :]) == rest
+    assert CHAT.text(prompt.token_ids[len(tokens) :]) == rest
 
 
 def test_an_answer_that_the_model_ended_is_not_continued() -> None:
@@ -157,8 +158,8 @@ def test_an_answer_that_the_model_ended_is_not_continued() -> None:
 def test_an_earlier_answer_is_kept_if_the_last_one_was_ended_and_added_to() -> None:
     prefixes, tokens = known([*letters("Hi"), END], assistant("Hi"))
     second = [*ASK, assistant("Hi"), *ASK]
-    prompt = prefixes.prompt(second, ()).tokens
-    prefixes.remember(second, (), assistant("I look."), 1, (prompt, [*letters("I look."), END]))
+    prompt, said = prefixes.prompt(second, ()).token_ids, [*letters("I look."), END]
+    prefixes.remember(answered_call(second, (), assistant("I look."), prompt, said, 1))
     third = prefixes.prompt([*second, assistant("I look.\nObservation: a cat"), *ASK], ())
     assert (third.how, third.prefix_call, third.prefix_len) == ("text", 0, len(tokens))
 
@@ -176,24 +177,24 @@ def test_a_prompt_without_a_prefix_says_why(messages: list[Message], tools: Any,
     prefixes, _ = known([*letters("Hi"), END], assistant("Hi"))
     prompt = prefixes.prompt(messages, tools)
     assert (prompt.how, prompt.prefix_len, prompt.prefix_call) == (how, 0, None)
-    assert prompt.tokens == CHAT.render(messages, tools)
+    assert prompt.token_ids == CHAT.render(messages, tools)
 
 
 def test_an_answer_keeps_its_tokens_when_a_later_one_was_edited() -> None:
     prefixes, tokens = known([*letters("Hi"), END], assistant("Hi"))
     prompt = prefixes.prompt([*ASK, assistant("Hi"), *ASK, assistant("edited"), *ASK], ())
     assert (prompt.how, prompt.prefix_len) == ("text", len(tokens))
-    assert CHAT.text(prompt.tokens).count("<|im_end|>") == 5
+    assert CHAT.text(prompt.token_ids).count("<|im_end|>") == 5
 
 
 def test_the_longest_known_history_wins() -> None:
     prefixes, tokens = known([*letters("Hi"), END], assistant("Hi"))
     second = [*ASK, assistant("Hi"), *ASK]
-    longer = [*prefixes.prompt(second, ()).tokens, *letters("Yes"), END]
-    prefixes.remember(second, (), assistant("Yes"), 1, (longer[:-4], longer[-4:]))
+    longer = [*prefixes.prompt(second, ()).token_ids, *letters("Yes"), END]
+    prefixes.remember(answered_call(second, (), assistant("Yes"), longer[:-4], longer[-4:], 1))
     prompt = prefixes.prompt([*second, assistant("Yes"), *ASK], ())
     assert (prompt.prefix_call, prompt.prefix_len) == (1, len(longer))
-    assert prompt.tokens[: len(tokens)] == tokens
+    assert prompt.token_ids[: len(tokens)] == tokens
 
 
 def test_tool_arguments_match_by_value_and_ids_do_not_matter() -> None:

@@ -9,24 +9,25 @@ from typing import Any, cast
 import pytest
 from openai import AsyncOpenAI
 
-from adapters.calls import POLICY, Message, Place, Policy, Request, Sampling
-from adapters.door.backends import create_backends
+from adapters.calls import POLICY, CallId, Message, Policy, Request, Sampling
+from adapters.door.backends import ScriptError, create_backends
 from adapters.door.batches import SampledBy
 from adapters.door.door import Door
+from adapters.door.memory import Memory
 from adapters.door.prefixes import Prefixes
-from adapters.door.recorded import Memory, Recorded
 from adapters.door.roles import check_role
-from adapters.door.scripted import ScriptError
 from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.metrics import StepFiles, measure
+from tasks.playing.server import RolloutServer
 from tasks.recording.journal import read_journal, seal
 from tasks.recording.spans import Span
-from tasks.rollouts import BatchPlan, RolloutServer, write_spans
+from tasks.rollouts import collect_rollouts
+from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
-from tasks.trajectories import write_trajectories
+from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
 from tests.support.opened_door import Opened
 from tests.support.played_batch import BATCH, SHARD, service_without_engine, write_examples
@@ -113,7 +114,9 @@ def collect(tmp_path: Path) -> Collect:
             server = RolloutServer(run, door, service_without_engine(), settings)
             sampled_by = SampledBy(policies, SAMPLING)
             run.spans(BATCH).unlink(missing_ok=True)
-            write_spans(run.spans(BATCH), shard, plan, server, lambda: sampled_by, play_batch)
+            collect_rollouts.make(
+                run.spans(BATCH), shard, plan, server, lambda: sampled_by, play_batch
+            )
         return read_journal(run.journal(BATCH))
 
     return collected
@@ -124,7 +127,8 @@ def made(folder: Path, discount: float = 1.0) -> tuple[list[Span], dict[str, flo
     run = RunFolder(folder)
     spans = [seal(run.journal(BATCH), run.spans(BATCH))]
     trajectories, datums = folder / "trajectories.parquet", folder / "datums.parquet"
-    write_trajectories(trajectories, spans, TRAINED)
+    trajectories.unlink(missing_ok=True)
+    assemble_trajectories.make(trajectories, spans, TRAINED)
     write_datums(datums, trajectories, CreditAssignment("centred", "sum", 2, discount))
     files = StepFiles(spans, {POLICY: trajectories}, {}, {POLICY: datums}, {})
     return read(datums).to_pylist(), measure(files, trained_roles=TRAINED, min_group_size=2)
@@ -324,8 +328,8 @@ def test_a_function_may_call_tools_and_their_ids_are_given() -> None:
     )["judge"]
     assert callable(backend)
     request = Request("judge", [user("who won?")], [], None, [], {})
-    memory = Memory(Prefixes(CHAT), Recorded(), lambda begun: None)
-    place = Place(f"{SHARD}-0000-00", 0, "judge", 0)
+    memory = Memory(Prefixes(CHAT), lambda begun: None)
+    place = CallId(f"{SHARD}-0000-00", 0, "judge", 0)
     completion = asyncio.run(cast(Any, backend({})(request, place, memory)))
     (call,) = completion.message["tool_calls"]
     assert call["function"] == {"name": "look", "arguments": "{}"}

@@ -13,7 +13,7 @@ import pytest
 from tinker import SamplingParams
 
 from adapters.calls import POLICY
-from adapters.harness.agents import Endpoint
+from adapters.clients.current_rollout import Endpoint
 from adapters.harness.player import Batch
 from tests.support.door_batches import bearer
 from tests.support.recording_sampler import RecordedRollouts
@@ -64,7 +64,7 @@ def repeated(message: Message, history: str) -> list[Message]:
 async def play(client: httpx.AsyncClient, endpoint: Endpoint, history: str, turns: int) -> None:
     messages: list[Message] = [{"role": "user", "content": f"play {history}"}]
     for _ in range(turns):
-        url, headers = f"{endpoint.base_url}/chat/completions", bearer(endpoint.api_key)
+        url, headers = f"{endpoint['base_url']}/chat/completions", bearer(endpoint["api_key"])
         response = await client.post(url, headers=headers, json=asked(history, messages))
         response.raise_for_status()
         messages += repeated(response.json()["choices"][0]["message"], history)

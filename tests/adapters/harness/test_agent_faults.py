@@ -23,11 +23,11 @@ from adapters.harness.player import BatchRefused
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.metrics import StepFiles, measure
 from tasks.recording.journal import Journal, JournalError
-from tasks.rollouts import BatchPlan
+from tasks.shards import BatchPlan
 from tasks.storage.manifest import bind_run
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
-from tasks.trajectories import write_trajectories
+from tasks.trajectories import assemble_trajectories
 from tests.support.credited import rewards_by_group, write_datums
 from tests.support.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
 from tests.support.processes import wait_until
@@ -312,7 +312,7 @@ def held_by(process: int) -> list[Path]:
 
 def measured(folder: Path) -> dict[str, float]:
     spans, trajectories = [RunFolder(folder).spans(BATCH)], folder / "trajectories.parquet"
-    write_trajectories(trajectories, spans)
+    assemble_trajectories.make(trajectories, spans)
     datums = folder / "datums.parquet"
     write_datums(datums, trajectories, CreditAssignment("centred"))
     return measure(StepFiles(spans, {POLICY: trajectories}, {}, {POLICY: datums}, {}))

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from adapters.calls import POLICY
-from adapters.harness.agents import AgentError, Endpoint, load_agent
+from adapters.clients.current_rollout import Endpoint
+from adapters.harness.agents import AgentError, load_agent
 from adapters.rewards import Reward, RewardError
 
-ENDPOINTS = {POLICY: Endpoint("http://127.0.0.1:1/v1", "key", "policy")}
+ENDPOINTS = {POLICY: Endpoint(base_url="http://127.0.0.1:1/v1", api_key="key", model="policy")}
 
 
 def write_agent(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
@@ -55,12 +56,12 @@ def test_a_function_with_the_parameter_roles_gets_every_role_s_endpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_agent(tmp_path, monkeypatch, "telling_agent", TELLS_ROLES)
-    guesser = Endpoint("http://127.0.0.1:1/guesser/v1", "key", "guesser")
+    guesser = Endpoint(base_url="http://127.0.0.1:1/guesser/v1", api_key="key", model="guesser")
     play = load_agent("telling_agent:f", roles=["guesser"])
     reward = asyncio.run(play({}, {**ENDPOINTS, "guesser": guesser}))
     assert reward == Reward(1.0, {"policy": 1.0, "guesser": 0.75}, {"guesser": (0.5, 0.25)})
     assert sys.modules["telling_agent"].seen == [
-        ("policy", {"policy": vars(ENDPOINTS[POLICY]), "guesser": vars(guesser)})
+        ("policy", {"policy": ENDPOINTS[POLICY], "guesser": guesser})
     ]
 
 

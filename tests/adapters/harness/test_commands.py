@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -13,13 +14,19 @@ from typing import Any
 
 import pytest
 
-from adapters.harness.agents import Endpoint, load_agent
+from adapters.clients.current_rollout import Endpoint
+from adapters.harness.agents import load_agent
 from adapters.harness.programs.process import LONGEST_OUTPUT, CommandFailed, NoCommand
 from adapters.rewards import Reward, RewardError
+from tests.support.processes import ROOT, wait_until
 from tests.support.scripted_door import scripted_door
 
-NOWHERE = {"policy": Endpoint("http://127.0.0.1:1/v1", "a-secret-key", "policy")}
-HELPED = NOWHERE | {"the-judge": Endpoint("http://127.0.0.1:2/v1", "another-key", "judge")}
+NOWHERE = {
+    "policy": Endpoint(base_url="http://127.0.0.1:1/v1", api_key="a-secret-key", model="policy")
+}
+HELPED = NOWHERE | {
+    "the-judge": Endpoint(base_url="http://127.0.0.1:2/v1", api_key="another-key", model="judge")
+}
 
 CURL = """
 example=$(cat)
@@ -163,6 +170,16 @@ def test_a_cancelled_rollout_kills_the_command_and_its_children(tmp_path: Path) 
             await rollout
 
     asyncio.run(cancelled())
+    wait_for_the_end_of(ready.read_text())
+
+
+def test_a_command_and_its_children_end_with_a_killed_process_that_plays(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    program = f"sleep 999 & echo $$ $! > {ready}.new; mv {ready}.new {ready}; wait"
+    script = f"from {__name__} import play; play({shell(program)!r})"
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT) as player:
+        wait_until("the command's start", ready.exists)
+        player.kill()
     wait_for_the_end_of(ready.read_text())
 
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
+from pathlib import Path
+from types import FunctionType
 from typing import Any, cast
 
 import httpx
@@ -54,11 +56,11 @@ REWARDS: dict[str, Any] = {
 
 
 async def raises(example: dict[str, Any], **_: str) -> float:
-    raise ERRORS[example["how"]]
+    raise ERRORS[example["how"]].with_traceback(None)
 
 
 def raises_plainly(example: dict[str, Any], **_: str) -> float:
-    raise ERRORS[example["how"]]
+    raise ERRORS[example["how"]].with_traceback(None)
 
 
 async def returns(example: dict[str, Any], **_: str) -> Any:
@@ -130,7 +132,7 @@ def play(
 
 @pytest.mark.parametrize("agent", [raises, raises_plainly])
 def test_whatever_an_agent_raises_is_a_row_with_a_message(
-    open_door: Door, agent: Callable[..., Any]
+    open_door: Door, agent: FunctionType
 ) -> None:
     ends = play(open_door, agent, ({"how": how} for how in ERRORS))
     failures = [cast(Failure, end.outcome) for end in ends]
@@ -144,15 +146,18 @@ def test_whatever_an_agent_raises_is_a_row_with_a_message(
         "own timeout": "TimeoutError",
         "unprintable": "Unprintable",
     }
+    line = f" at {Path(__file__).relative_to(Path.cwd())}:{agent.__code__.co_firstlineno + 1}"
+    kept = LONGEST_MESSAGE // 2
+    out_of_a_thread = line if agent is raises else ""  # asyncio makes a TimeoutError anew there
     assert [failure.message for failure in failures] == [
-        "ValueError without a message",
-        "'name'",
-        "?",
-        "x" * (LONGEST_MESSAGE // 2) + CUT + "x" * (LONGEST_MESSAGE // 2 - 4) + "end.",
-        "none (1 sub-exception)",
+        f"ValueError without a message{line}",
+        f"'name'{line}",
+        f"?{line}",
+        f"{'x' * kept}{CUT}{'x' * (kept - len(f'end.{line}'))}end.{line}",
+        f"none (1 sub-exception){line}",
         "the agent raised SystemExit()",
-        "TimeoutError without a message",
-        "<exception str() failed>",
+        f"TimeoutError without a message{out_of_a_thread}",
+        f"<exception str() failed>{line}",
     ]
 
 
@@ -162,7 +167,17 @@ async def tells_its_key(example: dict[str, Any], *, api_key: str, **_: str) -> f
 
 def test_an_agent_s_error_is_recorded_without_its_key(open_door: Door) -> None:
     [end] = play(open_door, tells_its_key, [{}])
-    assert end.outcome == Failure("ValueError", "the key *** does not fit")
+    line = f"{Path(__file__).relative_to(Path.cwd())}:{tells_its_key.__code__.co_firstlineno + 1}"
+    assert end.outcome == Failure("ValueError", f"the key *** does not fit at {line}")
+
+
+async def tells_its_key_at_the_cut(_: dict[str, Any], *, api_key: str, **__: str) -> float:
+    raise ValueError("x" * (LONGEST_MESSAGE // 2 - 4) + api_key + "x" * LONGEST_MESSAGE)
+
+
+def test_a_shortened_error_shows_no_part_of_the_key(open_door: Door) -> None:
+    [end] = play(open_door, tells_its_key_at_the_cut, [{}])
+    assert cast(Failure, end.outcome).message[: LONGEST_MESSAGE // 2].endswith("x***x")
 
 
 def test_what_is_no_reward_is_a_row_with_its_error(open_door: Door) -> None:

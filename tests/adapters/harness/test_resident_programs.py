@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.harness.agents import Endpoint, load_agent
+from adapters.clients.current_rollout import Endpoint
+from adapters.harness.agents import load_agent
 from adapters.harness.programs import resident
 from adapters.harness.programs.process import CommandFailed, NoCommand
 from adapters.harness.programs.resident import LONGEST_LINE, kill_programs
 from tests.support.processes import ROOT, wait_until
 
-NOWHERE = {"policy": Endpoint("http://127.0.0.1:1/v1", "a-secret-key", "policy")}
+NOWHERE = {
+    "policy": Endpoint(base_url="http://127.0.0.1:1/v1", api_key="a-secret-key", model="policy")
+}
 READ = """
 import json, os, sys, time
 def read():
@@ -49,6 +53,16 @@ while True:
 
 def program(then: str) -> str:
     return f"resident:{shlex.join([sys.executable, '-I', '-c', READ + textwrap.dedent(then)])}"
+
+
+def groups() -> set[int]:
+    """Return the process groups of all processes that have not ended."""
+    found = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.add(os.getpgid(process.pid))
+    return found
 
 
 async def rewards(name: str, *examples: Mapping[str, Any]) -> list[float]:
@@ -188,12 +202,12 @@ def test_a_program_that_writes_a_longer_line_is_ended(end: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)"])
-def test_a_program_ends_with_the_process_that_plays(end: str, tmp_path: Path) -> None:
-    """At its exit the process kills the program; when it is killed, the program's stdin ends."""
+def test_a_program_ends_with_the_process_that_plays(end: str) -> None:
+    """The program, and the child that it has forked, do not look at their stdin any more."""
     name = program("""
         request = read()
         if os.fork(): write(request, reward=os.getpid())
-        read()
+        time.sleep(600)
     """)
     script = (
         "import asyncio, os\n"
@@ -203,8 +217,8 @@ def test_a_program_ends_with_the_process_that_plays(end: str, tmp_path: Path) ->
     words = [sys.executable, "-c", script]
     played = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     assert played.returncode == (-signal.SIGKILL if end else 0)
-    process = int(played.stdout)
-    wait_until("the program's end", lambda: not psutil.pid_exists(process))
+    group = int(played.stdout)
+    wait_until("the end of all its processes", lambda: group not in groups())
 
 
 def test_a_program_that_cannot_run_is_refused_when_it_is_loaded() -> None:

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from adapters.calls import POLICY
-from adapters.door.scripted import load_function
-from adapters.harness.agents import Endpoint, load_agent
+from adapters.clients.current_rollout import Endpoint
+from adapters.door.backends import load_function
+from adapters.harness.agents import load_agent
 from adapters.project import modules
 from adapters.project.files import EXAMPLES, locate
 from adapters.project.modules import AgentError, load_agent_file, load_module
 
-ENDPOINTS = {POLICY: Endpoint("http://127.0.0.1:1/v1", "key", "policy")}
+ENDPOINTS = {POLICY: Endpoint(base_url="http://127.0.0.1:1/v1", api_key="key", model="policy")}
 ROOT = Path(__file__).parents[3]
 PAYS = "async def play(example, **_):\n    return {}\n"
 

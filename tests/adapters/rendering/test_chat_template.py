@@ -7,10 +7,11 @@ from pydantic import ValidationError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from adapters.calls import Message, Refused, Tool
-from adapters.door.prefixes import MESSAGES, UNBRIDGED, Prefixes
+from adapters.door.prefixes import Prefixes
 from adapters.rendering.chat import Chat
 from adapters.rendering.chat_template import ChatTemplateError
 from adapters.rendering.renderer_names import TEMPLATE
+from tests.support.answered_call import answered_call
 from tests.support.small_recipe import small_recipe
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
@@ -68,10 +69,10 @@ def test_a_conversation_that_a_template_cannot_continue_is_told(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     reply: Message = {"role": "assistant", "content": "Hi"}
-    for template, how in ((FOREIGN, MESSAGES), (NUMBERED, UNBRIDGED)):
+    for template, how in ((FOREIGN, "messages"), (NUMBERED, "unbridged")):
         chat = chat_of(tokenizer, template)
         prefixes, prompt = Prefixes(chat), chat.render(ASKED, [])
-        prefixes.remember(ASKED, [], reply, 0, (prompt, chat.encode("Hi")))
+        prefixes.remember(answered_call(ASKED, [], reply, prompt, chat.encode("Hi")))
         assert prefixes.prompt([*ASKED, reply, *MORE], []).how == how
 
 

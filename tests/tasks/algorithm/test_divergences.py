@@ -14,7 +14,7 @@ from tasks.algorithm.divergences import ESTIMATORS, Penalty
 from tasks.references import SCHEMA
 from tests.support.credited import build
 from tests.support.trajectory_rows import table
-from tests.tasks.test_returns import advantages, trajectory
+from tests.tasks.test_credit import advantages, trajectory
 
 DEFINITIONS = {
     "k1": lambda q, ref: q - ref,

@@ -8,7 +8,7 @@ from tasks.algorithm.shaping import check_query
 from tests.support.credited import build, rewards_by_group
 from tests.support.small_recipe import small_recipe
 from tests.support.trajectory_rows import table
-from tests.tasks.test_returns import GROUP, trajectory
+from tests.tasks.test_credit import GROUP, trajectory
 
 SOFT_OVERLONG = """
     select rollout_id, role, reward - greatest(0, least(1, (tokens - 2) / 4)) as reward

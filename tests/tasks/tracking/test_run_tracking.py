@@ -66,7 +66,7 @@ def grow(run: GrowingRun, openers: Any, first: int, last: int, lag: int = 0) -> 
     with RunTracking(run.folder, openers, STEPS, lag) as tracking:
         tracking.follow()
         for step in range(first, last):
-            if step >= lag and not run.folder.evaluation_files(step - lag):
+            if step >= lag and not run.folder.evaluations(f"{step - lag:05d}"):
                 run.evaluate(step - lag)
             run.step(step)
             tracking.follow()

@@ -44,4 +44,4 @@ select
         select coalesce(sum(len(response_token_ids)), 0)::bigint
         from spans
         where kind = 'llm' and replayed is not true
-    ) as tokens
+    ) as sampled_tokens

@@ -8,8 +8,8 @@ import pytest
 
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.comparisons import Earned
-from tasks.returns import Unit, calls_of, earnings_by_role, returns_to_go
-from tasks.rewards import rewards_by_role
+from tasks.credit import Unit, calls_of, group_earnings, returns_to_go
+from tasks.rewards import rewards_of
 from tests.support.credited import build
 from tests.support.trajectory_rows import table
 
@@ -38,11 +38,15 @@ def trajectory(
 
 
 def earnings(
-    *rows: dict, discount: float = 1.0, unit: Unit = "rollout", penalties: list | None = None
+    *rows: dict, discount: float = 1.0, unit: Unit = "rollout", penalties: np.ndarray | None = None
 ) -> list[Sequence[Earned]]:
-    made = table(*rows)
-    calls, rewards = calls_of(made, penalties), rewards_by_role(made)
-    return [*earnings_by_role(calls, rewards, discount, unit)["policy"][GROUP].values()]
+    trajectories = table(*rows)
+    calls = calls_of(trajectories, penalties)
+    rollouts = {
+        row["rollout_id"]: (row["reward"], calls[row["role"], row["rollout_id"]])
+        for row in rewards_of(trajectories).to_pylist()
+    }
+    return [*group_earnings(rollouts, discount, unit).values()]
 
 
 def returns(*rows: dict, discount: float = 1.0) -> list[list[float]]:
@@ -98,7 +102,7 @@ def test_calls_are_told_apart_by_what_they_observed_and_count_what_they_sampled(
 def test_penalties_lessen_the_reward_of_their_call_and_the_returns_before() -> None:
     """Two calls sample two tokens each, which cost 0.1, 0.2, 0.3 and 0.4; the reward is 1."""
     row = trajectory(0, 1.0, [None, None])
-    costs = [np.array([0.0, 0.1, 0.2, 0.0, 0.3, 0.4])]
+    costs = np.array([0.0, 0.1, 0.2, 0.0, 0.3, 0.4])
     ((shared,),) = earnings(row, penalties=costs)
     assert shared.returned == shared.reward == pytest.approx(0.0)
     (calls,) = earnings(row, unit="call", penalties=costs)

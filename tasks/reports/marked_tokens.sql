@@ -1,0 +1,15 @@
+-- One row per trajectory of a policy in which it sampled something: its tokens, and the advantages
+-- of their datum's targets, which leave the first token out; null if it was not trained.
+select
+    rollout_id,
+    role,
+    trajectories.tokens,
+    trajectories.logprobs,
+    trajectories.mask,
+    datums.advantage,
+    datums.advantages
+
+from read_parquet($trajectories) as trajectories
+left join read_parquet($datums) as datums using (rollout_id, role, first_call)
+where list_contains(trajectories.mask, 1)
+order by rollout_id, role, first_call

@@ -1,0 +1,276 @@
+"""A run's files → what the run is doing now: its step, its rollouts, its speed, the time left.
+
+Nothing here changes the run, so another process may look at it as well as the run's own.
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+from statistics import fmean, quantiles
+
+from adapters.calls import POLICY
+from tasks.evaluations import read_evaluation
+from tasks.metrics import Metrics, read_metrics
+from tasks.recording.journal import JournalTail
+from tasks.recording.queries import printable
+from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
+from tasks.shards import read_shard
+from tasks.storage.files import is_written
+from tasks.storage.manifest import Manifest, recipe_of
+from tasks.storage.names import BASELINE, BatchName, batch_name, parse_batch, shard_name
+from tasks.storage.run_folder import TRAINED, RunFolder
+
+WINDOW = timedelta(seconds=30)
+"""Time over which sampled tokens a second are measured."""
+
+BARS, WIDTH = "▁▂▃▄▅▆▇█", 40
+"""Bars of a curve in a line of text, and the most of them."""
+
+UNITS = ((3600, "h"), (60, "min"), (1, "s"))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """State of a run: `done` of its `steps` are trained, and `doing` describes the next one.
+
+    `share` of the rollouts of the next step have ended. `reward` is the last step's, `held_out` the
+    last evaluation's. `seconds_left` is a range, by the quicker and the slower quarter of the steps
+    so far; None before the first has ended. `failure` is the last error of a rollout.
+    """
+
+    done: int
+    steps: int
+    doing: str = "starting"
+    share: float = 0.0
+    reward: float | None = None
+    held_out: float | None = None
+    in_flight: int = 0
+    tokens_per_second: float = 0.0
+    seconds_left: tuple[float, float] | None = None
+    failure: str = ""
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        parts = [
+            self.doing,
+            f"{self.tokens_per_second:,.0f} tokens/s" if self.tokens_per_second else "",
+            "" if self.reward is None else f"reward {self.reward:.2f}",
+            "" if self.held_out is None else f"held-out {self.held_out:.2f}",
+            "" if self.seconds_left is None else describe_seconds_left(self.seconds_left),
+        ]
+        return ", ".join(filter(None, parts))
+
+
+def describe_step(run: RunFolder, metrics: Metrics, steps: int) -> str:
+    """Describe a step that has ended in a line: reward, held-out reward, lengths and seconds."""
+    step, held_out = int(metrics["step"]), held_out_reward(run)
+    answers, reward = metrics.get("calls", 0), metrics.get("reward/mean")
+    parts = [
+        "no reward" if reward is None else f"reward {reward:.2f}",
+        "" if held_out is None else f"held-out {held_out:.2f}",
+        f"{metrics['tokens/sampled'] / answers:.1f} tokens an answer" if answers else "",
+        *(f"{seconds:.0f} s" for seconds in step_seconds(run, step + 1)[-1:]),
+    ]
+    return f"step {step + 1} of {steps}: {', '.join(filter(None, parts))}"
+
+
+def describe_run(run: RunFolder, progress: Progress, is_open: bool) -> str:
+    """Describe a run in lines: what it does, the curve of its rewards, and its last failure."""
+    rewards = [row["reward/mean"] for row in read_metrics(run.metrics) if "reward/mean" in row]
+    calls = f"{progress.in_flight} calls in flight"
+    lines = [
+        f"{run.name}: {calls if is_open else 'no process has it open'}",
+        str(progress),
+        f"reward by step {draw_line(rewards)} {rewards[0]:.2f} → {rewards[-1]:.2f}"
+        if rewards
+        else "",
+        f"last failure: {progress.failure}" if progress.failure else "",
+    ]
+    return "\n".join(filter(None, lines))
+
+
+def draw_line(values: Sequence[float]) -> str:
+    """Draw values as a line of bars, each the mean of as many values in turn as fit WIDTH bars."""
+    size = ceil(len(values) / WIDTH)
+    means = [fmean(values[at : at + size]) for at in range(0, len(values), size)]
+    low, high = min(means), max(means)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0
+    return "".join(BARS[round((mean - low) * scale)] for mean in means)
+
+
+def describe_seconds_left(left: tuple[float, float]) -> str:
+    """Describe a range of seconds in the unit that fits it: `40 s left`, `2 to 3 min left`."""
+    low, high = left
+    size, unit = next((size, unit) for size, unit in UNITS if high >= size or size == 1)
+    texts = dict.fromkeys(f"{seconds / size:.0f}" for seconds in (low, high))
+    return f"{' to '.join(texts)} {unit} left"
+
+
+def step_seconds(run: RunFolder, done: int) -> list[float]:
+    """Return the seconds that each of the first `done` steps took, by the times of its files.
+
+    A step begins where the one before it ended; the first begins with its shard.
+    """
+    files = [run.shard(shard_name("train", 0)), *(run.update(POLICY, step) for step in range(done))]
+    ends = [path.stat().st_mtime for path in files if is_written(path)]
+    return [end - begin for begin, end in pairwise(ends)]
+
+
+def held_out_reward(run: RunFolder) -> float | None:
+    """Return the mean reward of the run's last evaluation of sampled rollouts, if it has one."""
+    own = [path for path in run.evaluations() if path.stem.isdecimal()]
+    return read_evaluation(own[-1])["sampled"].finished.mean if own else None
+
+
+class ProgressReader:
+    """Reader of a run's progress; each look reads what has been added since the one before."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self._batches: dict[Path, _Batch] = {}
+        self._sampled: deque[tuple[datetime, int]] = deque()
+        self._failure = ""
+
+    def look(self) -> Progress:
+        """Read what the run is doing; Damaged if a file that says so is."""
+        if not self.run.exists():
+            return Progress(0, 0)
+        recipe, rows = recipe_of(self.run), read_metrics(self.run.metrics)
+        done, steps = len(rows), recipe["steps"]
+        batches = self._read_journals()
+        by_shard: dict[str, dict[int, _Batch]] = defaultdict(dict)
+        for batch in batches:
+            by_shard[batch.name.shard][batch.name.number] = batch
+        played = [_count_rollouts(self.run, under_way, recipe) for under_way in by_shard.values()]
+        ended, planned = _total(s for s in played if s.trained and s.name.step == done)
+        return Progress(
+            done,
+            steps,
+            _describe(self.run, played, done, steps),
+            ended / (planned or 1),
+            rows[-1].get("reward/mean") if rows else None,
+            held_out_reward(self.run),
+            sum(len(batch.in_flight) for batch in batches),
+            self._tokens_per_second() if played else 0.0,
+            _seconds_left(step_seconds(self.run, done), steps - done),
+            self._failure,
+        )
+
+    def _read_journals(self) -> list["_Batch"]:
+        """Read on in the journals of batches that have not been sealed; return these batches."""
+        _, journals = self.run.all_spans()
+        for path in [path for path in self._batches if path not in journals]:
+            del self._batches[path]
+        for path in journals:
+            batch = self._batches.setdefault(path, _Batch(path))
+            for span in batch.read():
+                if span["kind"] == ERROR:
+                    said = f"{span['error_type']}: {span['error_message']}"
+                    self._failure = printable(said.partition("\n")[0])
+                if span["kind"] == LLM and not span.get("replayed"):
+                    self._sampled.append((span["ended"], span["gen_ai_usage_output_tokens"]))
+        return [*self._batches.values()]
+
+    def _tokens_per_second(self) -> float:
+        if not self._sampled:
+            return 0.0
+        now = datetime.now(self._sampled[-1][0].tzinfo)
+        while self._sampled and self._sampled[0][0] < now - WINDOW:
+            self._sampled.popleft()
+        return sum(tokens for _, tokens in self._sampled) / WINDOW.total_seconds()
+
+
+class _Batch:
+    """A batch under way: the rollouts of it that have ended, and its calls that have no answer."""
+
+    def __init__(self, journal: Path) -> None:
+        self.name = parse_batch(journal.stem)
+        self.ended: set[str] = set()
+        self.in_flight: set[tuple[str, str, int]] = set()
+        self._tail = JournalTail(journal)
+
+    def read(self) -> list[Span]:
+        """Read on in the journal; return what has been added."""
+        added = self._tail.read()
+        for span in added:
+            kind, rollout = span["kind"], span["rollout_id"]
+            if kind == BEGUN:
+                self.in_flight.add((rollout, span["role"], span["call"]))
+            elif kind == LLM:
+                self.in_flight.discard((rollout, span["role"], span["call"]))
+            elif kind in (REWARD, ERROR):
+                self.ended.add(rollout)
+                self.in_flight = {call for call in self.in_flight if call[0] != rollout}
+        return added
+
+
+@dataclass(frozen=True)
+class _PlayedShard:
+    """A shard that is being played: how many of its rollouts have ended, of how many."""
+
+    name: BatchName
+    ended: int
+    planned: int
+
+    @property
+    def trained(self) -> bool:
+        return self.name.split in TRAINED
+
+
+def _count_rollouts(
+    run: RunFolder, under_way: Mapping[int, _Batch], recipe: Manifest
+) -> _PlayedShard:
+    """Count the rollouts of a shard, by its batches under way; all of a sealed batch have ended."""
+    name = next(iter(under_way.values())).name
+    group_size = _group_size(name.split, recipe)
+    drawn = shard_name("train", name.step) if name.split == BASELINE else name.shard
+    rows = read_shard(run.shard(drawn))
+    begun = max(row["round"] for row in rows if row["batch"] in under_way)
+    of_batch = Counter(row["batch"] for row in rows if row["round"] <= begun)
+    played = {number: count * group_size for number, count in of_batch.items()}
+    ended = sum(
+        len(under_way[number].ended) if number in under_way else count
+        for number, count in played.items()
+        if number in under_way or is_written(run.spans(batch_name(name.shard, number)))
+    )
+    return _PlayedShard(name, ended, sum(played.values()))
+
+
+def _total(shards: Iterable[_PlayedShard]) -> tuple[int, int]:
+    """Return how many rollouts of shards have ended, of how many."""
+    counts = [(shard.ended, shard.planned) for shard in shards]
+    return sum(ended for ended, _ in counts), sum(planned for _, planned in counts)
+
+
+def _group_size(split: str, recipe: Manifest) -> int:
+    """Return how often each example of a split is played."""
+    if split == "train":
+        return recipe["rollouts"]["group_size"]
+    return recipe["evaluation"]["rollouts"] if split.startswith("test") else 1
+
+
+def _describe(run: RunFolder, played: Iterable[_PlayedShard], done: int, steps: int) -> str:
+    """Describe the shards that are being played, the trained ones first, or what follows them."""
+    counted: dict[str, list[_PlayedShard]] = defaultdict(list)
+    for shard in sorted(played, key=lambda shard: (not shard.trained, shard.name.step)):
+        step = shard.name.step
+        scored = f"scoring {f'checkpoint {step}' if step else 'the base model'}"
+        counted[f"step {step + 1} of {steps}" if shard.trained else scored].append(shard)
+    totals = {what: _total(shards) for what, shards in counted.items()}
+    parts = [f"{what}: {ended} of {planned} rollouts" for what, (ended, planned) in totals.items()]
+    if parts or done >= steps:
+        return ", ".join(parts) or "done"
+    training = is_written(run.trajectories(POLICY, done))
+    return f"step {done + 1} of {steps}{': training' if training else ''}"
+
+
+def _seconds_left(seconds: Sequence[float], steps: int) -> tuple[float, float] | None:
+    """Return for how long so many steps last, by the quartiles of the seconds of those before."""
+    if not seconds or not steps:
+        return None
+    low, _, high = quantiles(seconds, n=4) if len(seconds) > 1 else [*seconds] * 3
+    return low * steps, high * steps

@@ -1,0 +1,80 @@
+"""rollouts → what the run decides by: how much a step yields, and how many of it failed."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapters.errors import UserError
+from tasks.recording.spans import ERROR, REWARD
+from tasks.storage.checksums import verified
+from tasks.storage.files import is_written
+from tasks.storage.names import BASELINE, parse_rollout
+from tasks.storage.run_folder import RunFolder
+from tasks.storage.tables import query_beside, read, select
+
+QUERY = query_beside(__file__)
+
+ENDS = ("rollout_id", "shard", "kind", "error_type", "error_message")
+"""Columns of spans that say how rollouts have ended."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Yield:
+    """Yield of rollouts: groups whose rewards are not all equal, calls, and sampled tokens."""
+
+    teaching_groups: int
+    calls: int
+    sampled_tokens: int
+
+
+def measure_yield(spans: Sequence[Path]) -> Yield:
+    """Measure what sealed batches have yielded; replayed tokens do not count."""
+    (row,) = select(QUERY, spans=[verified(path) for path in spans]).to_pylist()
+    return Yield(**row)
+
+
+class StepStopped(UserError):
+    """Stop of a run at a step of which too few rollouts have a reward."""
+
+    status = 1
+
+
+def check_rewards(spans: Sequence[Path], most_failed: float) -> None:
+    """Raise StepStopped if no rollout of a step has a reward, or a larger share than this failed.
+
+    `spans` are the sealed batches of the step. Baselines and stragglers do not count.
+    """
+    rows = [row for path in spans for row in read(path, ENDS).to_pylist()]
+    played = [row for row in rows if parse_rollout(row["rollout_id"]).split != BASELINE]
+    rewarded = {row["rollout_id"] for row in played if row["kind"] == REWARD}
+    errors = {row["rollout_id"]: row for row in played if row["kind"] == ERROR}
+    failed = [row for rollout, row in errors.items() if rollout not in rewarded]
+    if rewarded and len(failed) <= most_failed * (len(rewarded) + len(failed)):
+        return
+    said = Counter(f"{row['error_type']}: {row['error_message']}" for row in failed)
+    commonest = "; ".join(f"{error} ({count} times)" for error, count in said.most_common(1))
+    shard, *_ = (row["shard"] for row in played) if played else ("the step",)
+    raise StepStopped(
+        f"{len(failed)} of the {len(rewarded) + len(failed)} rollouts of {shard} failed, and "
+        f"{len(rewarded)} have a reward, so the run is stopped before this step is trained. The "
+        f"commonest error: {commonest or 'none'}. Mend the agent, or give a larger "
+        "rollouts.most_failed, and resume the run: the step is played anew"
+    )
+
+
+def reopen_stopped(run: RunFolder, shard: str, most_failed: float) -> None:
+    """Have the batches of a shard played anew if the run was stopped at its step."""
+    batches = run.journalled(shard)
+    spans = [run.spans(batch) for batch in batches]
+    if not batches or not all(map(is_written, spans)):
+        return
+    try:
+        check_rewards(spans, most_failed)
+    except StepStopped as stopped:
+        log.warning("%s", stopped)
+        for batch in batches:
+            run.set_aside(batch)

@@ -1,0 +1,147 @@
+"""What a run is doing, as its own process or any other reads it from the run's files."""
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from adapters.player_protocol import Failure
+from flows.cli.progress_bar import show_progress
+from tasks.metrics import record_metrics
+from tasks.recording.journal import Journal
+from tasks.recording.spans import EndedAttempt, Span, error_span, reward_span
+from tasks.reports.progress import (
+    ProgressReader,
+    describe_run,
+    describe_seconds_left,
+    draw_line,
+)
+from tasks.storage.json_files import write_rows
+from tasks.storage.manifest import write_manifest
+from tasks.storage.run_folder import RunFolder
+from tests.support.small_recipe import small_recipe
+
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """Make a run of two steps whose first shard has two examples in two batches, four each."""
+    recipe = small_recipe(steps=2, rollouts={"groups": 2, "group_size": 4, "batches": 2})
+    run = RunFolder(tmp_path / "hello-1")
+    write_manifest(run, recipe.model_dump(mode="json"), "f00d")
+    rows = [{"example_id": at, "example": {}, "batch": at, "round": 0} for at in range(2)]
+    for shard in ("train-00000", "test-00000"):
+        write_rows(run.shard(shard), rows)
+    return run
+
+
+@pytest.fixture
+def journal(run: RunFolder) -> Iterator[Journal]:
+    with Journal(run.journal("train-00000.0")) as journal:
+        yield journal
+
+
+def rollout(number: int, shard: str = "train-00000") -> EndedAttempt:
+    return EndedAttempt(f"{shard}-0000-{number:02d}", 0, NOW, NOW)
+
+
+def call(number: int, kind: str, tokens: int = 0) -> Span:
+    end = rollout(number)
+    asked = {"rollout_id": end.rollout_id, "attempt": 0, "role": "policy", "call": 0}
+    span = {**asked, "kind": kind, "span_id": f"{number}.{kind}", "started": NOW}
+    lists = {name: [1] * tokens for name in ("response_token_ids", "logprobs")}
+    answer = {"prompt_token_ids": [1], "prefix_len": 0, **lists, "ended": datetime.now(UTC)}
+    return span | {**answer, "gen_ai_usage_output_tokens": tokens} if kind == "llm" else span
+
+
+def test_a_run_that_is_not_there_yet_is_starting(tmp_path: Path) -> None:
+    assert ProgressReader(RunFolder(tmp_path / "new")).look().doing == "starting"
+
+
+def test_rollouts_that_have_ended_and_calls_without_an_answer_are_counted_as_they_come(
+    run: RunFolder, journal: Journal
+) -> None:
+    reader = ProgressReader(run)
+    for number in (0, 1):
+        journal.append_now(call(number, "begun"))
+    assert (reader.look().doing, reader.look().in_flight) == ("step 1 of 2: 0 of 8 rollouts", 2)
+    journal.append_now(call(0, "llm", tokens=60))
+    journal.append_now(reward_span(rollout(0), 1.0))
+    now = reader.look()
+    assert (now.doing, now.in_flight, now.share) == ("step 1 of 2: 1 of 8 rollouts", 1, 1 / 8)
+    assert now.tokens_per_second == 2, "60 tokens in the last 30 s"
+
+
+def test_an_error_is_the_last_failure_without_what_a_terminal_would_obey(
+    run: RunFolder, journal: Journal
+) -> None:
+    journal.append_now(error_span(rollout(0), Failure("KeyError", "'\x1b[2Jcity'\nTraceback")))
+    progress = ProgressReader(run).look()
+    assert progress.doing == "step 1 of 2: 1 of 8 rollouts"
+    shown = describe_run(run, progress, is_open=True).splitlines()
+    assert shown[-1] == "last failure: KeyError: '\N{REPLACEMENT CHARACTER}[2Jcity'"
+
+
+def test_a_batch_that_is_played_anew_is_counted_anew(run: RunFolder, journal: Journal) -> None:
+    reader = ProgressReader(run)
+    for number in (0, 1):
+        journal.append_now(reward_span(rollout(number), 1.0))
+    assert reader.look().doing.endswith("2 of 8 rollouts")
+    journal.close()
+    run.set_aside("train-00000.0")
+    assert reader.look().doing == "step 1 of 2"
+    with Journal(run.journal("train-00000.0")) as again:
+        again.append_now(reward_span(rollout(0), 1.0))
+        assert reader.look().doing.endswith("1 of 8 rollouts")
+
+
+def test_held_out_rollouts_are_told_from_those_that_are_trained(
+    run: RunFolder, journal: Journal
+) -> None:
+    with Journal(run.journal("test-00000.1")) as evaluation:
+        evaluation.append_now(reward_span(rollout(0, "test-00000"), 1.0))
+        said = ProgressReader(run).look().doing
+    assert said == "step 1 of 2: 0 of 8 rollouts, scoring the base model: 1 of 2 rollouts"
+
+
+def test_the_time_left_is_that_of_the_steps_before(run: RunFolder) -> None:
+    record_metrics(run.metrics, 0, {"reward/mean": 0.5})
+    update = run.update("policy", 0)
+    update.parent.mkdir()
+    update.touch()
+    begun = run.shard("train-00000").stat().st_mtime
+    os.utime(update, (begun + 90, begun + 90))
+    assert ProgressReader(run).look().seconds_left == pytest.approx((90, 90))
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        ((3, 3.2), "3 s left"),
+        ((40, 55), "40 to 55 s left"),
+        ((100, 200), "2 to 3 min left"),
+        ((7200, 10800), "2 to 3 h left"),
+    ],
+)
+def test_the_time_left_is_said_in_the_unit_that_fits_it(
+    left: tuple[float, float], said: str
+) -> None:
+    assert describe_seconds_left(left) == said
+
+
+def test_a_curve_rises_from_its_lowest_bar_to_its_highest() -> None:
+    assert draw_line([0, 1, 2, 7]) == "▁▂▃█"
+    assert draw_line([0.5, 0.5]) == "▁▁"
+    assert len(draw_line(range(1000))) == 40
+
+
+def test_a_file_of_errors_gets_a_line_a_step(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with show_progress(run, 2):
+        metrics = {"reward/mean": 0.84, "calls": 4, "tokens/sampled": 28}
+        record_metrics(run.metrics, 0, metrics)
+    assert capsys.readouterr().err == "step 1 of 2: reward 0.84, 7.0 tokens an answer\n"

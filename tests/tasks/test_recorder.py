@@ -1,0 +1,57 @@
+"""What the recorder of a batch keeps back: ends whose calls the service has refused."""
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.calls import CallId, Completion, Message, Refused, Request, Usage
+from adapters.door.batches import RolloutEnd
+from adapters.door.call_sequence import SAMPLER_REFUSED
+from adapters.player_protocol import Failure, PlaySettings
+from adapters.tinker.faults import ServiceRefused
+from tasks.playing.recorder import JournalRecorder
+from tasks.playing.server import RolloutServer
+from tasks.recording.journal import Journal, read_journal
+from tasks.shards import BatchPlan
+from tasks.storage.run_folder import RunFolder
+from tests.support.played_batch import BATCH, SHARD, service_without_engine, write_examples
+
+NOW = datetime.now(UTC)
+
+
+def answered(rollout: str, usage: Usage | None) -> Completion:
+    call = CallId(rollout, 0, "policy" if usage is None else "helper", 0)
+    said: Message = {"role": "assistant", "content": "yes"}
+    request = Request("policy", [{"role": "user", "content": "?"}], [], 8, [], {})
+    return Completion(call, "id", request, 1, "stop", said, "00000", NOW, NOW, usage=usage)
+
+
+@pytest.mark.parametrize("by_service", [False, True])
+def test_an_end_without_an_answer_of_the_service_is_recorded_once_the_service_answers_another(
+    tmp_path: Path, by_service: bool
+) -> None:
+    """An answer of a helper, which another provider gives, says nothing about the service."""
+    run, plan = RunFolder(tmp_path), BatchPlan(SHARD, 0, 2, 1, 1.0)
+    shard = write_examples(run, [{"number": 0}])
+    refused, other = [name for name, _ in plan.examples(shard)]
+    no_door: Any = None
+    server = RolloutServer(run, no_door, service_without_engine(), PlaySettings("", [], 1, 1.0))
+    end = RolloutEnd(
+        *(refused, 0, Failure("BadRequestError", "no"), 0.1, {}, 0),
+        Refused(400, "the service reads no such request", code=SAMPLER_REFUSED),
+    )
+    with Journal(run.journal(BATCH)) as journal:
+        recorder = JournalRecorder(server, plan, shard, journal)
+        asyncio.run(recorder.ended(end))
+        usage = None if by_service else Usage(1, 1, cost=None)
+        asyncio.run(recorder.answered(answered(other, usage)))
+        ends = [span for span in read_journal(journal.path) if span["kind"] == "error"]
+        assert len(ends) == by_service
+        if by_service:
+            recorder.check_service()
+        else:
+            with pytest.raises(ServiceRefused, match="reads no such request"):
+                recorder.check_service()
