@@ -84,6 +84,7 @@ def learn(
     method = optimizer.method(loss, settings, recipe.steps, by_batch=recipe.rollouts.stream)
     reference = open_reference(recipe, run.folder, run.service)
     with Artifacts(run.folder, recipe.steps) as artifacts:
+        run.tracking.follow()
         evaluations.submit_due(run.steps_left().start)
         for step, spans in steps:
             trajectories = assemble(run, step, spans)

@@ -1,4 +1,4 @@
-"""Settings that keep agent frameworks from opening connections of their own and from chatter."""
+"""Settings that keep libraries from opening connections of their own and from chatter."""
 
 import logging
 import os
@@ -16,6 +16,22 @@ signal handlers."""
 
 CHATTER = "crewai.llms.base_llm"
 """A logger that warns, at every call of an agent with tools, that it only estimates tokens."""
+
+
+TELEMETRY = {
+    "DO_NOT_TRACK": "1",  # what Prefect's client sends to its makers, and MLflow
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "TINKER_TELEMETRY": "0",
+    "WANDB_ERROR_REPORTING": "false",
+}
+"""Variables by which libraries send nothing to their makers but what a recipe asks for."""
+
+
+def send_no_telemetry() -> None:
+    """Set the variables that the user has not set; some are read when a library is imported."""
+    for name, value in TELEMETRY.items():
+        os.environ.setdefault(name, value)
 
 
 def keep_silent() -> None:

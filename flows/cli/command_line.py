@@ -4,11 +4,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from shlex import quote
 from textwrap import indent
 from typing import TYPE_CHECKING, TypeVar
 
 from adapters.errors import UserError
 from adapters.tinker.engines import engine_begun
+from adapters.tracking.wandb import unsynced_folder
 from flows.cli.signals import explaining
 from flows.server.prefect_startup import check_prefect, start_server
 from tasks.storage.json_files import read_log
@@ -113,6 +115,7 @@ def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> s
     """Return what a run has come to: its gain, its time, what failed and where to look."""
     spent = "" if summary.seconds is None else f"{summary.seconds:.0f} s of sampling and training, "
     failed = f"{summary.failed} rollouts, which trained nothing" if summary.failed else ""
+    unsent = unsynced_folder(run.tracking)
     lines = {
         "gain": summary.gain,
         "drift": " ".join(f"{drift:.2g}" for drift in summary.drift),
@@ -124,6 +127,7 @@ def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> s
         "report": str(run.report) if run.report.exists() else "",
         "see": f"ratchet sql --run {run.name} 'from steps'",
         "serve": f"ratchet serve {run.name}",
+        "W&B": f"wandb sync {quote(str(unsent))}" if unsent else "",
     }
     said = [indent(f"{label:8}{line}", " " * 8)[8:] for label, line in lines.items() if line]
     return "\n".join([summary.outcome, *said])

@@ -229,6 +229,11 @@ class Recipe(RunRecipe):
             "happened to arrive before; give rollouts.order shard",
         )
 
+    @property
+    def lag(self) -> int:
+        """Steps by which the evaluation of a checkpoint may be behind the step that it samples."""
+        return self.rollouts.lag
+
     def steps_of(self, epochs: float) -> int:
         """Return the steps whose groups are so many passes over the training examples."""
         examples = len(self.dataset.train_split().examples())

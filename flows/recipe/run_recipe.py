@@ -4,7 +4,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
@@ -82,10 +82,28 @@ class ServicePatience(Section):
 
 
 class Tracking(Section):
-    """Weights & Biases, beside the run's own metrics."""
+    """Trackers of experiments, beside the run's own files; none of them changes or stops a run."""
 
     project: str | None = None
-    """The project to log to; empty logs nowhere. Without WANDB_API_KEY the run is kept offline."""
+    """The project of Weights & Biases to log to. Without WANDB_API_KEY the run is kept offline."""
+
+    rollouts: int = Field(default=20, ge=0, le=1000)
+    """Rollouts in the W&B table of each step and evaluation; 0 sends nothing of what was said."""
+
+    experiment: str | None = None
+    """The experiment of MLflow to log to: at MLFLOW_TRACKING_URI, or else in mlflow.db beside the
+    runs."""
+
+    opentelemetry: Literal["calls", "messages"] | None = None
+    """Export a span for each call by OTLP, to OTEL_EXPORTER_OTLP_ENDPOINT, with or without its
+    messages."""
+
+    def refusals(self) -> Refusals:
+        yield (
+            self.project is None and self.rollouts != type(self).model_fields["rollouts"].default,
+            f"tracking.rollouts {self.rollouts} does nothing without tracking.project, whose "
+            "tables they are in; give that, or leave rollouts out",
+        )
 
 
 class RunRecipe(Section, ABC):
@@ -113,6 +131,7 @@ class RunRecipe(Section, ABC):
     changes_no_result: ClassVar[Mapping[str, Any]] = {
         "epochs": True,
         "service": True,
+        "tracking": {"rollouts", "experiment", "opentelemetry"},
         "checkpoints": {"probe_tolerance"},
     }
     """Keys that may change when a run continues."""
@@ -156,6 +175,11 @@ class RunRecipe(Section, ABC):
     def subject(self) -> str:
         """What a run is named after unless it is given a name."""
         return self.flow
+
+    @property
+    def lag(self) -> int:
+        """Steps by which the evaluation of a checkpoint may be behind the step that it samples."""
+        return 0
 
     def steps_of(self, epochs: float) -> int:
         """Return in how many steps the flow has passed so often over its training examples."""

@@ -107,7 +107,7 @@ def record_step(run: OpenRun, step: int, files: StepFiles, min_group_size: int =
     _tell_untrained(run, step, metrics)
     run.folder.check_owner()
     record_metrics(run.folder.metrics, step, metrics)
-    run.tracker.log(metrics, step)
+    run.tracking.follow()
     get_run_logger().info(describe_step(run.folder, {"step": step, **metrics}, run.steps))
     return metrics
 

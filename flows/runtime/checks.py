@@ -12,7 +12,7 @@ from adapters.errors import ServiceError
 from adapters.harness.agents import load_agent
 from adapters.rendering.renderer_names import TEMPLATE, find_config
 from adapters.tinker.engines import LOCAL, check_key, check_reachable, needs_engine
-from adapters.tracking import check_tracking
+from adapters.tracking.choice import TrackerChoice
 from flows.recipe.loading import count_steps
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
@@ -37,7 +37,7 @@ def check_run(recipe: RunRecipe, run: RunFolder) -> None:
     run.check_writable()
     if run.exists():
         check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
-    check_tracking(recipe.tracking.project)
+    TrackerChoice(**recipe.tracking.model_dump()).check()
     check_service(recipe.model.base)
     find_reference(recipe.reference(), recipe.model.base, run)
 

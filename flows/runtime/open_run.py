@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
 from threading import Event
 
 from adapters.tinker.service import Service, connect
-from adapters.tracking import Tracker
+from adapters.tracking.choice import TrackerChoice
+from adapters.tracking.tracker import TrackedRun, public
 from flows.recipe.loading import read_lineage
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.checks import check_run
@@ -14,8 +17,10 @@ from flows.runtime.policies import RunPolicies, open_policies
 from flows.runtime.references import bind_reference, find_reference
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics
-from tasks.storage.manifest import bind_run
+from tasks.storage.keys import flatten
+from tasks.storage.manifest import bind_run, read_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.tracking.run_tracking import RunTracking
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class OpenRun:
     folder: RunFolder
     service: Service
     policies: RunPolicies
-    tracker: Tracker
+    tracking: RunTracking
     steps: int
     on_policy: bool
     """Whether the run's own weights have sampled what it trains on."""
@@ -55,12 +60,12 @@ def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterato
         _delete_if(unusable, folder_of(name)),
         bind_run(name, values, recipe.fingerprint()) as folder,
         _connect(recipe, folder) as service,
-        Tracker(recipe.tracking.project, name, values, folder.tracking) as tracker,
+        _track(recipe, folder) as tracking,
     ):
         recipes = read_lineage(folder, recipe)
         policies = open_policies(recipe, recipes, folder, service, on_policy=on_policy)
         unusable.clear()
-        yield OpenRun(folder, service, policies, tracker, recipe.steps, on_policy, unusable)
+        yield OpenRun(folder, service, policies, tracking, recipe.steps, on_policy, unusable)
 
 
 @contextmanager
@@ -83,3 +88,18 @@ def _connect(recipe: RunRecipe, folder: RunFolder) -> Iterator[Service]:
         bind_reference(folder, reference, base)
     with connect(base, folder.engine, recipe.service.timeout_seconds) as service:
         yield service
+
+
+def _track(recipe: RunRecipe, folder: RunFolder) -> RunTracking:
+    """Return the trackers of a run; a run that takes the place of a deleted one has another id."""
+    created = read_manifest(folder)["created"]
+    run = TrackedRun(
+        name=folder.name,
+        id=sha256(f"{folder.name}/{created}".encode()).hexdigest()[:16],
+        config=public(flatten(recipe.model_dump(mode="json"))),
+        folder=folder.tracking,
+        shared=folder.path.parent,
+    )
+    chosen = TrackerChoice(**recipe.tracking.model_dump()).openers()
+    openers = {name: partial(open_tracker, run) for name, open_tracker in chosen.items()}
+    return RunTracking(folder, openers, recipe.steps, recipe.lag)

@@ -133,7 +133,7 @@ def _cell(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-WRITERS: Mapping[str, Callable[[duckdb.DuckDBPyRelation], bytes]] = {
+WRITERS: Mapping[str, Callable[["duckdb.DuckDBPyRelation"], bytes]] = {
     "table": _table,
     "csv": _csv,
     "json": _json,

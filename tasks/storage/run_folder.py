@@ -80,8 +80,8 @@ class RunFolder:
     """Page for people, made of the other files; nothing reads it."""
     engine = FileAt("engine")
     """State of the run's own engine."""
-    tracking = FileAt("wandb")
-    """Files of Weights & Biases."""
+    tracking = FileAt("tracking")
+    """Files of the trackers of experiments; nothing of a run's reads them."""
 
     @property
     def name(self) -> str:
@@ -189,14 +189,14 @@ class RunFolder:
         return sorted((self._of(policy) / stage).glob("*.parquet"))
 
     def files(self) -> list[Path]:
-        """List the files of the run itself: not its lock, its report, the engine's or W&B's."""
+        """List the files of the run itself: not its lock, its report, the engine's, trackers'."""
         return sorted(
             path
             for path in self.path.rglob("*")
             if path.is_file()
             and path not in (self.path / "lock", self.report)
             and not path.name.startswith(".")
-            and not {self.engine, self.tracking} & {*path.parents}
+            and not {self.engine, self.tracking, self.path / "wandb"} & {*path.parents}
         )
 
     def is_open(self) -> bool:

@@ -104,6 +104,9 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "checkpoints.probe_tolerance": (None, 0.1),
     "service.timeout_seconds": (7,),
     "tracking.project": ("p",),
+    "tracking.rollouts": (5,),
+    "tracking.experiment": ("e",),
+    "tracking.opentelemetry": ("calls",),
 }
 """Key → values that are not its default."""
 
@@ -126,6 +129,7 @@ CONTEXTS: Mapping[str, Mapping[str, Any]] = {
     "cluster": {"rollouts": {"runner": "dask", "cluster": "tcp://localhost:1"}},
     "cosine": {"optimizer": {"schedule": "cosine"}},
     "fixed": {"algorithm": {"aggregation": "fixed", "divisor": 3.0}},
+    "project": {"tracking": {"project": "demo"}},
     "kl": KL,
     "kl in reward": merge(KL, {"algorithm": {"kl": {"placement": "reward"}}}),
     "attention": ATTENTION_ONLY,

@@ -1,0 +1,147 @@
+"""Trackers of experiments: what they are told of a run and of its steps, in no tracker's terms."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+SECRET_NAME = re.compile(r"(api_?key|secret|password|credentials?|token)$", re.I)
+SECRET_VARIABLE = re.compile(r"_(KEY|TOKEN|SECRET|PASSWORD)$")
+SECRET_OF_URL = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+LONG_SECRET = 8
+"""Letters from which on the value of a variable is looked for within other texts."""
+
+
+class TrackerFailed(Exception):
+    """Failure of a tracker: it may succeed later, and the run needs none of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """A run as its trackers are told of it.
+
+    `id` is the same whenever the run is opened, and that of no other run. `config` has no secrets.
+    `folder` holds what trackers write on this machine, `shared` what those of all runs do.
+    """
+
+    name: str
+    id: str
+    config: Mapping[str, object]
+    folder: Path
+    shared: Path
+
+
+@dataclass(frozen=True, slots=True)
+class SavedWeights:
+    """A checkpoint of a policy: the addresses of its weights at the service."""
+
+    policy: str
+    step: int
+    sampler: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedCall:
+    """A span of a rollout: a model call, or the attempt as a whole, of which calls are parts.
+
+    `attributes` have OpenTelemetry's names. `messages` and `reply` are empty for an attempt.
+    """
+
+    id: str
+    attempt: str
+    rollout: str
+    name: str
+    started: datetime
+    ended: datetime
+    attributes: Mapping[str, object]
+    error: str | None
+    messages: str = ""
+    reply: str = ""
+
+
+Row = Mapping[str, str | float | None]
+"""Row of a table."""
+
+
+class TrackedStep(Protocol):
+    """A step of a run that is done, and the evaluation of a checkpoint that is known by then.
+
+    It depends on the run's files alone, so that it is the same whenever it is read.
+    """
+
+    @property
+    def number(self) -> int:
+        """Number of the step, from 0; evaluations that outlast the training have later ones."""
+        ...
+
+    @property
+    def checkpoint(self) -> int:
+        """Checkpoint that `scores` are of."""
+        ...
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return the metrics of the step."""
+        ...
+
+    def scores(self) -> Mapping[str, float]:
+        """Return the scores of the checkpoint: `test/…` as sampled, `greedy/…` greedily."""
+        ...
+
+    def seconds(self) -> float:
+        """Return when the step was done, in seconds since 1970."""
+        ...
+
+    def rollouts(self, most: int) -> Mapping[str, Sequence[Row]]:
+        """Return tables of at most so many rollouts of the step and of the evaluation."""
+        ...
+
+    def weights(self) -> Sequence[SavedWeights]:
+        """Return the checkpoints with a training state that the step has saved."""
+        ...
+
+    def calls(self) -> Sequence[TrackedCall]:
+        """Return the calls of the step's rollouts and of the evaluation's."""
+        ...
+
+
+class Tracker(Protocol):
+    """A tracker of experiments that has a run open; each method may raise TrackerFailed."""
+
+    def next_step(self) -> int:
+        """Return the first step that the tracker does not have."""
+        ...
+
+    def send(self, step: TrackedStep) -> None:
+        """Send a step that the tracker does not have."""
+        ...
+
+    def close(self) -> None:
+        """Send what waits to be sent, all recorded steps having been given, and close the run."""
+        ...
+
+
+def public(config: Mapping[str, object]) -> dict[str, object]:
+    """Copy the config without its secrets.
+
+    A secret has a name like one, is a URL with a password, or holds the value of a variable of the
+    environment with such a name.
+    """
+    return {
+        name: public(value) if isinstance(value, Mapping) else value
+        for name, value in config.items()
+        if not SECRET_NAME.search(name.rpartition(".")[2]) and not _holds_secret(value)
+    }
+
+
+def _holds_secret(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_holds_secret(item) for item in value)
+    if not isinstance(value, str):
+        return False
+    variables = (text for name, text in os.environ.items() if SECRET_VARIABLE.search(name))
+    held = (text == value or (len(text) >= LONG_SECRET and text in value) for text in variables)
+    return any(held) or SECRET_OF_URL.search(value) is not None

@@ -1,0 +1,44 @@
+"""A training whose recipe names a project of W&B: what W&B has at its end."""
+
+from pathlib import Path
+
+import pytest
+
+from adapters.tracking.wandb import offline_folders
+from flows.cli.command_line import _closing_lines
+from flows.train import train
+from tasks.reports.verification import find_damage
+from tasks.storage.run_folder import RunFolder
+from tests.support.engine_server import Address
+from tests.support.small_recipe import small_recipe
+from tests.support.wandb_files import artifacts, config, history
+
+pytest.importorskip("wandb")
+
+RECIPE = small_recipe(
+    steps=1,
+    rollouts={"groups": 2, "group_size": 2, "max_tokens": 8},
+    evaluation={"examples": 1, "greedy": False},
+    checkpoints={"every": 1},
+    tracking={"project": "demo", "rollouts": 3},
+)
+
+
+def test_a_training_without_a_key_is_kept_offline_whole(
+    root: Path, prefect_server: None, tiny_chat: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    summary = train(RECIPE, run="tracked")
+    run = RunFolder(root / "tracked")
+    [folder] = offline_folders(run.tracking)
+    first, last = history(folder)
+    assert (first["_step"], first["test/checkpoint"], first["rollouts.nrows"]) == (0, 0, 3)
+    assert (last["_step"], last["test/checkpoint"]) == (1, 1)
+    assert "reward/mean" in first
+    assert config(folder)["rollouts.group_size"] == 2
+    [saved] = artifacts(folder)
+    assert (saved.name, sorted(saved.aliases)) == ("tracked", ["latest", "step-1"])
+    last_line = _closing_lines(summary, run, 1.0).splitlines()[-1]
+    assert last_line == f"W&B has none of it yet: wandb sync {folder}"
+    assert [*find_damage(run)] == []
