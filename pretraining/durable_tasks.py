@@ -59,7 +59,6 @@ class Phase:
 
 
 def _train_vocabulary(path: Path, seed: int, size: int, conversations: int) -> None:
-    """Train the tokenizer on conversations of the corpora."""
     read = islice(stream(f"{seed}/vocabulary", 0.5), conversations)
     tokenizer = tokenizers.train_tokenizer(_texts(read), size)
     with atomic_folder(path) as aside:
@@ -67,7 +66,6 @@ def _train_vocabulary(path: Path, seed: int, size: int, conversations: int) -> N
 
 
 def _create_model(path: Path, tokenizer: Path, shape: Shape, seed: int) -> None:
-    """Create a model with random weights."""
     model = training_loop.new_model(shape, tokenizers.load_tokenizer(tokenizer), seed)
     with atomic_folder(path) as aside:
         TrainingState(model).save(aside)
@@ -113,7 +111,6 @@ def _export_model(path: Path, tokenizer: Path, model: Path) -> None:
 
 
 def _write_card(path: Path, before: Path, after: Path) -> None:
-    """Write the model card from two files of scores."""
     write_text(path, render_card(path.parents[1], path.parent, before, after, _machine()))
 
 
@@ -126,7 +123,6 @@ write_card = durable("write_card", _write_card)
 
 
 def _machine() -> str:
-    """Return the number of cores and the model of the CPU."""
     cpus = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*: (.*)", cpus.read_text()) if cpus.exists() else None
     model = found[1] if found else platform.processor() or platform.machine()

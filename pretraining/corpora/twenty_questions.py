@@ -6,7 +6,7 @@ from functools import cache
 from random import Random
 
 from adapters.project.files import EXAMPLES
-from pretraining.corpora.conversation import Conversation, Exam, assistant, user, with_article
+from pretraining.corpora.conversation import Conversation, Exam, assistant, draw, user, with_article
 
 TABLE = EXAMPLES / "datasets" / "twenty_questions.csv"
 TURNS = 20
@@ -39,7 +39,6 @@ def categories() -> list[str]:
 
 
 def opening() -> str:
-    """Return the first message to the player."""
     *first, last = categories()
     return (
         f"We play 20 Questions. I think of a {', '.join(first)} or {last}. "
@@ -101,7 +100,6 @@ class TwentyQuestionsCorpus:
         return Conversation(messages[:-1], ignored=frozenset(ignored))
 
     def expert(self, told: Told) -> str:
-        """Return the expert's next question or guess."""
         left = (1 << len(self._nouns)) - 1
         while (fact := self._fact(left)) in told:
             left &= self._masks[fact, told[fact]]
@@ -147,15 +145,13 @@ class TwentyQuestionsCorpus:
 
 
 def _anything(told: Told, rng: Random) -> str:
-    return rng.choices(
-        [
-            guess(rng.choice(nouns())),
-            rng.choice(facts()),
-            rng.choice(list(told) or facts()),
-            "I do not know.",
-        ],
-        weights=[3, 3, 2, 92],
-    )[0]
+    return draw(
+        rng,
+        (3, guess(rng.choice(nouns()))),
+        (3, rng.choice(facts())),
+        (2, rng.choice(list(told) or facts())),
+        (92, "I do not know."),
+    )
 
 
 def guess(noun: dict[str, str]) -> str:
