@@ -8,6 +8,7 @@ may break it.
 """
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TypedDict, Unpack
 
 import numpy as np
@@ -135,36 +136,35 @@ class Group:
 
 
 def group_by_bucket(
-    lengths: list[int], starts: list[int]
-) -> tuple[list[np.ndarray], list[list[int]]]:
-    """Return token positions [n, bucket] and member numbers for each bucket of a packed row."""
+    lengths: list[int], starts: list[int], order: np.ndarray
+) -> list[tuple[np.ndarray, list[int]]]:
+    """Return token positions [n, bucket] and member numbers for each bucket of a packed row.
+
+    Fill `order`: the place of each token of these sequences in the groups' concatenated positions.
+    """
     members: dict[int, list[int]] = {}
     for number, length in enumerate(lengths):
         members.setdefault(bucket(length), []).append(number)
-    tables = []
+    groups, offset = [], 0
     for size, numbers in members.items():
         first = np.array([starts[number] for number in numbers])[:, None]
         ends = np.array([lengths[number] for number in numbers])[:, None]
         steps = np.arange(size)[None, :]
-        tables.append(first + np.where(steps < ends, steps, 0))
-    return tables, list(members.values())
+        table = first + np.where(steps < ends, steps, 0)
+        order[table[steps < ends]] = offset + np.flatnonzero(steps < ends)
+        offset += table.size
+        groups.append((table, numbers))
+    return groups
 
 
 class SequenceAttention:
     """Attention of whole sequences that fill a packed row from its start, as in training."""
 
     def __init__(self, lengths: list[int], device: torch.device) -> None:
-        starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64).tolist()
-        tables, members = group_by_bucket(lengths, starts)
-        self.groups = [Group(torch.from_numpy(table).to(device)) for table in tables]
+        starts = [0, *accumulate(lengths[:-1])]
         order = np.zeros(sum(lengths), dtype=np.int64)
-        offset = 0
-        for table, numbers in zip(tables, members, strict=True):
-            for row, number in enumerate(numbers):
-                begin = offset + row * table.shape[1]
-                stop = starts[number] + lengths[number]
-                order[starts[number] : stop] = np.arange(begin, begin + lengths[number])
-            offset += table.size
+        groups = group_by_bucket(lengths, starts, order)
+        self.groups = [Group(torch.from_numpy(table).to(device)) for table, _ in groups]
         self.order = torch.from_numpy(order).to(device)
 
     def attend(self, call: AttentionCall) -> torch.Tensor:

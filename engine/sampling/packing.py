@@ -1,14 +1,14 @@
 """The packed row of tokens that one sampling step computes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
 
 from engine.model.attention import Group, group_by_bucket
 from engine.model.lora import LoraWeights
-from engine.sampling.jobs import Prefill
 from engine.sampling.kv_cache import Cache, CachedGroup, Deposit, SamplingAttention
+from engine.sampling.requests import Prefill
 from engine.sampling.sampling_pass import TILE, SamplingPass, Tiles
 from engine.sampling.slots import SlotTable
 
@@ -32,9 +32,6 @@ class Strip:
         self.add(np.zeros(-self.length % TILE, dtype=np.int64))
         start = self.tiles[-1].stop if self.tiles else 0
         self.tiles.append(Tiles(lora, start, self.length // TILE))
-
-    def tensor(self, device: torch.device) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(self.parts)).to(device)
 
 
 class Row:
@@ -85,11 +82,10 @@ class Row:
         self.prefill_starts[number] = start
         self.prefill_heads[number] = self.heads.add(needed)
 
-    def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.tokens.tensor(self.device), self.positions.tensor(self.device)
-
-    def head_rows(self) -> torch.Tensor:
-        return self.heads.tensor(self.device)
+    def inputs(self) -> Iterator[torch.Tensor]:
+        """Yield tokens, positions, and the places of the tokens whose logits are needed."""
+        for strip in (self.tokens, self.positions, self.heads):
+            yield self._tensor(np.concatenate(strip.parts))
 
     def slots_and_heads(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the slots that draw a token, and their rows of logits."""
@@ -118,14 +114,9 @@ class Row:
         """Return the prompts' groups, the order of tokens filled for them, and the next place."""
         lengths = [len(prefill.prompt) for prefill in self.prefills]
         order = np.zeros(self.tokens.length, dtype=np.int64)
-        groups, offset = [], 0
-        for table, members in zip(*group_by_bucket(lengths, self.prefill_starts), strict=True):
-            for row, number in enumerate(members):
-                start, begin = self.prefill_starts[number], offset + row * table.shape[1]
-                order[start : start + lengths[number]] = np.arange(begin, begin + lengths[number])
-            offset += table.size
-            groups.append((Group(self._tensor(table)), self._deposits(members)))
-        return groups, order, offset
+        groups = group_by_bucket(lengths, self.prefill_starts, order)
+        fresh = [(Group(self._tensor(table)), self._deposits(members)) for table, members in groups]
+        return fresh, order, sum(table.size for table, _ in groups)
 
     def _deposits(self, members: list[int]) -> list[Deposit]:
         kept: dict[int, tuple[list[int], list[int]]] = {}

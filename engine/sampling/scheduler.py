@@ -82,7 +82,7 @@ class Scheduler:
             if self._tasks:
                 self._execute(*self._tasks.popleft())
             self._sample_meanwhile()
-        self.model.pause = _do_nothing
+        self.model.pause = lambda: None
         self._cancel()
 
     def _wait(self) -> bool:
@@ -120,6 +120,3 @@ class Scheduler:
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
         self._decoder.close(error)
-
-
-def _do_nothing() -> None: ...
