@@ -45,10 +45,7 @@ class LiveModel:
 
 
 class EngineCore:
-    """Model, registry, checkpoints, scheduler and futures, used from one event loop.
-
-    `on_device` runs a function on the device thread.
-    """
+    """Model, registry, checkpoints, scheduler and futures, used from one event loop."""
 
     def __init__(
         self,
@@ -110,9 +107,7 @@ class EngineCore:
             f"the training client {model_id} is gone: the engine restarted, or the session was "
             "closed or sent no heartbeat for hours; unsaved weights are lost"
         )
-        saved = [
-            record for record in self.checkpoints.find_all(model_id) if record.kind == TRAINING
-        ]
+        saved = [one for one in self.checkpoints.find_all(model_id) if one.kind == TRAINING]
         if not saved:
             return f"{fact}. Nothing was saved; create a new training client"
         return (
@@ -161,11 +156,9 @@ class EngineCore:
 
     async def weights_of(self, sampler: SamplerRecord) -> LoraWeights | None:
         """Return the weights that answer a sampler's requests; None is the base model."""
-        key = sampler.weights_key
-        if key is None:
+        if sampler.weights_key is None:
             return None
-        resident = self.resident.get(key)
-        if resident is not None:
+        if resident := self.resident.get(sampler.weights_key):
             return resident
         if sampler.path is None:
             raise NotFound(

@@ -54,9 +54,6 @@ def attend(
 
     transformers calls this function. Its other keyword arguments have no effect on the result.
     """
-    current = CURRENT.get()
-    if current is None:
-        raise RuntimeError("packed attention was called outside a forward pass")
     unknown = [name for name in ("s_aux", "position_bias") if settings.get(name) is not None]
     if unknown or attention_mask is not None:
         raise RequestRefused(
@@ -73,7 +70,7 @@ def attend(
         window=settings.get("sliding_window"),
         softcap=settings.get("softcap"),
     )
-    return current.attention.attend(call)[None], None
+    return CURRENT.get().attention.attend(call)[None], None
 
 
 AttentionInterface.register(ATTENTION_NAME, attend)
@@ -100,29 +97,24 @@ class Group:
         self, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Compute values [n · bucket, heads, width] from gathered [n, heads, bucket, width]."""
-        return self._attend(call, query, key, value).transpose(1, 2).flatten(0, 1)
-
-    def _attend(
-        self, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        shared = query.shape[1] != key.shape[1]
-        length = query.shape[2]
+        repeats, length = query.shape[1] // key.shape[1], query.shape[2]
         windowed = call.window is not None and call.window < length
         if call.softcap is None:
-            return F.scaled_dot_product_attention(
+            values = F.scaled_dot_product_attention(
                 query,
                 key,
                 value,
                 attn_mask=self.mask(call.window) if windowed else None,
                 is_causal=not windowed,
                 scale=call.scale,
-                enable_gqa=shared,
+                enable_gqa=repeats > 1,
             )
-        repeats = query.shape[1] // key.shape[1]
-        scores = query @ key.repeat_interleave(repeats, 1).transpose(2, 3) * call.scale
-        scores = torch.tanh(scores / call.softcap) * call.softcap
-        scores = scores.masked_fill(~self.mask(call.window or length), float("-inf"))
-        return scores.softmax(-1) @ value.repeat_interleave(repeats, 1)
+        else:
+            scores = query @ key.repeat_interleave(repeats, 1).transpose(2, 3) * call.scale
+            scores = torch.tanh(scores / call.softcap) * call.softcap
+            scores = scores.masked_fill(~self.mask(call.window or length), float("-inf"))
+            values = scores.softmax(-1) @ value.repeat_interleave(repeats, 1)
+        return values.transpose(1, 2).flatten(0, 1)
 
     def mask(self, window: int | None) -> torch.Tensor:
         """Return [bucket, bucket], true where a query may attend: its window, itself included."""

@@ -89,7 +89,6 @@ class Decoder:
             self._free(np.array(taken))
 
     def close(self, error: Exception) -> None:
-        """Fail all running and waiting requests."""
         self.fail({*self.waiting} | self._running_jobs(), error)
 
     def _running_jobs(self) -> set[SamplingJob]:

@@ -53,26 +53,21 @@ class Row:
         self.prefill_heads = [0] * len(prefills)
         """Place of each prompt's first needed row among the rows of logits."""
         self.loras = list(dict.fromkeys([*active, *(prefill.lora for prefill in prefills)]))
+        nothing = np.empty(0, dtype=np.int64)
         running, places, heads = [], [], []
         for lora in self.loras:
-            if lora in active:
-                places.append(self._add_running(active[lora]))
-                heads.append(np.arange(len(active[lora])) + self.heads.add(places[-1]))
-                running.append(active[lora])
+            slots = active.get(lora, nothing)
+            running.append(slots)
+            places.append(np.arange(len(slots)) + self.tokens.add(table.last[slots]))
+            self.positions.add(table.length[slots])
+            heads.append(np.arange(len(slots)) + self.heads.add(places[-1]))
             for number, prefill in enumerate(prefills):
                 if prefill.lora is lora:
                     self._add_prefill(number, prefill)
             for strip in (self.tokens, self.positions, self.heads):
                 strip.end_share(lora)
-        nothing = np.empty(0, dtype=np.int64)
-        self.running = np.concatenate([*running, nothing])
-        self.places = np.concatenate([*places, nothing])
-        self.running_heads = np.concatenate([*heads, nothing])
-
-    def _add_running(self, slots: np.ndarray) -> np.ndarray:
-        start = self.tokens.add(self.table.last[slots])
-        self.positions.add(self.table.length[slots])
-        return np.arange(start, start + len(slots))
+        self.running, self.places = np.concatenate(running), np.concatenate(places)
+        self.running_heads = np.concatenate(heads)
 
     def _add_prefill(self, number: int, prefill: Prefill) -> None:
         start = self.tokens.add(prefill.prompt)

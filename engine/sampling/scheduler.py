@@ -23,16 +23,12 @@ T = TypeVar("T")
 
 
 class Scheduler:
-    """The device thread and its queue; results and errors arrive in futures."""
+    """The device thread and its queue; results and errors arrive in futures.
+
+    torch has `threads` threads for one operation. At most `max_rows` completions run at once.
+    """
 
     def __init__(self, model: LanguageModel, threads: int = 1, max_rows: int = 256) -> None:
-        """Start the device thread.
-
-        Args:
-            model: The model that alone uses the device.
-            threads: torch's threads for one operation.
-            max_rows: The most completions that are sampled at once.
-        """
         self.model = model
         self._threads = threads
         self._decoder = Decoder(model, max_rows)
