@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import TypeVar
@@ -166,8 +167,7 @@ class EngineCore:
                 "no longer in memory; make a new sampling client, or save the weights by name with "
                 "save_weights_for_sampler"
             )
-        path = sampler.path
-        return await self.on_device(lambda: self._load_resident(path))
+        return await self.on_device(partial(self._load_resident, sampler.path))
 
     def _load_resident(self, path: str) -> LoraWeights:
         """Load weights on the device thread, so that two first requests load them once."""

@@ -85,8 +85,7 @@ class Decoder:
             job.fail(error)
         self.waiting = deque(job for job in self.waiting if job not in jobs)
         taken = sorted(slot for slot, (job, _) in self.running.items() if job in jobs)
-        if taken:
-            self._free(np.array(taken))
+        self._free(np.array(taken, dtype=np.int64))
 
     def close(self, error: Exception) -> None:
         self.fail({*self.waiting} | self._running_jobs(), error)
@@ -168,7 +167,7 @@ class Decoder:
         current = row.sampling_pass(self._merged(row.loras))
         tokens, positions, heads = row.inputs()
         logits = self.model.logits(tokens, positions, current, heads)
-        self._record_prompt_logprobs(prefills, row, logits)
+        self._record_prompt_logprobs(prefills, logits)
         slots, last_rows = row.slots_and_heads()
         drawn, logprobs = choose_tokens(
             logits.index_select(0, torch.from_numpy(last_rows).to(logits.device)),
@@ -180,8 +179,7 @@ class Decoder:
         stopped = self._find_stopped(slots, drawn)
         self._copy_shared_prompts(prefills)
         self.table.record(slots, drawn, logprobs)
-        if row.running.size:
-            self.table.length[row.running] += 1
+        self.table.length[row.running] += 1
         self._deliver(slots, stopped, logprobs, prefills)
 
     def _merged(
@@ -195,11 +193,9 @@ class Decoder:
                     self.merged[lora] = lora.merged(self.model)
         return self.merged
 
-    def _record_prompt_logprobs(
-        self, prefills: list[Prefill], row: Row, logits: torch.Tensor
-    ) -> None:
-        for prefill, head in zip(prefills, row.prefill_heads, strict=True):
-            rows = logits[head : head + len(prefill.prompt)]
+    def _record_prompt_logprobs(self, prefills: list[Prefill], logits: torch.Tensor) -> None:
+        for prefill in prefills:
+            rows = logits[prefill.head : prefill.head + len(prefill.prompt)]
             for job in prefill.jobs:
                 if job.request.prompt_logprobs and job.prompt_logprobs is None:
                     job.prompt_logprobs = prompt_logprobs(rows, prefill.prompt)

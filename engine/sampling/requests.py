@@ -114,6 +114,10 @@ class Prefill:
     prompt: np.ndarray
     slots: list[np.ndarray] = field(default_factory=list)
     jobs: list[SamplingJob] = field(default_factory=list)
+    start: int = 0
+    """Place of the first token in the packed row."""
+    head: int = 0
+    """Place of the first needed row among the rows of logits."""
 
     @property
     def whole(self) -> bool:
