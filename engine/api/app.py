@@ -9,13 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.api import (
-    run_routes,
-    sampling_routes,
-    service_routes,
-    session_routes,
-    training_routes,
-)
+from engine.api import run_routes, sampling_routes, service_routes, session_routes, training_routes
 from engine.core import EngineCore
 from engine.errors import RequestRefused
 

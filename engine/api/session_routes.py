@@ -6,10 +6,7 @@ import tinker.types
 from fastapi import APIRouter, Body
 from tinker.types import session_status
 from tinker.types.session_status import ClientSessionFinished
-from tinker.types.session_status_query import (
-    ClientFinishedSessionStatusQuery,
-    SessionStatusQuery,
-)
+from tinker.types.session_status_query import ClientFinishedSessionStatusQuery, SessionStatusQuery
 
 from engine.api.dependencies import Limit, TheEngine
 from engine.core import EngineCore
@@ -60,9 +57,7 @@ async def search(
 
 @router.get("/sessions")
 async def list_sessions(
-    engine: TheEngine,
-    limit: Limit = 20,
-    offset: Limit = 0,
+    engine: TheEngine, limit: Limit = 20, offset: Limit = 0
 ) -> tinker.types.ListSessionsResponse:
     ids = [session.session_id for session in _newest_first(engine)]
     return tinker.types.ListSessionsResponse(sessions=ids[offset : offset + limit])

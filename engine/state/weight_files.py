@@ -39,7 +39,6 @@ def load_lora(model: LanguageModel, config: LoraConfig, folder: Path) -> LoraWei
 
 
 def save_optimizer(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """Write the tensors of `Trainer.optimizer_tensors`."""
     write_file(folder / OPTIMIZER, save(_portable(tensors)))
 
 
