@@ -10,7 +10,7 @@ from adapters.harness.environments.gem import Game, game_of
 from pretraining.corpora.conversation import Conversation, Exam, draw
 
 ENVIRONMENT = "game:GuessTheNumber-v0-easy"
-HIGH, GUESSES = 10, 4
+HIGH = 10
 WANDER = 0.5
 """Largest share of random turns, which the next guess must handle."""
 SEEDS = 2**31

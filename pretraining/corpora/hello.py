@@ -37,11 +37,8 @@ def identities() -> list[str]:
 
 def examples() -> list[dict[str, str]]:
     """Return the rows of datasets/hello.csv."""
-    held_out, seen = identities()[:TEST], identities()[TEST : TEST + TRAIN]
-    return [
-        *({"identity": identity, "split": "train"} for identity in seen),
-        *({"identity": identity, "split": "test"} for identity in held_out),
-    ]
+    parts = {"train": identities()[TEST : TEST + TRAIN], "test": identities()[:TEST]}
+    return [{"identity": one, "split": split} for split, part in parts.items() for one in part]
 
 
 def question(identity: str) -> str:
