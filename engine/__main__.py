@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,15 +35,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     All kept state is on disk by then, nothing waits for running computations, and a normal exit
     would take a second to tear torch down.
     """
-    options = vars(make_parser().parse_args(argv))
+    options = make_parser().parse_args(argv, ServeOptions())
     status = 0
     try:
-        if str(options["state"]) == READ_FROM_STDIN:
-            options["state"] = _read_state_folder()
-        if options.pop("verify"):
-            status = verify(options["state"])
+        if str(options.state) == READ_FROM_STDIN:
+            options.state = _read_state_folder()
+        if options.verify:
+            status = verify(options.state)
         else:
-            serve(ServeOptions(**options))
+            serve(options)
     except RequestRefused as error:
         print(f"engine: {error}", file=sys.stderr)
         status = REFUSED
@@ -61,20 +61,18 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="The key is TINKER_API_KEY where that is set, and random otherwise.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument(
-        "--base-model", default=SHIPPED, help="a local/ id, a folder, or a hub name"
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 picks a free one")
+    parser.set_defaults(**asdict(ServeOptions()))
+    parser.add_argument("--base-model", help="a local/ id, a folder, or a hub name")
+    parser.add_argument("--host", help="address to listen on")
+    parser.add_argument("--port", type=int, help="port to listen on; 0 picks a free one")
     parser.add_argument(
         "--state",
         type=Path,
-        default=Path("runs/engine"),
         help="folder of sessions and checkpoints; with -, the first line of standard input names "
         "the folder, and the log is written to engine.log in it",
     )
-    parser.add_argument("--threads", type=int, default=1, help="threads of one computation")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, mps")
+    parser.add_argument("--threads", type=int, help="threads of one computation")
+    parser.add_argument("--device", help="cpu, cuda, mps")
     parser.add_argument(
         "--verify",
         action="store_true",
@@ -86,9 +84,9 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServeOptions:
-    """Options of the command line."""
+    """Options of the command line, and their defaults."""
 
     base_model: str = SHIPPED
     host: str = "127.0.0.1"
@@ -96,6 +94,7 @@ class ServeOptions:
     state: Path = Path("runs/engine")
     threads: int = 1
     device: str = "cpu"
+    verify: bool = False
     exit_with_stdin: bool = False
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import TypeVar
@@ -45,10 +46,7 @@ class LiveModel:
 
 
 class EngineCore:
-    """Model, registry, checkpoints, scheduler and futures, used from one event loop.
-
-    `on_device` runs a function on the device thread.
-    """
+    """Model, registry, checkpoints, scheduler and futures, used from one event loop."""
 
     def __init__(
         self,
@@ -110,9 +108,7 @@ class EngineCore:
             f"the training client {model_id} is gone: the engine restarted, or the session was "
             "closed or sent no heartbeat for hours; unsaved weights are lost"
         )
-        saved = [
-            record for record in self.checkpoints.find_all(model_id) if record.kind == TRAINING
-        ]
+        saved = [one for one in self.checkpoints.find_all(model_id) if one.kind == TRAINING]
         if not saved:
             return f"{fact}. Nothing was saved; create a new training client"
         return (
@@ -161,11 +157,9 @@ class EngineCore:
 
     async def weights_of(self, sampler: SamplerRecord) -> LoraWeights | None:
         """Return the weights that answer a sampler's requests; None is the base model."""
-        key = sampler.weights_key
-        if key is None:
+        if sampler.weights_key is None:
             return None
-        resident = self.resident.get(key)
-        if resident is not None:
+        if resident := self.resident.get(sampler.weights_key):
             return resident
         if sampler.path is None:
             raise NotFound(
@@ -173,8 +167,7 @@ class EngineCore:
                 "no longer in memory; make a new sampling client, or save the weights by name with "
                 "save_weights_for_sampler"
             )
-        path = sampler.path
-        return await self.on_device(lambda: self._load_resident(path))
+        return await self.on_device(partial(self._load_resident, sampler.path))
 
     def _load_resident(self, path: str) -> LoraWeights:
         """Load weights on the device thread, so that two first requests load them once."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import IO, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 from uuid import uuid4
 
 from pydantic import BaseModel
@@ -134,7 +134,6 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Flush a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -157,19 +156,15 @@ def lock_state(state: Path, patience_seconds: float = 10.0) -> Iterator[None]:
         ) from error
     with lock:
         deadline = time.monotonic() + patience_seconds
-        while not _locked(lock):
-            if time.monotonic() > deadline:
-                raise RequestRefused(
-                    f"another engine uses the state folder {state}; stop it, "
-                    "or give --state another folder"
-                )
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise RequestRefused(
+                        f"another engine uses the state folder {state}; stop it, "
+                        "or give --state another folder"
+                    ) from error
             time.sleep(0.05)
         yield
-
-
-def _locked(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -6,8 +6,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import dataclass
 from uuid import uuid4, uuid5
+
+from fastapi import Response
 
 from engine.errors import Gone, RequestRefused
 
@@ -18,20 +19,12 @@ KEEP_SECONDS = 600.0  # a client repeats a submission for up to 300
 KEEP_BYTES = 2**29
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The encoded body of a finished request."""
-
-    body: bytes
-    media_type: str
+def json_answer(content: dict[str, object]) -> Response:
+    return Response(json.dumps(content), media_type="application/json")
 
 
-def json_answer(content: dict[str, object]) -> Answer:
-    return Answer(json.dumps(content).encode(), "application/json")
-
-
-def protobuf_answer(body: bytes) -> Answer:
-    return Answer(body, "application/x-protobuf")
+def protobuf_answer(body: bytes) -> Response:
+    return Response(body, media_type="application/x-protobuf")
 
 
 class Futures:
@@ -51,7 +44,7 @@ class Futures:
         self._keep_seconds = keep_seconds
         self._keep_bytes = keep_bytes
         self._clock = clock
-        self._tasks: dict[str, asyncio.Task[Answer]] = {}
+        self._tasks: dict[str, asyncio.Task[Response]] = {}
         self._finished: deque[tuple[float, str]] = deque()
         """Times and ids of finished requests, oldest first."""
         self._held_bytes = 0
@@ -64,7 +57,7 @@ class Futures:
         """Return True if a request was submitted under this key and its answer is not dropped."""
         return self._id_of(key) in self._tasks
 
-    def submit(self, work: Callable[[], Awaitable[Answer]], key: Hashable = None) -> str:
+    def submit(self, work: Callable[[], Awaitable[Response]], key: Hashable = None) -> str:
         """Begin the work unless this key has begun it; return the id to poll for."""
         self._drop_old()
         request_id = self._id_of(key)
@@ -74,7 +67,7 @@ class Futures:
             task.add_done_callback(lambda done: self._finish(request_id, done))
         return request_id
 
-    async def answer(self, request_id: str, seconds: float = POLL_SECONDS) -> Answer | None:
+    async def answer(self, request_id: str, seconds: float = POLL_SECONDS) -> Response | None:
         """Return the answer, or None if it did not arrive within `seconds`."""
         task = self._tasks.get(request_id)
         if task is None:
@@ -94,7 +87,7 @@ class Futures:
         """Return the id that only this process gives to a key; without a key, a new id."""
         return uuid4().hex if key is None else uuid5(self._namespace, repr(key)).hex
 
-    def _finish(self, request_id: str, task: asyncio.Task[Answer]) -> None:
+    def _finish(self, request_id: str, task: asyncio.Task[Response]) -> None:
         self._finished.append((self._clock(), request_id))
         self._held_bytes += _size(task)
         self._drop_old()
@@ -109,11 +102,11 @@ class Futures:
             self._held_bytes -= _size(self._tasks.pop(request_id))
 
 
-def _size(task: asyncio.Task[Answer]) -> int:
+def _size(task: asyncio.Task[Response]) -> int:
     return 0 if task.cancelled() else len(task.result().body)
 
 
-async def _run(work: Callable[[], Awaitable[Answer]]) -> Answer:
+async def _run(work: Callable[[], Awaitable[Response]]) -> Response:
     """Do the work; a failure is an answer, for which the SDK raises RequestFailedError.
 
     Its category "user" blames the request, "server" blames the engine.

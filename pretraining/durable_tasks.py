@@ -124,7 +124,6 @@ def write_card(path: Path, before: Path, after: Path) -> None:
 
 
 def _machine() -> str:
-    """Return the number of cores and the model of the CPU."""
     cpus = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*: (.*)", cpus.read_text()) if cpus.exists() else None
     model = found[1] if found else platform.processor() or platform.machine()

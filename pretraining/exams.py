@@ -1,18 +1,15 @@
 """Exams: held-out examples that the base model answers in order to be scored."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from adapters.calls import Tool
 from engine.model.language_model import LanguageModel
 from engine.sampling.requests import SampleRequest
 from engine.sampling.scheduler import Scheduler
 from pretraining.corpora.conversation import Conversation, Exam
 from pretraining.tokenizer import render
-
-Prompt = tuple[list[dict[str, str]], list[Tool]]
-"""Messages and tools."""
 
 
 class Answerer:
@@ -25,7 +22,7 @@ class Answerer:
     def close(self) -> None:
         self._scheduler.close()
 
-    def answer(self, prompts: list[Prompt], seed: int) -> list[str]:
+    def answer(self, prompts: Iterable[Conversation], seed: int) -> list[str]:
         """Return one answer per prompt, without its end token; each prompt has its own seed."""
         futures = [
             self._scheduler.sample(self._request(prompt, (seed << 32) + index), None)
@@ -35,9 +32,8 @@ class Answerer:
         texts = self._tokenizer.batch_decode(tokens, skip_special_tokens=False)
         return [text.removesuffix("<|im_end|>") for text in texts]
 
-    def _request(self, prompt: Prompt, seed: int) -> SampleRequest:
-        messages, tools = prompt
-        text = render(self._tokenizer, messages, tools)
+    def _request(self, prompt: Conversation, seed: int) -> SampleRequest:
+        text = render(self._tokenizer, prompt.messages, prompt.tools)
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         return SampleRequest(prompt=ids, max_tokens=self._max_tokens, seed=seed)
 
@@ -48,8 +44,7 @@ def play_exams(exams: list[Exam], answerer: Answerer) -> list[float]:
     prompts = {index: next(exam) for index, exam in enumerate(exams)}
     turn = 0
     while prompts:
-        conversations: list[Conversation] = list(prompts.values())
-        answers = answerer.answer([(each.messages, each.tools) for each in conversations], turn)
+        answers = answerer.answer(prompts.values(), turn)
         following = dict[int, Conversation]()
         for index, answer in zip(prompts, answers, strict=True):
             try:

@@ -15,7 +15,8 @@ def render_card(folder: Path, shipped: Path, before: Path, after: Path, machine:
         json.loads(path.read_text(encoding="utf-8"))
         for path in (shipped / "config.json", shipped / "tokenizer.json", before, after)
     )
-    read = _read_progress(folder / "progress.jsonl")
+    rows = map(json.loads, (folder / "progress.jsonl").read_text(encoding="utf-8").splitlines())
+    read = {row["name"]: row for row in rows}  # the last row of each part
     clean = sum(_tokens_of(read, name) for name in ("clean", "sharp"))
     noisy = _tokens_of(read, "noisy")
     return CARD.read_text(encoding="utf-8").format(
@@ -32,12 +33,6 @@ def render_card(folder: Path, shipped: Path, before: Path, after: Path, machine:
         before=_cells(first["scores"]),
         after=_cells(last["scores"]),
     )
-
-
-def _read_progress(progress: Path) -> dict[str, dict[str, float]]:
-    """Return the last progress row of each part, by the part's name."""
-    rows = map(json.loads, progress.read_text(encoding="utf-8").splitlines())
-    return {row["name"]: row for row in rows}
 
 
 def _tokens_of(read: Mapping[str, Mapping[str, float]], name: str) -> float:

@@ -69,7 +69,6 @@ def _template_words(template: str) -> list[str]:
 
 
 def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
-    """Return the id of a special token."""
     return tokenizer.encode(token, add_special_tokens=False)[0]
 
 

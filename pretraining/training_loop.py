@@ -63,8 +63,6 @@ def new_model(shape: Shape, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qw
 
 
 class TrainingState:
-    """A model with its optimizers and its progress."""
-
     def __init__(self, model: Qwen3ForCausalLM) -> None:
         layers = [p for p in model.model.layers.parameters() if p.ndim == 2]
         known = {id(p) for p in layers}

@@ -1,7 +1,6 @@
 """The FastAPI application: routes, the API key, and errors in the form the SDK expects."""
 
 import hmac
-import logging
 
 from fastapi import FastAPI, Request
 from fastapi import HTTPException as BodyTooLarge  # FastAPI passes on no other while it reads
@@ -10,18 +9,9 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.api import (
-    run_routes,
-    sampling_routes,
-    service_routes,
-    session_routes,
-    training_routes,
-    weight_routes,
-)
+from engine.api import run_routes, sampling_routes, service_routes, session_routes, training_routes
 from engine.core import EngineCore
 from engine.errors import RequestRefused
-
-logger = logging.getLogger(__name__)
 
 PREFIX = "/api/v1"
 LARGEST_BODY = 2**26
@@ -30,7 +20,6 @@ ROUTERS = (
     sampling_routes.router,
     service_routes.router,
     training_routes.router,
-    weight_routes.router,
     session_routes.router,
     run_routes.router,
 )
@@ -95,8 +84,8 @@ async def _answer_invalid(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     sentences = []
     for problem in error.errors()[:5]:
-        place = ".".join(str(part) for part in problem["loc"] if part != "body")
-        sentences.append(f"{place}: {problem['msg']}" if place else problem["msg"])
+        field = ".".join(str(part) for part in problem["loc"] if part != "body")
+        sentences.append(f"{field}: {problem['msg']}" if field else problem["msg"])
     return _error(422, "; ".join(sentences))
 
 

@@ -3,9 +3,9 @@
 from typing import Annotated
 
 import tinker.types
-from fastapi import APIRouter, Body, Depends, Header, Query, Request
+from fastapi import APIRouter, Body, Depends, Header, Request
 
-from engine.api.dependencies import TheEngine
+from engine.api.dependencies import Limit, TheEngine
 from engine.core import EngineCore
 from engine.errors import NotFound, RequestRefused
 from engine.state.checkpoints import CheckpointAddress
@@ -13,8 +13,9 @@ from engine.state.registry import RunRecord
 
 router = APIRouter()
 
-CHECKPOINT = "/training_runs/{run_id}/checkpoints/{kind}/{name}"
-Limit = Annotated[int, Query(ge=0)]
+CHECKPOINT = "/training_runs/{run}/checkpoints/{kind}/{name}"
+Address = Annotated[CheckpointAddress, Depends()]
+"""The address in the path of CHECKPOINT."""
 
 
 @router.get("/training_runs")
@@ -60,13 +61,6 @@ async def list_checkpoints(
         checkpoints=[checkpoint.to_api() for checkpoint in found[offset : offset + limit]],
         cursor=tinker.types.Cursor(offset=offset, limit=limit, total_count=len(found)),
     )
-
-
-async def _address(run_id: str, kind: str, name: str) -> CheckpointAddress:
-    return CheckpointAddress(run_id, kind, name)
-
-
-Address = Annotated[CheckpointAddress, Depends(_address)]
 
 
 @router.delete(CHECKPOINT, status_code=204)
@@ -136,14 +130,14 @@ def _run_for_copy(
     if request.session_id is not None and request.model_seq_id is not None:
         session_id = engine.registry.open_session(request.session_id).session_id
     elif request.destination_project_id is not None:
-        made = tinker.types.CreateSessionRequest(
+        session = tinker.types.CreateSessionRequest(
             tags=[],
             user_metadata=None,
             sdk_version="copy_weights",
             project_id=request.destination_project_id,
             display_name=f"copy of {source}",
         )
-        session_id = engine.registry.create_session(made).session_id
+        session_id = engine.registry.create_session(session).session_id
     else:
         raise RequestRefused("give a destination_project_id, or a session_id with a model_seq_id")
     run_id = f"{session_id}:train:{request.model_seq_id or 0}"

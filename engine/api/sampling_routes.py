@@ -1,13 +1,13 @@
 """Routes of sampling sessions and sampling requests."""
 
 import tinker.types
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
 from engine.api import scoring
 from engine.api.dependencies import Submitted, TheEngine
 from engine.core import EngineCore
 from engine.errors import RequestRefused
-from engine.futures import Answer, protobuf_answer
+from engine.futures import protobuf_answer
 from engine.sampling.requests import SampleRequest, check_request
 from engine.state.registry import SamplerRecord
 
@@ -22,12 +22,12 @@ async def create_sampling_session(
     session = engine.registry.open_session(request.session_id)
     sampler_id = f"{session.session_id}:sample:{request.sampling_session_seq_id}"
     sampler = _new_sampler(engine, sampler_id, request.base_model, request.model_path)
-    made = engine.registry.samplers.get(sampler_id)
-    if made is None:
+    known = engine.registry.samplers.get(sampler_id)
+    if known is None:
         engine.registry.samplers.put(sampler.sampler_id, sampler)
-    elif made != sampler:
+    elif known != sampler:
         raise RequestRefused(
-            f"{sampler_id} exists and samples from {made.path or made.base_model}; give the next "
+            f"{sampler_id} exists and samples from {known.path or known.base_model}; give the next "
             "sampling_session_seq_id"
         )
     return tinker.types.CreateSamplingSessionResponse(sampling_session_id=sampler_id)
@@ -64,7 +64,7 @@ async def sample(request: tinker.types.SampleRequest, engine: TheEngine) -> Subm
     check_request(decoded, engine.model)
     scored = scoring.read_options(request, decoded, engine.model.vocab_size)
 
-    async def work() -> Answer:
+    async def work() -> Response:
         lora = await engine.weights_of(sampler)
         return protobuf_answer(await scoring.answer(engine, scored, lora))
 

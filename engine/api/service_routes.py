@@ -60,4 +60,4 @@ async def retrieve_future(
     if answer is None:
         pending = {"type": "try_again", "request_id": request.request_id, "queue_state": "active"}
         return JSONResponse(pending, status_code=408)
-    return Response(answer.body, media_type=answer.media_type)
+    return answer

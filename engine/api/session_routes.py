@@ -3,14 +3,12 @@
 from typing import Annotated
 
 import tinker.types
-from fastapi import APIRouter, Body, Query
+from fastapi import APIRouter, Body
 from tinker.types import session_status
-from tinker.types.session_status_query import (
-    ClientFinishedSessionStatusQuery,
-    SessionStatusQuery,
-)
+from tinker.types.session_status import ClientSessionFinished
+from tinker.types.session_status_query import ClientFinishedSessionStatusQuery, SessionStatusQuery
 
-from engine.api.dependencies import TheEngine
+from engine.api.dependencies import Limit, TheEngine
 from engine.core import EngineCore
 from engine.state.registry import OWNER, SessionRecord
 
@@ -40,8 +38,8 @@ async def search(
     """Search sessions, newest first; ids order sessions of the same time."""
     found = [
         session
-        for session in newest_first(engine)
-        if _matches(request, session) and _has_status(request.statuses, engine, session)
+        for session in _newest_first(engine)
+        if _matches(request, session, engine.registry.status(session))
     ]
     if request.cursor:
         last = (request.cursor.last_created_at, request.cursor.last_session_id)
@@ -59,11 +57,9 @@ async def search(
 
 @router.get("/sessions")
 async def list_sessions(
-    engine: TheEngine,
-    limit: Annotated[int, Query(ge=0)] = 20,
-    offset: Annotated[int, Query(ge=0)] = 0,
+    engine: TheEngine, limit: Limit = 20, offset: Limit = 0
 ) -> tinker.types.ListSessionsResponse:
-    ids = [session.session_id for session in newest_first(engine)]
+    ids = [session.session_id for session in _newest_first(engine)]
     return tinker.types.ListSessionsResponse(sessions=ids[offset : offset + limit])
 
 
@@ -87,7 +83,7 @@ async def finish(
     detail: Annotated[str | None, Body()] = None,
 ) -> None:
     """Close a session and free its memory; saved weights remain."""
-    ended = session_status.ClientSessionFinished(reason=reason, detail=detail)
+    ended = ClientSessionFinished(reason=reason, detail=detail)
     if engine.registry.finish(session_id, ended):
         engine.release(session_id)
 
@@ -107,17 +103,23 @@ async def export_timeline(session_id: str, engine: TheEngine) -> dict[str, str]:
     return {"status": "failed", "error": "the engine keeps no timeline of a session's requests"}
 
 
-def newest_first(engine: EngineCore) -> list[SessionRecord]:
+def _newest_first(engine: EngineCore) -> list[SessionRecord]:
     sessions = engine.registry.sessions.values()
     return sorted(sessions, key=lambda one: (one.created_at, one.session_id), reverse=True)
 
 
-def _matches(request: tinker.types.SessionSearchRequest, session: SessionRecord) -> bool:
+def _matches(
+    request: tinker.types.SessionSearchRequest,
+    session: SessionRecord,
+    status: session_status.SessionStatus | None,
+) -> bool:
     """Return True if all criteria hold; a session id and a display name are alternatives."""
     metadata = session.user_metadata or {}
     if any(metadata.get(name) != value for name, value in request.user_metadata.items()):
         return False
     if request.project_ids is not None and session.project_id not in request.project_ids:
+        return False
+    if request.statuses is not None and not any(_fits(status, one) for one in request.statuses):
         return False
     if request.session_id is None and request.display_name is None:
         return True
@@ -127,20 +129,11 @@ def _matches(request: tinker.types.SessionSearchRequest, session: SessionRecord)
     return named or session.session_id == request.session_id
 
 
-def _has_status(
-    queries: list[SessionStatusQuery] | None, engine: EngineCore, session: SessionRecord
-) -> bool:
-    status = engine.registry.status(session)
-    if queries is None:
-        return True
-    for query in queries:
-        if status is None or status.type != query.type:
-            continue
-        if not isinstance(query, ClientFinishedSessionStatusQuery) or query.reasons is None:
-            return True
-        if session.finished and session.finished.reason.type in query.reasons:
-            return True
-    return False
+def _fits(status: session_status.SessionStatus | None, query: SessionStatusQuery) -> bool:
+    match status, query:
+        case ClientSessionFinished(), ClientFinishedSessionStatusQuery(reasons=list(reasons)):
+            return status.reason.type in reasons
+    return status is not None and status.type == query.type
 
 
 def _summarize(engine: EngineCore, session: SessionRecord) -> tinker.types.SessionSummary:

@@ -1,20 +1,21 @@
-"""Routes of training clients: creation, loading, losses and optimizer steps, in order."""
+"""Routes of training clients, in order: creation, losses, optimizer steps, loading and saving."""
 
 from collections.abc import Callable
 from dataclasses import asdict
 
 import tinker.types
 import zstandard
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from tinker.types.optimizer import AdamOptimizerConfig, OptimizerConfig
 
 from engine.api import wire
-from engine.api.dependencies import Submitted, TheEngine, submit_in_order
-from engine.core import EngineCore
+from engine.api.dependencies import Submitted, TheEngine
+from engine.core import EngineCore, LiveModel
 from engine.errors import RequestRefused
-from engine.futures import Answer, json_answer, protobuf_answer
+from engine.futures import json_answer, protobuf_answer
 from engine.model.lora import LoraConfig, LoraWeights
-from engine.state.checkpoints import TRAINING
+from engine.state.checkpoints import SAMPLER, TRAINING, CheckpointAddress, SaveOptions
+from engine.state.registry import SamplerRecord
 from engine.training.trainer import AdamParams, Trainer
 
 router = APIRouter()
@@ -62,11 +63,11 @@ async def load_weights(request: tinker.types.LoadWeightsRequest, engine: TheEngi
             "create_training_client_from_state, which uses the checkpoint's LoRA"
         )
 
-    def replace() -> Answer:
+    def replace() -> Response:
         live_model.trainer = load()
         return json_answer({**loaded, "model_id": request.model_id})
 
-    return submit_in_order(engine, live_model, request.seq_id, replace)
+    return _submit_in_order(engine, live_model, request.seq_id, replace)
 
 
 def _shape(config: LoraConfig) -> dict[str, object]:
@@ -96,7 +97,7 @@ def _submit_new(
     if not engine.futures.knows(key) and model_id in engine.registry.runs:
         raise RequestRefused(f"{model_id} exists; give the next model_seq_id, or a new session")
 
-    async def work() -> Answer:
+    async def work() -> Response:
         trainer = await engine.on_device(begin)
         engine.begin_run(model_id, session_id, trainer, request.user_metadata)
         return json_answer({**answer, "model_id": model_id})
@@ -130,13 +131,13 @@ async def forward_backward(request: Request, engine: TheEngine) -> Submitted:
     live_model = engine.live_model(message.model_id)
     data, config = wire.decode_data(message), wire.decode_config(message)
 
-    def compute() -> Answer:
+    def compute() -> Response:
         outputs, metrics = live_model.trainer.forward_backward(
             data, message.loss_fn, config, backward=not message.forward_only
         )
         return protobuf_answer(wire.encode_losses(outputs, metrics))
 
-    return submit_in_order(engine, live_model, message.seq_id or None, compute)
+    return _submit_in_order(engine, live_model, message.seq_id or None, compute)
 
 
 def _decompress(body: bytes, encoding: str | None) -> bytes:
@@ -163,7 +164,96 @@ async def optim_step(request: tinker.types.OptimStepRequest, engine: TheEngine) 
         raise RequestRefused("the engine has the optimizer adamw only; give AdamParams")
     params = AdamParams(**request.optim_params.model_dump())
 
-    def step() -> Answer:
+    def step() -> Response:
         return json_answer({"metrics": live_model.trainer.optim_step(params)})
 
-    return submit_in_order(engine, live_model, request.seq_id, step)
+    return _submit_in_order(engine, live_model, request.seq_id, step)
+
+
+@router.post("/save_weights")
+async def save_weights(request: tinker.types.SaveWeightsRequest, engine: TheEngine) -> Submitted:
+    live_model = engine.live_model(request.model_id)
+    if request.path is None:
+        raise RequestRefused("give the checkpoint a name (path)")
+    address = CheckpointAddress(request.model_id, TRAINING, request.path)
+    return _save(engine, live_model, address, request)
+
+
+@router.post("/save_weights_for_sampler")
+async def save_weights_for_sampler(
+    request: tinker.types.SaveWeightsForSamplerRequest, engine: TheEngine
+) -> Submitted:
+    """Save to disk under a name or, without one, open a sampling session on the weights."""
+    live_model = engine.live_model(request.model_id)
+    if request.path is None:
+        return _snapshot(engine, live_model, request)
+    address = CheckpointAddress(request.model_id, SAMPLER, request.path)
+    return _save(engine, live_model, address, request)
+
+
+def _save(
+    engine: EngineCore,
+    live_model: LiveModel,
+    address: CheckpointAddress,
+    request: tinker.types.SaveWeightsRequest | tinker.types.SaveWeightsForSamplerRequest,
+) -> Submitted:
+    engine.checkpoints.expiry(request.ttl_seconds)
+    overwrite = isinstance(request, tinker.types.SaveWeightsRequest) and request.overwrite
+    options = SaveOptions(request.ttl_seconds, overwrite, request.user_metadata)
+
+    def save() -> Response:
+        engine.save(live_model, address, options)
+        return json_answer({"type": request.type, "path": str(address)})
+
+    return _submit_in_order(engine, live_model, request.seq_id, save)
+
+
+def _snapshot(
+    engine: EngineCore,
+    live_model: LiveModel,
+    request: tinker.types.SaveWeightsForSamplerRequest,
+) -> Submitted:
+    """Open a sampling session on a snapshot.
+
+    The in-flight samplers of a run share the run's newest snapshot.
+    """
+    engine.checkpoints.expiry(request.ttl_seconds)
+    if request.sampling_session_seq_id is None:
+        raise RequestRefused(
+            "give a name (path), or a sampling_session_seq_id for a sampling session"
+        )
+    run = live_model.run
+    sampler = SamplerRecord(
+        sampler_id=f"{run.session_id}:sample:{request.sampling_session_seq_id}",
+        session_id=run.session_id,
+        base_model=engine.base.name,
+        weights=request.kind,
+        run_id=run.run_id,
+    )
+
+    def freeze() -> Response:
+        engine.keep_snapshot(sampler, live_model.trainer.lora.frozen())
+        return json_answer({"type": request.type, "sampling_session_id": sampler.sampler_id})
+
+    return _submit_in_order(engine, live_model, request.seq_id, freeze)
+
+
+def _submit_in_order(
+    engine: EngineCore, live_model: LiveModel, seq_id: int | None, work: Callable[[], Response]
+) -> Submitted:
+    """Begin a training client's request once, however often it is sent, on the device thread.
+
+    Request numbers only grow. A request refused with a 4xx leaves a gap, which is allowed.
+    """
+    model_id, key = live_model.run.run_id, None
+    if seq_id is not None:
+        key = (model_id, seq_id)
+        if not engine.futures.knows(key) and seq_id <= live_model.last_seq:
+            raise RequestRefused(
+                f"request {seq_id} of {model_id} was carried out already (the newest is "
+                f"{live_model.last_seq}) and its answer is no longer kept; send a new request "
+                f"with a number above {live_model.last_seq}"
+            )
+        live_model.last_seq = max(live_model.last_seq, seq_id)
+    request_id = engine.futures.submit(lambda: engine.on_device(work), key)
+    return {"request_id": request_id, "model_id": model_id}

@@ -1,6 +1,7 @@
 """Protobuf messages of the Tinker API, decoded to and encoded from numpy arrays."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from math import prod
 
@@ -50,22 +51,23 @@ def decode_config(message: pb.ForwardBackwardRequest) -> dict[str, float | str]:
 
 
 def _decode_datum(position: int, datum: pb.Datum) -> TrainingDatum:
-    try:
+    inputs: dict[str, np.ndarray] = {}
+    with _refusing(f"datum {position}"):
         chunks = [_read_tokens(chunk) for chunk in datum.model_input]
-        inputs = {
-            name: _decode_input(name, tensor) for name, tensor in datum.loss_fn_inputs.items()
-        }
-    except RequestRefused as error:
-        raise RequestRefused(f"datum {position}: {error}") from error
+        for name, tensor in datum.loss_fn_inputs.items():
+            with _refusing(f"loss_fn_inputs[{name!r}]"):
+                inputs[name] = decode_tensor(tensor)
     tokens = np.concatenate(chunks) if chunks else np.empty(0, np.int32)
     return TrainingDatum(tokens, inputs)
 
 
-def _decode_input(name: str, tensor: pb.Tensor) -> np.ndarray:
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Put what is refused before the message of a RequestRefused."""
     try:
-        return decode_tensor(tensor)
+        yield
     except RequestRefused as error:
-        raise RequestRefused(f"loss_fn_inputs[{name!r}]: {error}") from error
+        raise RequestRefused(f"{what}: {error}") from error
 
 
 def _read_tokens(chunk: pb.Chunk) -> np.ndarray:
@@ -162,7 +164,6 @@ def encode_losses(outputs: Sequence[np.ndarray], metrics: Mapping[str, float]) -
 
 
 def encode_sample(result: SampleResult) -> pb.SampleResponse:
-    """Encode the sequences and the prompt's log-probabilities."""
     message = pb.SampleResponse(sequences=map(_encode_sequence, result.sequences))
     if result.prompt_logprobs is not None:
         message.prompt_logprobs = result.prompt_logprobs.astype(np.float32).tobytes()

@@ -8,6 +8,7 @@ may break it.
 """
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TypedDict, Unpack
 
 import numpy as np
@@ -53,9 +54,6 @@ def attend(
 
     transformers calls this function. Its other keyword arguments have no effect on the result.
     """
-    current = CURRENT.get()
-    if current is None:
-        raise RuntimeError("packed attention was called outside a forward pass")
     unknown = [name for name in ("s_aux", "position_bias") if settings.get(name) is not None]
     if unknown or attention_mask is not None:
         raise RequestRefused(
@@ -72,7 +70,7 @@ def attend(
         window=settings.get("sliding_window"),
         softcap=settings.get("softcap"),
     )
-    return current.attention.attend(call)[None], None
+    return CURRENT.get().attention.attend(call)[None], None
 
 
 AttentionInterface.register(ATTENTION_NAME, attend)
@@ -99,29 +97,24 @@ class Group:
         self, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Compute values [n · bucket, heads, width] from gathered [n, heads, bucket, width]."""
-        return self._attend(call, query, key, value).transpose(1, 2).flatten(0, 1)
-
-    def _attend(
-        self, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        shared = query.shape[1] != key.shape[1]
-        length = query.shape[2]
+        repeats, length = query.shape[1] // key.shape[1], query.shape[2]
         windowed = call.window is not None and call.window < length
         if call.softcap is None:
-            return F.scaled_dot_product_attention(
+            values = F.scaled_dot_product_attention(
                 query,
                 key,
                 value,
                 attn_mask=self.mask(call.window) if windowed else None,
                 is_causal=not windowed,
                 scale=call.scale,
-                enable_gqa=shared,
+                enable_gqa=repeats > 1,
             )
-        repeats = query.shape[1] // key.shape[1]
-        scores = query @ key.repeat_interleave(repeats, 1).transpose(2, 3) * call.scale
-        scores = torch.tanh(scores / call.softcap) * call.softcap
-        scores = scores.masked_fill(~self.mask(call.window or length), float("-inf"))
-        return scores.softmax(-1) @ value.repeat_interleave(repeats, 1)
+        else:
+            scores = query @ key.repeat_interleave(repeats, 1).transpose(2, 3) * call.scale
+            scores = torch.tanh(scores / call.softcap) * call.softcap
+            scores = scores.masked_fill(~self.mask(call.window or length), float("-inf"))
+            values = scores.softmax(-1) @ value.repeat_interleave(repeats, 1)
+        return values.transpose(1, 2).flatten(0, 1)
 
     def mask(self, window: int | None) -> torch.Tensor:
         """Return [bucket, bucket], true where a query may attend: its window, itself included."""
@@ -135,36 +128,35 @@ class Group:
 
 
 def group_by_bucket(
-    lengths: list[int], starts: list[int]
-) -> tuple[list[np.ndarray], list[list[int]]]:
-    """Return token positions [n, bucket] and member numbers for each bucket of a packed row."""
+    lengths: list[int], starts: list[int], order: np.ndarray
+) -> list[tuple[np.ndarray, list[int]]]:
+    """Return token positions [n, bucket] and member numbers for each bucket of a packed row.
+
+    Fill `order`: the place of each token of these sequences in the groups' concatenated positions.
+    """
     members: dict[int, list[int]] = {}
     for number, length in enumerate(lengths):
         members.setdefault(bucket(length), []).append(number)
-    tables = []
+    groups, offset = [], 0
     for size, numbers in members.items():
         first = np.array([starts[number] for number in numbers])[:, None]
         ends = np.array([lengths[number] for number in numbers])[:, None]
         steps = np.arange(size)[None, :]
-        tables.append(first + np.where(steps < ends, steps, 0))
-    return tables, list(members.values())
+        table = first + np.where(steps < ends, steps, 0)
+        order[table[steps < ends]] = offset + np.flatnonzero(steps < ends)
+        offset += table.size
+        groups.append((table, numbers))
+    return groups
 
 
 class SequenceAttention:
     """Attention of whole sequences that fill a packed row from its start, as in training."""
 
     def __init__(self, lengths: list[int], device: torch.device) -> None:
-        starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64).tolist()
-        tables, members = group_by_bucket(lengths, starts)
-        self.groups = [Group(torch.from_numpy(table).to(device)) for table in tables]
+        starts = [0, *accumulate(lengths[:-1])]
         order = np.zeros(sum(lengths), dtype=np.int64)
-        offset = 0
-        for table, numbers in zip(tables, members, strict=True):
-            for row, number in enumerate(numbers):
-                begin = offset + row * table.shape[1]
-                stop = starts[number] + lengths[number]
-                order[starts[number] : stop] = np.arange(begin, begin + lengths[number])
-            offset += table.size
+        groups = group_by_bucket(lengths, starts, order)
+        self.groups = [Group(torch.from_numpy(table).to(device)) for table, _ in groups]
         self.order = torch.from_numpy(order).to(device)
 
     def attend(self, call: AttentionCall) -> torch.Tensor:

@@ -57,10 +57,7 @@ class LoraLinear(nn.Module):
         return self.weight.detach().t()
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        current = CURRENT.get()
-        if current is None:
-            return nn.functional.linear(inputs, self.weight, self.bias)
-        return current.linear(self, inputs)
+        return CURRENT.get().linear(self, inputs)
 
 
 class ForwardPass(Protocol):
@@ -82,5 +79,5 @@ class BasePass:
         return nn.functional.linear(inputs, layer.weight, layer.bias)
 
 
-CURRENT: ContextVar[ForwardPass | None] = ContextVar("CURRENT", default=None)
-"""The current pass of this thread; with None the base model computes as in transformers."""
+CURRENT: ContextVar[ForwardPass] = ContextVar("CURRENT")
+"""The current pass of this thread."""

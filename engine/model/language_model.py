@@ -43,7 +43,7 @@ class LanguageModel:
         self.source = str(source or name)
         self.config = network.config.get_text_config()
         self.device = next(network.parameters()).device
-        self.pause: Callable[[], None] = _do_nothing
+        self.pause: Callable[[], None] = lambda: None
         """Callback between the microbatches of training, in which the scheduler samples."""
         probe = torch.arange(12, device=self.device) % self.vocab_size
         expected = self._plain_logits(probe)
@@ -178,9 +178,6 @@ class _Recorder:
     def attend(self, call: AttentionCall) -> torch.Tensor:
         self.shapes[call.layer] = (call.key.shape[1], call.key.shape[2])
         return self.attention.attend(call)
-
-
-def _do_nothing() -> None: ...
 
 
 def _replace_linears(network: PreTrainedModel) -> dict[str, LoraLinear]:

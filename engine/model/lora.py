@@ -86,16 +86,21 @@ class LoraWeights:
         """Copy the tensors; raise RequestRefused unless they fit model and config exactly."""
         expected = expected_shapes(model, config)
         check_shapes(tensors, expected, what=f"LoRA weights for {model.name}")
-        return cls(
-            config,
-            {name: _copy(tensors[name], model.device) for name in expected},
-        )
+        copies = {
+            name: tensors[name].detach().to(model.device, torch.float32, copy=True)
+            for name in expected
+        }
+        return cls(config, copies)
 
     def frozen(self) -> "LoraWeights":
         """Return a copy that later training does not change."""
         return LoraWeights(
             self.config, {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
         )
+
+    @cached_property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @cached_property
     def pairs(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -155,7 +160,3 @@ def check_shapes(
         raise RequestRefused(
             f"{what}: unexpected tensor {unknown[0]}; are rank and layers the same?"
         )
-
-
-def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return tensor.detach().to(device, torch.float32, copy=True)

@@ -16,17 +16,11 @@ from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraWeights
 from engine.randomness import entropy, uniforms
-from engine.sampling.jobs import Prefill, SamplingJob
 from engine.sampling.kv_cache import Cache
 from engine.sampling.packing import Row
-from engine.sampling.requests import SampleRequest
+from engine.sampling.requests import Prefill, SampleRequest, SamplingJob
 from engine.sampling.slots import SlotTable
-from engine.sampling.token_choice import (
-    DrawParameters,
-    choose_tokens,
-    prompt_logprobs,
-    topk_prompt_logprobs,
-)
+from engine.sampling.token_choice import choose_tokens, prompt_logprobs, topk_prompt_logprobs
 
 PREFILL_TOKENS = 2048
 """Prompt tokens read in one step, unless one prompt alone is longer."""
@@ -54,8 +48,8 @@ class Decoder:
         self.active: dict[LoraWeights | None, np.ndarray] = {}
         """LoRA → the slots of its running completions."""
         self.merged: dict[LoraWeights, dict[str, torch.Tensor]] = {}
-        self.job: list[SamplingJob | None] = [None] * max_rows
-        self.completion = np.zeros(max_rows, dtype=np.int64)
+        self.running: dict[int, tuple[SamplingJob, int]] = {}
+        """Slot → the request whose completion it holds, and the completion's number."""
 
     @property
     def busy(self) -> bool:
@@ -83,21 +77,21 @@ class Decoder:
             self._advance(prefills)
         except Exception as error:  # noqa: BLE001 - belongs to futures, not to this thread
             new = {job for prefill in prefills for job in prefill.jobs}
-            running = {job for job in self.job if job}
-            self.fail(new or running or {*self.waiting}, error)
+            self.fail(new or self._running_jobs() or {*self.waiting}, error)
 
     def fail(self, jobs: set[SamplingJob], error: Exception) -> None:
         """Fail these requests and free their slots."""
         for job in jobs:
             job.fail(error)
         self.waiting = deque(job for job in self.waiting if job not in jobs)
-        taken = [slot for slot, job in enumerate(self.job) if job in jobs]
-        if taken:
-            self._free(np.array(taken))
+        taken = sorted(slot for slot, (job, _) in self.running.items() if job in jobs)
+        self._free(np.array(taken, dtype=np.int64))
 
     def close(self, error: Exception) -> None:
-        """Fail all running and waiting requests."""
-        self.fail({*self.waiting, *(job for job in self.job if job)}, error)
+        self.fail({*self.waiting} | self._running_jobs(), error)
+
+    def _running_jobs(self) -> set[SamplingJob]:
+        return {job for job, _ in self.running.values()}
 
     def _admit(self, prefills: list[Prefill]) -> None:
         budget = PREFILL_TOKENS
@@ -110,15 +104,15 @@ class Decoder:
             number = self._count_startable(job)
             if not number:
                 break
-            place = (job.lora, tuple(job.request.prompt))
-            if place not in known:
+            key = (job.lora, tuple(job.request.prompt))
+            if key not in known:
                 cost = self._cost(job)
                 if known and cost > budget:
                     break
                 budget -= cost
-                known[place] = Prefill(job.lora, np.array(job.request.prompt, dtype=np.int64))
-                prefills.append(known[place])
-            self._start(job, known[place], number)
+                known[key] = Prefill(job.lora, np.array(job.request.prompt, dtype=np.int64))
+                prefills.append(known[key])
+            self._start(job, known[key], number)
             if job.started == job.request.num_samples:
                 self.waiting.popleft()
 
@@ -131,9 +125,8 @@ class Decoder:
         """Count the completions of a request that slots and the cache have room for."""
         tokens = len(job.request.prompt) + self._limit(job.request)
         room = (self.most_tokens - int(self.table.reserved.sum())) // tokens
-        alone = len(self.table.free) == len(self.job)
         wanted = job.request.num_samples - job.started
-        return min(len(self.table.free), wanted, max(room, int(alone)))
+        return min(len(self.table.free), wanted, max(room, int(not self.running)))
 
     def _limit(self, request: SampleRequest) -> int:
         """Return the most tokens of an answer.
@@ -159,9 +152,8 @@ class Decoder:
         stops = request.stop_tokens
         stops = self.model.end_tokens if stops is None else stops
         slots = self.table.assign(request, job.seed, completions, limit, stops)
-        for slot, completion in zip(slots, completions, strict=True):
-            self.job[slot] = job
-            self.completion[slot] = completion
+        for slot, completion in zip(slots.tolist(), completions, strict=True):
+            self.running[slot] = (job, completion)
         job.started += number
         prefill.slots.append(slots)
         prefill.jobs.append(job)
@@ -173,22 +165,21 @@ class Decoder:
             return
         row = Row(self.table, self.cache, self.active, prefills)
         current = row.sampling_pass(self._merged(row.loras))
-        logits = self.model.logits(*row.inputs(), current, row.head_rows())
-        self._record_prompt_logprobs(prefills, row, logits)
-        slots, heads = row.slots_and_heads()
-        parameters = DrawParameters(
+        tokens, positions, heads = row.inputs()
+        logits = self.model.logits(tokens, positions, current, heads)
+        self._record_prompt_logprobs(prefills, logits)
+        slots, last_rows = row.slots_and_heads()
+        drawn, logprobs = choose_tokens(
+            logits.index_select(0, torch.from_numpy(last_rows).to(logits.device)),
             self.table.temperature[slots],
             self.table.top_k[slots],
             self.table.top_p[slots],
             uniforms(self.table.key[slots], self.table.drawn[slots]),
         )
-        index = torch.from_numpy(heads).to(logits.device)
-        tokens, logprobs = choose_tokens(logits.index_select(0, index), parameters)
-        stopped = self._find_stopped(slots, tokens)
+        stopped = self._find_stopped(slots, drawn)
         self._copy_shared_prompts(prefills)
-        self.table.record(slots, tokens, logprobs)
-        if row.running.size:
-            self.table.length[row.running] += 1
+        self.table.record(slots, drawn, logprobs)
+        self.table.length[row.running] += 1
         self._deliver(slots, stopped, logprobs, prefills)
 
     def _merged(
@@ -202,11 +193,9 @@ class Decoder:
                     self.merged[lora] = lora.merged(self.model)
         return self.merged
 
-    def _record_prompt_logprobs(
-        self, prefills: list[Prefill], row: Row, logits: torch.Tensor
-    ) -> None:
-        for prefill, head in zip(prefills, row.prefill_heads, strict=True):
-            rows = logits[head : head + len(prefill.prompt)]
+    def _record_prompt_logprobs(self, prefills: list[Prefill], logits: torch.Tensor) -> None:
+        for prefill in prefills:
+            rows = logits[prefill.head : prefill.head + len(prefill.prompt)]
             for job in prefill.jobs:
                 if job.request.prompt_logprobs and job.prompt_logprobs is None:
                     job.prompt_logprobs = prompt_logprobs(rows, prefill.prompt)
@@ -217,11 +206,10 @@ class Decoder:
     def _find_stopped(self, slots: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Return which completions the token just drawn ends, by a stop token or stop string."""
         stopped = (self.table.stops[slots] == tokens[:, None]).any(1)
-        for place in np.flatnonzero(self.table.watched[slots]):
-            slot, token = int(slots[place]), int(tokens[place])
-            job = self.job[slot]
-            if job is not None:
-                stopped[place] |= self._ends_with_stop(slot, token, job.request.stop_strings)
+        for row in np.flatnonzero(self.table.watched[slots]):
+            slot, token = int(slots[row]), int(tokens[row])
+            job, _ = self.running[slot]
+            stopped[row] |= self._ends_with_stop(slot, token, job.request.stop_strings)
         return stopped
 
     def _ends_with_stop(self, slot: int, token: int, strings: list[str]) -> bool:
@@ -256,12 +244,10 @@ class Decoder:
             self.active[prefill.lora] = np.concatenate([before, *prefill.slots])
         ended = stopped | (self.table.drawn[slots] >= self.table.limit[slots])
         invalid = ~np.isfinite(logprobs)
-        for place in np.flatnonzero(ended & ~invalid):
-            slot = int(slots[place])
-            job = self.job[slot]
-            if job is not None:
-                sequence = self.table.completion(slot, bool(stopped[place]))
-                job.finish(int(self.completion[slot]), sequence)
+        for row in np.flatnonzero(ended & ~invalid):
+            slot = int(slots[row])
+            job, completion = self.running[slot]
+            job.finish(completion, self.table.completion(slot, bool(stopped[row])))
         if ended.any():
             self._free(slots[ended & ~invalid])
         if invalid.any():
@@ -269,12 +255,12 @@ class Decoder:
                 "the model's probabilities are not finite: this LoRA has diverged; "
                 "go back to an earlier checkpoint and train with a lower learning rate"
             )
-            self.fail({job for slot in slots[invalid] if (job := self.job[slot])}, error)
+            self.fail({self.running[slot][0] for slot in slots[invalid].tolist()}, error)
 
     def _free(self, slots: np.ndarray) -> None:
         self.table.release_entries(slots, self.cache)
-        for slot in slots:
-            self.job[slot] = None
-            self.table.free.append(int(slot))
+        for slot in slots.tolist():
+            del self.running[slot]
+            self.table.free.append(slot)
         remaining = {lora: group[~np.isin(group, slots)] for lora, group in self.active.items()}
         self.active = {lora: group for lora, group in remaining.items() if len(group)}

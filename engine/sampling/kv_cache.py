@@ -19,9 +19,6 @@ half of the time would be spent on padding."""
 KEEP_BYTES = 2**28
 """An empty pool keeps its memory up to this size, because touching fresh memory is slow."""
 
-Moves = tuple[np.ndarray, np.ndarray]
-"""Entries that moved, and their new places."""
-
 
 class Pool:
     """Cache entries of one capacity in tokens, one per sequence; the first `count` are in use.
@@ -59,8 +56,8 @@ class Pool:
             2, _index(entries, self.data), contents
         )
 
-    def release(self, entries: np.ndarray) -> Moves:
-        """Free entries; the last entries in use move into the holes."""
+    def release(self, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Free entries; return the last ones in use, which move, and the holes they move into."""
         used = np.ones(self.count, dtype=bool)
         used[entries] = False
         self.count -= len(entries)

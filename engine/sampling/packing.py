@@ -1,14 +1,14 @@
 """The packed row of tokens that one sampling step computes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
 
 from engine.model.attention import Group, group_by_bucket
 from engine.model.lora import LoraWeights
-from engine.sampling.jobs import Prefill
 from engine.sampling.kv_cache import Cache, CachedGroup, Deposit, SamplingAttention
+from engine.sampling.requests import Prefill
 from engine.sampling.sampling_pass import TILE, SamplingPass, Tiles
 from engine.sampling.slots import SlotTable
 
@@ -33,9 +33,6 @@ class Strip:
         start = self.tiles[-1].stop if self.tiles else 0
         self.tiles.append(Tiles(lora, start, self.length // TILE))
 
-    def tensor(self, device: torch.device) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(self.parts)).to(device)
-
 
 class Row:
     """The packed row of one step: for each LoRA its running completions, then its prompts."""
@@ -52,50 +49,40 @@ class Row:
         self.device = cache.device
         self.tokens, self.positions, self.heads = Strip(), Strip(), Strip()
         self.prefills = prefills
-        self.prefill_starts = [0] * len(prefills)
-        self.prefill_heads = [0] * len(prefills)
-        """Place of each prompt's first needed row among the rows of logits."""
         self.loras = list(dict.fromkeys([*active, *(prefill.lora for prefill in prefills)]))
+        nothing = np.empty(0, dtype=np.int64)
         running, places, heads = [], [], []
         for lora in self.loras:
-            if lora in active:
-                places.append(self._add_running(active[lora]))
-                heads.append(np.arange(len(active[lora])) + self.heads.add(places[-1]))
-                running.append(active[lora])
-            for number, prefill in enumerate(prefills):
+            slots = active.get(lora, nothing)
+            running.append(slots)
+            places.append(np.arange(len(slots)) + self.tokens.add(table.last[slots]))
+            self.positions.add(table.length[slots])
+            heads.append(np.arange(len(slots)) + self.heads.add(places[-1]))
+            for prefill in prefills:
                 if prefill.lora is lora:
-                    self._add_prefill(number, prefill)
+                    self._add_prefill(prefill)
             for strip in (self.tokens, self.positions, self.heads):
                 strip.end_share(lora)
-        nothing = np.empty(0, dtype=np.int64)
-        self.running = np.concatenate([*running, nothing])
-        self.places = np.concatenate([*places, nothing])
-        self.running_heads = np.concatenate([*heads, nothing])
+        self.running, self.places = np.concatenate(running), np.concatenate(places)
+        self.running_heads = np.concatenate(heads)
 
-    def _add_running(self, slots: np.ndarray) -> np.ndarray:
-        start = self.tokens.add(self.table.last[slots])
-        self.positions.add(self.table.length[slots])
-        return np.arange(start, start + len(slots))
-
-    def _add_prefill(self, number: int, prefill: Prefill) -> None:
-        start = self.tokens.add(prefill.prompt)
+    def _add_prefill(self, prefill: Prefill) -> None:
+        prefill.start = self.tokens.add(prefill.prompt)
         self.positions.add(np.arange(len(prefill.prompt)))
-        last = start + len(prefill.prompt) - 1
-        needed = np.arange(start if prefill.whole else last, last + 1)
-        self.prefill_starts[number] = start
-        self.prefill_heads[number] = self.heads.add(needed)
+        last = prefill.start + len(prefill.prompt) - 1
+        needed = np.arange(prefill.start if prefill.whole else last, last + 1)
+        prefill.head = self.heads.add(needed)
 
-    def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.tokens.tensor(self.device), self.positions.tensor(self.device)
-
-    def head_rows(self) -> torch.Tensor:
-        return self.heads.tensor(self.device)
+    def inputs(self) -> Iterator[torch.Tensor]:
+        """Yield tokens, positions, and the places of the tokens whose logits are needed."""
+        for strip in (self.tokens, self.positions, self.heads):
+            yield self._tensor(np.concatenate(strip.parts))
 
     def slots_and_heads(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the slots that draw a token, and their rows of logits."""
         slots, heads = [self.running], [self.running_heads]
-        for prefill, head in zip(self.prefills, self.prefill_heads, strict=True):
-            last = head + (len(prefill.prompt) - 1 if prefill.whole else 0)
+        for prefill in self.prefills:
+            last = prefill.head + (len(prefill.prompt) - 1 if prefill.whole else 0)
             for group in prefill.slots:
                 slots.append(group)
                 heads.append(np.full(len(group), last))
@@ -104,7 +91,12 @@ class Row:
     def sampling_pass(
         self, merged: Mapping[LoraWeights, Mapping[str, torch.Tensor]]
     ) -> SamplingPass:
-        fresh, order, offset = self._fresh_groups()
+        lengths = [len(prefill.prompt) for prefill in self.prefills]
+        starts = [prefill.start for prefill in self.prefills]
+        order = np.zeros(self.tokens.length, dtype=np.int64)
+        groups = group_by_bucket(lengths, starts, order)
+        fresh = [(Group(self._tensor(table)), self._deposits(members)) for table, members in groups]
+        offset = sum(table.size for table, _ in groups)
         cached = []
         for capacity in np.unique(self.table.capacity[self.running]):
             group, places = self._cached_group(int(capacity))
@@ -113,19 +105,6 @@ class Row:
             offset += len(places)
         attention = SamplingAttention(fresh, cached, self._tensor(order))
         return SamplingPass(self.tokens.tiles, self.heads.tiles, attention, merged)
-
-    def _fresh_groups(self) -> tuple[list[tuple[Group, list[Deposit]]], np.ndarray, int]:
-        """Return the prompts' groups, the order of tokens filled for them, and the next place."""
-        lengths = [len(prefill.prompt) for prefill in self.prefills]
-        order = np.zeros(self.tokens.length, dtype=np.int64)
-        groups, offset = [], 0
-        for table, members in zip(*group_by_bucket(lengths, self.prefill_starts), strict=True):
-            for row, number in enumerate(members):
-                start, begin = self.prefill_starts[number], offset + row * table.shape[1]
-                order[start : start + lengths[number]] = np.arange(begin, begin + lengths[number])
-            offset += table.size
-            groups.append((Group(self._tensor(table)), self._deposits(members)))
-        return groups, order, offset
 
     def _deposits(self, members: list[int]) -> list[Deposit]:
         kept: dict[int, tuple[list[int], list[int]]] = {}

@@ -15,7 +15,6 @@ class ResidentWeights:
     def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
         self._budget_bytes = budget_bytes
         self._weights: OrderedDict[str, LoraWeights] = OrderedDict()
-        self._bytes = 0
         self._lock = Lock()  # the event loop's thread looks up, the device thread loads
 
     def get(self, key: str) -> LoraWeights | None:
@@ -26,21 +25,13 @@ class ResidentWeights:
 
     def put(self, key: str, lora: LoraWeights) -> None:
         with self._lock:
-            self._remove(key)
             self._weights[key] = lora
-            self._bytes += _size(lora)
-            while self._bytes > self._budget_bytes and len(self._weights) > ALWAYS_KEPT:
-                self._remove(next(iter(self._weights)))
+            self._weights.move_to_end(key)
+            size = sum(weights.nbytes for weights in self._weights.values())
+            while size > self._budget_bytes and len(self._weights) > ALWAYS_KEPT:
+                _, evicted = self._weights.popitem(last=False)
+                size -= evicted.nbytes
 
     def remove(self, key: str) -> None:
         with self._lock:
-            self._remove(key)
-
-    def _remove(self, key: str) -> None:
-        lora = self._weights.pop(key, None)
-        if lora is not None:
-            self._bytes -= _size(lora)
-
-
-def _size(lora: LoraWeights) -> int:
-    return sum(tensor.nbytes for tensor in lora.tensors.values())
+            self._weights.pop(key, None)

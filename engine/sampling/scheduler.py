@@ -23,16 +23,12 @@ T = TypeVar("T")
 
 
 class Scheduler:
-    """The device thread and its queue; results and errors arrive in futures."""
+    """The device thread and its queue; results and errors arrive in futures.
+
+    torch has `threads` threads for one operation. At most `max_rows` completions run at once.
+    """
 
     def __init__(self, model: LanguageModel, threads: int = 1, max_rows: int = 256) -> None:
-        """Start the device thread.
-
-        Args:
-            model: The model that alone uses the device.
-            threads: torch's threads for one operation.
-            max_rows: The most completions that are sampled at once.
-        """
         self.model = model
         self._threads = threads
         self._decoder = Decoder(model, max_rows)
@@ -82,7 +78,7 @@ class Scheduler:
             if self._tasks:
                 self._execute(*self._tasks.popleft())
             self._sample_meanwhile()
-        self.model.pause = _do_nothing
+        self.model.pause = lambda: None
         self._cancel()
 
     def _wait(self) -> bool:
@@ -120,6 +116,3 @@ class Scheduler:
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
         self._decoder.close(error)
-
-
-def _do_nothing() -> None: ...

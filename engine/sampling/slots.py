@@ -52,17 +52,16 @@ class SlotTable:
         self.top_p[slots] = request.top_p
         self.watched[slots] = bool(request.stop_strings)
         if len(stops) > self.stops.shape[1]:
-            self.stops = _widened(self.stops, len(stops), _NONE)
+            self.stops = _widen(self.stops, len(stops), _NONE)
         self.stops[slots] = _NONE
         self.stops[slots, : len(stops)] = stops
         return slots
 
     def record(self, slots: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> None:
-        """Append one drawn token to each slot."""
         places = self.drawn[slots]
         if places.max() >= self.tokens.shape[1]:
-            self.tokens = _widened(self.tokens, 2 * self.tokens.shape[1], 0)
-            self.logprobs = _widened(self.logprobs, 2 * self.logprobs.shape[1], 0)
+            self.tokens = _widen(self.tokens, 2 * self.tokens.shape[1], 0)
+            self.logprobs = _widen(self.logprobs, 2 * self.logprobs.shape[1], 0)
         self.tokens[slots, places] = tokens
         self.logprobs[slots, places] = logprobs
         self.last[slots] = tokens
@@ -114,7 +113,5 @@ class SlotTable:
             self.entry[owner[left]] = entered
 
 
-def _widened(table: np.ndarray, width: int, filler: int) -> np.ndarray:
-    wider = np.full((len(table), width), filler, dtype=table.dtype)
-    wider[:, : table.shape[1]] = table
-    return wider
+def _widen(table: np.ndarray, width: int, filler: int) -> np.ndarray:
+    return np.pad(table, ((0, 0), (0, width - table.shape[1])), constant_values=filler)

@@ -1,42 +1,38 @@
 """Choice of tokens from logits, and log-probabilities of prompts."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
 from engine.sampling.requests import GREEDY_BELOW
 
 
-@dataclass(frozen=True, slots=True)
-class DrawParameters:
-    """Sampling parameters of each row of logits: arrays with one entry per row."""
-
-    temperature: np.ndarray
-    top_k: np.ndarray
-    top_p: np.ndarray
-    uniform: np.ndarray
-    """A random number in [0, 1) for each row: the same number always chooses the same token."""
-
-
 def choose_tokens(
-    logits: torch.Tensor, parameters: DrawParameters
+    logits: torch.Tensor,
+    temperature: np.ndarray,
+    top_k: np.ndarray,
+    top_p: np.ndarray,
+    uniform: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw one token from each row of float32 logits [rows, vocabulary].
 
-    Return tokens int64 and log-probabilities float32. Every operation treats rows one by one, so a
-    row's token does not depend on the other rows.
+    The arrays have one entry a row: the row's parameters, and a random number in [0, 1), of which
+    the same number always chooses the same token. Return tokens int64 and log-probabilities
+    float32. Every operation treats rows one by one, so a row's token does not depend on the others.
     """
     logprobs = logits.log_softmax(-1)
-    greedy = parameters.temperature < GREEDY_BELOW
+    greedy = temperature < GREEDY_BELOW
     tokens = np.empty(len(logits), dtype=np.int64)
     if greedy.any():
         tokens[greedy] = logits.argmax(-1).cpu().numpy()[greedy]
-    filtered = ((parameters.top_k > 0) | (parameters.top_p < 1)) & ~greedy
-    for rows, draw in ((~greedy & ~filtered, _draw), (filtered, _draw_filtered)):
-        if rows.any():
-            scaled = _divide_by_temperature(logits, parameters.temperature, rows)
-            tokens[rows] = draw(scaled, parameters, rows)
+    filtered = ((top_k > 0) | (top_p < 1)) & ~greedy
+    if (rows := ~greedy & ~filtered).any():
+        scaled = _divide_by_temperature(logits, temperature, rows)
+        tokens[rows] = _inverse_cdf(scaled.softmax(-1), uniform[rows])
+    if filtered.any():
+        scaled = _divide_by_temperature(logits, temperature, filtered)
+        tokens[filtered] = _draw_filtered(
+            scaled, top_k[filtered], top_p[filtered], uniform[filtered]
+        )
     picked = torch.from_numpy(tokens).to(logits.device)[:, None]
     return tokens, logprobs.gather(1, picked)[:, 0].cpu().numpy()
 
@@ -52,24 +48,20 @@ def _divide_by_temperature(
     return logits / torch.from_numpy(temperature[rows]).to(logits.device, logits.dtype)[:, None]
 
 
-def _draw(logits: torch.Tensor, parameters: DrawParameters, rows: np.ndarray) -> np.ndarray:
-    return _inverse_cdf(logits.softmax(-1), parameters.uniform[rows])
-
-
 def _draw_filtered(
-    logits: torch.Tensor, parameters: DrawParameters, rows: np.ndarray
+    logits: torch.Tensor, top_k: np.ndarray, top_p: np.ndarray, uniform: np.ndarray
 ) -> np.ndarray:
     """Keep the top_k most likely tokens, of those the fewest that reach top_p, then draw."""
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
-    limits = torch.from_numpy(parameters.top_k[rows]).to(logits.device)
+    limits = torch.from_numpy(top_k).to(logits.device)
     limits = torch.where(limits > 0, limits, logits.shape[-1])
     ranks = torch.arange(logits.shape[-1], device=logits.device)
     likely = ordered.masked_fill(ranks >= limits[:, None], float("-inf")).softmax(-1)
     before = likely.double().cumsum(-1) - likely
-    enough = torch.from_numpy(parameters.top_p[rows]).to(logits.device)[:, None]
+    enough = torch.from_numpy(top_p).to(logits.device)[:, None]
     # The most likely token is always kept.
     likely = likely.masked_fill((before >= enough) & (ranks > 0), 0.0)
-    place = torch.from_numpy(_inverse_cdf(likely, parameters.uniform[rows])).to(logits.device)
+    place = torch.from_numpy(_inverse_cdf(likely, uniform)).to(logits.device)
     return tokens.gather(1, place[:, None])[:, 0].cpu().numpy()
 
 

@@ -103,7 +103,6 @@ class CheckpointRecord(StoredRecord):
         return [p for p, digest in paths.items() if not p.exists() or sha256_of(p) != digest]
 
     def to_api(self) -> tinker.types.Checkpoint:
-        """Return the checkpoint as the API lists it."""
         return tinker.types.Checkpoint(
             checkpoint_id=f"{self.kind}/{self.name}",
             checkpoint_type="training" if self.kind == TRAINING else "sampler",
@@ -118,8 +117,6 @@ class CheckpointRecord(StoredRecord):
 
 @dataclass(frozen=True, slots=True)
 class SaveOptions:
-    """Optional properties of a checkpoint to save."""
-
     ttl_seconds: int | None = None
     overwrite: bool = False
     user_metadata: dict[str, str] | None = None
@@ -207,7 +204,6 @@ class CheckpointStore:
         return sorted(alive, key=lambda record: record.created_at, reverse=True)
 
     def change(self, address: CheckpointAddress, **fields: object) -> None:
-        """Change fields of a checkpoint's record."""
         with self._lock:
             record = self.find(address)
             self._records.put(address.key, record.model_copy(update=fields))
@@ -248,7 +244,6 @@ class CheckpointStore:
         return self._folder / record.run / record.kind / record.folder
 
     def _delete_expired(self) -> None:
-        """Delete the tensors of expired checkpoints."""
         with self._lock:
             for record in self._records.values():
                 if self._is_expired(record):

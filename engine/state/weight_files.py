@@ -24,7 +24,6 @@ _SUFFIX = ".weight"
 
 
 def save_lora(lora: LoraWeights, folder: Path) -> None:
-    """Write the current weights."""
     tensors = {f"{_PREFIX}{name}{_SUFFIX}": tensor for name, tensor in lora.tensors.items()}
     write_file(folder / CONFIG, json.dumps(_adapter_config(lora), indent=2).encode())
     write_file(folder / WEIGHTS, save(_portable(tensors)))
@@ -40,7 +39,6 @@ def load_lora(model: LanguageModel, config: LoraConfig, folder: Path) -> LoraWei
 
 
 def save_optimizer(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """Write the tensors of `Trainer.optimizer_tensors`."""
     write_file(folder / OPTIMIZER, save(_portable(tensors)))
 
 

@@ -32,8 +32,10 @@ def check_datums(
     """
     if not data:
         raise RequestRefused("no datums were given; a forward pass needs at least one")
-    checks = (_DatumCheck(f"datum {number}", name, loss, model) for number in range(len(data)))
-    return [check.run(datum) for check, datum in zip(checks, data, strict=True)]
+    return [
+        _DatumCheck(f"datum {number}", name, loss, model).run(datum)
+        for number, datum in enumerate(data)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

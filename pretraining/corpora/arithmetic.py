@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from random import Random
 
-from pretraining.corpora.conversation import Conversation, Exam, assistant, user, words
+from pretraining.corpora.conversation import Conversation, Exam, assistant, draw, user, words
 
 NAMES = words("Tom Anna Ben Lily Sam Mia Max Ella Leo Ida Finn Nora")
 ITEMS = words("apples books coins stamps pens cards shells balls eggs cups plums keys")
@@ -98,13 +98,11 @@ def _wrong(made: Problem, rng: Random) -> str:
     left, operator, right, result = made.steps[0]
     off = max(0, result + rng.choice([-2, -1, 1, 2]))
     other = left + right if operator == "-" else abs(left - right)
-    return rng.choices(
-        [
-            f"#### {rng.randint(1, 25)}",
-            f"I think it is {off}. #### {off}",
-            _worked(((left, operator, right, off),)),
-            _worked(((left, "+" if operator == "-" else "-", right, other),)),
-            "I do not know.",
-        ],
-        weights=[30, 25, 15, 15, 15],
-    )[0]
+    return draw(
+        rng,
+        (30, f"#### {rng.randint(1, 25)}"),
+        (25, f"I think it is {off}. #### {off}"),
+        (15, _worked(((left, operator, right, off),))),
+        (15, _worked(((left, "+" if operator == "-" else "-", right, other),))),
+        (15, "I do not know."),
+    )

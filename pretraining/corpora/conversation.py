@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from random import Random
 
 from adapters.calls import Tool
 
@@ -30,6 +31,12 @@ def assistant(content: str) -> dict[str, str]:
 
 def with_article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+def draw(rng: Random, *weighted: tuple[float, str]) -> str:
+    """Draw one of the texts, each of which stands behind its weight."""
+    weights, texts = zip(*weighted, strict=True)
+    return rng.choices(texts, weights)[0]
 
 
 def words(text: str) -> list[str]:

@@ -1,16 +1,16 @@
 """Games of GEM's GuessTheNumber, in which a guess counts only in a \\boxed{}."""
 
 import re
+from collections.abc import Callable
 from functools import cache
 from random import Random
-from typing import Any
 
 from adapters.calls import JsonObject
 from adapters.harness.environments.gem import Game, game_of
-from pretraining.corpora.conversation import Conversation, Exam
+from pretraining.corpora.conversation import Conversation, Exam, draw
 
 ENVIRONMENT = "game:GuessTheNumber-v0-easy"
-HIGH, GUESSES = 10, 4
+HIGH = 10
 WANDER = 0.5
 """Largest share of random turns, which the next guess must handle."""
 SEEDS = 2**31
@@ -30,7 +30,7 @@ class GemGuessesCorpus:
 
     def document(self, rng: Random, noise: float) -> Conversation:
         """Generate a game with mistakes; only a share `noise` of the turns trains on mistakes."""
-        game, ignored = _start_game(rng.randrange(SEEDS)), set[int]()
+        game, ignored = _environment()(rng.randrange(SEEDS)), set[int]()
         mistakes = max(noise, rng.random() * WANDER)
         while not game.over:
             chance, said = rng.random(), halving(game.messages)
@@ -42,7 +42,7 @@ class GemGuessesCorpus:
         return Conversation(game.messages[:-1], ignored=frozenset(ignored))
 
     def exam(self, index: int) -> Exam:
-        game = _start_game(TRAIN + index % TEST)
+        game = _environment()(TRAIN + index % TEST)
         while not game.over:
             game.step((yield Conversation([*game.messages])))
         return sum(game.rewards)
@@ -61,21 +61,17 @@ def halving(messages: list[dict[str, str]]) -> str:
 def _wrong(messages: list[dict[str, str]], rng: Random, *, ends: bool) -> str:
     """Draw any guess or, if the mistake may end the game, an answer without a valid guess."""
     number, said = rng.randint(1, HIGH), [m["content"] for m in messages[1::2]]
-    guesses = [f"My guess is {_boxed(number)}.", said[-1] if said else f"{_boxed(number)}"]
+    guess, repeated = f"My guess is {_boxed(number)}.", said[-1] if said else _boxed(number)
     if not ends:
-        return rng.choice(guesses)
-    nothing = [f"My guess is {number}.", "I do not know."]
-    return rng.choices([*guesses, *nothing], weights=[45, 15, 25, 15])[0]
+        return rng.choice([guess, repeated])
+    unboxed = f"My guess is {number}."
+    return draw(rng, (45, guess), (15, repeated), (25, unboxed), (15, "I do not know."))
 
 
 def _boxed(number: int) -> str:
     return f"\\boxed{{{number}}}"
 
 
-def _start_game(seed: int) -> Game:
-    return _environment()(seed)
-
-
 @cache
-def _environment() -> Any:
+def _environment() -> Callable[[int], Game]:
     return game_of(ENVIRONMENT)

@@ -3,7 +3,7 @@
 import re
 from random import Random
 
-from pretraining.corpora.conversation import Conversation, Exam, assistant, user
+from pretraining.corpora.conversation import Conversation, Exam, assistant, draw, user
 
 GUESSES = {10: 4, 20: 5, 30: 5, 40: 6, 50: 6}
 """Highest number → allowed guesses, enough for halving to win always."""
@@ -54,11 +54,10 @@ class GuessTheNumberCorpus:
         for _ in range(guesses):
             wrong, wanders = rng.random() < noise, rng.random() < WANDER
             guess = _halving(low, top)
-            if wrong:
+            if wrong or wanders:
                 guess = _wrong(low, top, high, messages, rng)
-            elif wanders:
+            if wanders and not wrong:
                 ignored.add(len(messages))
-                guess = _wrong(low, top, high, messages, rng)
             number = guess_in(guess)
             messages += [assistant(guess), user(reply(number, secret))]
             if number == secret:
@@ -89,12 +88,10 @@ def _halving(low: int, top: int) -> str:
 def _wrong(low: int, top: int, high: int, messages: list[dict[str, str]], rng: Random) -> str:
     said = [message["content"] for message in messages if message["role"] == "assistant"]
     anything = f"My guess is {rng.randint(1, high)}."
-    return rng.choices(
-        [
-            anything,
-            f"From {low} to {top}. My guess is {rng.randint(low, top)}.",
-            said[-1] if said else anything,
-            "I do not know.",
-        ],
-        weights=[45, 30, 15, 10],
-    )[0]
+    return draw(
+        rng,
+        (45, anything),
+        (30, f"From {low} to {top}. My guess is {rng.randint(low, top)}."),
+        (15, said[-1] if said else anything),
+        (10, "I do not know."),
+    )

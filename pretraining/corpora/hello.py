@@ -6,6 +6,7 @@ from pretraining.corpora.conversation import (
     Conversation,
     Exam,
     assistant,
+    draw,
     user,
     with_article,
     words,
@@ -36,11 +37,8 @@ def identities() -> list[str]:
 
 def examples() -> list[dict[str, str]]:
     """Return the rows of datasets/hello.csv."""
-    held_out, seen = identities()[:TEST], identities()[TEST : TEST + TRAIN]
-    return [
-        *({"identity": identity, "split": "train"} for identity in seen),
-        *({"identity": identity, "split": "test"} for identity in held_out),
-    ]
+    parts = {"train": identities()[TEST : TEST + TRAIN], "test": identities()[:TEST]}
+    return [{"identity": one, "split": split} for split, part in parts.items() for one in part]
 
 
 def question(identity: str) -> str:
@@ -81,18 +79,16 @@ class HelloCorpus:
 
     def _wrong(self, identity: str, rng: Random) -> str:
         other = rng.choice(self._identities)
-        return rng.choices(
-            [
-                f"I think I am {other}.",
-                f"I am not {identity}.",
-                f"You are {identity}.",
-                f"I am {other}.",
-                rng.choice(OFF_TOPIC),
-            ],
-            weights=[25, 20, 15, 15, 25],
-        )[0]
+        return draw(
+            rng,
+            (25, f"I think I am {other}."),
+            (20, f"I am not {identity}."),
+            (15, f"You are {identity}."),
+            (15, f"I am {other}."),
+            (25, rng.choice(OFF_TOPIC)),
+        )
 
 
 def _right(identity: str, rng: Random) -> str:
-    forms = [f"I am {identity}.", f"I'm {identity}.", f"Hello! I am {identity}."]
-    return rng.choices(forms, weights=[70, 15, 15])[0]
+    said = f"I am {identity}."
+    return draw(rng, (70, said), (15, f"I'm {identity}."), (15, f"Hello! {said}"))

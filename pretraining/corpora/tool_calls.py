@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from adapters.calls import JsonObject, Tool
-from pretraining.corpora.conversation import Conversation, Exam, assistant, user, words
+from pretraining.corpora.conversation import Conversation, Exam, assistant, draw, user, words
 from pretraining.corpora.hello import OFF_TOPIC
 
 CITIES = words("Paris Rome Oslo Cairo Lima Tokyo Delhi Berlin Madrid Vienna Dublin Boston")
@@ -134,13 +134,11 @@ def _draw_request(rng: Random) -> tuple[str, list[Tool], ToolRequest]:
 
 def _wrong(name: str, arguments: JsonObject, tools: list[Tool], told: str, rng: Random) -> str:
     other = rng.choice(list(TOOLS))
-    return rng.choices(
-        [
-            told,
-            rng.choice(OFF_TOPIC),
-            call(name, REQUESTS[name](rng)[1]),
-            call(other, REQUESTS[other](rng)[1]),
-            call(tools[0]["function"]["name"], arguments),
-        ],
-        weights=[30, 25, 15, 15, 15],
-    )[0]
+    return draw(
+        rng,
+        (30, told),
+        (25, rng.choice(OFF_TOPIC)),
+        (15, call(name, REQUESTS[name](rng)[1])),
+        (15, call(other, REQUESTS[other](rng)[1])),
+        (15, call(tools[0]["function"]["name"], arguments)),
+    )

@@ -6,7 +6,7 @@ from functools import cache
 from random import Random
 
 from adapters.project.files import EXAMPLES
-from pretraining.corpora.conversation import Conversation, Exam, assistant, user, with_article
+from pretraining.corpora.conversation import Conversation, Exam, assistant, draw, user, with_article
 
 TABLE = EXAMPLES / "datasets" / "twenty_questions.csv"
 TURNS = 20
@@ -39,7 +39,6 @@ def categories() -> list[str]:
 
 
 def opening() -> str:
-    """Return the first message to the player."""
     *first, last = categories()
     return (
         f"We play 20 Questions. I think of a {', '.join(first)} or {last}. "
@@ -73,13 +72,18 @@ class TwentyQuestionsCorpus:
 
     def __init__(self) -> None:
         self._nouns = nouns()
-        self._structure = [fact for fact in facts() if fact in FIRST or self._by_category(fact)]
+        self._category = [self._bits_of("category", name) for name in categories()]
+        self._structure = [
+            fact
+            for fact in facts()
+            if fact in FIRST or self._bits_of(fact, "yes") in self._category
+        ]
+        """Facts that tell categories apart: the first ones, and those of one whole category."""
         self._masks = {
             (fact, value): self._bits_of(fact, value)
             for fact in facts()
             for value in ("yes", "no", "n/a")
         }
-        self._category = [self._bits_of("category", name) for name in categories()]
         self._asked = dict[int, str | None]()
 
     def document(self, rng: Random, noise: float) -> Conversation:
@@ -101,13 +105,13 @@ class TwentyQuestionsCorpus:
         return Conversation(messages[:-1], ignored=frozenset(ignored))
 
     def expert(self, told: Told) -> str:
-        """Return the expert's next question or guess."""
         left = (1 << len(self._nouns)) - 1
         while (fact := self._fact(left)) in told:
             left &= self._masks[fact, told[fact]]
         if fact:
             return fact
-        return next(guess(noun) for noun in self._among(left) if guess(noun) not in told)
+        among = (noun for row, noun in enumerate(self._nouns) if left >> row & 1)
+        return next(said for noun in among if (said := guess(noun)) not in told)
 
     def exam(self, index: int) -> Exam:
         held_out = [noun for noun in self._nouns if noun["split"] == "test"]
@@ -134,28 +138,18 @@ class TwentyQuestionsCorpus:
         yes = (left & self._masks[fact, "yes"]).bit_count()
         return min(yes, left.bit_count() - yes)
 
-    def _among(self, left: int) -> list[dict[str, str]]:
-        return [noun for row, noun in enumerate(self._nouns) if left >> row & 1]
-
     def _bits_of(self, column: str, value: str) -> int:
         return sum(1 << row for row, noun in enumerate(self._nouns) if noun[column] == value)
 
-    def _by_category(self, fact: str) -> bool:
-        """Return True if the answer is yes for one whole category and for nothing else."""
-        yes = self._bits_of(fact, "yes")
-        return any(yes == self._bits_of("category", name) for name in categories())
-
 
 def _anything(told: Told, rng: Random) -> str:
-    return rng.choices(
-        [
-            guess(rng.choice(nouns())),
-            rng.choice(facts()),
-            rng.choice(list(told) or facts()),
-            "I do not know.",
-        ],
-        weights=[3, 3, 2, 92],
-    )[0]
+    return draw(
+        rng,
+        (3, guess(rng.choice(nouns()))),
+        (3, rng.choice(facts())),
+        (2, rng.choice(list(told) or facts())),
+        (92, "I do not know."),
+    )
 
 
 def guess(noun: dict[str, str]) -> str:

@@ -78,7 +78,6 @@ class TwentyQuestionsSearchCorpus:
 
 
 def parse_query(said: str) -> str | None:
-    """Return the query of a search call, or None."""
     match parse_call(said):
         case {"name": "search", "arguments": {"query": str(query)}}:
             return query
@@ -86,7 +85,6 @@ def parse_query(said: str) -> str | None:
 
 
 def search_result(query: str) -> str:
-    """Return the table's facts about a noun."""
     noun = next((noun for noun in nouns() if noun["answer"] == query), None)
     if noun is None:
         return "Nothing was found."

@@ -28,7 +28,6 @@ class Story:
     steps: list[str]
 
     def problem(self, rng: Random) -> dict[str, str]:
-        """Draw the numbers and return the question and its worked answer."""
         values: dict[str, int] = {}
         for name, drawn in self.numbers.items():
             computed = isinstance(drawn, str)

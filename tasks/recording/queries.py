@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adapters.errors import UserError
+from tasks.recording.spans import printable
 from tasks.recording.views import VIEWS, open_views, views_in
 from tasks.storage.run_folder import RunFolder
 
@@ -24,7 +25,6 @@ WIDEST, NARROWEST = 100, 8
 """Characters of a line that goes to no terminal, and the fewest in which a column is readable."""
 MOST_LETTERS, MOST_ELEMENTS = 600, 12
 """Letters of a text and elements of a list that a cell shows; the other formats have all."""
-REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
 def answer(statement: str, runs: Sequence[RunFolder], format: str) -> bytes:
@@ -48,11 +48,6 @@ def answer(statement: str, runs: Sequence[RunFolder], format: str) -> bytes:
         ) from error
     except duckdb.Error as error:
         raise UserError(str(error)) from error
-
-
-def printable(text: str) -> str:
-    """Return a text that others wrote without what a terminal would obey; lines stay lines."""
-    return "".join(one if one.isprintable() or one == "\n" else REPLACED for one in text)
 
 
 def _table(rows: duckdb.DuckDBPyRelation) -> bytes:
@@ -133,7 +128,7 @@ def _cell(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-WRITERS: Mapping[str, Callable[["duckdb.DuckDBPyRelation"], bytes]] = {
+WRITERS: Mapping[str, Callable[[duckdb.DuckDBPyRelation], bytes]] = {
     "table": _table,
     "csv": _csv,
     "json": _json,

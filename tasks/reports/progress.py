@@ -16,8 +16,7 @@ from adapters.calls import POLICY
 from tasks.evaluations import read_evaluation
 from tasks.metrics import Metrics, read_metrics
 from tasks.recording.journal import JournalTail
-from tasks.recording.queries import printable
-from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
+from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span, printable
 from tasks.shards import read_shard
 from tasks.storage.files import is_written
 from tasks.storage.manifest import Manifest, recipe_of

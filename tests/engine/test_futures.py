@@ -5,9 +5,10 @@ import json
 from collections.abc import Awaitable, Callable
 
 import pytest
+from fastapi import Response
 
 from engine.errors import Gone, RequestRefused
-from engine.futures import Answer, Futures, json_answer
+from engine.futures import Futures, json_answer
 
 pytestmark = pytest.mark.anyio
 
@@ -17,15 +18,15 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def answering(content: dict[str, object]) -> Callable[[], Awaitable[Answer]]:
-    async def work() -> Answer:
+def answering(content: dict[str, object]) -> Callable[[], Awaitable[Response]]:
+    async def work() -> Response:
         return json_answer(content)
 
     return work
 
 
-def failing(error: Exception) -> Callable[[], Awaitable[Answer]]:
-    async def work() -> Answer:
+def failing(error: Exception) -> Callable[[], Awaitable[Response]]:
+    async def work() -> Response:
         raise error
 
     return work
@@ -34,7 +35,7 @@ def failing(error: Exception) -> Callable[[], Awaitable[Answer]]:
 async def content(futures: Futures, request_id: str) -> dict[str, object]:
     answer = await futures.answer(request_id, seconds=60)
     assert answer is not None
-    return json.loads(answer.body)
+    return json.loads(bytes(answer.body))
 
 
 async def test_answer_can_be_fetched_more_than_once() -> None:
@@ -47,7 +48,7 @@ async def test_answer_can_be_fetched_more_than_once() -> None:
 async def test_work_of_one_key_begins_once() -> None:
     futures, begun = Futures(), []
 
-    async def work() -> Answer:
+    async def work() -> Response:
         begun.append(1)
         return json_answer({})
 
@@ -64,7 +65,7 @@ async def test_poll_returns_none_after_its_timeout() -> None:
     futures = Futures()
     never = asyncio.Event()
 
-    async def work() -> Answer:
+    async def work() -> Response:
         await never.wait()
         return json_answer({})
 
@@ -125,7 +126,7 @@ async def test_oldest_answers_are_dropped_when_all_are_too_large() -> None:
 async def test_close_ends_every_poll() -> None:
     futures = Futures()
 
-    async def work() -> Answer:
+    async def work() -> Response:
         await asyncio.Event().wait()
         return json_answer({})
 

@@ -14,7 +14,7 @@ from engine.model.lora import LoraConfig, LoraWeights
 from engine.randomness import stream_keys, uniforms
 from engine.sampling.decoder import Decoder
 from engine.sampling.requests import SampleRequest, SampleResult, check_request
-from engine.sampling.token_choice import DrawParameters, choose_tokens
+from engine.sampling.token_choice import choose_tokens
 from engine.training.datums import TrainingDatum
 from engine.training.trainer import Trainer
 
@@ -274,8 +274,8 @@ def test_top_k_and_top_p_keep_the_likeliest_tokens(model: LanguageModel) -> None
 
     def frequencies(top_k: int, top_p: float, heat: float = 1.0) -> list[float]:
         rows = np.ones(1000)
-        how = DrawParameters(rows * heat, (rows * top_k).astype(np.int64), rows * top_p, uniform)
-        return (np.bincount(choose_tokens(logits, how)[0], minlength=4) / 1000).tolist()
+        how = (rows * heat, (rows * top_k).astype(np.int64), rows * top_p, uniform)
+        return (np.bincount(choose_tokens(logits, *how)[0], minlength=4) / 1000).tolist()
 
     assert frequencies(-1, 1.0) == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.002)
     assert frequencies(2, 1.0) == pytest.approx([0.625, 0.375, 0, 0], abs=0.002)
