@@ -10,13 +10,13 @@ import pytest
 from tests.support.processes import ROOT
 
 OVERLAP = ("--lag", "0", "--seeds", "1", "--steps", "1", "--folder", "o", "--picture", "o.png")
-ALGORITHMS = ("--seeds", "1", "--steps", "1", "--only", "grpo", "--folder", "a")
+ALGORITHMS = ("--seeds", "1", "--steps", "1", "--only", "loss ppo", "--folder", "a")
 SHORT = {
-    "run_speed": (("--rounds", "1", "--steps", "1"), "The same rewards at every step."),
+    "run_speed": (("--rounds", "1", "--steps", "2"), "The same rewards at every step."),
     "engine_speed": (("--rounds", "1"), "### Training step: 64 sequences of 16 to 128 tokens"),
     "durability": (("--rounds", "1", "--rollouts", "8"), "### 40 spans of a mean prompt"),
     "overlap": (OVERLAP, "| 1.00 |"),
-    "algorithms": ((*ALGORITHMS, "--picture", "a.png"), "grpo"),
+    "algorithms": ((*ALGORITHMS, "--picture", "a.png"), "loss ppo"),
     "interruptions.resumed_run": (
         ("--kills", "1", "--folder", "r", "--out", "r.png"),
         "equal weights, optimizer, datums, metrics and evaluations",
@@ -28,8 +28,14 @@ SHORT = {
 }
 
 
+LONG = ("overlap", "algorithms", "interruptions.resumed_run", "interruptions.stops")
+"""Short forms that train whole runs, for a minute to three: `make stories` has them."""
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.story] * (name in LONG)) for name in SHORT]
+)
 def test_a_benchmark_prints_what_it_measures(name: str, tmp_path: Path) -> None:
     options, printed = SHORT[name]
     done = subprocess.run(

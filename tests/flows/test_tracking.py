@@ -40,5 +40,5 @@ def test_a_training_without_a_key_is_kept_offline_whole(
     [saved] = artifacts(folder)
     assert (saved.name, sorted(saved.aliases)) == ("tracked", ["latest", "step-1"])
     last_line = _closing_lines(summary, run, 1.0).splitlines()[-1]
-    assert last_line == f"W&B has none of it yet: wandb sync {folder}"
+    assert last_line == f"W&B     wandb sync {folder}"
     assert [*find_damage(run)] == []

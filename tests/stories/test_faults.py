@@ -208,7 +208,11 @@ async def breaks(example: dict[str, Any], *, base_url: str, api_key: str, model:
 @pytest.mark.parametrize(
     ("where", "most_failed", "said"),
     [
-        ("train", 1.0, r"8 of the 8 rollouts of train-00001 failed, and 0 .* KeyError: 'city' \(8"),
+        (
+            "train",
+            1.0,
+            r"8 of the 8 rollouts of train-00001 failed, and 0 .* KeyError: 'city' at \S+:\d+ \(8",
+        ),
         ("-01/attempt", 0.2, r"2 of the 8 rollouts of train-00001 failed, and 6 have a reward"),
     ],
 )
