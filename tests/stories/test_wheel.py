@@ -112,7 +112,7 @@ def test_an_example_is_trained_in_the_user_s_folder(
     project: Path, binaries: Path, variables: Mapping[str, str]
 ) -> None:
     said = run(project, variables, binaries / "ratchet", "train", "hello", *small())
-    assert " in 2 steps: " in said
+    assert " in 2 steps\n" in said
     [metrics] = project.glob("runs/hello-*/metrics.jsonl")
     assert len(metrics.read_text().splitlines()) == 2
     page = run(project, variables, binaries / "ratchet", "report", metrics.parent.name)
