@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -164,12 +164,22 @@ def log_of(run: RunFolder) -> Path:
 
 
 def size_of(run: RunFolder) -> int:
-    """Count the bytes of a run's files, without the lock and the engine's state."""
-    return sum(
-        path.stat().st_size
-        for path in (*run.path.glob("*.jsonl"), *run.path.glob("*/*.*"))
-        if path.parent != run.engine and not path.name.startswith(".")  # those may vanish
-    )
+    """Count the bytes of a run's files, without the lock and the engine's state.
+
+    Files and folders may vanish meanwhile: `os.walk` passes over such folders.
+    """
+    size = 0
+    for folder, folders, names in os.walk(run.path):
+        if Path(folder) == run.path:
+            folders[:] = [name for name in folders if name != run.engine.name]
+            names = [name for name in names if name.endswith(".jsonl")]
+        else:
+            folders.clear()
+        for name in names:
+            if "." in name and not name.startswith("."):
+                with suppress(FileNotFoundError):
+                    size += (Path(folder) / name).stat().st_size
+    return size
 
 
 def environment(home: Path, api: str) -> dict[str, str]:

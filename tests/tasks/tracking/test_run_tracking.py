@@ -161,7 +161,7 @@ with RunTracking(run.folder, open_wandb(run), 4, 0) as tracking:
         run.step(step)
         if step == first:
             tracking.follow()
-            wait_until("the step is sent", lambda: step + 1 in sent())
+            wait_until("the step is sent", lambda: step + 1 in sent(), 240)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
