@@ -176,7 +176,7 @@ def score_rollouts(path: Path, played: Mapping[str, PlayedShard], threshold: flo
 
 
 def read_evaluation(path: Path) -> dict[str, Score]:
-    """Read the scores that `write_evaluation` wrote."""
+    """Read the scores that `score_rollouts` wrote, by how the rollouts were sampled."""
     return SCORES.validate_python(read_json(path))
 
 

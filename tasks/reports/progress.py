@@ -36,9 +36,9 @@ UNITS = ((3600, "h"), (60, "min"), (1, "s"))
 class Progress:
     """State of a run: `done` of its `steps` are trained, and `doing` describes the next one.
 
-    `share` of the rollouts of the next step have ended. `reward` is the last step's, `held_out` the
-    last evaluation's. `seconds_left` is a range, by the quicker and the slower quarter of the steps
-    so far; None before the first has ended. `failure` is the last error of a rollout.
+    `share` of the rollouts of the next step have ended. `reward` is the last step's; `held_out`
+    describes the last evaluation. `seconds_left` is a range, by the quicker and the slower quarter
+    of the steps so far; None before the first has ended. `failure` is a rollout's last error.
     """
 
     done: int
@@ -46,7 +46,7 @@ class Progress:
     doing: str = "starting"
     share: float = 0.0
     reward: float | None = None
-    held_out: float | None = None
+    held_out: str = ""
     in_flight: int = 0
     tokens_per_second: float = 0.0
     seconds_left: tuple[float, float] | None = None
@@ -58,7 +58,7 @@ class Progress:
             self.doing,
             f"{self.tokens_per_second:,.0f} tokens/s" if self.tokens_per_second else "",
             "" if self.reward is None else f"reward {self.reward:.2f}",
-            "" if self.held_out is None else f"held-out {self.held_out:.2f}",
+            self.held_out,
             "" if self.seconds_left is None else describe_seconds_left(self.seconds_left),
         ]
         return ", ".join(filter(None, parts))
@@ -66,11 +66,11 @@ class Progress:
 
 def describe_step(run: RunFolder, metrics: Metrics, steps: int) -> str:
     """Describe a step that has ended in a line: reward, held-out reward, lengths and seconds."""
-    step, held_out = int(metrics["step"]), held_out_reward(run)
+    step = int(metrics["step"])
     answers, reward = metrics.get("calls", 0), metrics.get("reward/mean")
     parts = [
         "no reward" if reward is None else f"reward {reward:.2f}",
-        "" if held_out is None else f"held-out {held_out:.2f}",
+        describe_held_out(run),
         f"{metrics['tokens/sampled'] / answers:.1f} tokens an answer" if answers else "",
         *(f"{seconds:.0f} s" for seconds in step_seconds(run, step + 1)[-1:]),
     ]
@@ -119,10 +119,11 @@ def step_seconds(run: RunFolder, done: int) -> list[float]:
     return [end - begin for begin, end in pairwise(ends)]
 
 
-def held_out_reward(run: RunFolder) -> float | None:
-    """Return the mean reward of the run's last evaluation of sampled rollouts, if it has one."""
+def describe_held_out(run: RunFolder) -> str:
+    """Describe the run's last evaluation: the mean reward and its checkpoint; empty without one."""
     own = [path for path in run.evaluations() if path.stem.isdecimal()]
-    return read_evaluation(own[-1])["sampled"].finished.mean if own else None
+    reward = read_evaluation(own[-1])["sampled"].finished.mean if own else None
+    return "" if reward is None else f"held-out {reward:.2f} at checkpoint {int(own[-1].stem)}"
 
 
 class ProgressReader:
@@ -152,7 +153,7 @@ class ProgressReader:
             _describe(self.run, played, done, steps),
             ended / (planned or 1),
             rows[-1].get("reward/mean") if rows else None,
-            held_out_reward(self.run),
+            describe_held_out(self.run),
             sum(len(batch.in_flight) for batch in batches),
             self._tokens_per_second() if played else 0.0,
             _seconds_left(step_seconds(self.run, done), steps - done),

@@ -9,16 +9,18 @@ import pytest
 
 from adapters.player_protocol import Failure
 from flows.cli.progress_bar import show_progress
+from tasks.evaluations import ScoredRollout, score
 from tasks.metrics import record_metrics
 from tasks.recording.journal import Journal
 from tasks.recording.spans import EndedAttempt, Span, error_span, reward_span
 from tasks.reports.progress import (
     ProgressReader,
+    describe_held_out,
     describe_run,
     describe_seconds_left,
     draw_line,
 )
-from tasks.storage.json_files import write_rows
+from tasks.storage.json_files import write_json, write_rows
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder
 from tests.support.small_recipe import small_recipe
@@ -145,3 +147,11 @@ def test_a_file_of_errors_gets_a_line_a_step(
         metrics = {"reward/mean": 0.84, "calls": 4, "tokens/sampled": 28}
         record_metrics(run.metrics, 0, metrics)
     assert capsys.readouterr().err == "step 1 of 2: reward 0.84, 7.0 tokens an answer\n"
+
+
+def test_a_held_out_reward_is_shown_with_the_checkpoint_that_has_it(run: RunFolder) -> None:
+    scored = score([ScoredRollout("a", 0.25), ScoredRollout("b", 0.25)])
+    write_json(run.evaluation("00000"), {"sampled": scored.model_dump(mode="json")})
+    record_metrics(run.metrics, 1, {"reward/mean": 0.84})
+    assert describe_held_out(run) == "held-out 0.25 at checkpoint 0"
+    assert "held-out 0.25 at checkpoint 0" in str(ProgressReader(run).look())
