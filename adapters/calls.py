@@ -219,7 +219,7 @@ class Completion:
     tokenizer_sha: str = ""
     request_sha: str = ""
     """The digest of all that can change the answer (`adapters.door.memory.request_sha`)."""
-    replayed: bool = False
+    recalled: bool = False
     """True if the answer was sampled in an earlier attempt and is only given again in this one."""
     usage: Usage | None = None
     outcomes: Mapping[str, JsonObject] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """Training with steps that overlap beside the synchronous loop: reward by wall time and by tokens.
 
-Every run trains `benchmarks.slow_guessing`, whose rollouts wait most of their time.
+Every run trains `benchmarks.agents.slow_guessing`, whose rollouts wait most of their time.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def train(folder: Path, overlap: Overlap, seed: int, steps: int) -> Course:
     run = RunFolder(folder / f"{overlap.order}-{overlap.lag}-{seed}")
     if len(read_metrics(run.metrics)) < steps:
         settings = (
-            "agent=benchmarks.slow_guessing:play",
+            "agent=benchmarks.agents.slow_guessing:play",
             "dataset.path=datasets/guess_the_number.jsonl",
             'dataset.columns=["high","guesses","secret"]',
             "rollouts.groups=8",

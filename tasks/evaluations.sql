@@ -37,7 +37,7 @@ calls as (
         (attributes ->> '$.cost')::double as cost
 
     from read_parquet($spans)
-    where kind = 'llm' and gen_ai_provider_name = 'other' and replayed is not true
+    where kind = 'llm' and gen_ai_provider_name = 'other' and recalled is not true
 
 ),
 

@@ -30,7 +30,7 @@ COST = "cost/"
 PAID = ("calls", "calls/other_roles", "tokens/prompt", "tokens/sampled", "seconds/sampling")
 """Metrics of what sampling costs, beside those of COST."""
 
-OF_ROLLOUTS = ("rollouts/", "stragglers/", "reward/", COST, "calls/", "replay/", "seconds/sampling")
+OF_ROLLOUTS = ("rollouts/", "stragglers/", "reward/", COST, "calls/", "recall/", "seconds/sampling")
 """Prefixes of the metrics of a step's rollouts, whichever policies they train."""
 
 

@@ -106,7 +106,7 @@ priced as (
             null
         ) as earned,
         if(
-            kind = 'llm' and replayed is not true, (attributes ->> '$.cost')::double, null
+            kind = 'llm' and recalled is not true, (attributes ->> '$.cost')::double, null
         ) as cost
 
     from spans
@@ -141,19 +141,19 @@ calls as (
         count(*) filter (where not trained) as "calls/other_roles"
 
     from spans
-    where kind = 'llm' and error_type is null and replayed is not true
+    where kind = 'llm' and error_type is null and recalled is not true
 
 ),
 
-replays as (
+recalls as (
 
     select
-        count(*) as "replay/calls",
-        coalesce(sum(len(response_token_ids)), 0)::bigint as "replay/tokens",
-        count(distinct rollout_id) as "replay/rollouts"
+        count(*) as "recall/calls",
+        coalesce(sum(len(response_token_ids)), 0)::bigint as "recall/tokens",
+        count(distinct rollout_id) as "recall/rollouts"
 
     from spans
-    where kind = 'llm' and replayed
+    where kind = 'llm' and recalled
 
 ),
 
@@ -171,7 +171,7 @@ clock as (
 
 asked as (
 
-    -- A call of a rollout, over its attempts. One that failed is not replayed but played anew.
+    -- A call of a rollout, over its attempts. One that failed is not recalled but played anew.
     select
         rollout_id,
         count(distinct request_sha) as requests
@@ -186,7 +186,7 @@ others as (
 
     select
         -- Rollouts that were started anew and asked something else than before.
-        (select count(distinct rollout_id) from asked where requests > 1) as "replay/diverged",
+        (select count(distinct rollout_id) from asked where requests > 1) as "recall/diverged",
         (select count(*) from spans where kind = 'begun') as "calls/lost"
 
 )
@@ -205,7 +205,7 @@ select
     formed as "format/valid_fraction",
     heeded as "tool_choice/kept_fraction",
     "calls/other_roles",
-    replays.*,
+    recalls.*,
     others.*,
     sampling,
     attempts
@@ -215,6 +215,6 @@ cross join stragglers
 cross join groups
 cross join roles
 cross join calls
-cross join replays
+cross join recalls
 cross join others
 cross join clock

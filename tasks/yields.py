@@ -32,7 +32,7 @@ class Yield:
 
 
 def measure_yield(spans: Sequence[Path]) -> Yield:
-    """Measure what sealed batches have yielded; replayed tokens do not count."""
+    """Measure what sealed batches have yielded; recalled tokens do not count."""
     (row,) = select(QUERY, spans=[verified(path) for path in spans]).to_pylist()
     return Yield(**row)
 

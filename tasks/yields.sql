@@ -43,5 +43,5 @@ select
     (
         select coalesce(sum(len(response_token_ids)), 0)::bigint
         from spans
-        where kind = 'llm' and replayed is not true
+        where kind = 'llm' and recalled is not true
     ) as sampled_tokens

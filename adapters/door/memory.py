@@ -41,7 +41,7 @@ class Memory:
             self._recorded.clear()
             return None
         now = datetime.now(UTC)
-        return replace(recorded, id=call, request=request, replayed=True, started=now, ended=now)
+        return replace(recorded, id=call, request=request, recalled=True, started=now, ended=now)
 
 
 Answer = Callable[[Request, CallId, Memory], Awaitable[Completion]]

@@ -25,7 +25,7 @@ from tasks.shards import read_shard
 from tasks.storage.names import batch_name
 from tasks.storage.run_folder import RunFolder
 
-CLOCKS = re.compile(r"(policies/\w+/)?(seconds|replay)/")
+CLOCKS = re.compile(r"(policies/\w+/)?(seconds|recall)/")
 """Metrics that two equal runs may differ in."""
 SIGNS_OF_KILLS = ("rollouts/retried", "calls/lost")
 """Metrics that count interruptions."""
@@ -61,7 +61,7 @@ class Counts:
     """Optimizer steps of a saved state that its datum files do not explain, over all states."""
     sampled_twice: int
     """Sampled tokens of calls whose answer an earlier attempt had recorded."""
-    replayed: int
+    recalled: int
     """Tokens of answers that were given again from the journal."""
     lost: int
     """Calls that were begun and never answered."""
@@ -78,7 +78,7 @@ def count_repetitions(run: RunFolder) -> Counts:
         finished_rerun=count_finished_rerun(spans),
         applied_twice=sum(abs(extra) for extra in extra_optimizer_steps(run).values()),
         sampled_twice=count_sampled_twice(calls),
-        replayed=sum(_tokens(span) for span in calls if span["replayed"]),
+        recalled=sum(_tokens(span) for span in calls if span["recalled"]),
         lost=len(_places(spans, BEGUN) - _places(spans, LLM)),
         rebuilt=sum(len(of_policy) - len({*of_policy}) for of_policy in steps),
     )
@@ -100,7 +100,7 @@ def count_sampled_twice(calls: Sequence[Span]) -> int:
     """Count the tokens of every sampling of a call but the first."""
     sampled = defaultdict[tuple[str, str, int], list[int]](list)
     for span in sorted(calls, key=lambda span: span["attempt"]):
-        if not span["replayed"]:
+        if not span["recalled"]:
             sampled[span["rollout_id"], span["role"], span["call"]].append(_tokens(span))
     return sum(sum(again) for _, *again in sampled.values())
 
@@ -156,7 +156,7 @@ def seconds_to_first_token(run: RunFolder, after: float) -> float | None:
         for path in journals(run)
         if path.stat().st_mtime >= after
         for span in read_journal(path)
-        if span["kind"] == LLM and not span["replayed"]
+        if span["kind"] == LLM and not span["recalled"]
     ]
     return min((end - after for end in ends if end >= after), default=None)
 

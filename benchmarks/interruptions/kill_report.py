@@ -18,7 +18,7 @@ VICTIMS = ("flow", "engine", "flow and engine", *STOPPED)
 WORKER = "worker"
 """Victim beside the others where batches are played on a cluster; its flow lives on."""
 FORBIDDEN = ("decisions_changed", *REPETITIONS)
-COUNTS = (*FORBIDDEN, "replayed", "lost", "rebuilt")
+COUNTS = (*FORBIDDEN, "recalled", "lost", "rebuilt")
 
 
 Line = dict[str, Any]

@@ -58,7 +58,7 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     "guessing": (
         *SHORT,
         "steps=8",
-        "agent=benchmarks.guessing:play",
+        "agent=benchmarks.agents.guessing:play",
         "dataset.path=datasets/guess_the_number.jsonl",
         'dataset.columns=["high","guesses","secret"]',
     ),

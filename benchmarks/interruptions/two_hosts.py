@@ -234,7 +234,7 @@ class Scene:
         sampled = Counter(
             (span["rollout_id"], span["call"])
             for span in spans
-            if span["kind"] == LLM and not span["replayed"]
+            if span["kind"] == LLM and not span["recalled"]
         )
         assert {*sampled.values()} == {1}, sampled.most_common(3)
 

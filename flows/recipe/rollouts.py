@@ -72,7 +72,7 @@ class Rollouts(Section):
     """Submit each batch's forward-backward as soon as its rollouts have ended, not all at once. The
     weights are the same but for the rounding of sums, which then depends on `batches`."""
 
-    replay: bool = True
+    recall: bool = True
     """Give a rollout that is started again the answers that it had, for as long as it asks the
     same; if false, they are sampled again."""
 

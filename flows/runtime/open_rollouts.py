@@ -171,7 +171,7 @@ def _serving(run: OpenRun, recipe: Recipe) -> Iterator[RolloutServer]:
             rollouts.concurrency_of_batch(),
             rollouts.timeout_seconds,
         )
-        yield RolloutServer(run.folder, door, service, settings, rollouts.replay)
+        yield RolloutServer(run.folder, door, service, settings, rollouts.recall)
 
 
 @contextmanager

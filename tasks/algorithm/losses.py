@@ -166,7 +166,7 @@ REFUSED = {
     "tis": "weighs log p by the truncated importance ratio min(ratio, C), which is cispo with "
     "clip_low_threshold 0 and clip_high_threshold C; give cispo",
     "stable_reinforce": "has no published formula, and reads sequences of a sampling session that "
-    "lives for a day, so a run could not be replayed after a crash; give gspo or cispo",
+    "lives for a day, so a run could not be rebuilt after a crash; give gspo or cispo",
 }
 """Loss of the field → why it is not in the table, and what to use instead."""
 

@@ -17,7 +17,7 @@ Play = Callable[[str, str, str], Awaitable[None]]
 class RolloutServer:
     """The run's side of its rollouts: the door that answers the agents, and the service behind it.
 
-    With `replay`, an interrupted rollout gets the answers that its journal has already.
+    With `recall`, an interrupted rollout gets the answers that its journal has already.
     """
 
     def __init__(
@@ -26,13 +26,13 @@ class RolloutServer:
         door: Door,
         service: Service,
         settings: PlaySettings,
-        replay: bool = True,
+        recall: bool = True,
     ) -> None:
         self.run = run
         self.door = door
         self.service = service
         self.settings = settings
-        self.replay = replay
+        self.recall = recall
         self._cancels: set[Callable[[], None]] = set()
         self._cancelled = False
 

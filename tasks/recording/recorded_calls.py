@@ -58,7 +58,7 @@ def _completion(span: Span) -> Completion:
         started=span["started"],
         ended=span["ended"],
         request_sha=span["request_sha"],
-        replayed=span["replayed"],
+        recalled=span["recalled"],
         usage=usage,
     )
 

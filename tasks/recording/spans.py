@@ -64,7 +64,7 @@ SCHEMA = pa.schema(
         ("tools", pa.json_()),
         ("attributes", pa.json_()),
         ("request_sha", pa.string()),
-        ("replayed", pa.bool_()),
+        ("recalled", pa.bool_()),
         ("policy_version", pa.string()),
         ("renderer", pa.string()),
         ("tokenizer_sha", pa.string()),
@@ -112,7 +112,7 @@ def call_span(completion: Completion, run_id: str | None = None) -> Span:
         | dict(completion.outcomes)
         | ({} if completion.usage is None else {"cost": completion.usage.cost}),
         "request_sha": completion.request_sha,
-        "replayed": completion.replayed,
+        "recalled": completion.recalled,
         "policy_version": completion.policy_version,
         "renderer": completion.renderer,
         "tokenizer_sha": completion.tokenizer_sha,

@@ -36,7 +36,7 @@ select
     spoken(reply) as said,
     coalesce(json_array_length(reply -> '$.tool_calls'), 0) as tool_calls,
     (attributes ->> '$.cost')::double as cost,
-    coalesce(replayed, false) as replayed,
+    coalesce(recalled, false) as recalled,
     policy_version
 
 from spans

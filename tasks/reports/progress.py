@@ -171,7 +171,7 @@ class ProgressReader:
                 if span["kind"] == ERROR:
                     said = f"{span['error_type']}: {span['error_message']}"
                     self._failure = printable(said.partition("\n")[0])
-                if span["kind"] == LLM and not span.get("replayed"):
+                if span["kind"] == LLM and not span.get("recalled"):
                     self._sampled.append((span["ended"], span["gen_ai_usage_output_tokens"]))
         return [*self._batches.values()]
 

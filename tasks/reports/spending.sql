@@ -10,6 +10,6 @@ select
     sum(cost) as cost
 
 from calls
-where split = 'train' and not replayed
+where split = 'train' and not recalled
 group by role
 order by role

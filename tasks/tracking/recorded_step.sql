@@ -27,7 +27,7 @@ select
     spans.attempt as ratchet__attempt,
     role as ratchet__role,
     call as ratchet__call,
-    replayed as ratchet__replayed,
+    recalled as ratchet__recalled,
     reward as ratchet__reward
 
 from read_parquet($spans) as spans

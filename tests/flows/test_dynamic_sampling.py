@@ -41,7 +41,7 @@ def test_groups_with_unequal_rewards_teach_and_sampled_tokens_are_counted(tmp_pa
     rows = [
         *(call("a-00", 3), reward("a-00", 0.0), call("a-01", 2), reward("a-01", 1.0)),
         *(call("b-00", 3), reward("b-00", 1.0), call("b-01", 4), reward("b-01", 1.0)),
-        call("a-01", 2, attempt=1, replayed=True),
+        call("a-01", 2, attempt=1, recalled=True),
         *(span("b-00", "credit", role=POLICY, call=0, reward=0.1),),
         *(span("b-01", "credit", role=POLICY, call=0, reward=0.2),),
         *(call("c-00", 1), span("c-00", "error"), reward("c-01", 1.0)),

@@ -21,7 +21,7 @@ from tasks.storage.run_folder import RunError
 from tests.support.dying_engine import dying_in_batch, dying_in_update, ending_the_run
 from tests.support.small_recipe import HELLO, small_recipe
 
-OF_A_RESTART = ("seconds/", "replay/", "rollouts/retried", "calls/lost")
+OF_A_RESTART = ("seconds/", "recall/", "rollouts/retried", "calls/lost")
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "no_tinker")
 

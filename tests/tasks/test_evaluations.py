@@ -148,7 +148,7 @@ def test_what_roles_spent_is_summed_over_every_attempt(tmp_path: Path) -> None:
     rows = [
         call(0, 0.25, attempt=0),
         call(1, 0.5, attempt=1),
-        call(2, 0.25, attempt=1, replayed=True),
+        call(2, 0.25, attempt=1, recalled=True),
         call(3),
         call(4, role="seer"),
         call(5, role="policy", gen_ai_provider_name="ratchet", attributes={}),

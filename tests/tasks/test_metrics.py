@@ -76,10 +76,10 @@ def test_a_step_in_numbers(tmp_path: Path) -> None:
         "calls": 6,
         "calls/other_roles": 1,
         "calls/lost": 0,
-        "replay/calls": 0,
-        "replay/tokens": 0,
-        "replay/rollouts": 0,
-        "replay/diverged": 0,
+        "recall/calls": 0,
+        "recall/tokens": 0,
+        "recall/rollouts": 0,
+        "recall/diverged": 0,
         "calls/refused": 0,
         "tokens/prompt": 2 + 4 + 2 + 2 + 2 + 1,
         "tokens/sampled": 1 + 2 + 1 + 1 + 3 + 1,
@@ -104,7 +104,7 @@ def test_a_step_in_numbers(tmp_path: Path) -> None:
 
 
 def test_stragglers_are_counted_beside_what_was_kept_and_are_no_failures(tmp_path: Path) -> None:
-    given = said([1], [2, 3], replayed=True)
+    given = said([1], [2, 3], recalled=True)
     made = files(
         tmp_path,
         *[rollout(0, index, said([1], [2]), ended(float(index))) for index in range(2)],
@@ -138,8 +138,8 @@ def test_answers_are_counted_that_kept_to_the_form_they_were_asked_for(tmp_path:
 def test_a_call_counts_where_it_was_sampled_and_not_where_it_was_given_again(
     tmp_path: Path,
 ) -> None:
-    first, again = {"request_sha": "a", "replayed": False}, {"request_sha": "a", "replayed": True}
-    other = {"request_sha": "b", "replayed": False}
+    first, again = {"request_sha": "a", "recalled": False}, {"request_sha": "a", "recalled": True}
+    other = {"request_sha": "b", "recalled": False}
     lost = {"kind": "begun", "role": "policy", "call": 2, "request_sha": "c", "ended": None}
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
     end = ended(1.0)
@@ -150,9 +150,9 @@ def test_a_call_counts_where_it_was_sampled_and_not_where_it_was_given_again(
     assert measure(files(disturbed, cut, resumed)) == expected | {
         "rollouts/retried": 1,
         "calls/lost": 1,
-        "replay/calls": 1,
-        "replay/tokens": 2,
-        "replay/rollouts": 1,
+        "recall/calls": 1,
+        "recall/tokens": 2,
+        "recall/rollouts": 1,
         "seconds/sampling": 11.0,
         "seconds/rollout": 1.0,
     }

@@ -28,7 +28,7 @@ from tests.tasks.test_journal import NOON
 
 EXAMPLE = {"turns": ["one", "two", "three"]}
 SAMPLING = Sampling(max_tokens=12, temperature=1.0, top_p=1.0, top_k=-1)
-CLOCKS_AND_RESTARTS = ("seconds/", "replay/", "rollouts/retried", "calls/lost")
+CLOCKS_AND_RESTARTS = ("seconds/", "recall/", "rollouts/retried", "calls/lost")
 
 Collect = Callable[..., RunFolder]
 
@@ -74,14 +74,14 @@ def collect(stage: Stage) -> Collect:
     """Return a function that plays what a run's journal lacks, and seals it."""
 
     def collected(
-        folder: Path, agent: Any = talks, version: str = "00000", replay: bool = True
+        folder: Path, agent: Any = talks, version: str = "00000", recall: bool = True
     ) -> RunFolder:
         run = RunFolder(folder)
         shard = write_examples(run, [EXAMPLE])
         sampled_by = SampledBy({POLICY: Policy(stage.sampler, version)}, SAMPLING)
         settings = PlaySettings(f"{agent.__module__}:{agent.__name__}", [POLICY], 2, 30.0)
         with Door(stage.chat, {}, run_seed=0) as door:
-            server = RolloutServer(run, door, stage.service, settings, replay)
+            server = RolloutServer(run, door, stage.service, settings, recall)
             collect_rollouts.make(
                 run.spans(BATCH), shard, PAIRS, server, lambda: sampled_by, play_batch
             )
@@ -136,16 +136,16 @@ def rewarded(run: RunFolder) -> list[tuple[Any, ...]]:
     ]
 
 
-def calls(run: RunFolder, *, replayed: bool) -> list[Span]:
+def calls(run: RunFolder, *, recalled: bool) -> list[Span]:
     rows = read(run.spans(BATCH)).to_pylist()
-    return [row for row in rows if row["kind"] == "llm" and row["replayed"] is replayed]
+    return [row for row in rows if row["kind"] == "llm" and row["recalled"] is recalled]
 
 
 def sampled_twice(run: RunFolder) -> int:
     """Count the tokens of calls that were sampled before, by rollout, role and number."""
     seen: set[tuple[Any, ...]] = set()
     tokens = 0
-    for row in calls(run, replayed=False):
+    for row in calls(run, recalled=False):
         key = (row["rollout_id"], row["role"], row["call"])
         tokens += len(row["response_token_ids"]) if key in seen else 0
         seen.add(key)
@@ -172,16 +172,16 @@ def test_a_rollout_cut_off_after_two_calls_samples_only_the_third(
     collect: Collect, whole: RunFolder, tmp_path: Path
 ) -> None:
     run = collect(written(tmp_path, cut_after(whole, 2)))
-    assert [row["call"] for row in calls(run, replayed=True)] == [0, 1] * 2
-    assert [row["call"] for row in calls(run, replayed=False)] == [0, 1, 2] * 2
+    assert [row["call"] for row in calls(run, recalled=True)] == [0, 1] * 2
+    assert [row["call"] for row in calls(run, recalled=False)] == [0, 1, 2] * 2
     assert rewarded(run) == rewarded(whole)
     assert sampled_twice(run) == 0
     metrics = measured(run)
     assert compared(metrics) == compared(measured(whole))
-    assert (metrics["replay/calls"], metrics["replay/rollouts"]) == (4, 2)
-    assert (metrics["replay/diverged"], metrics["calls/lost"]) == (0, 2)
-    tokens = sum(len(row["response_token_ids"]) for row in calls(run, replayed=True))
-    assert metrics["replay/tokens"] == tokens > 0
+    assert (metrics["recall/calls"], metrics["recall/rollouts"]) == (4, 2)
+    assert (metrics["recall/diverged"], metrics["calls/lost"]) == (0, 2)
+    tokens = sum(len(row["response_token_ids"]) for row in calls(run, recalled=True))
+    assert metrics["recall/tokens"] == tokens > 0
 
 
 def test_what_was_recorded_is_the_same_file_of_datums(
@@ -194,7 +194,7 @@ def test_what_was_recorded_is_the_same_file_of_datums(
     assert datums[0] == datums[1]
 
 
-def test_refused_calls_are_rows_and_change_nothing_that_is_replayed_or_trained(
+def test_refused_calls_are_rows_and_change_nothing_that_is_recalled_or_trained(
     collect: Collect, tmp_path: Path
 ) -> None:
     whole = collect(tmp_path / "whole", talks_between_refusals)
@@ -206,43 +206,43 @@ def test_refused_calls_are_rows_and_change_nothing_that_is_replayed_or_trained(
     ] * 2
     assert "context length is 2048 tokens, and the messages have 24" in refused[1]["error_message"]
     # What is too long has a number, since a retry of it might be answered; so calls begin at 1.
-    assert [row["call"] for row in calls(whole, replayed=False)] == [1, 2, 3] * 2
+    assert [row["call"] for row in calls(whole, recalled=False)] == [1, 2, 3] * 2
     kept = [one for one in journalled(whole) if one[1]["kind"] == "refused"] + cut_after(whole, 3)
     run = collect(written(tmp_path / "cut", kept), talks_between_refusals)
-    assert [row["call"] for row in calls(run, replayed=True)] == [1, 2] * 2
+    assert [row["call"] for row in calls(run, recalled=True)] == [1, 2] * 2
     assert (sampled_twice(run), rewarded(run)) == (0, rewarded(whole))
     assert compared(measured(run)) == compared(measured(whole))
     datums = [each.datums(POLICY, 0).read_bytes() for each in (run, whole)]
     assert datums[0] == datums[1]
 
 
-def test_without_replay_everything_is_sampled_again(
+def test_without_recall_everything_is_sampled_again(
     collect: Collect, whole: RunFolder, tmp_path: Path
 ) -> None:
-    run = collect(written(tmp_path, cut_after(whole, 2)), replay=False)
-    assert calls(run, replayed=True) == []
+    run = collect(written(tmp_path, cut_after(whole, 2)), recall=False)
+    assert calls(run, recalled=True) == []
     assert sampled_twice(run) > 0
     assert rewarded(run) == rewarded(whole), "the seeds are the same, so the tokens are"
 
 
-def test_replay_ends_at_the_first_request_that_differs(
+def test_recall_ends_at_the_first_request_that_differs(
     collect: Collect, whole: RunFolder, tmp_path: Path
 ) -> None:
     run = collect(written(tmp_path, cut_after(whole, 3)), talks_otherwise)
-    assert [row["call"] for row in calls(run, replayed=True)] == [0, 0]
-    again = [row for row in calls(run, replayed=False) if row["attempt"] == 1]
+    assert [row["call"] for row in calls(run, recalled=True)] == [0, 0]
+    again = [row for row in calls(run, recalled=False) if row["attempt"] == 1]
     assert [row["call"] for row in again] == [1, 2] * 2
-    assert measured(run)["replay/diverged"] == 2
+    assert measured(run)["recall/diverged"] == 2
 
 
 def test_an_answer_of_other_weights_is_not_given_again(
     collect: Collect, whole: RunFolder, tmp_path: Path
 ) -> None:
     run = collect(written(tmp_path, cut_after(whole, 2)), version="00001")
-    assert calls(run, replayed=True) == []
+    assert calls(run, recalled=True) == []
 
 
-def test_a_rollout_cut_off_while_it_was_replayed_loses_nothing(
+def test_a_rollout_cut_off_while_it_was_recalled_loses_nothing(
     collect: Collect, whole: RunFolder, tmp_path: Path
 ) -> None:
     first = collect(written(tmp_path / "first", cut_after(whole, 2)))
@@ -252,7 +252,7 @@ def test_a_rollout_cut_off_while_it_was_replayed_loses_nothing(
         if span["attempt"] == 0 or (span["kind"], span.get("call")) == ("llm", 0)
     ]
     again = collect(written(tmp_path / "second", kept))
-    assert [(row["attempt"], row["call"]) for row in calls(again, replayed=True)] == [
+    assert [(row["attempt"], row["call"]) for row in calls(again, recalled=True)] == [
         (1, 0),
         (2, 0),
         (2, 1),
@@ -273,7 +273,7 @@ def test_a_finished_rollout_is_not_played_again(
     assert {row["attempt"] for row in rows if row["rollout_id"] != finished} == {0, 1}
 
 
-def test_an_answer_that_was_lost_does_not_end_replay(
+def test_an_answer_that_was_lost_does_not_end_recall(
     collect: Collect, whole: RunFolder, tmp_path: Path
 ) -> None:
     kept = [
@@ -282,7 +282,7 @@ def test_an_answer_that_was_lost_does_not_end_replay(
         if (span["kind"], span["call"]) != ("llm", 1)
     ]
     run = collect(written(tmp_path, kept))
-    assert [row["call"] for row in calls(run, replayed=True)] == [0, 2] * 2
+    assert [row["call"] for row in calls(run, recalled=True)] == [0, 2] * 2
     assert rewarded(run) == rewarded(whole)
     assert sampled_twice(run) == 0
 

@@ -153,7 +153,7 @@ def train_whole(updater: PolicyUpdater, address: Address, run: Path) -> list[byt
     ("loss", "settings", "substeps", "epochs"),
     [("dual_clip", {"dual_clip": 1.1}, 2, 2), ("rec", {"regularizer": "k2"}, 1, 2)],
 )
-def test_several_optimizer_steps_of_a_loss_by_weights_are_replayed_to_the_bit(
+def test_several_optimizer_steps_of_a_loss_by_weights_are_rebuilt_to_the_bit(
     make_updater: MakeUpdater,
     address: Address,
     tmp_path: Path,
@@ -172,7 +172,7 @@ def test_several_optimizer_steps_of_a_loss_by_weights_are_replayed_to_the_bit(
     assert probe["probe/optimizer_step"] == substeps * epochs + 1
 
 
-def test_learning_rates_by_effective_samples_are_replayed_to_the_bit(
+def test_learning_rates_by_effective_samples_are_rebuilt_to_the_bit(
     make_updater: MakeUpdater, address: Address, tmp_path: Path
 ) -> None:
     method = UpdateMethod("importance_sampling", {}, ADAM, epochs=3, scale_by_ess=True)
@@ -234,19 +234,19 @@ def test_on_policy_a_loss_by_weights_is_reinforce_up_to_rounding(
         assert apart <= 1e-4
 
 
-def test_a_new_process_replays_the_steps_after_the_last_state_and_probes_them(
+def test_a_new_process_repeats_the_steps_after_the_last_state_and_probes_them(
     make_updater: MakeUpdater, address: Address, undisturbed: list[bytes]
 ) -> None:
     updater = make_updater()
     (probe,) = advance(updater, 3, 3)
     assert weights(updater, address) == undisturbed
     assert probe["probe/max_difference"] <= 1e-5
-    # Steps 0 to 3 without step 1, which had no datum: checkpoint 2 has 1, its replay makes 2.
+    # Steps 0 to 3 without step 1, which had no datum: checkpoint 2 has 1, its repetition makes 2.
     assert probe["probe/optimizer_step"] == 2
 
 
 @pytest.mark.parametrize("gone", [[2], [0, 2]], ids=["the newest", "every one"])
-def test_an_older_state_and_more_replay_replace_a_state_that_is_gone(
+def test_an_older_state_and_more_repeated_steps_replace_a_state_that_is_gone(
     gone: list[int],
     make_updater: MakeUpdater,
     rest: tinker.RestClient,

@@ -170,7 +170,7 @@ def test_an_interrupted_rollout_is_the_next_attempt_and_samples_nothing_again(
     spans = collect(asks, group_size=1)
     assert [row["attempt"] for row in ends(spans)] == [1, 1]
     calls = [span for span in spans if span["kind"] == "llm"]
-    assert [(call["attempt"], call["replayed"]) for call in calls] == [(0, False)] * 2 + [
+    assert [(call["attempt"], call["recalled"]) for call in calls] == [(0, False)] * 2 + [
         (1, True)
     ] * 2
 

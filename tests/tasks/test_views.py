@@ -20,14 +20,14 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8
 def batch(step: int) -> list[Span]:
     """Spans of a rollout that was cut off after a call, and of its next attempt."""
     name = f"train-{step:05d}-0000-00"
-    first = call(1) | {"rollout_id": name, "step": step, "shard": name[:11], "replayed": False}
+    first = call(1) | {"rollout_id": name, "step": step, "shard": name[:11], "recalled": False}
     begun = {key: first[key] for key in ("rollout_id", "step", "shard", "role")}
     begun |= {"attempt": 0, "kind": "begun", "started": NOON}
     return [
         begun | {"call": 1, "span_id": "begun 1"},
         first,
         begun | {"call": 2, "span_id": "begun 2"},
-        first | {"attempt": 1, "span_id": "again", "replayed": True},
+        first | {"attempt": 1, "span_id": "again", "recalled": True},
         reward_span(EndedAttempt(name, 1, NOON, NOON), 0.5),
     ]
 
@@ -46,7 +46,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 def test_a_sealed_batch_and_one_that_is_not_give_the_same_rows(run: RunFolder) -> None:
     query = (
-        "select kind, attempt, call, replayed, reward, started = $noon, "
+        "select kind, attempt, call, recalled, reward, started = $noon, "
         "prompt_token_ids, messages ->> '$[0].content' from spans where step = $step "
         "order by all"
     )

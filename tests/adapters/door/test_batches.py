@@ -249,7 +249,7 @@ def test_what_an_earlier_attempt_recorded_is_answered_again(batch: BatchClient) 
     batch.begin()
     batch.call(1)
     first, again = batch.recorder.completions
-    assert (first.replayed, again.replayed) == (False, True)
+    assert (first.recalled, again.recalled) == (False, True)
     assert (again.id.attempt, again.response_token_ids) == (1, first.response_token_ids)
     assert len(batch.sampler.asked) == 1
 

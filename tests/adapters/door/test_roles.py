@@ -221,7 +221,7 @@ def test_a_rollout_that_is_started_again_asks_nobody_twice(
     cut_ends_off(tmp_path, "reward")
     again = collect(group_size=2)
     assert judged.total() == 2
-    assert [call["replayed"] for call in calls_of(again, "judge")] == [False] * 2 + [True] * 2
+    assert [call["recalled"] for call in calls_of(again, "judge")] == [False] * 2 + [True] * 2
     assert [call["reply"] for call in calls_of(again, "judge")[2:]] == [
         call["reply"] for call in calls_of(first, "judge")
     ]
@@ -246,8 +246,8 @@ def test_what_one_policy_has_answered_is_not_given_again_as_another_s(
     collect(ROLES | {"listener": "policy:fox"}, group_size=1)
     cut_ends_off(tmp_path, "reward")
     again = collect(ROLES, group_size=1)
-    replayed = {role: [c["replayed"] for c in calls_of(again, role)] for role in TRAINED}
-    assert replayed == {"policy": [False, False, True, True], "listener": [False, False]}
+    recalled = {role: [c["recalled"] for c in calls_of(again, role)] for role in TRAINED}
+    assert recalled == {"policy": [False, False, True, True], "listener": [False, False]}
 
 
 def test_a_rollout_that_was_killed_between_its_rewards_is_not_rewarded(

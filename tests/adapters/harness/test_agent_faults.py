@@ -244,7 +244,7 @@ def test_a_rollout_that_failed_is_played_again_with_other_tokens(played: Any) ->
     calls = [span for span in spans if span["kind"] == "llm" and "-01" in span["rollout_id"][-3:]]
     assert [call["attempt"] for call in calls] == [0, 1, 2]
     assert len({call["gen_ai_request_seed"] for call in calls}) == 3
-    assert not any(call["replayed"] for call in calls)
+    assert not any(call["recalled"] for call in calls)
 
 
 def test_nobody_waits_for_a_plain_agent_that_hangs(played: Any) -> None:

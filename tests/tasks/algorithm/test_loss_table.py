@@ -66,7 +66,7 @@ def test_a_setting_that_a_loss_ignores_is_refused_with_the_ones_it_reads(loss: s
 
 
 def test_stable_reinforce_is_refused_with_its_reason_and_what_to_use() -> None:
-    said = "stable_reinforce has no published formula.*not be replayed.*; give gspo or cispo"
+    said = "stable_reinforce has no published formula.*not be rebuilt.*; give gspo or cispo"
     with pytest.raises(ValidationError, match=said):
         small_recipe(algorithm={"loss": "stable_reinforce"})
 
