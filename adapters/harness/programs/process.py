@@ -26,6 +26,9 @@ LONGEST_OUTPUT = 64 * 1024
 DRAIN_SECONDS = 2.0
 """Time in which what a program wrote before its end is read: another process may keep it open."""
 
+GATE = ("/bin/sh", "-c", 'read -r _ && exec "$@"', "sh")
+"""Words before a program's: it starts once its stdin has a line, and never if that ends before."""
+
 SHOWN = 2000
 """The number of characters at the end of a stream that an error shows."""
 
@@ -89,6 +92,7 @@ class Program(asyncio.SubprocessProtocol):
         assert isinstance(stdin, asyncio.WriteTransport)
         self.stdin = stdin
         end_with_this_process(-transport.get_pid())
+        stdin.write(b"\n")  # the program starts, now that it cannot outlive this process
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == 1:
@@ -134,7 +138,8 @@ async def start_program(
 ) -> P:
     """Start a program in a process group of its own; whoever starts it must `stop` it."""
     loop = asyncio.get_running_loop()
-    _, started = await loop.subprocess_exec(program, *words, env=variables, start_new_session=True)
+    gated = (*GATE, *words)
+    _, started = await loop.subprocess_exec(program, *gated, env=variables, start_new_session=True)
     return started
 
 

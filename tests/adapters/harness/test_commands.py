@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psutil import process_iter
 
 from adapters.clients.current_rollout import Endpoint
 from adapters.harness.agents import load_agent
@@ -181,6 +182,26 @@ def test_a_command_and_its_children_end_with_a_killed_process_that_plays(tmp_pat
         wait_until("the command's start", ready.exists)
         player.kill()
     wait_for_the_end_of(ready.read_text())
+
+
+def test_a_command_never_starts_if_its_player_dies_before_it_can_answer_for_it(
+    tmp_path: Path,
+) -> None:
+    ready = tmp_path / "ready"
+    die = "process.end_with_this_process = lambda _: os.kill(os.getpid(), signal.SIGKILL)"
+    script = (
+        f"import os, signal; from adapters.harness.programs import process; {die}; "
+        f"from {__name__} import play; play({shell(f'touch {ready}; sleep 999')!r})"
+    )
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == -signal.SIGKILL
+    wait_until("the end of the command's process", lambda: not is_named_by_a_process(ready))
+    assert not ready.exists()
+
+
+def is_named_by_a_process(path: Path) -> bool:
+    return any(
+        str(path) in " ".join(row.info["cmdline"] or ()) for row in process_iter(["cmdline"])
+    )
 
 
 def wait_for_the_end_of(processes: str) -> None:
