@@ -121,6 +121,12 @@ def _describe_restarts(lines: Sequence[Line]) -> str:
     )
 
 
+def _right_statuses(line: Line) -> set[int]:
+    """Return the exit statuses of a flow that a signal ended; its first moments are Python's own."""
+    number = STOPPED[line["victim"]]
+    return {128 + number, -number} if line["stage"] == "starting" else {128 + number}
+
+
 def list_violations(lines: Sequence[Line]) -> list[str]:
     """List what happened that must not, a sentence each."""
     hung = [f"{line['run']} hung" for line in lines if line.get("hung")]
@@ -142,6 +148,6 @@ def list_violations(lines: Sequence[Line]) -> list[str]:
     wrong = [
         f"{line['run']} ended with status {line['status']} as {line['victim']}"
         for line in kills
-        if line["status"] != 128 + STOPPED[line["victim"]]
+        if line["status"] not in _right_statuses(line)
     ]
     return [*hung, *differing, *repeated, *late, *wrong]
