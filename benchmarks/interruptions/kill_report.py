@@ -122,7 +122,7 @@ def _describe_restarts(lines: Sequence[Line]) -> str:
 
 
 def _right_statuses(line: Line) -> set[int]:
-    """Return the statuses that a signal may end a flow with; until its command runs, Python's too."""
+    """Return the statuses that a signal may end a flow with: Python's own until it is set up."""
     number = STOPPED[line["victim"]]
     return {128 + number, -number} if line["stage"] == "starting" else {128 + number}
 
