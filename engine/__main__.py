@@ -42,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             options.state = _read_state_folder()
         if options.verify:
             status = verify(options.state)
+        elif options.prepare:
+            print(base_models.find(options.base_model).folder)
         else:
             serve(options)
     except RequestRefused as error:
@@ -62,7 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.set_defaults(**asdict(ServeOptions()))
-    parser.add_argument("--base-model", help="a local/ id, a folder, or a hub name")
+    parser.add_argument("--base-model", help="a local/ id, a folder, a GGUF file, or a hub name")
     parser.add_argument("--host", help="address to listen on")
     parser.add_argument("--port", type=int, help="port to listen on; 0 picks a free one")
     parser.add_argument(
@@ -77,6 +79,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--verify",
         action="store_true",
         help="list the files of --state that are not as they were written, and serve nothing",
+    )
+    parser.add_argument(
+        "--prepare",
+        action="store_true",
+        help="download or dequantise the base model, print its folder, and serve nothing",
     )
     parser.add_argument(
         "--exit-with-stdin", action="store_true", help="stop when standard input closes"
@@ -95,6 +102,7 @@ class ServeOptions:
     threads: int = 1
     device: str = "cpu"
     verify: bool = False
+    prepare: bool = False
     exit_with_stdin: bool = False
 
 

@@ -8,6 +8,7 @@ from huggingface_hub import constants
 
 from engine.disk import write_file
 from engine.errors import RequestRefused
+from engine.model.gguf_files import SUFFIX, prepare_gguf
 
 LOCAL = "local/"
 SHIPPED = {"local/tiny-chat": Path(__file__).parents[1] / "tiny_chat"}
@@ -26,19 +27,25 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """A base model's public name and the folder of its files."""
+    """A base model's public name, the folder of its files, and the file that it came from."""
 
     name: str
     folder: Path
+    file: Path | None = None
 
     def has_name(self, name: str) -> bool:
+        """Tell whether a client means this model, by its name, its folder or its file."""
         return name == self.name or (
-            "/" in name and not name.startswith(LOCAL) and Path(name).resolve() == self.folder
+            "/" in name
+            and not name.startswith(LOCAL)
+            and Path(name).expanduser().resolve() in (self.folder, self.file)
         )
 
 
 def find(base_model: str) -> BaseModel:
-    """Find a base model by local id, folder or hub name, and download a hub model if needed.
+    """Find a base model by local id, folder, GGUF file or hub name.
+
+    A hub model is downloaded and a GGUF file is dequantised if that has not been done.
 
     Raise RequestRefused if there is no such model.
     """
@@ -50,6 +57,9 @@ def find(base_model: str) -> BaseModel:
             )
         return BaseModel(base_model, _check_folder(SHIPPED[base_model]))
     folder = Path(base_model).expanduser()
+    if folder.suffix == SUFFIX and folder.is_file():
+        prepared = prepare_gguf(folder)
+        return BaseModel(_public_name(prepared), prepared, folder.resolve())
     if folder.is_dir() or not _is_hub_name(base_model):
         checked = _check_folder(folder)
         return BaseModel(_public_name(checked), checked)
