@@ -113,11 +113,14 @@ def _find_flow(run: "RunFolder") -> "Callable[..., RunSummary]":
 
 def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> str:
     """Return what a run has come to: its gain, its time, what failed and where to look."""
+    from flows.runtime.forks import describe_fork
+
     spent = "" if summary.seconds is None else f"{summary.seconds:.0f} s of sampling and training, "
     failed = f"{summary.failed} rollouts, which trained nothing" if summary.failed else ""
     unsent = unsynced_folder(run.tracking)
     lines = {
         "gain": summary.gain,
+        "trained": describe_fork(run),
         "drift": " ".join(f"{drift:.2g}" for drift in summary.drift),
         "time": f"{spent}{seconds:.0f} s in all",
         "failed": failed,
