@@ -19,6 +19,7 @@ from adapters.network.addresses import check_listener
 from flows.server.prefect_server import POOL, PREFECT, client_environment
 from tasks.reports.tables import GAP, fitted
 
+NAMES = ("deployment", "schedule", "work pool", "what it does")
 WIDTH = 100
 """Letters of a line of the table."""
 NARROWEST = 20
@@ -91,12 +92,12 @@ def _table(address: str, made: Mapping[str, str]) -> str:
     with temporary_settings({PREFECT_API_URL: address}), get_client(sync_client=True) as client:
         deployed = {name: client.read_deployment(id) for name, id in made.items()}
     rows = [[name, _schedules(of), of.work_pool_name] for name, of in deployed.items()]
-    names = ["deployment", "schedule", "work pool"]
-    widest = max(map(len, fitted(names, rows, WIDTH).splitlines()))
+    names = NAMES[:-1]
+    widest = max(map(len, fitted(names, rows, WIDTH, names).splitlines()))
     room = max(NARROWEST, WIDTH - widest - len(GAP))
     for row, of in zip(rows, deployed.values(), strict=True):
         row.append(textwrap.shorten(of.description or "", room, placeholder=" …") or None)
-    return fitted([*names, "what it does"], rows, WIDTH)
+    return fitted(NAMES, rows, WIDTH, NAMES)
 
 
 def _schedules(deployed: DeploymentResponse) -> str:

@@ -1,6 +1,6 @@
 """Tables for a terminal or in Markdown, the scores of evaluations, and the states of runs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from adapters.calls import POLICY
 from tasks.checkpoints import Ledger
@@ -13,7 +13,7 @@ SPENT = {"tokens": "tokens", "cost": "USD"}
 
 GAP = "  "
 """What stands between the columns of a table for a terminal."""
-NARROWEST = 8
+NARROWEST = 6
 """Letters of the narrowest column that is still shortened."""
 
 
@@ -52,8 +52,10 @@ def aligned(names: Sequence[str], cells: Iterable[Sequence[object]]) -> str:
     return "\n".join(GAP.join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def fitted(names: Sequence[str], cells: Iterable[Sequence[object]], width: int) -> str:
-    """Align cells as a table of at most `width` letters: the longest are shortened in the middle.
+def fitted(
+    names: Sequence[str], cells: Iterable[Sequence[object]], width: int, long: Collection[str]
+) -> str:
+    """Align cells as a table of `width` letters: those of the `long` columns are shortened.
 
     A column without a value in any row is left out.
     """
@@ -65,8 +67,9 @@ def fitted(names: Sequence[str], cells: Iterable[Sequence[object]], width: int) 
     ]
     widths = [max(len(value or "-") for value in column) for column in columns]
     room = width - len(GAP) * (len(columns) - 1)
-    while sum(widths) > room and max(widths) > NARROWEST:
-        widths[widths.index(max(widths))] -= 1
+    shrinking = [index for index, (name, *_) in enumerate(columns) if name in long]
+    while sum(widths) > room and max(widths[index] for index in shrinking) > NARROWEST:
+        widths[max(shrinking, key=widths.__getitem__)] -= 1
     shortened = [
         [value and shorten(value, most) for value in column]
         for column, most in zip(columns, widths, strict=True)

@@ -16,6 +16,8 @@ from tasks.reports.tables import describe_state, fitted
 from tasks.storage.run_folder import runs_root
 
 NAMES = ("run", "agent", "steps", "held-out", "parent", "state", "tokens", "min", "USD")
+LONG = ("run", "agent", "parent", "state")
+"""Columns that are shortened in a narrow terminal."""
 THOUSANDS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
 
 
@@ -83,7 +85,7 @@ def runs_table(width: int) -> str:
     lines = list_runs()
     if not lines:
         return f"{runs_root()} holds no runs yet; `ratchet train` makes one"
-    table = fitted(NAMES, [line.cells() for line in lines], width)
+    table = fitted(NAMES, [line.cells() for line in lines], width, LONG)
     return "\n\n".join([table, *filter(None, (line.explanation() for line in lines))])
 
 
