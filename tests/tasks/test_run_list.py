@@ -105,7 +105,7 @@ def test_a_run_that_is_served_says_so_until_it_is_not() -> None:
     with bind_run("done", recipe, FINGERPRINT, to_serve=True):
         assert [run.state for run in list_runs()] == ["finished, served"]
         assert folder_of("done").is_held()
-        with pytest.raises(RunError, match="is open in process .*, which serves it; wait for it"):
+        with pytest.raises(RunError, match=r"is open in process .*, which serves it; wait for it"):
             folder_of("done").delete()
     assert [run.state for run in list_runs()] == ["finished"]
     with bind_run("done", recipe, FINGERPRINT):
