@@ -90,7 +90,7 @@ def test_a_deployment_that_cannot_be_is_refused_without_a_trace(project: Path) -
     with pytest.raises(UserError) as raised:
         deploy("broken")
     what, advice = str(raised.value).splitlines()
-    assert what.endswith("stops at broken: ModuleNotFoundError: No module named 'flows.nothing'")
+    assert what.endswith("stops: ModuleNotFoundError: No module named 'flows.nothing'")
     assert advice == "Mend that, and deploy again"
 
 
