@@ -83,7 +83,7 @@ def _way_on(run: "RunFolder") -> str:
 
 @contextmanager
 def explain_absence(way_on: Callable[[], str]) -> Iterator[None]:
-    """Raise a UserError if a server that a flow needs, such as Prefect's, is away.
+    """Raise a UserError if a server that a flow needs, such as Prefect's, is away or fails.
 
     `way_on` names the command that goes on with what is on disk by then.
     """
@@ -95,6 +95,13 @@ def explain_absence(way_on: Callable[[], str]) -> Iterator[None]:
         raise UserError(
             f"{error.request.url} does not answer ({error}). Start the server, or unset "
             f"PREFECT_API_URL; then {way_on()}"
+        ) from error
+    except httpx.HTTPStatusError as error:
+        if not error.response.is_server_error:
+            raise
+        raise UserError(
+            f"{error.request.url} answers {error.response.status_code}, as a Prefect server does "
+            f"whose database is locked. Look at what else uses the database; then {way_on()}"
         ) from error
 
 
