@@ -13,6 +13,7 @@ from flows.runtime.open_rollouts import open_rollouts, training_groups, wait_for
 from flows.runtime.open_run import open_run
 from flows.runtime.references import open_reference
 from tasks.evaluations import score_spans
+from tasks.reports.artifacts import Artifacts
 from tasks.reports.dryruns import describe
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.names import shard_name
@@ -28,7 +29,12 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
         run: The name of the folder that is left, such as dryruns/hello.
     """
     recipe = check_start(recipe, folder_of(run))
-    with open_run(recipe, run) as opened, open_rollouts(opened, recipe) as runners:
+    with (
+        open_run(recipe, run) as opened,
+        open_rollouts(opened, recipe) as runners,
+        Artifacts(opened.folder) as artifacts,
+    ):
+        artifacts.tag("dryrun")
         path = opened.folder.shard(shard_name("train", 0))
         size, source = ShardSize(recipe.rollouts.groups), recipe.dataset.train_split()
         shard = draw_shard(path, source, recipe.seed, 0, size)

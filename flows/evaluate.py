@@ -62,6 +62,7 @@ def evaluate(
             how: list_games(opened.folder.games(p.shard.stem), p.spans, columns, threshold)
             for how, p in played.items()
         }
+        result = EvaluationResult(file=file, scores=read_evaluation(file), games=games)
+        artifacts.tag(result.tag)
         artifacts.publish_evaluations()
-    result = EvaluationResult(file=file, scores=read_evaluation(file), games=games)
     return completed(result, result.outcome)

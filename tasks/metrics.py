@@ -197,6 +197,15 @@ def read_metrics(path: Path) -> list[Metrics]:
     return read_log(path)
 
 
+def spent_seconds(rows: Sequence[Mapping[str, float]]) -> float:
+    """Sum the seconds of sampling and of training, without start-up and evaluation.
+
+    Every policy has its training. With a lag the two overlap, and the sum is no duration.
+    """
+    endings = ("seconds/sampling", "seconds/training")
+    return fsum(row[name] for row in rows for name in row if name.endswith(endings))
+
+
 def _roles(roles: Sequence[Mapping[str, Any]]) -> Metrics:
     """Return each role's mean reward, if roles are rewarded, and its cost, if it has a price."""
     earned = {f"reward/{of['role']}/mean": fmean(of["rewards"]) for of in roles if of["rewards"]}

@@ -83,7 +83,7 @@ def _way_on(run: "RunFolder") -> str:
 
 @contextmanager
 def explain_absence(way_on: Callable[[], str]) -> Iterator[None]:
-    """Raise a UserError if a server that a flow needs, such as Prefect's, is away.
+    """Raise a UserError if a server that a flow needs, such as Prefect's, is away or fails.
 
     `way_on` names the command that goes on with what is on disk by then.
     """
@@ -95,6 +95,13 @@ def explain_absence(way_on: Callable[[], str]) -> Iterator[None]:
         raise UserError(
             f"{error.request.url} does not answer ({error}). Start the server, or unset "
             f"PREFECT_API_URL; then {way_on()}"
+        ) from error
+    except httpx.HTTPStatusError as error:
+        if not error.response.is_server_error:
+            raise
+        raise UserError(
+            f"{error.request.url} answers {error.response.status_code}, as a Prefect server does "
+            f"whose database is locked. Look at what else uses the database; then {way_on()}"
         ) from error
 
 
@@ -113,11 +120,14 @@ def _find_flow(run: "RunFolder") -> "Callable[..., RunSummary]":
 
 def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> str:
     """Return what a run has come to: its gain, its time, what failed and where to look."""
+    from flows.runtime.forks import describe_fork
+
     spent = "" if summary.seconds is None else f"{summary.seconds:.0f} s of sampling and training, "
     failed = f"{summary.failed} rollouts, which trained nothing" if summary.failed else ""
     unsent = unsynced_folder(run.tracking)
     lines = {
         "gain": summary.gain,
+        "trained": describe_fork(run),
         "drift": " ".join(f"{drift:.2g}" for drift in summary.drift),
         "time": f"{spent}{seconds:.0f} s in all",
         "failed": failed,

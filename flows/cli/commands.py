@@ -235,12 +235,20 @@ def server(
 
 
 @app.command()
-def deploy() -> None:
+def deploy(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A deployment of prefect.yaml, or else an example; by default all."),
+    ] = None,
+) -> None:
     """Put the deployments of prefect.yaml, the examples and a work pool on the Prefect server."""
-    from flows.recipe.loading import project_files
-    from flows.server.prefect_server import deploy_all
+    from flows.recipe.loading import find_deployment, project_files
 
-    deploy_all(project_files())
+    file, plain = (None, None) if name is None else find_deployment(name)
+    from flows.server.deployments import deploy_files
+
+    print("deploying, which takes about half a minute", file=sys.stderr)
+    print(deploy_files([file] if file else project_files(), plain))
 
 
 @app.command()

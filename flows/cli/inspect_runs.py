@@ -1,5 +1,6 @@
 """The commands that read the files of runs, and train nothing."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,9 +27,9 @@ def writable(out: Path | None) -> Path | None:
 @app.command()
 def runs() -> None:
     """List the runs of this folder."""
-    from tasks.reports.tables import runs_table
+    from tasks.reports.board.run_list import runs_table
 
-    print(runs_table())
+    print(runs_table(shutil.get_terminal_size((100, 0)).columns))
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """Recipes as prefect.yaml or a file of YAML has them, and as a run has recorded them."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
@@ -43,6 +44,24 @@ def project_files() -> list[Path]:
         )
     carried = EXAMPLES / PROJECT_FILE
     return [PROJECT_FILE] if PROJECT_FILE.samefile(carried) else [carried, PROJECT_FILE]
+
+
+def find_deployment(name: str) -> tuple[Path, str]:
+    """Find a deployment by NAME or FLOW/NAME; return its file, and its NAME.
+
+    The file is the working folder's, or else that of the examples. RecipeError if none has it.
+    """
+    carried = _deployment_names(EXAMPLES / PROJECT_FILE)
+    own = _deployment_names(PROJECT_FILE)
+    if name in own:
+        return PROJECT_FILE, own[name]
+    if name in carried:
+        return EXAMPLES / PROJECT_FILE, carried[name]
+    known = {*own.values(), *carried.values()}
+    near = did_you_mean(name, {*own, *carried} if "/" in name else known)
+    raise RecipeError(
+        f"{PROJECT_FILE} has no deployment {name!r}; there are: {', '.join(sorted(known))}{near}"
+    )
 
 
 def named_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -153,6 +172,25 @@ def _training_deployments(file: Path) -> dict[str, Json]:
             f"{file} lists no deployments as Prefect reads them ({error!r}); give each a name, an "
             "entrypoint and parameters, with a recipe among them"
         ) from error
+
+
+def _deployment_names(file: Path) -> dict[str, str]:
+    """Map NAME and FLOW/NAME of each deployment to NAME; there are none if there is no file."""
+    if not file.exists():
+        return {}
+    try:
+        entries = _read_yaml(file)["deployments"]
+        flows = {str(entry["name"]): str(entry["entrypoint"]) for entry in entries}
+    except (KeyError, TypeError) as error:
+        raise RecipeError(
+            f"{file} lists no deployments as Prefect reads them ({error!r}); give each a name and "
+            "an entrypoint"
+        ) from error
+    whole = {
+        f"{re.split('[.:]', entrypoint)[-1].replace('_', '-')}/{name}": name
+        for name, entrypoint in flows.items()
+    }
+    return {name: name for name in flows} | whole
 
 
 def _read_yaml(file: Path) -> Any:

@@ -15,6 +15,7 @@ from flows.runtime.open_rollouts import (
 )
 from flows.runtime.open_run import OpenRun
 from tasks.evaluations import PlayedShard, Score, score_rollouts
+from tasks.reports.artifacts import HELD_OUT
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.files import is_written
 from tasks.storage.names import shard_name
@@ -34,6 +35,12 @@ class EvaluationResult(BaseModel, frozen=True):
         means = {how: score.finished.mean for how, score in self.scores.items()}
         said = (f"{'unknown' if m is None else f'{m:.2f}'} {how}" for how, m in means.items())
         return f"held-out reward {', '.join(said)}"
+
+    @property
+    def tag(self) -> str:
+        """Mean reward of sampled rollouts, as the list of flow runs shows it."""
+        mean = self.scores["sampled"].finished.mean
+        return f"{HELD_OUT} {'unknown' if mean is None else f'{mean:.2f}'}"
 
 
 HeldOut = Mapping[str, tuple[Path, Sequence[Spans]]]

@@ -15,14 +15,11 @@ from adapters.errors import EngineDied
 from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
 from tasks.evaluations import Z95, Estimate, read_evaluation
-from tasks.metrics import read_metrics
+from tasks.metrics import read_metrics, spent_seconds
 from tasks.reports.failures import last_failure
 from tasks.storage.files import is_written
 from tasks.storage.manifest import REPLAY, parent_of
 from tasks.storage.run_folder import RunFolder, name_run
-
-SPENT = ("seconds/sampling", "seconds/training")
-"""Endings of metrics' names: every policy has its training."""
 
 STARTS = 3
 """Starts of a run in one process, if its engine dies each time."""
@@ -115,14 +112,13 @@ def summarize_run(run: RunFolder) -> RunSummary:
     recipe = read_recipe(run, Recipe)
     replayed = parent is not None and parent["how"] == REPLAY
     drift = [row["kl_sample_train_v2"] for row in metrics if "kl_sample_train_v2" in row]
-    spent = [row[name] for row in metrics for name in row if name.endswith(SPENT)]
     return RunSummary(
         run=run.name,
         steps=len(metrics),
         before=before.mean if before else None,
         after=after.mean if after else None,
         gain_error=hypot(*errors) if len(errors) == 2 else None,
-        seconds=None if recipe.rollouts.lag else sum(spent),
+        seconds=None if recipe.rollouts.lag else spent_seconds(metrics),
         failed=sum(int(row.get("rollouts/failed", 0)) for row in metrics),
         error=last_failure(run),
         left_out=sum(int(row.get("stragglers/count", 0)) for row in metrics),

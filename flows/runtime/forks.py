@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,12 +13,15 @@ from flows.recipe.loading import read_recipe
 from tasks.algorithm.advantages import find_advantage
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics, record_metrics
+from tasks.reports.curves import read_scores
 from tasks.storage.arrivals import ArrivalLedger, batches_of
+from tasks.storage.checksums import Damaged
 from tasks.storage.files import is_written, link_or_copy
 from tasks.storage.manifest import (
     FORK,
     REPLAY,
     differences,
+    parent_of,
     read_manifest,
     recipe_of,
     write_manifest,
@@ -102,6 +105,40 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
             first = [parent.evaluation("00000")]  # the untrained weights are the same
             _share(parent, replay, filter(is_written, first))
     return folder_of(name)
+
+
+def describe_fork(run: RunFolder) -> str:
+    """Say what a fork has trained: its steps, the parent's held-out reward before, its changes.
+
+    The parent's reward is that of the checkpoint which the fork began with or, if that was not
+    scored, of the last one before. Returns an empty text of a run that is no fork.
+    """
+    parent = parent_of(run)
+    if parent is None or parent["how"] != FORK:
+        return ""
+    name, shared, done = parent["run"], parent["step"], len(read_metrics(run.metrics))
+    since = f"{done - shared} steps since {name}@{shared}"
+    changes = differences(parent["recipe"], recipe_of(run))
+    known = _scores([folder_of(name), run], shared)
+    scored, before = max(known.items(), default=(shared, None))
+    if before is None:
+        return "\n".join([f"{since}, up to which nothing is scored", *changes])
+    if scored < shared:
+        return "\n".join([f"{since}; {name}@{scored} had held-out reward {before:.2f}", *changes])
+    after = _scores([run], done).get(done)
+    reward = f"{before:.2f}" if after is None else f"{before:.2f} → {after:.2f}"
+    return "\n".join([f"{since}: held-out reward {reward}", *changes])
+
+
+def _scores(runs: Sequence[RunFolder], last: int) -> dict[int, float]:
+    """Return the held-out reward of each checkpoint up to `last`, by the first run that has it."""
+    scores: dict[int, float] = {}
+    for run in runs:
+        with suppress(Damaged):  # a fork has trained, whatever becomes of its parent
+            for score in read_scores(run):
+                if score.step <= last:
+                    scores.setdefault(score.step, score.reward)
+    return scores
 
 
 def _files_of(parent: RunFolder, batches: Iterable[str]) -> list[Path]:

@@ -118,5 +118,5 @@ def _open_state(run: RunFolder | None) -> Iterator[tuple[Path, float]]:
         return
     recipe = read_recipe(run, Recipe)
     values = recipe.model_dump(mode="json")
-    with bind_run(run.name, values, recipe.fingerprint()) as folder:
+    with bind_run(run.name, values, recipe.fingerprint(), to_serve=True) as folder:
         yield folder.engine, recipe.service.timeout_seconds

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
@@ -43,10 +44,25 @@ def start_server() -> Iterator[Callable[[], None]]:
         keeper = Thread(target=_keep_running, args=(server, started, over), daemon=True)
         try:
             keeper.start()
-            yield started.result
+            yield partial(_wait_for_start, started)
         finally:
             over.set()
             keeper.join()
+
+
+def _wait_for_start(started: Future[None]) -> None:
+    """Wait until the embedded server answers; UserError if it does not in its time."""
+    import httpx
+    from prefect.settings import PREFECT_HOME
+
+    try:
+        started.result()
+    except (RuntimeError, httpx.HTTPError) as error:
+        raise UserError(
+            f"Prefect's embedded server does not start ({error}). If another process has locked "
+            f"its database in {PREFECT_HOME.value()}, end that process, or set PREFECT_HOME to "
+            "another folder; then repeat the command"
+        ) from error
 
 
 def check_prefect() -> None:

@@ -25,38 +25,27 @@ from prefect.artifacts import (
     create_table_artifact,
     update_progress_artifact,
 )
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import Artifact as SavedArtifact
 from prefect.exceptions import PrefectException
+from prefect.runtime import flow_run
 
 from adapters.calls import POLICY
 from tasks.checkpoints import Ledger
 from tasks.evaluations import read_evaluation
-from tasks.metrics import Metrics, read_metrics
+from tasks.metrics import Metrics, read_metrics, spent_seconds
 from tasks.recording.views import UNREADABLE, open_views
-from tasks.reports.curves import read_curves
-from tasks.reports.tables import markdown_table, score_rows
+from tasks.reports.curves import HeldOutScore, read_curves, read_scores, read_step_curves
+from tasks.reports.tables import markdown_table, score_rows, shorten
 from tasks.reports.transcripts import MOST_FAILED, transcripts
 from tasks.storage.arrivals import batches_of
 from tasks.storage.names import BASELINE, parse_batch
 from tasks.storage.run_folder import RunFolder
 
-METRICS = (
-    "reward/mean",
-    "reward/std",
-    "groups/uniform_fraction",
-    "entropy",
-    "kl_sample_train_v1",
-    "tokens/sampled",
-    "tokens/trained",
-    "rollouts/failed",
-    "stragglers/count",
-    "stragglers/tokens",
-    "stragglers/kept_tokens",
-    "prefix/broken",
-    "seconds/sampling",
-    "seconds/training",
-)
-"""Metrics that are shown, if some step has them."""
+HELD_OUT = "held-out"
+"""Beginning of the tag that says what a run has gained."""
+LONGEST_PATH = 48
+"""Letters of a service's path that a table shows."""
 
 UI = "../.."
 TRAINING_ARTIFACTS = ("curves", "metrics", "transcripts", "evaluations")
@@ -121,11 +110,16 @@ class Artifacts:
     def publish(self) -> None:
         """Write the run's report, and publish what a run that has ended shows."""
         self._write_report()
+        self._submit(self._tag_gain)
         self._submit(self._create_all)
 
     def publish_evaluations(self) -> None:
         """Publish the scores of every evaluation of the run, with a link to its training."""
         self._submit(self._create_evaluations)
+
+    def tag(self, tag: str) -> None:
+        """Give the flow run a tag, which the list of runs shows."""
+        self._submit(partial(tag_flow_run, tag))
 
     def _write_report(self) -> None:
         from tasks.reports.page import write_report  # matplotlib loads slowly, and only for this
@@ -133,11 +127,15 @@ class Artifacts:
         with self._unless_unreadable("report"):
             write_report([self._run], self._run.report)
 
+    def _tag_gain(self) -> None:
+        with self._unless_unreadable("held-out reward"):
+            if gain := describe_gain(read_scores(self._run)):
+                tag_flow_run(f"{HELD_OUT} {gain}")
+
     def _create_all(self) -> None:
-        run, metrics = self._run, read_metrics(self._run.metrics)
-        step = len(metrics) - 1
+        run, step = self._run, len(read_metrics(self._run.metrics)) - 1
         self._create_markdown("curves", partial(describe_curves, run), f"Curves of {run.name}")
-        self._create_metrics(metrics)
+        self._create_metrics()
         words = (
             f"The best, the middle and the worst rollout of {run.name} in step {step} by reward, "
             f"and up to {MOST_FAILED} that failed with different errors, word for word"
@@ -146,11 +144,14 @@ class Artifacts:
         self._create_evaluations()
         self._shown_at = GROWTH * (time.monotonic() - self._begun)
 
-    def _create_metrics(self, metrics: Sequence[Metrics]) -> None:
-        names = ["step", *(name for name in METRICS if any(name in row for row in metrics))]
-        rows = [{name: _short(row.get(name)) for name in names} for row in metrics]
-        key, words = artifact_key(self._run, "metrics"), f"Metrics of {self._run.name}, by step"
-        create_table_artifact(rows, key=key, description=words)
+    def _create_metrics(self) -> None:
+        with self._unless_unreadable("metrics"):
+            create_table_artifact(
+                metric_rows(self._run),
+                key=artifact_key(self._run, "metrics"),
+                description=f"Metrics of {self._run.name}, by the checkpoint that a step made. The "
+                "others are in its report and in SQL, where step 0 is the first",
+            )
 
     def _create_evaluations(self) -> None:
         shown = Artifact.get(artifact_key(self._run, "progress"))
@@ -234,19 +235,70 @@ def describe_curves(run: RunFolder) -> str:
     )
 
 
+def metric_rows(run: RunFolder) -> list[dict[str, float | None]]:
+    """Return the metrics of a run that one reads first, a row a step; a column has some value.
+
+    The held-out reward is that of the checkpoint which the step made. Entropy and KL are those of
+    the main policy, the KL to the reference or, without one, to the weights that sampled.
+    """
+    curves = read_step_curves(run)
+    held_out = {score.step: score.reward for score in reversed(curves.scores)}
+    rows = [
+        {
+            "step": made,
+            "reward": row.get("reward/mean"),
+            "held-out": held_out.get(made),
+            "entropy": row.get("entropy"),
+            "KL": row.get("kl_reference_v1", row.get("kl_sample_train_v1")),
+            "tokens": round(curves.tokens[made] - curves.tokens[made - 1]),
+            "failed": row.get("rollouts/failed"),
+            "seconds": spent_seconds([row]),
+        }
+        for made, row in enumerate(curves.metrics, 1)
+    ]
+    names = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
+    return [{name: _short(row[name]) for name in names} for row in rows]
+
+
 def describe_evaluations(run: RunFolder) -> str:
     """List every evaluation of a run, and the checkpoints that were scored."""
-    name, ledger = _escape_markdown(run.name), Ledger(run.checkpoints(POLICY))
-    scores, saved = {}, {}
+    ledger, scores, saved = Ledger(run.checkpoints(POLICY)), {}, {}
     for path in run.evaluations():
-        step, settings = int(path.stem[:5]), path.stem[5:]
+        step, settings = int(path.stem[:5]), path.stem[6:]
         for how, score in read_evaluation(path).items():
-            scores[f"{name}@{step}{settings} {how}"] = score
+            scores[f"{step} {how}{settings and ' by settings '}{settings}"] = score
         if (checkpoint := ledger.find(step)) is not None:
-            saved[f"{name}@{step}"] = checkpoint
-    names = ["checkpoint", "weights to sample from", "can be trained on"]
-    rows = [[at, f"`{c.sampler}`", "no" if c.state is None else "yes"] for at, c in saved.items()]
-    return "\n".join([markdown_table(*score_rows(scores)), markdown_table(names, rows)])
+            sampler = f"`{shorten(checkpoint.sampler, LONGEST_PATH)}`"
+            saved[step] = [step, sampler, "no" if checkpoint.state is None else "yes"]
+    (_, category, examples, failed, reward, interval, *spent), rows = score_rows(scores)
+    names = ["step", f"held-out {reward}", interval, examples, failed, "played", category, *spent]
+    leading = []
+    for played, category, examples, failed, reward, interval, *spent in rows:
+        step, _, how = str(played).partition(" ")
+        leading.append([step, reward, interval, examples, failed, how, category, *spent])
+    weights = markdown_table(
+        ["step", "weights to sample from", "can be trained on"], saved.values()
+    )
+    whole = f"The paths are whole in `{run.checkpoints(POLICY)}`.\n"
+    return "\n".join([markdown_table(names, leading), weights, *([whole] if saved else [])])
+
+
+def describe_gain(scores: Sequence[HeldOutScore]) -> str:
+    """Describe the first and the last held-out reward of a run; empty if nothing is scored."""
+    rewards = [score.reward for score in scores if score.played == scores[0].played]
+    return " → ".join(f"{reward:.2f}" for reward in [*rewards[:1], *rewards[1:][-1:]])
+
+
+def tag_flow_run(tag: str) -> None:
+    """Give the current flow run a tag, in place of one that begins with the same word."""
+    if (id := flow_run.id) is None:
+        return
+    with get_client(sync_client=True) as client:
+        word, current = tag.split()[0], UUID(id)
+        tags = client.read_flow_run(current).tags
+        client.update_flow_run(
+            current, tags=[*(other for other in tags if other.split()[:1] != [word]), tag]
+        )
 
 
 def describe_transcripts(run: RunFolder, step: int) -> str:

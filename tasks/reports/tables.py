@@ -1,53 +1,20 @@
-"""Tables for a terminal or in Markdown: of runs, and of the scores of evaluations."""
+"""Tables for a terminal or in Markdown, the scores of evaluations, and the states of runs."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from adapters.calls import POLICY
 from tasks.checkpoints import Ledger
 from tasks.evaluations import Score
-from tasks.metrics import read_metrics
-from tasks.reports.failures import last_failure
-from tasks.storage.checksums import Damaged
-from tasks.storage.manifest import recipe_of
-from tasks.storage.run_folder import RunError, RunFolder, all_runs, runs_root
+from tasks.recording.spans import printable
+from tasks.storage.run_folder import RunFolder
 
 SPENT = {"tokens": "tokens", "cost": "USD"}
 """Usage of a role that no policy answers → its name in the table."""
 
-
-@dataclass(frozen=True)
-class RunLine:
-    """A run in the list of runs. `reward` is the mean reward of its last step, if it has one.
-
-    `failed` rollouts of all its steps trained nothing. `state` is running (a process has it open),
-    finished, stopped (it can be continued), damaged, or of another format (another version of
-    Ratchet wrote it). An update in doubt was under way when the run stopped; continuing rebuilds
-    the weights before it.
-    """
-
-    name: str
-    agent: str
-    done: int
-    steps: int
-    reward: float | None
-    failed: int
-    state: str
-
-
-def list_runs() -> list[RunLine]:
-    return [_describe_run(run) for run in all_runs()]
-
-
-def runs_table() -> str:
-    """Return the runs as a table for a terminal; below it, whole, the last error of each run."""
-    runs = list_runs()
-    if not runs:
-        return f"{runs_root()} holds no runs yet; `ratchet train` makes one"
-    names = ["run", "agent", "steps", "of", "reward", "failed", "state"]
-    table = aligned(names, (astuple(run) for run in runs))
-    errors = [_last_error(RunFolder(runs_root() / run.name)) for run in runs if run.failed]
-    return "\n\n".join([table, *filter(None, errors)])
+GAP = "  "
+"""What stands between the columns of a table for a terminal."""
+NARROWEST = 6
+"""Letters of the narrowest column that is still shortened."""
 
 
 def scores_table(scores: Mapping[str, Score]) -> str:
@@ -82,7 +49,41 @@ def aligned(names: Sequence[str], cells: Iterable[Sequence[object]]) -> str:
     """Align cells as a table for a terminal; None is a dash."""
     rows = [names, *([_cell(value) for value in row] for row in cells)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join(GAP.join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def fitted(
+    names: Sequence[str], cells: Iterable[Sequence[object]], width: int, long: Collection[str]
+) -> str:
+    """Align cells as a table of `width` letters: those of the `long` columns are shortened.
+
+    A column without a value in any row is left out.
+    """
+    rows = [[None if value is None else printable(_cell(value)) for value in row] for row in cells]
+    columns = [
+        [name, *column]
+        for name, column in zip(names, zip(*rows, strict=True), strict=True)
+        if any(value is not None for value in column)
+    ]
+    widths = [max(len(value or "-") for value in column) for column in columns]
+    room = width - len(GAP) * (len(columns) - 1)
+    shrinking = [index for index, (name, *_) in enumerate(columns) if name in long]
+    while sum(widths) > room and max(widths[index] for index in shrinking) > NARROWEST:
+        widths[max(shrinking, key=widths.__getitem__)] -= 1
+    shortened = [
+        [value and shorten(value, most) for value in column]
+        for column, most in zip(columns, widths, strict=True)
+    ]
+    head, *body = zip(*shortened, strict=True)
+    return aligned([str(name) for name in head], body)
+
+
+def shorten(text: str, most: int) -> str:
+    """Return a text of at most `most` letters, which has its beginning and its end."""
+    if len(text) <= most:
+        return text
+    end = (most - 1) // 2
+    return f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
 
 
 def markdown_table(names: Sequence[str], cells: Iterable[Sequence[object]]) -> str:
@@ -92,32 +93,13 @@ def markdown_table(names: Sequence[str], cells: Iterable[Sequence[object]]) -> s
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def _describe_run(run: RunFolder) -> RunLine:
-    try:
-        recipe = recipe_of(run)
-    except (RunError, Damaged) as error:
-        state = "damaged" if isinstance(error, Damaged) else "of another format"
-        return RunLine(run.name, "-", 0, 0, None, 0, state)
-    rows = read_metrics(run.metrics)
-    steps, done = recipe["steps"], len(rows)
-    state = describe_state(run, done, steps, run.is_open())
-    reward = rows[-1].get("reward/mean") if rows else None
-    failed = sum(int(row.get("rollouts/failed", 0)) for row in rows)
-    agent = recipe.get("agent") or recipe["flow"]
-    return RunLine(run.name, agent, done, steps, reward, failed, state)
-
-
-def _last_error(run: RunFolder) -> str:
-    try:
-        error = last_failure(run)
-    except Damaged as damage:
-        return str(damage)
-    return error and f"{run.name}, {error}"
-
-
 def describe_state(run: RunFolder, done: int, steps: int, is_open: bool) -> str:
-    """Say what state a run is in, which has `done` of its steps."""
-    return "running" if is_open else "finished" if done >= steps else _stopped(run)
+    """Say what state a run is in, which has `done` of its steps, and whether it is served."""
+    is_served = is_open and run.is_served()
+    if is_open and not is_served:
+        return "running"
+    state = "finished" if done >= steps else _stopped(run)
+    return f"{state}, served" if is_served else state
 
 
 def _stopped(run: RunFolder) -> str:

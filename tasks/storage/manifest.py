@@ -41,14 +41,16 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def bind_run(name: str, recipe: dict[str, Any], fingerprint: str) -> Iterator[RunFolder]:
+def bind_run(
+    name: str, recipe: dict[str, Any], fingerprint: str, *, to_serve: bool = False
+) -> Iterator[RunFolder]:
     """Yield the locked folder of a run, made if it is new.
 
     Raises RunError if the run was started with another recipe or written in another format, or is
     a copy of a run that is open.
     """
     run = folder_of(name)
-    with run.locked():
+    with run.locked(to_serve=to_serve):
         run.sweep()
         if not run.exists():
             write_manifest(run, recipe, fingerprint)
@@ -131,6 +133,13 @@ def recipe_of(run: RunFolder) -> dict[str, Any]:
 def parent_of(run: RunFolder) -> Manifest | None:
     """Return the parent of a fork or a replay, None of any other run."""
     return read_manifest(run).get("parent")
+
+
+def describe_parent(parent: Manifest | None) -> str:
+    """Name the checkpoint that a fork comes from, or the run that a replay trains on."""
+    if parent is None:
+        return ""
+    return f"{parent['run']}@{parent['step']}" if parent["how"] == FORK else parent["run"]
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,9 @@ class RunError(UserError):
 
 
 NAME = re.compile(rf"(?:(?:{'|'.join(APART)})/)?(?P<last>[A-Za-z0-9_][A-Za-z0-9_.-]*)")
-HOLDER = re.compile(r"process (?P<process>\d{1,9}) on (?P<host>.+)")
-"""What the lock of an open run says of who holds it."""
+SERVES = "which serves it"
+HOLDER = re.compile(rf"process (?P<process>\d{{1,9}}) on (?P<host>[^,]+)(?P<serves>, {SERVES})?")
+"""What the lock of an open run says of who holds it, and whether that serves a checkpoint."""
 
 LONGEST_NAME = 200
 """Letters of a run's name: file systems allow 255, and files beside a run have longer names."""
@@ -217,8 +218,7 @@ class RunFolder:
         `is_open` takes the lock for a moment, in which nobody can open the run. Here the process is
         asked that the lock names; one of another user counts as long as it lives.
         """
-        lock = self.path / "lock"
-        named = HOLDER.fullmatch(lock.read_text(encoding="utf-8")) if lock.exists() else None
+        lock, named = self.path / "lock", self._holder()
         if named is None or named["host"] != socket.gethostname():
             return False
         try:
@@ -229,12 +229,17 @@ class RunFolder:
             return False
         return any(Path(file.path) == lock.resolve() for file in opened)
 
+    def is_served(self) -> bool:
+        """Return whether the process that has the run open, or had it open last, serves it."""
+        named = self._holder()
+        return named is not None and named["serves"] is not None
+
     def check_writable(self) -> None:
         """Refuse (UserError) a folder in which nothing can be written."""
         check_writable(self.path, "another folder of runs as RATCHET_RUNS")
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, *, to_serve: bool = False) -> Iterator[None]:
         """Keep other processes out; the kernel drops the lock when this process ends."""
         self.check_writable()
         self.path.mkdir(parents=True, exist_ok=True)
@@ -248,7 +253,8 @@ class RunFolder:
                     f"the run {self.path} is open in {file.read().strip()}; wait for it"
                 ) from error
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")  # as HOLDER reads it
+            serves = f", {SERVES}" if to_serve else ""
+            file.write(f"process {os.getpid()} on {socket.gethostname()}{serves}")
             file.flush()
             yield
 
@@ -290,6 +296,11 @@ class RunFolder:
             shutil.rmtree(aside, ignore_errors=True)
             self.path.replace(aside)
         shutil.rmtree(aside)
+
+    def _holder(self) -> re.Match[str] | None:
+        """Read who holds the lock, or held it last; None if nobody has."""
+        lock = self.path / "lock"
+        return HOLDER.fullmatch(lock.read_text(encoding="utf-8")) if lock.exists() else None
 
     def _of(self, policy: str) -> Path:
         return self.path if policy == POLICY else self.path / "policies" / policy

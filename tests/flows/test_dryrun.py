@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from typer.testing import CliRunner
 
 from flows.cli.commands import app
@@ -30,6 +32,10 @@ def test_a_dry_run_shows_what_is_recorded_and_leaves_nothing(
     assert "policy: no call had a history" in said.output
     assert "policy was asked: You are " in said.output
     assert list((tmp_path / "dryruns").iterdir()) == []
+    tagged = FlowRunFilter(tags=FlowRunFilterTags(all_=["dryrun"]))
+    with get_client(sync_client=True) as client:
+        runs = client.read_flow_runs(flow_run_filter=tagged)
+    assert any(run.name.startswith("dryruns/hello-") for run in runs)
 
 
 @pytest.mark.usefixtures("prefect_server", "tiny_chat")

@@ -13,7 +13,7 @@ from adapters.harness.player import BatchRefused
 from flows.evaluate import evaluate
 from flows.runtime.eval_targets import EvalTarget
 from tasks.recording.journal import Journal, read_journal
-from tasks.reports.tables import runs_table
+from tasks.reports.board.run_list import runs_table
 from tasks.reports.transcripts import read_games
 from tasks.storage.files import write_text
 from tasks.storage.run_folder import RunError, read_checkpoint
@@ -64,7 +64,7 @@ def test_an_evaluation_that_was_cut_off_goes_on_and_plays_no_example_twice(
     assert all(game["identity"] and game["turn_index"] == 1 for game in games)
     assert games == read_games([folder / "spans" / "test-00000.0.parquet"], ["identity"])
     assert evaluated.scores["sampled"].rollouts == evaluated.scores["greedy"].rollouts == 4
-    assert "holds no runs yet" in runs_table()
+    assert "holds no runs yet" in runs_table(100)
 
 
 @pytest.mark.usefixtures("runs")

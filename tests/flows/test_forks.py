@@ -4,13 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from adapters.calls import POLICY
 from adapters.door.batches import OpenBatch
+from flows.cli.commands import app
 from flows.recipe.recipe import Recipe
 from flows.replay import replay
-from flows.runtime.forks import fork_run, replay_run
+from flows.runtime.forks import describe_fork, fork_run, replay_run
 from flows.train import train
+from tasks.evaluations import read_evaluation
 from tasks.metrics import read_metrics
 from tasks.playing.server import Play, RolloutServer
 from tasks.storage.manifest import lineage
@@ -44,6 +47,12 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def fork(parent: RunFolder, name: str, step: int, recipe: Recipe = RECIPE) -> RunFolder:
     return fork_run(parent, name, step, recipe.model_dump(mode="json"), recipe.fingerprint())
+
+
+def score_of(run: RunFolder, checkpoint: int) -> float:
+    mean = read_evaluation(run.evaluation(f"{checkpoint:05d}"))["sampled"].finished.mean
+    assert mean is not None
+    return mean
 
 
 def inodes(run: RunFolder, pattern: str) -> dict[str, int]:
@@ -132,6 +141,32 @@ def test_a_fork_that_cannot_be_is_refused_and_leaves_nothing(
         fork(parent, "refused", step, small_recipe(**values))
     assert said in str(raised.value)
     assert not list(root.glob("*refused*"))
+
+
+def test_a_fork_s_closing_lines_say_what_it_trained_and_what_its_parent_had(
+    parent: RunFolder,
+) -> None:
+    changed = ["--set", "optimizer.learning_rate=0.02", "--set", "evaluation.every=2"]
+    said = CliRunner().invoke(
+        app, ["fork", "parent", "--at", "2", "--as", "lines", *changed], catch_exceptions=False
+    )
+    _, _, lines = said.stdout.partition("trained ")
+    since, *changes = (line.strip() for line in lines.splitlines()[:3])
+    before = score_of(folder_of("lines"), 2)  # the parent has not scored checkpoint 2
+    after = score_of(folder_of("lines"), 3)
+    assert since == f"1 steps since parent@2: held-out reward {before:.2f} → {after:.2f}"
+    assert sorted(changes) == ["evaluation.every: 0 → 2", "optimizer.learning_rate: 0.005 → 0.02"]
+
+
+def test_a_fork_of_a_checkpoint_that_nobody_scored_names_the_last_that_was(
+    parent: RunFolder,
+) -> None:
+    copy = fork(parent, "unscored", 2)
+    base = score_of(parent, 0)
+    assert describe_fork(copy) == (
+        f"0 steps since parent@2; parent@0 had held-out reward {base:.2f}"
+    )
+    assert describe_fork(parent) == ""
 
 
 def test_a_fork_does_not_take_the_place_of_a_run(parent: RunFolder) -> None:

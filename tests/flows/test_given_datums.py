@@ -13,7 +13,7 @@ from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowError
 from tasks.metrics import read_metrics
-from tasks.reports.tables import runs_table
+from tasks.reports.board.run_list import runs_table
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.given_datums import RECIPE, CountingRecipe, count
@@ -57,4 +57,4 @@ def test_the_recipe_of_a_run_is_read_by_its_flow(whole: RunFolder) -> None:
 
 def test_what_reads_runs_reads_one_without_rollouts(whole: RunFolder) -> None:
     assert [*find_damage(whole)] == []
-    assert "whole" in runs_table()
+    assert "whole" in runs_table(100)

@@ -95,7 +95,14 @@ def test_what_can_be_trained_in_the_folder_can_be_deployed_from_it(project: Path
     file.write_text(file.read_text().replace(f"name: {AGENT}\n", "name: hello\n"))
     url = PREFECT_API_URL.value()
     deploy = [sys.executable, "-m", "flows.cli.main", "deploy"]
-    subprocess.run(deploy, env={**os.environ, "PREFECT_API_URL": url}, check=True)
+    variables = {**os.environ, "PREFECT_API_URL": url}
+    said = subprocess.run(deploy, env=variables, check=True, stdout=subprocess.PIPE, text=True)
+    table, _, commands = said.stdout.partition("\n\n")
+    deployed = [line.split()[0] for line in table.splitlines()[1:]]
+    assert {"train/hello", "train/arithmetic", f"evaluate/{AGENT}-evaluation"} <= {*deployed}
+    assert len(deployed) == len({*deployed})
+    assert max(map(len, table.splitlines())) <= 100
+    assert "deployment run train/" in commands
     with prefect_api(url) as api:
         for name, agent in {"hello": AGENT, "arithmetic": "arithmetic"}.items():
             deployed = api.get(f"/deployments/name/train/{name}").json()

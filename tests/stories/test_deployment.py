@@ -73,6 +73,13 @@ def test_a_deployment_trains_and_shows_itself(team: tuple[httpx.Client, Path]) -
     assert "## best: train-00001-" in artifacts["deployed-transcripts"]["data"]
 
 
+def test_the_ui_asks_the_server_that_serves_it(team: tuple[httpx.Client, Path]) -> None:
+    api, _ = team
+    address = str(api.base_url).rstrip("/")
+    asked = httpx.get(f"{address.removesuffix('/api')}/ui-settings").json()
+    assert asked["api_url"] == address
+
+
 def test_a_misspelt_key_is_refused_when_the_run_is_created(
     team: tuple[httpx.Client, Path],
 ) -> None:

@@ -8,10 +8,13 @@ import pytest
 from prefect.artifacts import Artifact
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+from adapters.calls import POLICY
+from tasks.checkpoints import Checkpoint, Ledger
 from tasks.metrics import record_metrics
-from tasks.reports.artifacts import Artifacts, artifact_key
+from tasks.reports.artifacts import Artifacts, artifact_key, describe_evaluations, metric_rows
 from tasks.storage.run_folder import RunFolder
 from tests.tasks.test_report_page import record_run
+from tests.tasks.test_run_list import evaluate
 
 pytestmark = pytest.mark.filterwarnings("ignore:Artifact creation outside of a flow")
 
@@ -69,3 +72,45 @@ def test_curves_metrics_evaluations_and_transcripts_come_while_a_run_trains(
         artifacts.show(0, {"reward/mean": 0.5})
     for what in ("progress", "curves", "metrics", "transcripts", "evaluations"):
         assert Artifact.get(artifact_key(run, what)) is not None, what
+
+
+def test_the_table_of_metrics_has_the_eight_columns_that_one_reads(run: RunFolder) -> None:
+    more = {"tokens/sampled": 900, "entropy": 0.41873, "kl_sample_train_v1": 2.0246e-08, "ess": 1.0}
+    spent = {"seconds/sampling": 3.5, "seconds/training": 1.25, "seconds/rollout": 2.0}
+    record_metrics(run.metrics, 3, {"reward/mean": 0.71094, "rollouts/failed": 2, **more, **spent})
+    evaluate(run, 4, 1.0, 0.5)
+    rows = metric_rows(run)
+    assert rows[3] == {
+        "step": 4,
+        "reward": 0.7109,
+        "held-out": 0.75,
+        "entropy": 0.4187,
+        "KL": 2.025e-08,
+        "tokens": 900,
+        "failed": 2,
+        "seconds": 4.75,
+    }
+    assert [list(row) for row in rows] == [list(rows[3])] * 4
+    record_metrics(run.metrics, 4, {"kl_reference_v1": 0.25, "kl_sample_train_v1": 1e-8})
+    assert metric_rows(run)[4]["KL"] == 0.25
+
+
+def test_a_column_of_which_no_step_has_a_value_is_left_out(run: RunFolder) -> None:
+    assert [*metric_rows(run)[0]] == ["step", "reward", "tokens", "seconds"]
+    assert metric_rows(RunFolder(run.path / "new")) == []
+
+
+def test_evaluations_lead_with_the_reward_and_shorten_the_paths_of_weights(run: RunFolder) -> None:
+    path = "tinker://0c9f7f3e-58a1-4d0f-9d9a-0d5a2c5d8f11:train:0/sampler_weights/00004-1-e0d234"
+    Ledger(run.checkpoints(POLICY)).add(Checkpoint(4, sampler=path, state=None))
+    evaluate(run, 4, 1.0, 0.5)
+    scores, weights, whole = describe_evaluations(run).split("\n\n")
+    names, _, row = scores.splitlines()
+    assert names.startswith("| step | held-out reward | 95 % interval | examples | failed | played")
+    assert row.startswith("| 4 | 0.75 | 0.26 to 1.24 | 2 | 0 | sampled | all")
+    [shown] = [line for line in weights.splitlines() if "tinker://" in line]
+    assert "…" in shown
+    assert shown.index("00004-1-e0d234`") > 0
+    assert max(map(len, weights.splitlines())) < 80
+    assert path not in shown
+    assert str(run.checkpoints(POLICY)) in whole

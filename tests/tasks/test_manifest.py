@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.reports.tables import list_runs, runs_table
+from tasks.reports.board.run_list import list_runs, runs_table
 from tasks.storage.json_files import write_json
 from tasks.storage.manifest import (
     FORK,
@@ -130,17 +130,15 @@ def test_a_run_of_another_format_is_refused(number: int | None, said: str) -> No
         pass
 
 
-def test_a_run_of_another_format_is_listed_as_such() -> None:
+def test_a_run_of_another_format_is_listed_with_what_to_do() -> None:
     make_run("new")
     make_run_of_format("old", None)
-    assert {run.name: run.state for run in list_runs()} == {
-        "new": "stopped",
-        "old": "of another format",
-    }
-    assert runs_table().splitlines()[-1].split() == [
-        *("old", "-", "0", "0", "-", "0"),
-        *("of", "another", "format"),
-    ]
+    assert {run.name: run.state for run in list_runs()} == {"new": "stopped", "old": "unreadable"}
+    table, explanation = runs_table(100).split("\n\n")
+    assert table.splitlines()[-1].split()[0] == "old"
+    assert explanation.startswith("old: the run ")
+    assert "in format 1" in explanation
+    assert "continue it with the version that wrote it" in explanation
 
 
 def test_the_newest_run_may_be_beside_runs_of_another_format(root: Path) -> None:

@@ -5,16 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from adapters.calls import POLICY
-from tasks.checkpoints import Ledger
 from tasks.evaluations import ScoredRollout, Spent, score
-from tasks.metrics import record_metrics
 from tasks.recording.spans import Span, table
 from tasks.reports.failures import read_failures
-from tasks.reports.tables import list_runs, runs_table, scores_table
+from tasks.reports.tables import scores_table
 from tasks.reports.transcripts import transcripts
-from tasks.storage.manifest import write_manifest
-from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import write
 
 LONG = "\n".join(f"line {number} of a long answer to a request" for number in range(40))
@@ -117,63 +112,6 @@ def test_a_transcript_says_which_calls_were_refused_and_why(tmp_path: Path) -> N
     assert f"*a call of the policy was refused*\n\n```text\n{told}\n```" in transcripts([spans])
     (failure,) = read_failures([spans])
     assert str(failure) == f"train-00000-0000-00, a call that was refused:\n{told}"
-
-
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
-
-
-def make_run(name: str, steps: int, done: int) -> RunFolder:
-    run = folder_of(name)
-    recipe = {"agent": "hello", "steps": steps, "dataset": {"path": __file__}}
-    write_manifest(run, recipe, "f00d")
-    for step in range(done):
-        record_metrics(run.metrics, step, {"reward/mean": step / 4})
-    return run
-
-
-@pytest.mark.usefixtures("runs")
-def test_runs_are_listed_with_their_state() -> None:
-    make_run("a", steps=2, done=2)
-    make_run("b", steps=4, done=2)
-    running = make_run("c", steps=4, done=0)
-    Ledger(make_run("d", steps=4, done=2).checkpoints(POLICY)).begin(3)
-    with running.locked():
-        runs = list_runs()
-    assert [(run.name, run.done, run.steps, run.reward, run.state) for run in runs] == [
-        ("a", 2, 2, 0.25, "finished"),
-        ("b", 2, 4, 0.25, "stopped"),
-        ("c", 0, 4, None, "running"),
-        ("d", 2, 4, 0.25, "stopped, update 2 in doubt"),
-    ]
-
-
-@pytest.mark.usefixtures("runs")
-def test_the_terminal_gets_a_table_in_columns() -> None:
-    assert "holds no runs yet" in runs_table()
-    make_run("hello-1", steps=4, done=1)
-    assert runs_table().splitlines() == [
-        "run      agent  steps  of  reward  failed  state",
-        "hello-1  hello  1      4   0       0       stopped",
-    ]
-
-
-@pytest.mark.usefixtures("runs")
-def test_below_the_table_is_the_last_error_of_each_run_to_its_last_line() -> None:
-    make_run("sound", steps=4, done=1)
-    run = make_run("broken", steps=4, done=1)
-    rollouts = [rollout(k, ended(None, LONG), step=1) for k in range(5)]
-    sealed(run.spans("train-00001.0"), *rollouts)
-    run.journal("train-00001.0").parent.mkdir()
-    run.journal("train-00001.0").touch()
-    record_metrics(run.metrics, 1, {"rollouts/failed": 5})
-    listed, _, error = runs_table().partition("\n\n")
-    assert listed.splitlines()[1].split() == ["broken", "hello", "2", "4", "-", "5", "stopped"]
-    named = "train-00001-0000-00, train-00001-0000-01, train-00001-0000-02 and 2 more"
-    assert error == f"broken, {named}:\nTimeoutError: {LONG}"
-    run.spans("train-00001.0").write_bytes(b"what is this?")
-    assert "train-00001.0.parquet is damaged" in runs_table()
 
 
 def test_scores_are_a_line_for_each_category_with_their_intervals() -> None:

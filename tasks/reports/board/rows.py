@@ -8,7 +8,7 @@ from math import fsum
 from pathlib import Path
 
 from adapters.errors import UserError
-from tasks.metrics import COST
+from tasks.metrics import COST, spent_seconds
 from tasks.recording.views import UNREADABLE
 from tasks.reports.curves import HeldOutScore, read_scores, read_step_curves
 from tasks.reports.progress import ProgressReader
@@ -16,7 +16,7 @@ from tasks.reports.tables import describe_state
 from tasks.storage.checksums import Damaged
 from tasks.storage.files import FileVersions, version_of
 from tasks.storage.keys import Json, flatten
-from tasks.storage.manifest import read_manifest
+from tasks.storage.manifest import describe_parent, read_manifest
 from tasks.storage.run_folder import NAME, RunFolder, all_runs
 
 MOST_RUNS = 10_000
@@ -37,6 +37,7 @@ class BoundRun:
     agent: str = ""
     created: str = ""
     keys: Keys | None = None
+    parent: str = ""
     trouble: str = ""
 
     @property
@@ -54,6 +55,7 @@ class RunTotals:
     """Totals of a run: its steps, its first and its last held-out score, its tokens.
 
     `cost` is in US dollars, that of the roles that no policy answers; None if no price is known.
+    `seconds` are those of sampling and training, and no duration with a lag.
     """
 
     done: int
@@ -61,6 +63,8 @@ class RunTotals:
     held_out: Sequence[HeldOutScore]
     tokens: float
     cost: float | None
+    seconds: float
+    failed: int
 
 
 @dataclass(frozen=True)
@@ -117,9 +121,9 @@ def read_row(run: BoundRun, differences: Sequence[tuple[str, str]]) -> BoardRow:
         totals, is_held = read_totals(run), run.folder.is_held()
         steps = int(str(run.keys["steps"]))
         state = describe_state(run.folder, totals.done, steps, is_held)
-        doing = str(ProgressReader(run.folder).look()) if is_held else ""
+        doing = str(ProgressReader(run.folder).look()) if state == "running" else ""
     except BROKEN as error:
-        return BoardRow(run, differences, None, _kind(error), trouble=explain(error))
+        return BoardRow(run, differences, None, kind_of(error), trouble=explain(error))
     return BoardRow(run, differences, totals, state, doing)
 
 
@@ -149,7 +153,8 @@ def _read_bound(run: RunFolder, _version: FileVersions) -> BoundRun:
         manifest = read_manifest(run)
         recipe = manifest["recipe"]
         agent = recipe.get("agent") or recipe["flow"]
-        return BoundRun(run, str(agent), str(manifest["created"]), flatten(recipe))
+        parent = describe_parent(manifest.get("parent"))
+        return BoundRun(run, str(agent), str(manifest["created"]), flatten(recipe), parent)
     except BROKEN as error:
         return BoundRun(run, trouble=explain(error))
 
@@ -164,10 +169,13 @@ def _read_totals(run: RunFolder, _version: FileVersions) -> RunTotals:
         held_out=_first_and_last(curves.scores),
         tokens=curves.tokens[-1],
         cost=fsum(costs) if costs else None,
+        seconds=spent_seconds(curves.metrics),
+        failed=sum(int(row.get("rollouts/failed", 0)) for row in curves.metrics),
     )
 
 
-def _kind(error: Exception) -> str:
+def kind_of(error: Exception) -> str:
+    """Say in a word what an error makes of a run."""
     return "damaged" if isinstance(error, Damaged) else "unreadable"
 
 

@@ -1,0 +1,138 @@
+"""Deployments of prefect.yaml → a Prefect server, and a table of what is on the server then."""
+
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import DeploymentSchedule
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from adapters.errors import UserError
+from adapters.network.addresses import check_listener
+from flows.server.prefect_server import POOL, PREFECT, client_environment
+from tasks.reports.tables import GAP, fitted
+
+NAMES = ("deployment", "schedule", "work pool", "what it does")
+WIDTH = 100
+"""Letters of a line of the table."""
+NARROWEST = 20
+"""Letters of a description that is cut, at least."""
+BOX = "╭─╮│╰╯ "
+"""Letters of the frames that Prefect prints."""
+CREATED = re.compile(r"Deployment '(?P<name>.+?)' successfully created with id '(?P<id>[^']+)'")
+"""What Prefect prints of a deployment that is on the server."""
+UNWRAPPED = "1000"
+"""Letters of the lines that Prefect prints, none of which may break."""
+
+
+def deploy_files(files: Iterable[Path], name: str | None = None) -> str:
+    """Deploy all deployments of the files, of which the last counts, or those of a name alone.
+
+    Returns a table of them, and the commands that come next.
+    """
+    variables = client_environment()
+    address = variables["PREFECT_API_URL"]
+    _check_server(address)
+    _call_prefect(variables, "work-pool", "create", POOL, "--type", "process", "--overwrite")
+    chosen = ("--all",) if name is None else ("--name", name)
+    made: dict[str, str] = {}
+    for file in files:
+        words = ("--no-prompt", "deploy", *chosen, "--prefect-file", str(file))
+        said = _call_prefect(variables, *words)
+        found = {one["name"]: one["id"] for one in CREATED.finditer(said)}
+        if not found:
+            raise UserError(f"Prefect deploys nothing of {file}; mend what it says:\n{said}")
+        made = found | {other: id for other, id in made.items() if other not in found}
+    return f"{_table(address, made)}\n\n{_next_commands(address, [*made])}"
+
+
+def _check_server(address: str) -> None:
+    """Raise UserError if nothing listens at the address of a server."""
+    try:
+        check_listener(address)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"the Prefect server at {address} cannot be reached ({error}); start one with "
+            "`ratchet server`, or name another one by PREFECT_API_URL"
+        ) from error
+
+
+def _call_prefect(variables: Mapping[str, str], *words: str) -> str:
+    """Return what a command of Prefect's prints; UserError with the end of that if it fails."""
+    done = subprocess.run(
+        [*PREFECT, *words],
+        env={**variables, "COLUMNS": UNWRAPPED},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        said = "\n".join(filter(None, (line.strip(BOX) for line in done.stdout.splitlines())))
+        _, begun, last = said.rpartition("\nDeploying ")
+        named, _, why = last.partition("\n") if begun else ("", "", said)
+        if "Traceback (most recent call last):" in why:
+            why = why.removesuffix("\nAn exception occurred.").splitlines()[-1]
+        at = f" at {named}" if named else ""
+        raise UserError(
+            f"`prefect {' '.join(words)}` stops{at}: {why}\nMend that, and deploy again"
+        )
+    return done.stdout
+
+
+def _table(address: str, made: Mapping[str, str]) -> str:
+    """Return a table of deployments, which are given by name and id, as the server has them."""
+    with temporary_settings({PREFECT_API_URL: address}), get_client(sync_client=True) as client:
+        deployed = {name: client.read_deployment(id) for name, id in made.items()}
+    rows = [[name, _schedules(of), of.work_pool_name] for name, of in deployed.items()]
+    names = NAMES[:-1]
+    widest = max(map(len, fitted(names, rows, WIDTH, names).splitlines()))
+    room = max(NARROWEST, WIDTH - widest - len(GAP))
+    for row, of in zip(rows, deployed.values(), strict=True):
+        row.append(textwrap.shorten(of.description or "", room, placeholder=" …") or None)
+    return fitted(NAMES, rows, WIDTH, NAMES)
+
+
+def _schedules(deployed: DeploymentResponse) -> str:
+    return ", ".join(map(_describe_schedule, deployed.schedules)) or "none"
+
+
+def _describe_schedule(of: DeploymentSchedule) -> str:
+    """Describe a schedule as prefect.yaml has it: a cron line, an interval or an rrule."""
+    match of.schedule:
+        case CronSchedule(cron=cron, timezone=zone):
+            said = f"{cron} {zone or 'UTC'}"
+        case IntervalSchedule(interval=interval):
+            said = f"every {interval}"
+        case RRuleSchedule(rrule=said):
+            pass
+        case _:
+            said = "none"
+    return said if of.active else f"{said} (paused)"
+
+
+def _next_commands(address: str, names: list[str]) -> str:
+    """Return the commands that start a worker and run a deployment, for a shell."""
+    trainings = [name for name in names if name.startswith("train/")]
+    commands = [
+        f"{_beside('ratchet')} worker      # runs what is scheduled, until Ctrl-C",
+        f"{_beside('prefect')} deployment run {[*trainings, *names][0]} --watch",
+    ]
+    if PREFECT_API_URL.value() != address:
+        commands.insert(0, f"export PREFECT_API_URL={address}")
+    return "\n".join(["next, in a terminal each:", *(f"    {command}" for command in commands)])
+
+
+def _beside(command: str) -> str:
+    """Return how a shell in this folder names a command of this environment."""
+    path = Path(sys.executable).with_name(command)
+    if shutil.which(command) == str(path):
+        return command
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

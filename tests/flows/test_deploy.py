@@ -1,0 +1,116 @@
+"""`ratchet deploy`: one table of what is on the server, and the commands that come next."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL
+from typer.testing import CliRunner
+
+from adapters.errors import UserError
+from flows.cli.commands import app
+from flows.cli.new_project import AGENT, write_project
+from flows.recipe.loading import RecipeError, find_deployment
+
+NIGHTLY = """
+  - name: nightly
+    entrypoint: flows.evaluate.evaluate
+    description: Score the newest run of the agent introduce, every night, whichever run that is.
+    work_pool: {name: ratchet}
+    schedules:
+      - {cron: "0 6 * * *", timezone: Europe/Berlin, slug: every-morning}
+      - {interval: 3600, active: false, slug: hourly}
+"""
+BROKEN = """
+  - name: broken
+    entrypoint: flows.nothing.at_all
+    work_pool: {name: ratchet}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, in which there is nothing."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def project(folder: Path) -> Path:
+    """The prefect.yaml of a new project in the working folder."""
+    write_project(folder)
+    return folder / "prefect.yaml"
+
+
+@pytest.fixture
+def server(prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Address of a server, which the environment names."""
+    address = str(PREFECT_API_URL.value())
+    monkeypatch.setenv("PREFECT_API_URL", address)
+    return address
+
+
+def deploy(*words: str) -> list[str]:
+    said = CliRunner().invoke(app, ["deploy", *words], catch_exceptions=False)
+    return said.stdout.splitlines()
+
+
+@pytest.mark.usefixtures("server")
+def test_one_deployment_is_deployed_by_its_name_with_its_schedules(project: Path) -> None:
+    project.write_text(project.read_text() + NIGHTLY)
+    names, row, _, *commands = deploy("evaluate/nightly")
+    assert names.split("  ")[0] == "deployment"
+    assert row.startswith("evaluate/nightly  ")
+    assert "0 6 * * * Europe/Berlin" in row
+    assert "every 1:00:00 (paused)" in row
+    assert max(map(len, [names, row])) <= 100
+    assert row.endswith(" …"), "the description is cut at its end"
+    bin = Path(sys.executable).parent
+    assert [command.strip() for command in commands[1:]] == [
+        f"{bin / 'ratchet'} worker      # runs what is scheduled, until Ctrl-C",
+        f"{bin / 'prefect'} deployment run evaluate/nightly --watch",
+    ]
+    with get_client(sync_client=True) as client:
+        assert client.read_deployment_by_name("evaluate/nightly").work_pool_name == "ratchet"
+
+
+@pytest.mark.usefixtures("server")
+def test_an_example_is_deployed_from_a_folder_that_has_none_of_its_name(folder: Path) -> None:
+    _, row, *_ = deploy("whispers")
+    assert row.split()[:3] == ["train/whispers", "none", "ratchet"]
+    with get_client(sync_client=True) as client:
+        [step] = client.read_deployment_by_name("train/whispers").pull_steps or []
+    assert [*step.values()] == [{"directory": str(folder)}]
+
+
+@pytest.mark.usefixtures("server")
+def test_a_deployment_that_cannot_be_is_refused_without_a_trace(project: Path) -> None:
+    project.write_text(project.read_text() + BROKEN)
+    with pytest.raises(UserError) as raised:
+        deploy("broken")
+    what, advice = str(raised.value).splitlines()
+    assert what.endswith("stops: ModuleNotFoundError: No module named 'flows.nothing'")
+    assert advice == "Mend that, and deploy again"
+
+
+def test_a_typo_is_answered_with_the_nearest_name(project: Path) -> None:
+    with pytest.raises(RecipeError, match=f"no deployment 'introdce'.*; did you mean '{AGENT}'"):
+        deploy("introdce")
+    with pytest.raises(RecipeError, match="; did you mean 'evaluate/hello-evaluation'"):
+        deploy("evaluate/helo-evaluation")
+    with pytest.raises(RecipeError, match="no deployment 'evaluate/hello'"):
+        deploy("evaluate/hello")
+
+
+def test_the_working_folder_s_deployment_comes_before_an_example_s(project: Path) -> None:
+    assert find_deployment("train/hello") == (find_deployment("hello")[0], "hello")
+    assert not find_deployment("hello")[0].samefile(project)
+    project.write_text(project.read_text().replace(f"name: {AGENT}\n", "name: hello\n"))
+    assert find_deployment("hello")[0].samefile(project)
+
+
+def test_a_server_that_is_away_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    with pytest.raises(UserError, match=r"127\.0\.0\.1:9/api cannot be reached .*ratchet server"):
+        deploy("hello")

@@ -1,0 +1,150 @@
+"""The table of `ratchet runs`: what each run has become, on a line that fits the terminal."""
+
+from pathlib import Path
+
+import pytest
+
+from adapters.calls import POLICY
+from tasks.checkpoints import Ledger
+from tasks.evaluations import ScoredRollout, score
+from tasks.metrics import record_metrics
+from tasks.reports.board.run_list import count, list_runs, runs_table
+from tasks.storage.json_files import write_json
+from tasks.storage.manifest import bind_run, write_manifest
+from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from tests.tasks.test_reports import LONG, ended, rollout, sealed
+
+FINGERPRINT = "f00d"
+RECIPE = {"agent": "hello", "dataset": {"path": __file__}}
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+    return tmp_path
+
+
+def make_run(
+    name: str, steps: int, done: int, parent: dict[str, object] | None = None
+) -> RunFolder:
+    run = folder_of(name)
+    write_manifest(run, RECIPE | {"steps": steps}, FINGERPRINT, parent)
+    for step in range(done):
+        spent = {"tokens/sampled": 750, "seconds/sampling": 25.0, "seconds/training": 5.0}
+        record_metrics(run.metrics, step, {"reward/mean": step / 4, **spent})
+    return run
+
+
+def evaluate(run: RunFolder, step: int, *rewards: float) -> None:
+    scored = score([ScoredRollout(str(k), reward) for k, reward in enumerate(rewards)])
+    write_json(run.evaluation(f"{step:05d}"), {"sampled": scored.model_dump(mode="json")})
+
+
+def test_runs_are_listed_with_their_state() -> None:
+    make_run("a", steps=2, done=2)
+    make_run("b", steps=4, done=2)
+    running = make_run("c", steps=4, done=0)
+    Ledger(make_run("d", steps=4, done=2).checkpoints(POLICY)).begin(3)
+    with running.locked():
+        listed = [(run.name, run.steps, run.state) for run in list_runs()]
+    assert listed == [
+        ("a", 2, "finished"),
+        ("b", 4, "stopped"),
+        ("c", 4, "running"),
+        ("d", 4, "stopped, update 2 in doubt"),
+    ]
+
+
+def test_a_line_has_the_gain_the_parent_and_the_cost() -> None:
+    assert "holds no runs yet" in runs_table(100)
+    parent = make_run("hello-1", steps=4, done=2)
+    evaluate(parent, 0, 0.0, 0.0, 0.5, 0.5)
+    evaluate(parent, 1, 1.0, 0.0)
+    evaluate(parent, 2, 1.0, 0.5)
+    make_run("hello-1-lr", 4, 0, {"run": "hello-1", "step": 2, "how": "fork"})
+    assert runs_table(100).splitlines() == [
+        "run         agent  steps  held-out     parent     state    tokens  min",
+        "hello-1     hello  2/4    0.25 → 0.75  -          stopped  1.5k    1.0",
+        "hello-1-lr  hello  0/4    -            hello-1@2  stopped  -       -",
+    ]
+
+
+def test_dollars_have_a_column_if_a_price_is_known_and_minutes_none_if_steps_overlap() -> None:
+    run = make_run("priced", steps=4, done=1)
+    record_metrics(run.metrics, 1, {"cost/judge": 0.25, "cost/search": 0.5})
+    write_manifest(folder_of("lagging"), RECIPE | {"steps": 1, "rollouts": {"lag": 1}}, "beef")
+    record_metrics(folder_of("lagging").metrics, 0, {"seconds/sampling": 60.0})
+    names, lagging, priced = (line.split() for line in runs_table(100).splitlines())
+    assert dict(zip(names, priced, strict=True))["USD"] == "0.75"
+    assert dict(zip(names, lagging, strict=True))["min"] == "-"
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_table_fits_and_shortens_long_names_in_the_middle(width: int) -> None:
+    name = "guess_the_number-with-a-rather-long-name-20261125-005201"
+    run = make_run(name, steps=4000, done=2, parent={"run": name, "step": 2000, "how": "fork"})
+    evaluate(run, 0, 0.0)
+    evaluate(run, 2, 1.0)
+    record_metrics(run.metrics, 2, {"cost/judge": 1234.5})
+    Ledger(run.checkpoints(POLICY)).begin(3)
+    head, line = runs_table(width).splitlines()
+    assert len(line) <= width
+    assert len(head) <= width
+    shown, *_ = line.split()
+    before, _, after = shown.partition("…")
+    assert min(len(before), len(after)) >= 3
+    assert name.startswith(before)
+    assert name.endswith(after)
+    assert "0.00 → 1.00" in line
+    assert "1234.50" in line
+
+
+def test_a_run_that_is_served_says_so_until_it_is_not() -> None:
+    make_run("done", steps=2, done=2)
+    recipe = RECIPE | {"steps": 2}
+    with bind_run("done", recipe, FINGERPRINT, to_serve=True):
+        assert [run.state for run in list_runs()] == ["finished, served"]
+        assert folder_of("done").is_held()
+        with pytest.raises(RunError, match=r"is open in process .*, which serves it; wait for it"):
+            folder_of("done").delete()
+    assert [run.state for run in list_runs()] == ["finished"]
+    with bind_run("done", recipe, FINGERPRINT):
+        assert [run.state for run in list_runs()] == ["running"]
+
+
+def test_below_the_table_is_the_last_error_of_each_run_to_its_last_line() -> None:
+    make_run("sound", steps=4, done=1)
+    run = make_run("broken", steps=4, done=1)
+    rollouts = [rollout(k, ended(None, LONG), step=1) for k in range(5)]
+    sealed(run.spans("train-00001.0"), *rollouts)
+    run.journal("train-00001.0").parent.mkdir()
+    run.journal("train-00001.0").touch()
+    record_metrics(run.metrics, 1, {"rollouts/failed": 5})
+    listed, _, error = runs_table(100).partition("\n\n")
+    assert listed.splitlines()[1].split()[:3] == ["broken", "hello", "2/4"]
+    named = "train-00001-0000-00, train-00001-0000-01, train-00001-0000-02 and 2 more"
+    said = "broken, 5 rollouts failed, the last error in"
+    assert error == f"{said} {named}:\nTimeoutError: {LONG}"
+    run.spans("train-00001.0").write_bytes(b"what is this?")
+    assert "train-00001.0.parquet is damaged" in runs_table(100)
+
+
+def test_a_damaged_run_is_a_line_with_its_remedy_beside_the_others() -> None:
+    make_run("sound", steps=4, done=1)
+    damaged = make_run("damaged", steps=4, done=1)
+    damaged.metrics.write_text('{"step": 0, "crc32": "00000000"}\n')
+    listed, _, said = runs_table(100).partition("\n\n")
+    assert [line.split()[0] for line in listed.splitlines()[1:]] == ["damaged", "sound"]
+    assert listed.splitlines()[1].split()[-3:].count("damaged") == 1
+    assert said.startswith("damaged: line 1 of ")
+
+
+def test_nothing_that_a_terminal_obeys_is_in_the_table(runs: Path) -> None:
+    write_manifest(RunFolder(runs / "a\x1b[2Jb"), RECIPE | {"steps": 1}, FINGERPRINT)
+    assert "\x1b" not in runs_table(100)
+
+
+def test_counts_are_written_in_few_letters() -> None:
+    assert [count(n) for n in (0, 940, 93_840, 1_230_000, 4.2e9)] == [
+        *("0", "940", "93.8k", "1.2M", "4.2G")
+    ]
