@@ -1,16 +1,20 @@
 """A run → what a person wants to read of it."""
 
+import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from adapters.calls import POLICY
+from flows.cli.commands import app
 from tasks.checkpoints import Ledger
 from tasks.evaluations import ScoredRollout, Spent, score
 from tasks.metrics import record_metrics
 from tasks.recording.spans import Span, table
-from tasks.reports.failures import read_failures
+from tasks.reports.failures import ask_failures, read_failures
 from tasks.reports.tables import list_runs, runs_table, scores_table
 from tasks.reports.transcripts import transcripts
 from tasks.storage.manifest import write_manifest
@@ -174,6 +178,26 @@ def test_below_the_table_is_the_last_error_of_each_run_to_its_last_line() -> Non
     assert error == f"broken, {named}:\nTimeoutError: {LONG}"
     run.spans("train-00001.0").write_bytes(b"what is this?")
     assert "train-00001.0.parquet is damaged" in runs_table()
+
+
+@pytest.mark.usefixtures("runs")
+def test_the_query_after_a_failure_lists_the_failed_rollouts_with_their_errors() -> None:
+    run = make_run("broken", steps=4, done=0)
+    at = "'city' at agents/stock.py:27"
+    again = [rollout(3, ended(None)), rollout(3, ended(1.0), attempt=1)]
+    for step in (0, 1):
+        failed = [rollout(k, ended(None, at), step=step) for k in (0, 1)]
+        sealed(run.spans(f"train-{step:05d}.0"), *failed, rollout(2, ended(1.0), step=step))
+    sealed(run.spans("train-00000.1"), *again)
+    _, *command = shlex.split(ask_failures("broken"))
+    asked = CliRunner().invoke(app, [*command, "--format", "json"])
+    rollouts = [f"train-0000{step}-0000-0{k}" for step in (1, 0) for k in (0, 1)]
+    assert json.loads(asked.stdout) == [
+        {"rollout_id": name, "error_type": "TimeoutError", "error_message": at} for name in rollouts
+    ]
+    table = CliRunner().invoke(app, command).stdout.splitlines()
+    assert table[0].split() == ["rollout_id", "error_type", "error_message"]
+    assert sum(at in line for line in table) == 4
 
 
 def test_scores_are_a_line_for_each_category_with_their_intervals() -> None:
