@@ -298,7 +298,7 @@ def _leave_margins(figure: Figure, axes: Axes) -> None:
 
 def _widest(axis: Axis) -> float:
     """Return the width of the longest number of an axis, in inches."""
-    numbers = axis.get_major_formatter().format_ticks(axis.get_majorticklocs())
+    numbers = axis.get_major_formatter().format_ticks(axis.get_majorticklocs().tolist())
     return LETTER * max(map(len, numbers), default=0)
 
 
