@@ -6,6 +6,7 @@ from prefect import flow
 
 from flows.recipe.dry_runs import DryRun
 from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import Model
 from flows.runtime.by_policy import assemble, build, refer, reward
 from flows.runtime.checks import check_start
 from flows.runtime.flow_runs import name_of_run
@@ -14,7 +15,7 @@ from flows.runtime.open_run import open_run
 from flows.runtime.references import open_reference
 from tasks.evaluations import score_spans
 from tasks.reports.artifacts import Artifacts
-from tasks.reports.dryruns import describe
+from tasks.reports.dryruns import LearnedFrom, describe
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import folder_of
@@ -46,9 +47,13 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
             opened, 0, trajectories, open_reference(recipe, opened.folder, opened.service)
         )
         datums = build(opened, 0, trajectories, rewards, references, recipe.credit())
+    learned = {
+        name: LearnedFrom(trajectories[name], rewards[name], datums[name]) for name in datums
+    }
+    context, tiny = runners.chat.read_context, recipe.model.base == Model().base
     score = score_spans(spans, shard)
     return DryRun(
         rollouts=score.rollouts,
         failed=score.failed,
-        report=describe(spans, trajectories, datums, runners.chat.read_context),
+        report=describe(spans, learned, recipe.credit(), context, tiny=tiny),
     )

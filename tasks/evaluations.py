@@ -22,6 +22,12 @@ Z95 = NormalDist().inv_cdf(0.975)
 """1.96: the standard errors on either side of a mean that make its 95 % interval."""
 
 
+def describe_gain(before: float, after: float, error: float) -> str:
+    """Say a gain in reward with its 95 % interval, by the gain's standard error."""
+    gain, margin = after - before, Z95 * error
+    return f"{gain:+.2f} ({gain - margin:+.2f} to {gain + margin:+.2f} with 95 % confidence)"
+
+
 class Spent(BaseModel):
     """Usage of a role that no policy answers.
 

@@ -233,8 +233,8 @@ def _prefixes(trajectories: pa.Table) -> Metrics:
     """Count the trajectories that should have continued another one, by reason."""
     reasons = Counter(trajectories["begins"].to_pylist())
     del reasons["new"]
-    broken = {f"prefix/broken/{reason}": count for reason, count in sorted(reasons.items())}
-    return {"trajectories": trajectories.num_rows, "prefix/broken": reasons.total(), **broken}
+    not_kept = {f"prefix/broken/{reason}": count for reason, count in sorted(reasons.items())}
+    return {"trajectories": trajectories.num_rows, "prefix/broken": reasons.total(), **not_kept}
 
 
 def _masked(values: pa.ChunkedArray, masks: pa.ChunkedArray) -> np.ndarray:

@@ -13,6 +13,7 @@ from adapters.tinker.engines import engine_begun
 from adapters.tracking.wandb import unsynced_folder
 from flows.cli.signals import explaining
 from flows.server.prefect_startup import check_prefect, start_server
+from tasks.reports.failures import ask_failures
 from tasks.storage.json_files import read_log
 
 if TYPE_CHECKING:
@@ -135,7 +136,9 @@ def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> s
         "note": "" if summary.reproducible else "no other run repeats it",
         "run": str(run.path),
         "report": str(run.report) if run.report.exists() else "",
-        "see": f"ratchet sql --run {run.name} 'from steps'",
+        "see": ask_failures(run.name)
+        if summary.failed
+        else f"ratchet sql --run {run.name} 'from steps'",
         "serve": f"ratchet serve {run.name}",
         "W&B": f"wandb sync {quote(str(unsent))}" if unsent else "",
     }

@@ -177,6 +177,7 @@ def dryrun(
     folder = folder_of(run)
     check_start(recipe, folder)
     from flows.dryrun import dryrun as flow
+    from tasks.reports.failures import ask_failures
 
     def explain() -> str:
         left = f"{folder.path} is left" if folder.exists() else "nothing is left"
@@ -188,6 +189,9 @@ def dryrun(
         if not keep and folder.exists():
             folder.delete()
     print(result.report)
+    if keep:
+        whole = f"ratchet sql --run {run} 'from rollouts'"
+        print(f"\nkept in {folder.path}; {ask_failures(run) if result.failed else whole}")
     if result.failed:
         raise UserError(f"{result.failed} of {result.rollouts} rollouts failed; see above")
 

@@ -94,7 +94,7 @@ def sql(
         typer.Option(help="File to write; by default the terminal.", callback=writable),
     ] = None,
 ) -> None:
-    """Ask the files of runs: spans, calls, rollouts, groups, trajectories, datums, steps."""
+    """Ask files of runs: spans, calls, rollouts, groups, trajectories, tokens, datums, steps."""
     from tasks.recording.queries import answer
     from tasks.storage.files import write_bytes
     from tasks.storage.manifest import read_manifest, readable_runs

@@ -16,6 +16,7 @@ from tasks.algorithm.update_method import UpdateMethod
 from tasks.datums import build_datums, datums_of_batch
 from tasks.metrics import Metrics, StepFiles, drop_costs, measure, name_metrics, record_metrics
 from tasks.references import Reference, compute_references
+from tasks.reports.failures import ask_failures
 from tasks.reports.progress import describe_step
 from tasks.rewards import compute_rewards
 from tasks.trajectories import assemble_trajectories
@@ -118,11 +119,10 @@ def _tell_untrained(run: OpenRun, step: int, metrics: Metrics) -> None:
     trained = f"step {step} was trained on {rewarded} of its {rewarded + failed + left_out}"
     if failed:
         log.warning(
-            "%s rollouts: %d failed. To see why: ratchet sql "
-            "--run %s 'from rollouts where error_type is not null'",
+            "%s rollouts: %d failed. To see why: %s",
             trained,
             failed,
-            run.folder.name,
+            ask_failures(run.folder.name),
         )
     if left_out:
         log.warning(

@@ -14,7 +14,7 @@ from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_
 from adapters.errors import EngineDied
 from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
-from tasks.evaluations import Z95, Estimate, read_evaluation
+from tasks.evaluations import Estimate, describe_gain, read_evaluation
 from tasks.metrics import read_metrics, spent_seconds
 from tasks.reports.failures import last_failure
 from tasks.storage.files import is_written
@@ -101,8 +101,7 @@ class RunSummary(BaseModel, frozen=True):
         """Gain in held-out reward with its 95 % interval, in words; empty if it is not known."""
         if self.before is None or self.after is None or self.gain_error is None:
             return ""
-        gain, margin = self.after - self.before, Z95 * self.gain_error
-        return f"{gain:+.2f} ({gain - margin:+.2f} to {gain + margin:+.2f} with 95 % confidence)"
+        return describe_gain(self.before, self.after, self.gain_error)
 
 
 def summarize_run(run: RunFolder) -> RunSummary:

@@ -43,8 +43,8 @@ def answer(statement: str, runs: Sequence[RunFolder], format: str) -> bytes:
         ) from error
     except duckdb.CatalogException as error:
         raise UserError(
-            f"{error}\nThe views are {', '.join(VIEWS)}; a run has steps, trajectories and datums "
-            "from its first step on"
+            f"{error}\nThe views are {', '.join(VIEWS)}; a run has steps, trajectories, datums "
+            "and tokens from its first step on"
         ) from error
     except duckdb.Error as error:
         raise UserError(str(error)) from error
@@ -78,7 +78,10 @@ def _grid(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def _shown(value: object) -> str:
-    """Return a value as a cell shows it: three decimals, and the beginning of what is long."""
+    """Return a value as a cell shows it: three decimals, and the beginning of what is long.
+
+    A text of white space alone, such as a token's, is written by escapes.
+    """
     match value:
         case None:
             return "-"
@@ -89,7 +92,8 @@ def _shown(value: object) -> str:
         case list():
             return f"[{', '.join(map(_shown, value))}]"
         case _:
-            text = printable(str(value))
+            text = str(value)
+            text = repr(text)[1:-1] if text.isspace() else printable(text)
             return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}…"
 
 

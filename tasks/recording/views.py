@@ -11,6 +11,7 @@ import pyarrow as pa
 from adapters.errors import UserError
 from tasks.recording.journal import read_spans
 from tasks.recording.spans import SCHEMA
+from tasks.recording.tokens import add_tokens
 from tasks.storage.json_files import read_json, read_log
 from tasks.storage.names import BatchName, parse_batch
 from tasks.storage.run_folder import RunFolder
@@ -22,7 +23,7 @@ SPOKEN = query_beside(str(Path(__file__).with_name("spoken")))
 
 OF_SPANS = ("spans", "calls", "rollouts", "groups")
 LEARNED = ("trajectories", "datums")
-VIEWS = (*OF_SPANS, *LEARNED, "steps", "evaluations")
+VIEWS = (*OF_SPANS, *LEARNED, "tokens", "steps", "evaluations")
 
 EVALUATIONS = pa.schema(
     [
@@ -72,7 +73,8 @@ def open_views(
     does not count; a call that is being answered shows as begun. The connection opens no file and
     loads no extension, whatever a statement asks. Close the connection, or use it in a `with`.
 
-    Steps, trajectories and datums have the columns of their files, and are no views without one.
+    Steps, trajectories and datums have the columns of their files, and are no views without one,
+    nor is `tokens`.
     The views of spans have the batches for which `played` is true; no file of another is read.
     """
     connection = duckdb.connect()
@@ -80,11 +82,12 @@ def open_views(
     if {*names} & {*OF_SPANS}:
         _register_spans(connection, runs, played)
         connection.execute(NAMES + SPOKEN + QUERY)
-    for name in LEARNED:
-        if name in names:
-            files = dict(_learned(runs, name))
-            if files:
-                connection.register(name, scan(files))
+    learned = {name: dict(_learned(runs, name)) for name in LEARNED if {name, "tokens"} & {*names}}
+    for name, files in learned.items():
+        if files:
+            connection.register(name, scan(files))
+    if "tokens" in names and all(learned.values()):
+        add_tokens(connection, runs)
     if "steps" in names:
         rows = [{"run": run.name, **row} for run in runs for row in read_log(run.metrics)]
         if rows:

@@ -2,14 +2,27 @@
 -- evaluations are files as they were written; `run` is the name of the run.
 
 -- spans: one row per span of a run, of every attempt. A batch that is sealed is read from its
--- Parquet, one that is not from its journal: the rows are the same, and so are their types.
+-- Parquet, one that is not from its journal: the rows are the same, and so are their types. What a
+-- file says of its prefix is here what a call has kept of the tokens of an earlier one.
 create temp view spans as
 
-select * from sealed
+select
+    * rename (
+        prefix_len as kept_tokens,
+        prefix_call as kept_call,
+        prefix_span_id as kept_span_id,
+        prefix_how as kept_how
+    )
 
-union all by name
+from (
 
-select * from journalled;
+    select * from sealed
+
+    union all by name
+
+    select * from journalled
+
+);
 
 -- calls: one row per answered model call, of every attempt.
 create temp view calls as
@@ -29,8 +42,8 @@ select
     gen_ai_request_model as model,
     gen_ai_usage_input_tokens as prompt_tokens,
     gen_ai_usage_output_tokens as sampled_tokens,
-    prefix_len as kept_tokens,
-    prefix_how,
+    kept_tokens,
+    kept_how,
     gen_ai_response_finish_reasons[1] as finish_reason,
     messages ->> '$[#-1].content' as asked,
     spoken(reply) as said,

@@ -129,8 +129,8 @@ class Artifacts:
 
     def _tag_gain(self) -> None:
         with self._unless_unreadable("held-out reward"):
-            if gain := describe_gain(read_scores(self._run)):
-                tag_flow_run(f"{HELD_OUT} {gain}")
+            if rewards := first_and_last(read_scores(self._run)):
+                tag_flow_run(f"{HELD_OUT} {rewards}")
 
     def _create_all(self) -> None:
         run, step = self._run, len(read_metrics(self._run.metrics)) - 1
@@ -283,7 +283,7 @@ def describe_evaluations(run: RunFolder) -> str:
     return "\n".join([markdown_table(names, leading), weights, *([whole] if saved else [])])
 
 
-def describe_gain(scores: Sequence[HeldOutScore]) -> str:
+def first_and_last(scores: Sequence[HeldOutScore]) -> str:
     """Describe the first and the last held-out reward of a run; empty if nothing is scored."""
     rewards = [score.reward for score in scores if score.played == scores[0].played]
     return " → ".join(f"{reward:.2f}" for reward in [*rewards[:1], *rewards[1:][-1:]])

@@ -1,4 +1,4 @@
-"""Report of a dry run: its spans, token drift, rewards, datums and one transcript."""
+"""Report of a dry run: its spans, kept tokens, rewards, datums and one transcript."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+import pyarrow as pa
+
 from adapters.calls import POLICY
+from tasks.algorithm.advantages import CreditAssignment, find_advantage
 from tasks.recording.views import SPOKEN
 from tasks.reports.failures import read_failures
 from tasks.reports.tables import aligned
@@ -16,68 +19,84 @@ from tasks.storage.names import parse_rollout
 from tasks.storage.tables import arrays, query_beside, read, select
 
 QUERY = SPOKEN + query_beside(__file__)
-DRIFT = query_beside(str(Path(__file__).with_name("drift")))
+KEPT = query_beside(str(Path(__file__).with_name("kept_tokens")))
 MOST_SPANS = 40
 WIDEST = 48
 LONGEST_QUESTION = 240
+ONLY_GLUE = (
+    "The tiny base model has played: its words check that agent, door and rewards fit together,"
+    " and say nothing of how a real model would play."
+)
 
 
 class SpanLine(TypedDict):
     """Span in the list of spans; the columns beside these are for people."""
 
     prompt: int | None
-    prefix: str | None
+    kept_how: str | None
 
 
 @dataclass(frozen=True)
-class TokenDrift:
-    """Token drift of a trained role. A turn is a call with an earlier answer in its messages.
+class KeptTokens:
+    """Turns of a trained role. A turn is a call with an earlier answer in its messages.
 
-    If the tokens of that answer are not those that were sampled, the trajectory ends; `broken`
-    counts such turns by reason (`tasks.trajectories.trajectories_of` names the reasons).
+    If it has not kept the tokens of that answer as they were sampled, the trajectory ends;
+    `not_kept` counts such turns by reason (`tasks.trajectories.trajectories_of` names the reasons).
     """
 
     role: str
     turns: int
     kept: int
-    broken: Mapping[str, int]
+    not_kept: Mapping[str, int]
 
     def __str__(self) -> str:
         if not self.turns:
             return f"{self.role}: no call had a history"
-        reasons = ", ".join(f"{count} by {reason}" for reason, count in self.broken.items())
+        reasons = ", ".join(f"{count} by {reason}" for reason, count in self.not_kept.items())
         return (
             f"{self.role}: {self.kept} of {self.turns} turns kept the tokens that were sampled "
-            f"({self.kept / self.turns:.0%}); broken: {reasons or 'none'}"
+            f"({self.kept / self.turns:.0%}); not kept: {reasons or 'none'}"
         )
+
+
+@dataclass(frozen=True)
+class LearnedFrom:
+    """Files that a policy would learn from."""
+
+    trajectories: Path
+    rewards: Path
+    datums: Path
 
 
 def describe(
     spans: Sequence[Path],
-    trajectories: Mapping[str, Path],
-    datums: Mapping[str, Path],
+    learned: Mapping[str, LearnedFrom],
+    credit: CreditAssignment,
     read_context: int | None = None,
+    *,
+    tiny: bool = False,
 ) -> str:
     """Describe the sealed batches of a dry run, and what each policy made of them, by its name.
 
-    `read_context` is the length of the longest text that the model has read.
+    `read_context` is the length of the longest text that the model has read; a `tiny` model is the
+    one of Ratchet's own engine.
     """
     rollouts = read_transcripts(spans)
-    drifts = [drift for path in trajectories.values() for drift in read_drift(path)]
+    kept = [of_role for of in learned.values() for of_role in read_kept_tokens(of.trajectories)]
     parts = {
         "spans": _list_spans(spans, read_context),
-        "drift": "\n".join(map(str, drifts)) or "no rollout has a reward",
+        "kept tokens": "\n".join(map(str, kept)) or "no call of a policy has a reward",
         "rewards": _list_rewards(rollouts),
-        "datums": "\n".join(_count_datums(n, trajectories[n], datums[n]) for n in datums),
-        "transcript": _show_best(rollouts),
+        "datums": "\n".join(_count_datums(n, learned[n], credit, rollouts) for n in learned),
+        "transcript": (f"{ONLY_GLUE}\n\n" if tiny else "") + _show_best(rollouts),
     }
     return "\n\n".join(f"# {title}\n\n{text}" for title, text in parts.items())
 
 
-def read_drift(trajectories: Path) -> list[TokenDrift]:
-    """Return the drift of every role that is trained, by the role's name."""
-    rows = select(DRIFT, trajectories=verified(trajectories))
-    return [TokenDrift(**row) for row in rows.to_pylist(maps_as_pydicts="strict")]
+def read_kept_tokens(trajectories: Path) -> list[KeptTokens]:
+    """Return the turns of every role that is trained, by the role's name."""
+    rows = select(KEPT, trajectories=verified(trajectories))
+    return [KeptTokens(**row) for row in rows.to_pylist(maps_as_pydicts="strict")]
 
 
 def _list_spans(spans: Sequence[Path], read_context: int | None) -> str:
@@ -92,8 +111,8 @@ def _list_spans(spans: Sequence[Path], read_context: int | None) -> str:
 
 def _warn_of_long_prompts(rows: Sequence[SpanLine], read_context: int | None) -> str:
     """Say that prompts are longer than what the model has read; empty if none is."""
-    # A prompt of a role that no policy answers has no prefix, and was read by another model.
-    longest = max((row["prompt"] or 0 for row in rows if row["prefix"]), default=0)
+    # A prompt of a role that no policy answers says nothing of kept tokens: another model read it.
+    longest = max((row["prompt"] or 0 for row in rows if row["kept_how"]), default=0)
     if read_context is None or longest <= read_context:
         return ""
     return (
@@ -120,14 +139,49 @@ def _list_rewards(rollouts: Sequence[Transcript]) -> str:
     return aligned(["group", *map(str, range(columns))], [[g, *r] for g, r in groups.items()])
 
 
-def _count_datums(policy: str, trajectories: Path, datums: Path) -> str:
-    trained = [mask.any() for mask in arrays(read(trajectories)["mask"])]
-    masks = [mask.sum() for mask in arrays(read(datums)["mask"])]
+def _count_datums(
+    policy: str, files: LearnedFrom, credit: CreditAssignment, rollouts: Sequence[Transcript]
+) -> str:
+    """Count a policy's datums; if there are none, say why."""
+    trained = [mask.any() for mask in arrays(read(files.trajectories)["mask"])]
+    masks = [mask.sum() for mask in arrays(read(files.datums)["mask"])]
     called = POLICY if policy == POLICY else f"{POLICY} {policy}"
-    return (
-        f"{sum(trained)} trajectories of the {called} made {len(masks)} datums, "
-        f"in which {sum(masks)} tokens would be trained"
-    )
+    made = f"{sum(trained)} trajectories of the {called} made"
+    if not masks:
+        return f"{made} no datums: {_find_cause(files, credit, rollouts)}"
+    return f"{made} {len(masks)} datums, in which {sum(masks)} tokens would be trained"
+
+
+def _find_cause(
+    files: LearnedFrom, credit: CreditAssignment, rollouts: Sequence[Transcript]
+) -> str:
+    """Say why nothing would be trained: what is missing first, in the order of the path."""
+    if all(row["error"] for row in rollouts):
+        return f"all {len(rollouts)} rollouts failed"
+    if all(row["reward"] is None for row in rollouts):
+        return "no rollout has a reward"
+    trajectories = read(files.trajectories)
+    sampled = [bool(mask.any()) for mask in arrays(trajectories["mask"])]
+    if not any(sampled):
+        return "no rollout with a reward has a call that the policy answered"
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in read(files.rewards).to_pylist():
+        groups[row["role"], row["group_id"]].append(row["reward"])
+    if not groups:
+        given = trajectories.filter(pa.array(sampled))["reward"]
+        named = given.null_count == len(given)
+        return "the agent rewards other roles" if named else "algorithm.rewards left all out"
+    fewest = credit.min_group_size
+    if all(len(rewards) < fewest for rewards in groups.values()):
+        return f"no group has {fewest} rollouts with a reward"
+    advantage = find_advantage(credit.advantage)
+    if advantage.in_groups and not advantage.alone and all(map(_equal, groups.values())):
+        return "in each group all rewards are equal"
+    return f"every advantage ({advantage.formula}) is zero"
+
+
+def _equal(rewards: Sequence[float]) -> bool:
+    return len({*rewards}) == 1
 
 
 def _show_best(rollouts: Sequence[Transcript]) -> str:

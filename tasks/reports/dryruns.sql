@@ -7,7 +7,7 @@ select
     gen_ai_usage_input_tokens as prompt,
     prefix_len as kept,
     gen_ai_usage_output_tokens as answer,
-    prefix_how as prefix,
+    prefix_how as kept_how,
     round(epoch(ended) - epoch(started), 2)::varchar as seconds,
     case kind
         when 'llm' then spoken(reply)

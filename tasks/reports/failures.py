@@ -14,6 +14,11 @@ from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside, select
 
 QUERY = query_beside(__file__)
+FAILED = (
+    "select rollout_id, error_type, error_message from rollouts "
+    "where error_type is not null and split = 'train' order by step desc, rollout_id"
+)
+"""Question that lists the failed rollouts of training, those of the latest step first."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,11 @@ def read_failures(spans: Sequence[Path]) -> list[RecordedFailure]:
 def find_failures(views: Views) -> list[RecordedFailure]:
     """Find the errors in the view `spans`, as `read_failures` does."""
     return [RecordedFailure(**row) for row in views.sql(QUERY).to_arrow_table().to_pylist()]
+
+
+def ask_failures(run: str) -> str:
+    """Return the command that lists the failed rollouts of a run by its name, with their errors."""
+    return f'ratchet sql --run {run} "{FAILED}"'
 
 
 def last_failure(run: RunFolder) -> str:

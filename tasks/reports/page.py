@@ -16,7 +16,8 @@ from markupsafe import Markup
 from adapters.tinker.token_texts import find_token_texts
 from tasks.recording.views import open_views
 from tasks.reports import plots
-from tasks.reports.curves import HeldOutScore, RunCurves, metric_names, read_curves
+from tasks.reports.before_after import BeforeAndAfter, find_before_and_after
+from tasks.reports.curves import HeldOutScore, RunCurves, gain_of, metric_names, read_curves
 from tasks.reports.failures import RecordedFailure, find_failures
 from tasks.reports.marked_rollouts import MarkedRollout, read_marked_rollouts
 from tasks.storage.files import write_text
@@ -46,6 +47,21 @@ def reveal(value: object) -> object:
     return HIDDEN.sub(lambda found: f"⟨{ord(found[0]):04X}⟩", value)
 
 
+def readable(value: object) -> str:
+    """Write a value of a table; a number has separators of thousands, and none is a dash."""
+    match value:
+        case None:
+            return "–"
+        case float() if abs(value) >= 1000:
+            return f"{value:,.0f}"
+        case float():
+            return f"{value:.4g}"
+        case int() if not isinstance(value, bool):
+            return f"{value:,}"
+        case _:
+            return str(value)
+
+
 HERE = Path(__file__).parent
 TEMPLATES = Environment(
     loader=FileSystemLoader([HERE, HERE / "board"]),
@@ -56,6 +72,7 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.globals["colours"] = plots.COLOURS
+TEMPLATES.globals["number"] = readable
 
 
 @dataclass(frozen=True)
@@ -69,6 +86,7 @@ class ReportedRun:
     rollouts: Sequence[MarkedRollout]
     tokens_are_numbers: bool
     failures: Sequence[RecordedFailure]
+    example: BeforeAndAfter | None
 
     @property
     def lineage(self) -> list[Manifest]:
@@ -85,6 +103,17 @@ class ReportedRun:
         scores = [score for score in self.curves.scores if score.played == played]
         return [*scores[:1], *scores[1:][-1:]]
 
+    @property
+    def gain(self) -> str:
+        """Gain of the held-out reward, sampled, with its interval; empty if it is not known."""
+        return gain_of(self.held_out("sampled"))
+
+    @property
+    def trained_on(self) -> list[float]:
+        """Mean rewards of the first and the last step of training, if there are two."""
+        rewards = [row["reward/mean"] for row in self.curves.metrics if "reward/mean" in row]
+        return [rewards[0], rewards[-1]] if len(rewards) > 1 else []
+
 
 def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
     """Write the page of runs, which may have just begun; return its path."""
@@ -98,12 +127,14 @@ def render_report(runs: Sequence[RunFolder], frame: str = "layout.html", **frame
     """
     reported = [_read(run) for run in runs]
     curves = [one.curves for one in reported]
+    moving, constant = plots.split_constant(curves)
     return TEMPLATES.get_template("page.html").render(
         framed,
         frame=frame,
         runs=reported,
         rewards=[*plots.draw_rewards(curves), *plots.draw_role_rewards(curves)],
-        panels=plots.draw_panels(curves),
+        panels=plots.draw_panels(curves, moving),
+        constant=constant,
         times=plots.draw_times(curves) if any(run.metrics for run in curves) else "",
         parts=plots.PARTS,
         recipes=compare_recipes([one.manifest["recipe"] for one in reported]),
@@ -130,9 +161,16 @@ def _read(run: RunFolder) -> ReportedRun:
             for step in sorted({0, done - 1} if done else ())
             for rollout in read_marked_rollouts(run, step, views, text_of)
         ]
-        failures = find_failures(views)[:MOST_FAILURES]
-        spending = views.sql(SPENDING).to_arrow_table().to_pylist()
-        return ReportedRun(run, manifest, curves, spending, marked, text_of is None, failures)
+        return ReportedRun(
+            run,
+            manifest,
+            curves,
+            spending=views.sql(SPENDING).to_arrow_table().to_pylist(),
+            rollouts=marked,
+            tokens_are_numbers=text_of is None,
+            failures=find_failures(views)[:MOST_FAILURES],
+            example=find_before_and_after(views),
+        )
 
 
 def _all_metrics(runs: Sequence[RunCurves]) -> list[tuple[str, list[tuple[Any, Any]]]]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -26,7 +27,14 @@ from tasks.storage.files import read_bytes
 SIZE = 4.2, 2.5
 """Width and height of a panel, in inches."""
 LEFT, RIGHT, ABOVE, BELOW = 0.55, 0.1, 0.3, 0.3
-"""Margins of a panel, in inches: to find them by the texts would take as long as to draw."""
+"""Least margins of a panel, in inches."""
+LETTER, BEFORE_TICK = 0.085, 0.12
+"""Width of the widest digit of an axis, and of what is between the numbers and the axis, in inches.
+
+To measure the texts would take as long as to draw them.
+"""
+DIGITS = 3
+"""Digits to which all values of a metric are equal whose curve is constant."""
 COLOURS = 8
 """Runs that have a colour of their own."""
 LEVEL = 0.02
@@ -100,7 +108,7 @@ PANELS = (
     Panel("share of uniform groups", "groups/uniform_fraction"),
     Panel("trained share of the sampled tokens", "tokens/trained", over="tokens/sampled"),
     Panel("failed rollouts", "rollouts/failed"),
-    Panel("broken prefixes", "prefix/broken"),
+    Panel("turns whose tokens were not kept", "prefix/broken"),
     Panel("seconds of a step's sampling", "seconds/sampling"),
     Panel("seconds of a step's training", "seconds/training"),
 )
@@ -131,8 +139,23 @@ def draw_panels(runs: Sequence[RunCurves], panels: Sequence[Panel] = PANELS) -> 
     return [drawn for panel in panels if (drawn := _draw_panel(runs, panel))]
 
 
+def split_constant(
+    runs: Sequence[RunCurves],
+) -> tuple[list[Panel], list[tuple[str, list[str]]]]:
+    """Return the panels with a curve that is not constant, and the titles and values of others."""
+    moving: list[Panel] = []
+    constant: list[tuple[str, list[str]]] = []
+    for panel in PANELS:
+        curves = [[*values.values()] for _, _, values in _series(runs, panel)]
+        if any(len({f"{value:.{DIGITS}g}" for value in curve}) > 1 for curve in curves):
+            moving.append(panel)
+        elif curves:
+            constant.append((panel.title, [*dict.fromkeys(_short(curve[0]) for curve in curves)]))
+    return moving, constant
+
+
 def draw_times(runs: Sequence[RunCurves]) -> str:
-    """Draw the minutes of each run: of sampling, of training, and the rest."""
+    """Draw the minutes of each run, by name if there are several: of PARTS, each by its colour."""
     height = 0.6 + 0.45 * len(runs)
     with _panel("minutes", (2 * SIZE[0], height)) as (axes, svg):
         for place, run in enumerate(runs):
@@ -140,7 +163,8 @@ def draw_times(runs: Sequence[RunCurves]) -> str:
             for colour, minutes in zip(SERIES, _time_parts(run), strict=False):
                 axes.barh(place, minutes, left=begun, color=colour, height=0.4)
                 begun += minutes
-            axes.text(0, place - 0.28, run.name)
+            if len(runs) > 1:
+                axes.text(0, place - 0.28, run.name)
         axes.set_axisbelow(True)
         axes.set_yticks([])
         axes.set_ylim(len(runs) - 0.6, -0.7)
@@ -207,12 +231,7 @@ def _draw_reward(
 
 
 def _draw_panel(runs: Sequence[RunCurves], panel: Panel) -> str | None:
-    series = [
-        (colour, dashes, values)
-        for colour, run in zip(cycle(SERIES), runs, strict=False)
-        for dashes, policy in zip(cycle(DASHES), run.policies, strict=False)
-        if (values := panel.values(run.of_policy(policy)))
-    ]
+    series = _series(runs, panel)
     if not series or not any(any(values.values()) for _, _, values in series):
         return None
     with _panel(panel.title) as (axes, svg):
@@ -230,6 +249,16 @@ def _draw_panel(runs: Sequence[RunCurves], panel: Panel) -> str | None:
         return svg()
 
 
+def _series(runs: Sequence[RunCurves], panel: Panel) -> list[tuple[str, str, dict[int, float]]]:
+    """Return the colour, the dashes and the values by step of each policy that has any."""
+    return [
+        (colour, dashes, values)
+        for colour, run in zip(cycle(SERIES), runs, strict=False)
+        for dashes, policy in zip(cycle(DASHES), run.policies, strict=False)
+        if (values := panel.values(run.of_policy(policy)))
+    ]
+
+
 @contextmanager
 def _panel(
     title: str, size: tuple[float, float] = SIZE
@@ -237,16 +266,16 @@ def _panel(
     """Yield the axes of a panel, and the function that writes it."""
     with mpl.rc_context(STYLE):
         figure = Figure(size)
-        width, height = (size[0] - LEFT - RIGHT) / size[0], (size[1] - ABOVE - BELOW) / size[1]
-        axes = figure.add_axes((LEFT / size[0], BELOW / size[1], width, height), title=title)
+        axes = figure.add_axes((0, 0, 1, 1), title=title)
         axes.margins(y=0.08)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(6, steps=TICKS))
             axis.set_major_formatter(_short)
-        yield axes, partial(_write, figure)
+        yield axes, partial(_write, figure, axes)
 
 
-def _write(figure: Figure) -> str:
+def _write(figure: Figure, axes: Axes) -> str:
+    _leave_margins(figure, axes)
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata=METADATA)
     text = file.getvalue()
@@ -256,9 +285,28 @@ def _write(figure: Figure) -> str:
     return text
 
 
+def _leave_margins(figure: Figure, axes: Axes) -> None:
+    """Leave room for the numbers of the axes, so that none is cut off."""
+    wide, high = figure.get_size_inches()
+    below, beside = (_widest(axis) for axis in (axes.xaxis, axes.yaxis))
+    left = max(LEFT, below / 2, BEFORE_TICK + beside)
+    right = max(RIGHT, below / 2)
+    axes.set_position(
+        (left / wide, BELOW / high, (wide - left - right) / wide, (high - ABOVE - BELOW) / high)
+    )
+
+
+def _widest(axis: Axis) -> float:
+    """Return the width of the longest number of an axis, in inches."""
+    numbers = axis.get_major_formatter().format_ticks(axis.get_majorticklocs().tolist())
+    return LETTER * max(map(len, numbers), default=0)
+
+
 def _short(value: float, _: object = None) -> str:
-    """Write a number on an axis."""
-    return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:.4g}"
+    """Write a number on an axis, with separators of thousands."""
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:,.4g}M"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _columns(points: Iterable[tuple[float, float]]) -> tuple[list[float], list[float]]:

@@ -349,8 +349,11 @@ def test_a_page_of_the_board_is_the_report_in_a_frame(board: TestClient) -> None
     run = record_run("hello")
     report = render_report([run]).split("<body>")[1].split("</body>")[0].strip()
     page = board.get("/runs/hello").text
-    assert report.startswith("<h1>")
-    assert report in page
+    head, _, body = report.partition("</h1>")
+    assert head == "<h1>hello"
+    assert body in page
+    assert "<bdi>hello</bdi>" in page
+    assert "<h1>" not in page, "the name stands once"
 
 
 def test_no_run_is_locked_or_changed_by_being_looked_at(board: TestClient, runs: Path) -> None:

@@ -1,5 +1,8 @@
 """dryrun: everything but the update, on this machine, and nothing is left."""
 
+import json
+import re
+import shlex
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,12 +13,19 @@ from typer.testing import CliRunner
 
 from flows.cli.commands import app
 from flows.recipe.dry_runs import OfflineError, shrink, take_offline
-from tasks.reports.dryruns import TokenDrift, describe, read_drift
+from tasks.algorithm.advantages import CreditAssignment
+from tasks.datums import build_datums
+from tasks.reports.dryruns import KeptTokens, LearnedFrom, describe, read_kept_tokens
+from tasks.rewards import compute_rewards
 from tasks.storage.tables import write
+from tasks.trajectories import assemble_trajectories
 from tests.support.small_recipe import small_recipe
 from tests.tasks.test_reports import LONG, ended, rollout, said, sealed
 
 ROOT = Path(__file__).parents[2]
+CENTRED = CreditAssignment("centred", min_group_size=2)
+EXAMPLE = {"attributes": {"example_id": 0, "example": {}}}
+CALL = said("?", "yes")
 
 
 @pytest.mark.usefixtures("prefect_server", "no_tinker")
@@ -27,10 +37,11 @@ def test_a_dry_run_shows_what_is_recorded_and_leaves_nothing(
     said = CliRunner().invoke(app, ["dryrun", "hello", "--examples", "3"])
     assert said.exit_code == 0, said.output
     titles = [line for line in said.output.splitlines() if line.startswith("# ")]
-    assert titles == ["# spans", "# drift", "# rewards", "# datums", "# transcript"]
+    assert titles == ["# spans", "# kept tokens", "# rewards", "# datums", "# transcript"]
     assert "train-00000-0002-01" in said.output
     assert "policy: no call had a history" in said.output
     assert "policy was asked: You are " in said.output
+    assert said.output.count("The tiny base model has played: its words check that ") == 1
     assert list((tmp_path / "dryruns").iterdir()) == []
     tagged = FlowRunFilter(tags=FlowRunFilterTags(all_=["dryrun"]))
     with get_client(sync_client=True) as client:
@@ -58,11 +69,99 @@ def test_a_long_error_and_a_tool_call_are_shown_whole(tmp_path: Path) -> None:
     reply = {"role": "assistant", "content": "", "tool_calls": calls}
     failed = [rollout(k, ended(None, LONG) | example) for k in (0, 1)]
     won = rollout(2, said("?", "", reply=reply), ended(1.0) | example)
-    text = describe([sealed(tmp_path / "spans.parquet", *failed, won)], {}, {})
+    text = describe([sealed(tmp_path / "spans.parquet", *failed, won)], {}, CENTRED)
     assert f"train-00000-0000-00, train-00000-0000-01:\nTimeoutError: {LONG}\n" in text
     assert text.count(LONG) == 1
     assert 'policy answered: search({"q": "x"})' in text
     assert max(map(len, text.splitlines())) < 200, "a line of the table stays a line"
+
+
+def learn(folder: Path, credit: CreditAssignment, *rollouts: list) -> str:
+    """Return the part of a dry run's report about its datums, up to the transcript."""
+    spans = sealed(folder / "spans.parquet", *rollouts)
+    of = LearnedFrom(
+        *(folder / f"{name}.parquet" for name in ("trajectories", "rewards", "datums"))
+    )
+    assemble_trajectories.make(of.trajectories, [spans])
+    compute_rewards.make(of.rewards, of.trajectories, credit.rewards_query)
+    build_datums.make(of.datums, of.trajectories, of.rewards, credit)
+    report = describe([spans], {"policy": of}, credit)
+    return report.partition("# datums\n\n")[2].partition("\n\n#")[0]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "call", "credit", "why"),
+    [
+        ((1.0, 1.0), CALL, {}, "in each group all rewards are equal"),
+        ((None, None), CALL, {}, "all 2 rollouts failed"),
+        ((1.0, None), CALL, {}, "no group has 2 rollouts with a reward"),
+        (
+            (1.0, 0.0),
+            CALL | {"role": "judge"},
+            {},
+            "no rollout with a reward has a call that the policy answered",
+        ),
+        (
+            (1.0, 0.0),
+            CALL,
+            {"rewards_query": "select rollout_id, role, reward from rewards where reward > 9"},
+            "algorithm.rewards left all out",
+        ),
+        ((0.0, 0.0), CALL, {"advantage": "none"}, "every advantage (r) is zero"),
+    ],
+)
+def test_a_dry_run_without_datums_says_why(
+    tmp_path: Path, rewards: tuple, call: dict, credit: dict, why: str
+) -> None:
+    rollouts = [rollout(k, call, ended(r) | EXAMPLE) for k, r in enumerate(rewards)]
+    credit = {"advantage": "centred", "min_group_size": 2} | credit
+    said = learn(tmp_path, CreditAssignment(**credit), *rollouts)
+    assert said.partition(" trajectories of the policy made ")[2] == f"no datums: {why}"
+
+
+def test_a_role_that_the_agent_does_not_reward_has_no_datums(tmp_path: Path) -> None:
+    judged = {"kind": "credit", "role": "judge", "reward": 1.0}
+    rollouts = [rollout(k, CALL, judged, ended(1.0) | EXAMPLE) for k in (0, 1)]
+    said = learn(tmp_path, CENTRED, *rollouts)
+    assert said == "2 trajectories of the policy made no datums: the agent rewards other roles"
+
+
+def test_a_dry_run_with_datums_counts_them(tmp_path: Path) -> None:
+    rollouts = [rollout(k, CALL, ended(float(k)) | EXAMPLE) for k in (0, 1)]
+    assert learn(tmp_path, CENTRED, *rollouts) == (
+        "2 trajectories of the policy made 2 datums, in which 2 tokens would be trained"
+    )
+
+
+FAILING = """
+async def play(example: dict, *, base_url: str, model: str, api_key: str) -> float:
+    return example["no such column"]
+"""
+
+
+@pytest.mark.usefixtures("prefect_server", "no_tinker")
+def test_a_kept_dry_run_ends_with_the_query_that_lists_its_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "failing.py").write_text(FAILING)
+    for name in ("datasets", "prefect.yaml"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    failing = ["hello", "--set", "agent=failing", "--examples", "2"]
+    dry = CliRunner().invoke(app, ["dryrun", *failing, "--keep"])
+    assert "0 trajectories of the policy made no datums: all 4 rollouts failed" in dry.output
+    (command,) = re.findall(r"ratchet (sql .*)", dry.output)
+    asked = CliRunner().invoke(app, [*shlex.split(command), "--format", "json"])
+    rows = json.loads(asked.stdout)
+    assert [row["rollout_id"] for row in rows] == [
+        f"train-00000-{example:04d}-{k:02d}" for example in (0, 1) for k in (0, 1)
+    ]
+    for row in rows:
+        assert [*row] == ["rollout_id", "error_type", "error_message"]
+        assert row["error_type"] == "KeyError"
+        assert re.fullmatch(r"'no such column' at .*failing\.py:3", row["error_message"])
 
 
 def test_a_shrunk_recipe_is_small_and_logs_nowhere() -> None:
@@ -81,7 +180,7 @@ def test_offline_takes_the_tiny_model_and_scripted_roles() -> None:
     assert take_offline(several) == several
 
 
-def test_drift_counts_the_turns_that_kept_their_tokens(tmp_path: Path) -> None:
+def test_the_turns_that_kept_their_tokens_are_counted(tmp_path: Path) -> None:
     def trajectory(role: str, calls: int, begins: str, mask: list[int]) -> dict[str, object]:
         tokens = {"tokens": mask, "logprobs": [0.0] * len(mask), "mask": mask}
         return {"role": role, "calls": calls, "begins": begins, **tokens}
@@ -92,7 +191,8 @@ def test_drift_counts_the_turns_that_kept_their_tokens(tmp_path: Path) -> None:
         trajectory("answerer", 9, "new", [0, 0]),
     ]
     path = write(pa.Table.from_pylist(made), tmp_path / "trajectories.parquet")
-    assert read_drift(path) == [TokenDrift("policy", turns=4, kept=3, broken={"unknown": 1})]
-    assert str(read_drift(path)[0]) == (
-        "policy: 3 of 4 turns kept the tokens that were sampled (75%); broken: 1 by unknown"
+    (kept,) = read_kept_tokens(path)
+    assert kept == KeptTokens("policy", turns=4, kept=3, not_kept={"unknown": 1})
+    assert str(kept) == (
+        "policy: 3 of 4 turns kept the tokens that were sampled (75%); not kept: 1 by unknown"
     )

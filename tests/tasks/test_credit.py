@@ -136,7 +136,7 @@ def test_each_token_has_the_advantage_of_its_call() -> None:
     assert datums["advantage"].to_pylist() == pytest.approx([1 / 12, 1 / 3, -5 / 12])
 
 
-def test_a_broken_prefix_keeps_the_advantage_of_each_call() -> None:
+def test_a_turn_that_kept_no_tokens_has_the_advantage_of_each_call() -> None:
     rows = [
         trajectory(0, 1.0, [1.0]),
         trajectory(0, 1.0, [0.0], first=1),

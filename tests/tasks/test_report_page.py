@@ -24,8 +24,9 @@ from tasks.metrics import record_metrics
 from tasks.recording.spans import Span
 from tasks.recording.views import open_views
 from tasks.reports.artifacts import Artifacts, describe_curves, describe_training
-from tasks.reports.curves import read_curves
+from tasks.reports.curves import RunCurves, read_curves
 from tasks.reports.page import render_report
+from tasks.reports.plots import draw_panels, draw_rewards
 from tasks.storage.json_files import append_row, write_json
 from tasks.storage.manifest import read_manifest, write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of, runs_root
@@ -238,6 +239,117 @@ def test_scores_and_costs_are_told() -> None:
     cells = re.search(r"<td>judge</td><td>(.*?)</td>.*?<td>([^<]*)</td></tr>", page, re.S)
     assert cells is not None
     assert (cells[1], cells[2].strip()) == ("openai/gpt-4o-mini", "0.25")
+
+
+def record_held_out(run: RunFolder, *answers: tuple[int, str, float]) -> None:
+    """Record what checkpoints answered to the held-out example, and earned for it."""
+    for step, answer, reward in answers:
+        group = f"test-{step:05d}-0000"
+        place = {"rollout_id": f"{group}-00", "group_id": group, "attempt": 0, "step": step}
+        spans = [place | answered(answer), place | rewarded(reward)]
+        sealed(run.spans(f"test-{step:05d}.0"), spans)
+        run.journal(f"test-{step:05d}.0").touch()
+
+
+def test_the_page_begins_with_the_gain_the_curve_and_a_rollout_before_and_after() -> None:
+    run = record_run("hello")
+    record_held_out(run, (0, f"Before {HOSTILE}", 0.0), (1, "Certainly after", 1.0))
+    for step, reward in ((0, 0.25), (1, 0.75)):
+        rewards = (reward - 0.25, reward + 0.25)
+        scores = score([ScoredRollout(str(k), rewards[k % 2]) for k in range(64)])
+        write_json(run.evaluation(f"{step:05d}"), {"sampled": scores.model_dump(mode="json")})
+    text = " ".join(PageReader(render_report([run])).text.split())
+    first, _, rest = text.partition("By minutes and by tokens")
+    margin = 1.96 * (2 * 0.25**2 / 63) ** 0.5
+    interval = f"({0.5 - margin:+.2f} to {0.5 + margin:+.2f} with 95 % confidence)"
+    assert f"+0.50 held-out reward {interval}" in first
+    assert "reward, by updates made" in first
+    before, _, after = first.partition("After")
+    assert "Before: reward 0 at checkpoint 0, test-00000-0000-00" in before
+    assert f"Before {HOSTILE}" in before
+    assert ": reward 1 at checkpoint 1, test-00001-0000-00" in after
+    assert "Certainly after" in after
+    assert "reward, by minutes" in rest
+
+
+def test_without_held_out_examples_two_steps_of_training_are_shown() -> None:
+    run = record_run("hello")
+    assert "before and after" not in PageReader(render_report([run])).text
+    record_step(run, 1, rollout(0, answered("Later"), rewarded(0.5), step=1))
+    text = " ".join(PageReader(render_report([run])).text.split())
+    first, _, _ = text.partition("By minutes and by tokens")
+    assert "Before: reward 1 in step 0, train-00000-0000-00" in first
+    assert "After: reward 0.5 in step 1, train-00001-0000-00" in first
+    assert f"Good {HOSTILE}" in first
+    assert "Later" in first
+    assert "reward in training from 0.500 to 0.500" in first
+
+
+def test_the_name_of_a_run_stands_once() -> None:
+    assert PageReader(render_report([record_run("unmistakable")])).text.count("unmistakable") == 2
+    _, _, body = render_report([folder_of("unmistakable")]).partition("<body>")
+    assert body.count("unmistakable") == 1
+
+
+def test_a_constant_metric_has_its_value_in_a_sentence_and_no_panel() -> None:
+    run = record_run("hello")
+    for step in (1, 2):
+        values = {"reward/mean": 0.5, "entropy": 0.7 - step / 10, "calls": 4, "tokens/sampled": 40}
+        record_metrics(run.metrics, step, values | {"tokens/prompt": 8000, "rollouts/failed": 0})
+    page = render_report([run])
+    drawn = re.findall(r">\s*([^<>]+?)\s*</text>", page)
+    assert "entropy of the sampling policy, in nats" in drawn
+    text = " ".join(PageReader(page).text.split())
+    for title, value in (("tokens of an answer", "10"), ("tokens of a prompt", "2,000")):
+        assert title not in drawn
+        assert f"{title}: {value};" in text
+    assert "failed rollouts: 0" in text
+
+
+def test_numbers_have_separators_of_thousands() -> None:
+    run = record_run("hello")
+    asked = answered("Long") | {"gen_ai_usage_input_tokens": 1234567}
+    record_step(run, 1, rollout(0, asked, rewarded(1.0), step=1))
+    record_metrics(run.metrics, 2, {"reward/mean": 0.5, "tokens/sampled": 2345678, "ess": 4321.5})
+    text = PageReader(render_report([run])).text
+    assert "1,234,567" in text
+    assert "2,345,758 tokens sampled" in text
+    assert "– → 4,322" in text
+    assert re.search(r"\b\d(\.\d+)?e\+\d", text) is None
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 4e3, 3e5, -9e5, 4e7])
+def test_no_number_of_an_axis_is_cut_off(scale: float) -> None:
+    metrics = [{"entropy": scale * (1 + step / 7), "reward/mean": scale} for step in range(5)]
+    along = [scale * step for step in range(6)]
+    curves = RunCurves("hello", metrics, ["policy"], along, along, [])
+    for drawing in [*draw_rewards([curves]), *draw_panels([curves])]:
+        svg = ElementTree.fromstring(drawing)
+        width = float(svg.attrib["viewBox"].split()[2])
+        numbers = [one for one in svg.findall(".//{*}text") if re.search(r"\d", one.text or "")]
+        assert len(numbers) > 6
+        for number in numbers:
+            assert number.text is not None
+            x, wide = float(number.attrib["x"]), 5.73 * len(number.text)  # DejaVu's digits
+            centred = "middle" in number.attrib["style"]
+            assert x - (wide / 2 if centred else wide) >= 0, number.text
+            assert x + (wide / 2 if centred else 0) <= width, number.text
+
+
+def test_a_table_whose_columns_scroll_says_so_on_a_narrow_screen() -> None:
+    page = render_report([record_run("one"), record_run("two", seed=7)])
+    tables = re.findall(r"([^\n]*)\n?<div class=\"scroll[^>]*><table>", page)
+    assert len(tables) == 5
+    assert all("The columns of this table scroll sideways." in before for before in tables)
+    alone = render_report([folder_of("one")])
+    (said,) = re.findall(
+        r"scroll sideways\.</p>\s*<div class=\"scroll\"><table>\s*<tr>(.*?)</tr>", alone
+    )
+    assert "prompt tokens" in said, "the other tables of one run have two columns, which wrap"
+    assert (
+        ".narrow { display: none; } @media (max-width: 45rem) { .narrow { display: block; } }"
+        in page
+    )
 
 
 def test_errors_are_shown_to_their_last_line_and_equal_ones_once() -> None:

@@ -1,15 +1,21 @@
 """A run → what a person wants to read of it."""
 
+import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from flows.cli.commands import app
 from tasks.evaluations import ScoredRollout, Spent, score
 from tasks.recording.spans import Span, table
-from tasks.reports.failures import read_failures
+from tasks.reports.failures import ask_failures, read_failures
 from tasks.reports.tables import scores_table
 from tasks.reports.transcripts import transcripts
+from tasks.storage.manifest import write_manifest
+from tasks.storage.run_folder import folder_of
 from tasks.storage.tables import write
 
 LONG = "\n".join(f"line {number} of a long answer to a request" for number in range(40))
@@ -112,6 +118,32 @@ def test_a_transcript_says_which_calls_were_refused_and_why(tmp_path: Path) -> N
     assert f"*a call of the policy was refused*\n\n```text\n{told}\n```" in transcripts([spans])
     (failure,) = read_failures([spans])
     assert str(failure) == f"train-00000-0000-00, a call that was refused:\n{told}"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+
+
+@pytest.mark.usefixtures("runs")
+def test_the_query_after_a_failure_lists_the_failed_rollouts_with_their_errors() -> None:
+    run = folder_of("broken")
+    write_manifest(run, {"agent": "hello", "steps": 4, "dataset": {"path": __file__}}, "f00d")
+    at = "'city' at agents/stock.py:27"
+    again = [rollout(3, ended(None)), rollout(3, ended(1.0), attempt=1)]
+    for step in (0, 1):
+        failed = [rollout(k, ended(None, at), step=step) for k in (0, 1)]
+        sealed(run.spans(f"train-{step:05d}.0"), *failed, rollout(2, ended(1.0), step=step))
+    sealed(run.spans("train-00000.1"), *again)
+    _, *command = shlex.split(ask_failures("broken"))
+    asked = CliRunner().invoke(app, [*command, "--format", "json"])
+    rollouts = [f"train-0000{step}-0000-0{k}" for step in (1, 0) for k in (0, 1)]
+    assert json.loads(asked.stdout) == [
+        {"rollout_id": name, "error_type": "TimeoutError", "error_message": at} for name in rollouts
+    ]
+    table = CliRunner().invoke(app, command).stdout.splitlines()
+    assert table[0].split() == ["rollout_id", "error_type", "error_message"]
+    assert sum(at in line for line in table) == 4
 
 
 def test_scores_are_a_line_for_each_category_with_their_intervals() -> None:

@@ -27,7 +27,7 @@ ROLES = (POLICY, "helper")
 
 
 def record_rollout(group: int, index: int) -> list[Span]:
-    """Make the spans of a rollout at random: failed attempts, several roles, broken prefixes."""
+    """Make the spans of a rollout at random: failed attempts, several roles, tokens not kept."""
     chosen = random.Random(f"{group}/{index}")
     name = f"train-00000-{group:04d}"
     rollout = {"rollout_id": f"{name}-{index:02d}", "group_id": name, "shard": "train-00000"}

@@ -1,14 +1,15 @@
 """`ratchet sql` answers questions about runs, and can neither read nor write other files."""
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from datetime import timedelta
+from math import exp
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from adapters.calls import POLICY
@@ -28,6 +29,8 @@ from tests.tasks.test_journal import NOON
 from tests.tasks.test_reports import ended, rollout, said, sealed
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "sql.md"
+TINY = Path(__file__).parents[2] / "engine" / "tiny_chat"
+TOKENIZER = Tokenizer.from_file(str(TINY / "tokenizer.json"))
 QUESTIONS = dict(
     re.findall(r"\n([^\n]+)\n\n```sql\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.S)
 )
@@ -40,6 +43,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("RATCHET_RUNS", str(tmp_path / "runs"))
     for name in ("hello", "new"):
         recipe = {"agent": "hello", "steps": 2, "dataset": {"path": __file__}}
+        recipe |= {"model": {"base": str(TINY)}}
         write_manifest(folder_of(name), recipe, "f00d")
     run = folder_of("hello")
     steps = [
@@ -81,6 +85,10 @@ def ask(statement: str, *names: str) -> list[tuple]:
     return [tuple(row.values()) for row in json.loads(answer(statement, runs, "json"))]
 
 
+def text_of(token: int) -> str:
+    return TOKENIZER.decode([token], skip_special_tokens=False)
+
+
 ANSWERS = [
     [
         ("hello", 0, 0.5, None, None, None),
@@ -101,7 +109,7 @@ ANSWERS = [
     [("hello", 0, "stop", 3, pytest.approx(8 / 3), 0.5), ("hello", 1, "stop", 2, 3.0, 1.0)],
     [("hello", "policy", 5, 10.0, 2.0, None)],
     [
-        ("hello", 0, rollout_id, token, advantage, pytest.approx(math.exp(logprob)))
+        ("hello", 0, rollout_id, token, text_of(token), advantage, pytest.approx(exp(logprob)))
         for rollout_id, token, advantage, logprob in [
             ("train-00000-0000-00", 0, 0.5, -2),
             ("train-00000-0000-00", 1, 0.5, -1),
@@ -129,7 +137,7 @@ def test_every_view_is_of_one_run_or_of_all() -> None:
         assert {row[0] for row in ask(f"from {view}")} == {"hello"}
     for view in ("spans", "calls", "rollouts", "groups", "evaluations"):
         assert ask(f"from {view}", "new") == [], "a run that has just begun"
-    with pytest.raises(UserError, match=r"a run has steps, trajectories and datums from its first"):
+    with pytest.raises(UserError, match=r"a run has steps, trajectories, datums and tokens"):
         ask("from datums", "new")
 
 
@@ -226,6 +234,41 @@ def test_a_table_fits_the_terminal_and_breaks_at_words_and_lines(
     assert rows[0].split()[:3] == ["0.333", "1e-05", "x"]
     assert rows[1].split()[0] == "y"
     assert " ".join(row[row.index("a word") :] for row in rows[:1]).count("word") >= 2
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_token_is_shown_with_its_text_and_what_it_was_trained_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    query = (
+        "select place, token, text, sampled, logprob, advantage from tokens "
+        "where step = {} and rollout_id like '%-00' order by place"
+    )
+    head, _, *rows = table_of(query.format(0), monkeypatch)
+    assert head.split() == ["place", "token", "text", "sampled", "logprob", "advantage"]
+    given, sampled = rows[:3], rows[3:]
+    assert [row.split() for row in given] == [
+        [str(token), str(token), text_of(token).strip(), "False", "-", "-"] for token in (1, 2, 3)
+    ]
+    assert [row.split()[-3:] for row in sampled] == [
+        ["True", logprob, "0.500"] for logprob in ("-2.000", "-1.000", "-1.000")
+    ]
+    untrained = table_of(query.format(1), monkeypatch)[5:]
+    assert [row.split()[-3:] for row in untrained] == [["True", "-1.000", "-"]] * 3
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_text_of_white_space_alone_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert table_of("select chr(10) as text, 7 as token", monkeypatch)[2].split() == ["\\n", "7"]
+
+
+@pytest.mark.usefixtures("runs")
+def test_without_the_tokenizer_a_token_has_its_id_and_no_text() -> None:
+    run = folder_of("hello")
+    recipe = {"agent": "hello", "steps": 2, "dataset": {"path": __file__}}
+    write_manifest(run, recipe | {"model": {"base": "nobody/has-this-model"}}, "f00d")
+    rows = ask("select distinct token, text from tokens where place < 3 order by token", "hello")
+    assert rows == [(1, None), (2, None)]
 
 
 @pytest.mark.usefixtures("runs")

@@ -68,7 +68,7 @@ def test_a_changed_token_begins_a_trajectory_whatever_the_door_says(tmp_path: Pa
     assert [first["begins"], second["begins"]] == ["new", "mismatch"]
 
 
-def test_the_door_s_reason_for_a_broken_prefix_is_kept(tmp_path: Path) -> None:
+def test_the_door_s_reason_for_tokens_that_were_not_kept_is_recorded(tmp_path: Path) -> None:
     rows = assembled(
         tmp_path, call(0, [1], [2]), call(1, [1, 7], [3], prefix_how="unknown"), reward(1.0)
     )

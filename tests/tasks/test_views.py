@@ -111,3 +111,10 @@ def test_the_snippet_of_the_document_runs(
     assert len(SNIPPETS) == 1
     exec(SNIPPETS[0], {})
     assert "train-00001" in capsys.readouterr().out
+
+
+def test_the_view_of_spans_says_what_was_kept(run: RunFolder) -> None:
+    with open_views([run], ["spans"]) as connection:
+        columns = connection.sql("from spans").columns
+    assert [name for name in columns if name.startswith("prefix_")] == []
+    assert {"kept_tokens", "kept_call", "kept_span_id", "kept_how"} <= {*columns}

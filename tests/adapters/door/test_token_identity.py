@@ -120,7 +120,7 @@ def test_turns_that_extend_keep_the_tokens_of_the_answers(
     assert kept.share >= 0.99, Counter(of_history(played.spans, history)["prefix_how"].to_pylist())
 
 
-def test_a_broken_prefix_would_be_counted(played: RecordedRollouts) -> None:
+def test_tokens_that_were_not_kept_would_be_counted(played: RecordedRollouts) -> None:
     spans = of_history(played.spans, "verbatim").to_pylist()
     for span in spans:
         if span["call"] == 0:
