@@ -9,6 +9,7 @@ from pathlib import Path
 from prefect.settings import PREFECT_API_URL
 
 from adapters.network.addresses import LOOPBACK
+from adapters.project.own_names import check_folder
 
 POOL = "ratchet"
 """The work pool of the deployments."""
@@ -26,6 +27,7 @@ def deploy_all(files: Iterable[Path]) -> None:
 
     SystemExit with Prefect's status if a command of its fails; Prefect says why.
     """
+    check_folder()
     commands = [("work-pool", "create", POOL, "--type", "process", "--overwrite")]
     commands += [("--no-prompt", "deploy", "--all", "--prefect-file", str(file)) for file in files]
     for words in commands:
@@ -36,6 +38,7 @@ def deploy_all(files: Iterable[Path]) -> None:
 
 def run_worker() -> None:
     """Become a worker of the work pool."""
+    check_folder()
     _become(_client_environment(), "worker", "start", "--pool", POOL)
 
 

@@ -140,15 +140,14 @@ def test_a_schedule_of_the_new_project_trains_on_a_server(
     project: Path, binaries: Path, variables: Mapping[str, str], tmp_path: Path
 ) -> None:
     declared = yaml.safe_load((project / "prefect.yaml").read_text())
-    [training, evaluation] = declared["deployments"]
+    [training] = declared["deployments"]
     training["parameters"]["recipe"] |= {
         "steps": 1,
         "rollouts": {"groups": 2, "group_size": 2},
         "evaluation": {"examples": 2, "greedy": False},
     }
     training["schedules"] = [{"interval": 60}]
-    deployments = [training, evaluation]
-    (project / "prefect.yaml").write_text(yaml.safe_dump(declared | {"deployments": deployments}))
+    (project / "prefect.yaml").write_text(yaml.safe_dump(declared | {"deployments": [training]}))
     with open_team([str(binaries / "ratchet")], project, tmp_path, variables) as api:
         deployment = api.get(f"/deployments/name/train/{AGENT}").json()
         ended = wait_for_schedule(api, deployment["id"])
