@@ -60,7 +60,7 @@ def test_the_recipe_s_examples_are_there(kind: Kind) -> None:
 
 def test_the_agent_plays(kind: Kind) -> None:
     recipe = named_recipe(kind.name)
-    example = recipe.dataset.held_out_split().examples()[0]
+    example = recipe.dataset.held_out_split().examples()[0]["example"]
 
     def answer(asked: str) -> str:
         return asked.replace("You are", "I am") if "You are" in asked else "\\boxed{1}"
