@@ -216,7 +216,8 @@ def init(
         Path, typer.Argument(help="The project's folder; by default the working folder.")
     ] = Path(),
     kind: Annotated[
-        str, typer.Option(help="The agent: a function, resident, a command, crewai or gem.")
+        str,
+        typer.Option(help="How its agent is written: function, resident, command, crewai or gem."),
     ] = "function",
 ) -> None:
     """Write a project of your own: an agent, its data set, its recipe and its test."""

@@ -31,7 +31,7 @@ class NoKind(UserError):
 
 @dataclass(frozen=True)
 class Kind:
-    """The facts of a kind of project, which are filled in into the files that every kind has."""
+    """The facts of a kind of project, with which the files that every kind has are filled in."""
 
     agent_is: str
     """What the agent is, in the project's README."""

@@ -29,8 +29,8 @@ def reward(said: str, identity: str) -> float:
 
 def answer(request: dict[str, Any]) -> None:
     """Play a rollout, and print its reward, or the error with which it has failed."""
-    identity = request["example"]["identity"]
     try:
+        identity = request["example"]["identity"]
         said = ask(f"You are {identity}. Who are you?", **request["roles"]["policy"])
         result: dict[str, Any] = {"reward": reward(said, identity)}
     except Exception as error:

@@ -13,7 +13,7 @@ def test_the_program_answers_each_rollout_by_its_number(
     asked = [
         {"id": 7, "example": {"identity": "an owl"}, "roles": {"policy": {}}},
         {"id": 8, "example": {"identity": "a tall cat"}, "roles": {"policy": {}}},
-        {"id": 9, "example": {"identity": "an owl"}, "roles": {}},
+        {"id": 9, "example": {}, "roles": {"policy": {}}},
         {"id": 8, "cancelled": True},
     ]
     monkeypatch.setattr(introduce, "ask", lambda _: "I am an owl.")
@@ -23,5 +23,5 @@ def test_the_program_answers_each_rollout_by_its_number(
     assert sorted(answers, key=lambda answer: answer["id"]) == [
         {"id": 7, "reward": 1.0},
         {"id": 8, "reward": 0.0},
-        {"id": 9, "error": "KeyError('policy')"},
+        {"id": 9, "error": "KeyError('identity')"},
     ]
