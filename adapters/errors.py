@@ -7,7 +7,9 @@ UserError               an error that its user can mend
     OfflineError        a recipe that needs a network
     ReferenceRefused    a reference policy
     ProjectExists       a file that a new project would replace
+    NoKind              a kind of new project
     AgentError          an agent's name
+    NameTaken           a module that is called as a package of Ratchet's
     NoCommand           an agent's command line
     NoEnvironment       an environment's name
     ScriptError         a function that answers a role

@@ -1,5 +1,9 @@
 """The flows of Ratchet, whose libraries send no telemetry unless the user has turned that on."""
 
-from adapters.clients.silence import send_no_telemetry
+from flows.own_packages import check_packages
+
+check_packages()  # before one of them is imported
+
+from adapters.clients.silence import send_no_telemetry  # noqa: E402
 
 send_no_telemetry()  # before Prefect is imported

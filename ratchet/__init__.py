@@ -5,6 +5,14 @@ flows that take it. `Run` opens what they left on disk, while it is being traine
 that a user can mend is a `UserError`, whose tree `adapters.errors` describes.
 """
 
+import flows
+
+if not hasattr(flows, "check_packages"):
+    raise ImportError(
+        f"Python finds {flows.__file__} in place of Ratchet's own package 'flows'; rename yours, "
+        "or take its folder from the front of Python's path (PYTHONPATH, `python -m`)"
+    )
+
 from adapters.errors import UserError
 from flows.evaluate import evaluate
 from flows.recipe.loading import named_recipe as recipe

@@ -66,7 +66,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_function_plays_and_its_test_passes(project: Path) -> None:
+def test_the_function_plays_and_its_test_passes(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend("agents")
     (project / "agents" / "riddles.py").write_text(FUNCTION)
     (project / "test_agent_riddles.py").write_text(TEST)
     assert play("riddles", PIANO).value == 1.0

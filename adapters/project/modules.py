@@ -18,6 +18,7 @@ from zlib import crc32
 
 from adapters.errors import UserError, did_you_mean
 from adapters.project.files import EXAMPLES, locate
+from adapters.project.own_names import check_imports
 
 AGENTS = Path("agents")
 PLAY = "play"
@@ -67,6 +68,7 @@ def _load_file(path: Path) -> ModuleType | None:
     finder = _project_finder()
     finder.files[name] = path
     finder.search(path.parent)
+    check_imports(path, finder.folders)
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
@@ -75,7 +77,9 @@ def _load_file(path: Path) -> ModuleType | None:
 
 def _import_if_exists(name: str) -> ModuleType | None:
     """Import a module; None if it does not exist, an error if one that it imports does not."""
-    _project_finder().named.add(name.partition(".")[0])
+    finder = _project_finder()
+    check_imports(name, finder.folders)
+    finder.named.add(name.partition(".")[0])
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
@@ -108,13 +112,13 @@ class _ProjectFinder(MetaPathFinder):
     def __init__(self) -> None:
         self.files: dict[str, Path] = {}
         self.named: set[str] = set()
-        self._folders = [""]  # of which an empty one is the working folder
+        self.folders = [""]  # of which an empty one is the working folder
 
     def search(self, folder: Path) -> None:
         """Find modules in a folder too: before those of the working folder, if it is the user's."""
-        if str(folder) not in self._folders:
-            place = len(self._folders) if folder == EXAMPLES / AGENTS else 0
-            self._folders.insert(place, str(folder))
+        if str(folder) not in self.folders:
+            place = len(self.folders) if folder == EXAMPLES / AGENTS else 0
+            self.folders.insert(place, str(folder))
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -123,7 +127,7 @@ class _ProjectFinder(MetaPathFinder):
             return spec_from_file_location(fullname, self.files[fullname])
         if path is not None:
             return None
-        spec = PathFinder.find_spec(fullname, self._folders)
+        spec = PathFinder.find_spec(fullname, self.folders)
         is_package = spec is not None and (spec.loader is not None or fullname in self.named)
         return spec if is_package else None
 

@@ -219,13 +219,17 @@ def init(
     folder: Annotated[
         Path, typer.Argument(help="The project's folder; by default the working folder.")
     ] = Path(),
+    kind: Annotated[
+        str,
+        typer.Option(help="How its agent is written: function, resident, command, crewai or gem."),
+    ] = "function",
 ) -> None:
     """Write a project of your own: an agent, its data set, its recipe and its test."""
-    from flows.cli.new_project import AGENT, write_project
+    from flows.cli.new_project import KINDS, write_project
 
-    for path in write_project(folder):
+    for path in write_project(folder, kind):
         print(path)
-    print(f"`ratchet dryrun {AGENT}` in {folder.resolve()} plays the agent")
+    print(f"`ratchet dryrun {KINDS[kind].name}` in {folder.resolve()} plays the agent")
 
 
 @app.command()

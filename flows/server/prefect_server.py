@@ -7,6 +7,7 @@ from pathlib import Path
 from prefect.settings import PREFECT_API_URL
 
 from adapters.network.addresses import LOOPBACK
+from adapters.project.own_names import check_folder
 
 POOL = "ratchet"
 """The work pool of the deployments."""
@@ -22,6 +23,7 @@ def run_server(port: int) -> None:
 
 def run_worker() -> None:
     """Become a worker of the work pool."""
+    check_folder()
     _become(client_environment(), "worker", "start", "--pool", POOL)
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,14 @@ from typer.testing import CliRunner
 
 from adapters.harness.agents import load_agent
 from flows.cli.commands import app
-from flows.cli.new_project import AGENT, ProjectExists, write_project
+from flows.cli.new_project import (
+    AGENT,
+    KINDS,
+    Kind,
+    NoKind,
+    ProjectExists,
+    write_project,
+)
 from flows.recipe.loading import RecipeError, named_recipe
 from flows.server.prefect_server import POOL
 from tests.support.prefect_api import prefect_api
@@ -31,9 +37,18 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.usefixtures("project")
-def test_the_recipe_s_examples_are_there() -> None:
-    recipe = named_recipe(AGENT)
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kind:
+    """A kind of project; the working folder has a new one of it."""
+    for module in KINDS[request.param].needs or ():
+        pytest.importorskip(module, reason=f"{module} is not installed: make setup")
+    write_project(tmp_path, request.param)
+    monkeypatch.chdir(tmp_path)
+    return KINDS[request.param]
+
+
+def test_the_recipe_s_examples_are_there(kind: Kind) -> None:
+    recipe = named_recipe(kind.name)
     train, held_out = (
         recipe.dataset.train_split().examples(),
         recipe.dataset.held_out_split().examples(),
@@ -43,31 +58,69 @@ def test_the_recipe_s_examples_are_there() -> None:
     assert named_recipe("hello").agent == "hello", "an example's recipe is found as well"
 
 
-@pytest.mark.usefixtures("project")
-def test_the_agent_plays_and_its_test_passes() -> None:
-    with scripted_door(lambda asked: asked.replace("You are", "I am")) as door:
-        reward = asyncio.run(load_agent(AGENT)({"identity": "a tall cat"}, door.endpoints()))
-    assert reward.value == 1.0
-    defined = runpy.run_path(f"tests/test_{AGENT}.py")
-    [run] = [value for name, value in defined.items() if name.startswith("test_")]
-    run()
+def test_the_agent_plays(kind: Kind) -> None:
+    recipe = named_recipe(kind.name)
+    example = recipe.dataset.held_out_split().examples()[0]["example"]
+
+    def answer(asked: str) -> str:
+        return asked.replace("You are", "I am") if "You are" in asked else "\\boxed{1}"
+
+    with scripted_door(answer) as door:
+        reward = asyncio.run(load_agent(recipe.agent)(example, door.endpoints()))
+    assert reward.value == 1.0 or len(reward.calls["policy"]) > 1, reward
 
 
-def test_the_deployments_name_flows_of_the_wheel_and_the_pool(project: Path) -> None:
-    declared = yaml.safe_load((project / "prefect.yaml").read_text())["deployments"]
-    assert {deployment["entrypoint"] for deployment in declared} == {
-        "flows.train.train",
-        "flows.evaluate.evaluate",
+@pytest.mark.usefixtures("kind")
+def test_the_project_s_test_passes_without_anything_of_ours() -> None:
+    """A package of ours is not importable there at all."""
+    [file] = Path("tests").iterdir()
+    assert not re.search("(adapters|engine|flows|pretraining|tasks)", file.read_text())
+    pytest_there = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider"]
+    ran = subprocess.run(pytest_there, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "passed" in ran.stdout
+
+
+def test_the_deployment_names_a_flow_of_the_wheel_and_the_pool(kind: Kind) -> None:
+    [deployment] = yaml.safe_load(Path("prefect.yaml").read_text())["deployments"]
+    assert deployment["name"] == kind.name
+    assert deployment["entrypoint"] == "flows.train.train"
+    assert deployment["work_pool"]["name"] == POOL
+
+
+def test_the_readme_is_short_and_its_commands_and_files_exist(kind: Kind) -> None:
+    text = Path("README.md").read_text()
+    assert len(text.splitlines()) <= 12
+    assert {line.index("#") for line in text.splitlines()[6:10]} == {
+        text.splitlines()[6].index("#")
     }
-    assert {deployment["work_pool"]["name"] for deployment in declared} == {POOL}
-
-
-def test_the_readme_has_ten_lines_whose_commands_exist(project: Path) -> None:
-    text = (project / "README.md").read_text()
-    assert len(text.splitlines()) == 10
     named = set(re.findall(r"ratchet (\w+)", text))
     assert named <= get_group(app).commands.keys()
     assert {"dryrun", "train", "server", "deploy", "worker"} <= named
+    files = re.findall(r"`([a-z]+/[^`]+|[a-z.]+yaml)`", text)
+    assert f"datasets/{kind.dataset}" in files
+    assert all(Path(file).exists() for file in files)
+
+
+def test_an_unknown_kind_gets_the_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(NoKind, match=r"no kind of project 'residents'; .* did you mean 'resident'"):
+        write_project(tmp_path, "residents")
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(("kind", "package"), [("crewai", "crewai"), ("gem", "gem-llm")])
+def test_a_kind_whose_package_is_missing_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, package: str
+) -> None:
+    apart = [path for path in sys.path if "site-packages" not in path]
+    monkeypatch.setattr(sys, "path", apart)
+    for module in KINDS[kind].needs or ():
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    with pytest.raises(NoKind, match="not installed here; give `pip install") as refused:
+        write_project(tmp_path, kind)
+    assert [*tmp_path.iterdir()] == []
+    [pins] = re.findall("--constraint ([^ ]+)", str(refused.value))
+    assert re.search(rf"^{package}==", Path(pins).read_text(), re.M)
 
 
 def test_a_file_of_the_user_s_is_not_written_over(tmp_path: Path) -> None:
@@ -99,7 +152,7 @@ def test_what_can_be_trained_in_the_folder_can_be_deployed_from_it(project: Path
     said = subprocess.run(deploy, env=variables, check=True, stdout=subprocess.PIPE, text=True)
     table, _, commands = said.stdout.partition("\n\n")
     deployed = [line.split()[0] for line in table.splitlines()[1:]]
-    assert {"train/hello", "train/arithmetic", f"evaluate/{AGENT}-evaluation"} <= {*deployed}
+    assert {"train/hello", "train/arithmetic", f"train/{AGENT}"} <= {*deployed}
     assert len(deployed) == len({*deployed})
     assert max(map(len, table.splitlines())) <= 100
     assert "deployment run train/" in commands
@@ -119,6 +172,9 @@ def test_init_says_what_it_has_written(tmp_path: Path) -> None:
     assert said.exit_code == 0
     assert str(tmp_path / "mine" / "prefect.yaml") in said.output.splitlines()
     assert f"`ratchet dryrun {AGENT}`" in said.output
+    said = CliRunner().invoke(app, ["init", "--kind", "command", str(tmp_path / "other")])
+    assert said.exit_code == 0
+    assert "command:python3" in (tmp_path / "other" / "prefect.yaml").read_text()
 
 
 def test_a_folder_without_deployments_is_not_deployed(

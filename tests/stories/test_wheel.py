@@ -2,16 +2,18 @@
 
 import json
 import os
+import re
 import subprocess
 import sysconfig
 import venv
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
 
-from flows.cli.new_project import AGENT
+from flows.cli.new_project import AGENT, KINDS
 from tests.support.prefect_team import open_team, read_log, wait_for_schedule
 from tests.support.processes import ROOT
 
@@ -108,6 +110,43 @@ def small(**changes: object) -> Iterator[str]:
         yield from ("--set", f"{key}={value}")
 
 
+def test_the_wheel_brings_its_pins_as_the_page_says(
+    tmp_path: Path, binaries: Path, variables: Mapping[str, str]
+) -> None:
+    [wheel] = binaries.parent.parent.glob("*.whl")
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    assert f"    python -m zipfile -e {wheel.name} unpacked\n" in page
+    [pins] = re.findall(rf"--constraint (\S+) '{wheel.name}\[agents,dask\]'", page)
+    run(tmp_path, variables, binaries / "python", "-m", "zipfile", "-e", str(wheel), "unpacked")
+    assert (tmp_path / pins).read_bytes() == (ROOT / "constraints.txt").read_bytes()
+
+
+def test_every_kind_of_project_passes_its_own_test(
+    tmp_path: Path, binaries: Path, variables: Mapping[str, str]
+) -> None:
+    """pytest is given as its console script is: without the working folder on the path."""
+    for kind, of in KINDS.items():
+        if not all(find_spec(module) for module in of.needs or ()):
+            continue
+        folder = tmp_path / kind
+        run(tmp_path, variables, binaries / "ratchet", "init", "--kind", kind, str(folder))
+        run(folder, variables, binaries / "python", "-P", "-m", "pytest", "-p", "no:cacheprovider")
+
+
+def test_a_module_called_as_ours_is_refused_where_it_counts(
+    tmp_path: Path, binaries: Path, variables: Mapping[str, str]
+) -> None:
+    run(tmp_path, variables, binaries / "ratchet", "init")
+    (tmp_path / "tasks.py").write_text("VALUE = 1\n")
+    run(tmp_path, variables, binaries / "ratchet", "dryrun", AGENT, "--examples", "1")
+    with (tmp_path / "agents" / f"{AGENT}.py").open("a") as file:
+        file.write("from tasks import VALUE\n")
+    run(tmp_path, variables, binaries / "python", "-m", "pytest", "-p", "no:cacheprovider")
+    for words in (["train", AGENT], ["deploy"]):
+        with pytest.raises(AssertionError, match=r"ratchet: .*/tasks\.py.*; rename yours, or"):
+            run(tmp_path, variables, binaries / "ratchet", *words)
+
+
 def test_an_example_is_trained_in_the_user_s_folder(
     project: Path, binaries: Path, variables: Mapping[str, str]
 ) -> None:
@@ -140,15 +179,14 @@ def test_a_schedule_of_the_new_project_trains_on_a_server(
     project: Path, binaries: Path, variables: Mapping[str, str], tmp_path: Path
 ) -> None:
     declared = yaml.safe_load((project / "prefect.yaml").read_text())
-    [training, evaluation] = declared["deployments"]
+    [training] = declared["deployments"]
     training["parameters"]["recipe"] |= {
         "steps": 1,
         "rollouts": {"groups": 2, "group_size": 2},
         "evaluation": {"examples": 2, "greedy": False},
     }
     training["schedules"] = [{"interval": 60}]
-    deployments = [training, evaluation]
-    (project / "prefect.yaml").write_text(yaml.safe_dump(declared | {"deployments": deployments}))
+    (project / "prefect.yaml").write_text(yaml.safe_dump(declared | {"deployments": [training]}))
     with open_team([str(binaries / "ratchet")], project, tmp_path, variables) as api:
         deployment = api.get(f"/deployments/name/train/{AGENT}").json()
         ended = wait_for_schedule(api, deployment["id"])

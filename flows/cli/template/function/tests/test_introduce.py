@@ -1,8 +1,6 @@
-"""The reward of the agent `introduce`. Run it in the project's folder, by `python -m pytest`."""
+"""The reward of the agent `introduce`. Run it in the project's folder, by `pytest`."""
 
-from adapters.project.modules import load_agent_file
-
-introduce = load_agent_file("introduce")
+import introduce
 
 
 def test_claiming_the_identity_earns_the_reward() -> None:
