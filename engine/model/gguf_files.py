@@ -85,13 +85,12 @@ def _dequantise(file: Path, folder: Path) -> None:
     where, name = str(file.parent), file.name
     try:
         AutoTokenizer.from_pretrained(where, gguf_file=name).save_pretrained(folder)
-        network = AutoModelForCausalLM.from_pretrained(
-            where, gguf_file=name, dtype=torch.bfloat16
-        )
+        network = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.bfloat16)
     except (ValueError, KeyError, NotImplementedError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
         raise RequestRefused(
             f"transformers cannot read {file}: {reason}; give the model's own folder"
         ) from error
-    del network.hf_quantizer, network.config.quantization_config  # what is saved is dequantised
+    for quantised in (network, "hf_quantizer"), (network.config, "quantization_config"):
+        delattr(*quantised)  # what is saved is dequantised
     network.save_pretrained(folder)

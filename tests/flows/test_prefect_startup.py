@@ -78,7 +78,7 @@ class _Locked(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_error(503)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *_: object) -> None:
         """Log nothing."""
 
 
