@@ -11,7 +11,14 @@ from renderers.base import ChatTemplateTokenizer, Renderer, Tokenizer
 
 from adapters.calls import Completion, Message, Tool, ToolCall
 from adapters.rendering.chat_template import TemplateRenderer
-from adapters.rendering.renderer_names import TEMPLATE, find_config, shorten_renderer
+from adapters.rendering.fitting import MISFITS, choose_renderer, fitting_renderers
+from adapters.rendering.renderer_names import (
+    AUTO,
+    TEMPLATE,
+    NoRenderer,
+    find_config,
+    shorten_renderer,
+)
 
 log = logging.getLogger(__name__)
 
@@ -28,16 +35,16 @@ BYTES = {chr(byte): byte for byte in PRINTABLE} | {
 class Chat:
     """A model's chat format: its Hugging Face tokenizer and a renderer.
 
-    The renderer is a name of the `renderers` package, or `jinja:` and the text of a chat template.
+    The renderer is a name of the `renderers` package, `jinja:` and the text of a chat template, or
+    `auto`: what fits the model. NoRenderer if it does not fit.
     `context` is the largest number of tokens of a prompt and its answer together.
     """
 
-    def __init__(
-        self, tokenizer: object, renderer: str = "qwen3", context: int | None = None
-    ) -> None:
-        self._renderer = _create(tokenizer, renderer)
+    def __init__(self, tokenizer: object, renderer: str = AUTO, context: int | None = None) -> None:
+        chosen = choose_renderer(tokenizer) if renderer == AUTO else renderer
+        self._renderer = _create(tokenizer, chosen)
         self._tokenizer = cast(Tokenizer, tokenizer)
-        self.renderer = shorten_renderer(renderer)
+        self.renderer = shorten_renderer(chosen)
         self.tokenizer_sha = fingerprint(tokenizer)
         self.stop_tokens = list(self._renderer.get_stop_token_ids())
         self.read_context = _declared_context(tokenizer)
@@ -148,8 +155,16 @@ def _create(tokenizer: object, renderer: str) -> Renderer:
     config = find_config(renderer)
     # An answer stays in the history as it was sampled, its reasoning included: a template
     # that strips reasoning would break the tokens of every turn but the last.
-    keeping = config and config.model_copy(update={"thinking_retention": "all"})
-    return create_renderer(tokenizer, keeping)  # pyright: ignore[reportArgumentType]
+    keeping = config.model_copy(update={"thinking_retention": "all"})
+    try:
+        return create_renderer(tokenizer, keeping)  # pyright: ignore[reportArgumentType]
+    except MISFITS as error:
+        others = fitting_renderers(tokenizer)
+        listed = f", or one that does: {', '.join(others)}" if others else ""
+        raise NoRenderer(
+            f"the renderer {renderer!r} does not fit the model ({error}); give model.renderer "
+            f"{AUTO}{listed}"
+        ) from error
 
 
 def stop_string(completion: Completion, chat: Chat) -> str | None:

@@ -9,6 +9,9 @@ from adapters.errors import UserError
 if TYPE_CHECKING:
     from renderers.configs import BaseRendererConfig
 
+AUTO = "auto"
+"""Renderer that is chosen by the model."""
+
 TEMPLATE = "jinja:"
 """Prefix of a renderer that is a template's text."""
 
@@ -17,18 +20,20 @@ class NoRenderer(UserError):
     """An error for a name that no renderer has."""
 
 
-def find_config(renderer: str) -> "BaseRendererConfig | None":
-    """Return a renderer's configuration, None for `auto`; NoRenderer if none has the name."""
+def find_config(renderer: str) -> "BaseRendererConfig":
+    """Return the configuration of a renderer by its name; NoRenderer if none has it."""
     from renderers import config_from_name
 
     try:
-        return config_from_name(renderer)
+        config = config_from_name(renderer)
     except ValueError as error:
         known = str(error).partition("Known: ")[2].strip("[]").replace("'", "")
         raise NoRenderer(
             f"there is no renderer {renderer!r}; give model.renderer one of: {known}; or "
             f"{TEMPLATE} and a chat template"
         ) from error
+    assert config is not None  # which `auto` alone has
+    return config
 
 
 def resolve_renderer(renderer: str) -> str:

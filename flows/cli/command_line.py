@@ -13,7 +13,6 @@ from adapters.tinker.engines import engine_begun
 from adapters.tracking.wandb import unsynced_folder
 from flows.cli.signals import explaining
 from flows.server.prefect_startup import check_prefect, start_server
-from tasks.reports.failures import ask_failures
 from tasks.storage.json_files import read_log
 
 if TYPE_CHECKING:
@@ -122,6 +121,7 @@ def _find_flow(run: "RunFolder") -> "Callable[..., RunSummary]":
 def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> str:
     """Return what a run has come to: its gain, its time, what failed and where to look."""
     from flows.runtime.forks import describe_fork
+    from tasks.reports.failures import ask_failures
 
     spent = "" if summary.seconds is None else f"{summary.seconds:.0f} s of sampling and training, "
     failed = f"{summary.failed} rollouts, which trained nothing" if summary.failed else ""

@@ -109,12 +109,6 @@ def _translate_model(out: Translation) -> None:
         if (value := out.file.get(key)) is not None:
             out.give("model.renderer", f"jinja:{value}", key)
             break
-    else:
-        out.refuse(
-            f"{template} is missing, and Trinity then takes the model's own; a recipe names its "
-            "renderer, such as llama-3 or qwen3",
-            "model.renderer",
-        )
     if out.file.get("model.tinker.enable"):
         out.copy("model.lora_rank", "model.tinker.rank", note="; its guide says 32")
         for ours, theirs in (("attention", "attn"), ("mlp", "mlp"), ("unembedding", "unembed")):

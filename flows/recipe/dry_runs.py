@@ -32,14 +32,17 @@ def shrink(recipe: Recipe, examples: int) -> Recipe:
 
 
 def take_offline(recipe: Recipe) -> Recipe:
-    """Return the recipe with the tiny model, unless its own is a folder; roles must be scripted."""
+    """Return the recipe with the tiny model, unless its own is a file or folder of this machine.
+
+    Other roles must be scripted.
+    """
     for role, answerer in recipe.roles.items():
         if policy_of(answerer) is None and not answerer.startswith(FUNCTION):
             raise OfflineError(
                 f"the role {role} is answered by {answerer}, which needs a network: allow it by "
                 f'--online, or script it by --set \'roles={{"{role}": "{FUNCTION}module:name"}}\''
             )
-    if recipe.model.base.startswith(LOCAL) or Path(recipe.model.base).is_dir():
+    if recipe.model.base.startswith(LOCAL) or Path(recipe.model.base).expanduser().exists():
         return recipe
     tiny = {"base": Model().base, "renderer": Model().renderer}
     return recipe.model_copy(update={"model": recipe.model.model_copy(update=tiny)})

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
-from adapters.rendering.renderer_names import resolve_renderer
+from adapters.rendering.renderer_names import AUTO, resolve_renderer
 from flows.recipe.algorithm import Optimizer
 from flows.recipe.section import LONGEST_SECONDS, MOST_STEPS, Refusals, Section
 from tasks.algorithm.learning_rates import default_learning_rate
@@ -30,11 +30,13 @@ class Model(Section):
     """The policy: a base model and the LoRA that is trained on it."""
 
     base: str = "local/tiny-chat"
-    """A model of the Tinker service, or, on the engine, a shipped id, a hub name or a directory."""
+    """A model of the Tinker service, or, on the engine, a shipped id, a hub name, a directory, or a
+    GGUF file."""
 
-    renderer: Annotated[str, AfterValidator(resolve_renderer)] = "qwen3"
+    renderer: Annotated[str, AfterValidator(resolve_renderer)] = AUTO
     """Renderer of messages as tokens: a name of the `renderers` package, or `jinja:` and a chat
-    template, as its text or as a file whose text is then the recipe's."""
+    template, as its text or as a file whose text is then the recipe's. `auto` is the renderer that
+    writes conversations as the model's own chat template does, or else that template."""
 
     lora_rank: int = Field(default=16, ge=1, le=256)
     """Rank of the LoRA weights."""

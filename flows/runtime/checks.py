@@ -5,13 +5,11 @@ a flow may have been started by a Prefect server. What they import is imported w
 a refusal should not wait for a library.
 """
 
-from pathlib import Path
-
 from adapters.calls import POLICY
-from adapters.errors import ServiceError
 from adapters.harness.agents import load_agent
-from adapters.rendering.renderer_names import TEMPLATE, find_config
-from adapters.tinker.engines import LOCAL, check_key, check_reachable, needs_engine
+from adapters.rendering.renderer_names import AUTO, TEMPLATE, find_config
+from adapters.tinker.bases import base_folder, check_base, check_template
+from adapters.tinker.engines import check_key, check_reachable
 from adapters.tracking.choice import TrackerChoice
 from flows.recipe.loading import count_steps
 from flows.recipe.recipe import Recipe
@@ -49,7 +47,7 @@ def check_service(base: str) -> None:
     """
     check_key()
     check_reachable()
-    check_base_model(base)
+    check_base(base)
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -63,19 +61,24 @@ def check_recipe(recipe: Recipe) -> None:
 
         create_backends(recipe.roles, recipe.seed)
     load_agent(recipe.agent, other_roles)
-    renderer = recipe.model.renderer
+    check_renderer(recipe.model)
+
+
+def check_renderer(model: Model) -> None:
+    """Refuse (UserError) a renderer that does not exist, or does not fit a model of this machine.
+
+    `auto` always fits a model that has a chat template.
+    """
+    renderer, folder = model.renderer, base_folder(model.base)
+    if renderer == AUTO:
+        if folder is not None:
+            check_template(folder)
+        return
     if not renderer.startswith(TEMPLATE):
         find_config(renderer)
+    if folder is not None:
+        from transformers import AutoTokenizer
 
+        from adapters.rendering.chat import Chat
 
-def check_base_model(base: str) -> None:
-    """Refuse a local model that the engine of this machine does not have."""
-    shipped = Model.model_fields["base"].default
-    if not needs_engine(base) or base == shipped or Path(base).expanduser().is_dir():
-        return
-    owner, _, name = base.partition("/")
-    if base.startswith(LOCAL) or not owner.strip("~.") or not name or "/" in name:
-        raise ServiceError(
-            f"there is no base model {base}; give {shipped}, the folder of a Hugging Face model, "
-            "or a name of Hugging Face's hub"
-        )
+        Chat(AutoTokenizer.from_pretrained(folder), renderer)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from adapters.calls import POLICY, Policy, Sampling
 from adapters.errors import UserError
+from adapters.tinker.bases import check_base
 from adapters.tinker.engines import check_reachable
 from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Rollouts
 from flows.recipe.run_recipe import Model, ServicePatience
-from flows.runtime.checks import check_base_model
 from tasks.checkpoints import Ledger
 from tasks.storage.manifest import bind_run
 from tasks.storage.run_folder import RunFolder, folder_of, read_checkpoint
@@ -54,7 +54,7 @@ def find_weights(name: str) -> Weights:
     """
     check_reachable()
     if "/" in name:
-        check_base_model(name)
+        check_base(name)
         return Weights(name, Model(base=name), Rollouts(max_tokens=MOST_TOKENS).sampling())
     named, step = read_checkpoint(name)
     run, _, policy = named.partition(":")

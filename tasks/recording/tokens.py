@@ -15,7 +15,7 @@ FOUND = "select run, list_distinct(flatten(list(tokens))) from trajectories grou
 TEXTS = pa.schema([("run", pa.string()), ("token", pa.int32()), ("text", pa.string())])
 
 
-def add_tokens(connection: duckdb.DuckDBPyConnection, runs: Sequence[RunFolder]) -> None:
+def add_tokens(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunFolder]) -> None:
     """Add the view `tokens` to the views `trajectories` and `datums` of runs.
 
     Texts come from the tokenizers that are on this machine; without a run's, its texts are null.

@@ -1,0 +1,128 @@
+"""Base models on this machine, before an engine loads one: their files and their size."""
+
+import json
+import logging
+import struct
+import subprocess
+import sys
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import cast
+
+import psutil
+
+from adapters.errors import ServiceError, did_you_mean
+from adapters.tinker.engines import LOCAL, needs_engine
+
+log = logging.getLogger(__name__)
+
+SHIPPED = f"{LOCAL}tiny-chat"
+GGUF = ".gguf"
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+FLOAT32 = 4
+"""Bytes of a weight as the engine keeps it."""
+GIB = 2**30
+
+
+def base_folder(base: str) -> Path | None:
+    """Return the folder of a base model's files, None for one that an engine or a service has.
+
+    The first call with a GGUF file dequantises it, which takes seconds to minutes.
+    """
+    path = Path(base).expanduser()
+    if path.suffix == GGUF:
+        return _dequantised(path)
+    return path if path.is_dir() else None
+
+
+def check_base(base: str) -> None:
+    """Refuse (ServiceError) a base model that the engine of this machine, if used, cannot load."""
+    if base == SHIPPED or not needs_engine(base):
+        return
+    folder = base_folder(base)
+    if folder is not None:
+        _check_files(folder)
+        _check_memory(folder)
+        return
+    owner, _, name = base.partition("/")
+    if base.startswith(LOCAL) or not owner.strip("~.") or not name or "/" in name:
+        raise ServiceError(
+            f"there is no base model {base}{did_you_mean(base, [SHIPPED])}; give {SHIPPED}, the "
+            "folder of a Hugging Face model, a GGUF file, or a name of Hugging Face's hub"
+        )
+
+
+def check_template(folder: Path) -> None:
+    """Refuse (ServiceError) a model's folder without a chat template."""
+    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
+        return
+    if not _read_json(folder / "tokenizer_config.json").get("chat_template"):
+        raise ServiceError(
+            f"the model in {folder} has no chat template, so model.renderer cannot be auto; give "
+            "it the name of a renderer, or jinja: and a file with a template"
+        )
+
+
+@cache
+def _dequantised(file: Path) -> Path:
+    """Return the folder that the engine makes of a GGUF file."""
+    if not file.is_file():
+        raise ServiceError(f"there is no GGUF file {file}; check the path")
+    log.warning("reading %s: a new file is dequantised first, which may take a minute", file)
+    command = [sys.executable, "-P", "-m", "engine", "--prepare", "--base-model", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        raise ServiceError(said[-1].removeprefix("engine: ") if said else f"{file} is not readable")
+    return Path(done.stdout.splitlines()[-1])
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse a folder that lacks a part of a model."""
+    config = folder / "config.json"
+    if not config.is_file():
+        raise ServiceError(f"{folder} has no config.json; give the folder of a Hugging Face model")
+    if "model_type" not in _read_json(config):
+        raise ServiceError(f"{config} names no model_type; give the folder of a Hugging Face model")
+    if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
+        raise ServiceError(f"{folder} has no weights (model.safetensors); download them too")
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        raise ServiceError(f"{folder} has no tokenizer (tokenizer.json); download it too")
+
+
+def _check_memory(folder: Path) -> None:
+    """Refuse a model whose weights alone are larger than the memory that is free."""
+    needed = FLOAT32 * sum(_count_weights(file) for file in folder.glob("*.safetensors"))
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise ServiceError(
+            f"the weights in {folder} need {needed / GIB:.1f} GiB of memory, and {free / GIB:.1f} "
+            "are free; end other programs, or take a smaller model"
+        )
+
+
+def _count_weights(file: Path) -> int:
+    """Count the numbers in a file of safetensors by its header; ServiceError if the file is cut."""
+    try:
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            header = json.loads(opened.read(min(length, file.stat().st_size)))
+        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
+        ends = [tensor["data_offsets"][1] for tensor in tensors]
+        counts = [prod(tensor["shape"]) for tensor in tensors]
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ServiceError(f"{file} is damaged; download it again") from error
+    if file.stat().st_size < 8 + length + max(ends, default=0):
+        raise ServiceError(f"{file} is cut short; download it again")
+    return sum(counts)
+
+
+def _read_json(file: Path) -> dict[str, object]:
+    try:
+        return cast(dict[str, object], json.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ServiceError(f"{file} is not JSON ({error}); download it again") from error
