@@ -33,6 +33,7 @@ def run(root: Path, prefect_server: None, tiny_chat: Address) -> ratchet.Run:
     return ratchet.Run(ratchet.train(recipe, run="hello-1").run)
 
 
+@pytest.mark.story
 def test_the_cells_run_in_order(
     run: ratchet.Run, notebook: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,8 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from tokenizers import Tokenizer
 
+from adapters.tinker.bases import base_folder
+
 FILE = "tokenizer.json"
 SPACE = "\u2581"
 """Mark by which SentencePiece writes the space before a word."""
@@ -36,9 +38,8 @@ def find_token_texts(base_model: str) -> TokenText | None:
 
 
 def _find_file(base_model: str) -> Path | None:
-    in_folder = Path(base_model).expanduser() / FILE
-    if in_folder.is_file():
-        return in_folder
+    if Path(base_model).expanduser().exists() and (folder := base_folder(base_model)):
+        return folder / FILE if (folder / FILE).is_file() else None
     try:
         cached = try_to_load_from_cache(base_model, FILE)
     except HFValidationError:  # a folder that is gone

@@ -250,8 +250,10 @@ def deploy(
     ] = None,
 ) -> None:
     """Put the deployments of prefect.yaml, the examples and a work pool on the Prefect server."""
+    from adapters.project.own_names import check_folder
     from flows.recipe.loading import find_deployment, project_files
 
+    check_folder()
     file, plain = (None, None) if name is None else find_deployment(name)
     from flows.server.deployments import deploy_files
 

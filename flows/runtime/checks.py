@@ -77,8 +77,8 @@ def check_renderer(model: Model) -> None:
     if not renderer.startswith(TEMPLATE):
         find_config(renderer)
     if folder is not None:
-        from transformers import AutoTokenizer
+        from renderers.base import load_tokenizer
 
         from adapters.rendering.chat import Chat
 
-        Chat(AutoTokenizer.from_pretrained(folder), renderer)
+        Chat(load_tokenizer(str(folder)), renderer)

@@ -16,7 +16,6 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from adapters.errors import UserError
 from adapters.network.addresses import check_listener
-from adapters.project.own_names import check_folder
 from flows.server.prefect_server import POOL, PREFECT, client_environment
 from tasks.reports.tables import GAP, fitted
 
@@ -38,7 +37,6 @@ def deploy_files(files: Iterable[Path], name: str | None = None) -> str:
 
     Returns a table of them, and the commands that come next.
     """
-    check_folder()
     variables = client_environment()
     address = variables["PREFECT_API_URL"]
     _check_server(address)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from typer.testing import CliRunner
 
 from adapters.errors import UserError
@@ -56,6 +56,7 @@ def deploy(*words: str) -> list[str]:
     return said.stdout.splitlines()
 
 
+@pytest.mark.story
 @pytest.mark.usefixtures("server")
 def test_one_deployment_is_deployed_by_its_name_with_its_schedules(project: Path) -> None:
     project.write_text(project.read_text() + NIGHTLY)
@@ -75,6 +76,7 @@ def test_one_deployment_is_deployed_by_its_name_with_its_schedules(project: Path
         assert client.read_deployment_by_name("evaluate/nightly").work_pool_name == "ratchet"
 
 
+@pytest.mark.story
 @pytest.mark.usefixtures("server")
 def test_an_example_is_deployed_from_a_folder_that_has_none_of_its_name(folder: Path) -> None:
     _, row, *_ = deploy("whispers")
@@ -110,7 +112,9 @@ def test_the_working_folder_s_deployment_comes_before_an_example_s(project: Path
     assert find_deployment("hello")[0].samefile(project)
 
 
-def test_a_server_that_is_away_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    with pytest.raises(UserError, match=r"127\.0\.0\.1:9/api cannot be reached .*ratchet server"):
+def test_a_server_that_is_away_is_one_line() -> None:
+    with (
+        temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
+        pytest.raises(UserError, match=r"127\.0\.0\.1:9/api cannot be reached .*ratchet server"),
+    ):
         deploy("hello")

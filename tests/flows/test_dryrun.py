@@ -173,7 +173,7 @@ def test_a_shrunk_recipe_is_small_and_logs_nowhere() -> None:
 def test_offline_takes_the_tiny_model_and_scripted_roles() -> None:
     hosted = small_recipe(model={"base": "Qwen/Qwen3-30B", "renderer": "qwen3_instruct"})
     model = take_offline(hosted).model
-    assert (model.base, model.renderer) == ("local/tiny-chat", "qwen3")
+    assert (model.base, model.renderer) == ("local/tiny-chat", "auto")
     with pytest.raises(OfflineError, match="role answerer is answered by openai/gpt-5-mini"):
         take_offline(small_recipe(roles={"answerer": "openai/gpt-5-mini"}))
     several = small_recipe(roles={"teller": "policy", "listener": "policy:listener"})

@@ -141,6 +141,7 @@ def test_a_recipe_of_the_working_folder_comes_before_an_example(project: Path) -
         named_recipe(AGENT)
 
 
+@pytest.mark.story
 @pytest.mark.usefixtures("prefect_server")
 def test_what_can_be_trained_in_the_folder_can_be_deployed_from_it(project: Path) -> None:
     """The project's own recipe is called as an example is, and takes its place."""

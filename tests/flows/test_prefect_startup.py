@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Mapping
+from functools import partialmethod
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from typing import Any, NoReturn
@@ -14,12 +15,12 @@ from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
     PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
-    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     temporary_settings,
 )
 
 from adapters.errors import UserError
 from flows.cli.command_line import explain_absence
+from flows.server.embedded_server import EmbeddedServer
 from flows.server.prefect_startup import start_server
 
 LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
@@ -60,10 +61,8 @@ def test_a_server_that_does_not_start_is_a_sentence_with_its_database(
 
     monkeypatch.setattr(SubprocessASGIServer, "_run_uvicorn_command", start)
     monkeypatch.setattr(SubprocessASGIServer, "_instances", {})
-    embedded: Mapping[Any, Any] = {
-        PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: True,
-        PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 1,
-    }
+    monkeypatch.setattr(EmbeddedServer, "start", partialmethod(EmbeddedServer.start, timeout=1))
+    embedded: Mapping[Any, Any] = {PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: True}
     with (
         temporary_settings(embedded, restore_defaults={PREFECT_API_URL}),
         start_server() as wait_for_server,

@@ -261,7 +261,7 @@ def test_the_fingerprint_of_a_recipe_is_the_same_in_all_versions_of_a_format() -
             "optimizer": {"learning_rate": 0.005},
         }
     )
-    known = "549bdb97bda1d7e062a6c84ffff97904e937657f1700613b4f9340f3735fe194"
+    known = "b3f327073296a786da656ec666a13c7d560a3a17e12dce2e1769b33bdf96da9e"
     assert recipe.fingerprint() == known
 
 

@@ -19,6 +19,7 @@ from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import folder_of
 
 ROOT = Path(__file__).parents[2]
+TINY = ROOT / "engine" / "tiny_chat"
 PLAY = "def play(example, *, base_url, api_key, model):\n    return 1.0\n"
 ROWS = "question,split\n1,train\n2,test\n"
 RECIPE = """
@@ -43,6 +44,7 @@ FILES: dict[str, str] = {
     "agents/misspelt.py": "def play(:\n",
     "agents/narrow.py": "def play(example):\n    return 1.0\n",
     "fine.csv": ROWS,
+    "fine.gguf": "this is no model",
     "empty.csv": "",
     "headed.csv": "question,split\n",
     "whole.csv": "question\n1\n",
@@ -148,7 +150,14 @@ WRONG: list[tuple[str, str]] = [
     (changed("model.base=local/large"), "there is no base model local/large"),
     (changed("model.base=/no/such/folder"), "there is no base model /no/such/folder"),
     (changed("model.base=new/model --set optimizer.learning_rate=null"), "learning_rate"),
+    (changed("model.base=none.gguf"), "there is no GGUF file none.gguf"),
+    (changed("model.base=fine.gguf"), "fine.gguf does not begin as a GGUF file"),
+    (changed("model.base=folder"), "folder has no config.json"),
     (changed("model.renderer=qwen4"), "there is no renderer 'qwen4'"),
+    (
+        changed(f"model.base={TINY} --set model.renderer=llama-3"),
+        "'llama-3' does not fit the model",
+    ),
     (changed("model.renderer=jinja:none.jinja"), "chat template 'none.jinja' is neither"),
     (changed("model.lora_rank=100000"), "lora_rank: Input should be less than or equal to 256"),
     # runs
