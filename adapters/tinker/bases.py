@@ -18,7 +18,7 @@ from adapters.tinker.engines import LOCAL, needs_engine
 log = logging.getLogger(__name__)
 
 SHIPPED = f"{LOCAL}tiny-chat"
-GGUF = ".gguf"
+GGUF, MAGIC = ".gguf", b"GGUF"
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 FLOAT32 = 4
@@ -70,6 +70,9 @@ def _dequantised(file: Path) -> Path:
     """Return the folder that the engine makes of a GGUF file."""
     if not file.is_file():
         raise ServiceError(f"there is no GGUF file {file}; check the path")
+    with file.open("rb") as opened:
+        if opened.read(len(MAGIC)) != MAGIC:
+            raise ServiceError(f"{file} does not begin as a GGUF file; download it again")
     log.warning("reading %s: a new file is dequantised first, which may take a minute", file)
     command = [sys.executable, "-P", "-m", "engine", "--prepare", "--base-model", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -31,15 +31,15 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(TINY, tmp_path / "model"))
 
 
-def remove(*names: str) -> Callable[[Path], None]:
-    return lambda folder: [(folder / name).unlink() for name in names] and None
+def remove(*names: str) -> Callable[[Path], object]:
+    return lambda folder: [(folder / name).unlink() for name in names]
 
 
-def write(name: str, text: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_text(text) and None
+def write(name: str, text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(text)
 
 
-def cut(name: str, size: int) -> Callable[[Path], None]:
+def cut(name: str, size: int) -> Callable[[Path], object]:
     return lambda folder: os.truncate(folder / name, size)
 
 
@@ -67,7 +67,7 @@ def enlarge(folder: Path) -> None:
     ],
 )
 def test_a_folder_that_lacks_a_part_is_refused(
-    folder: Path, spoil: Callable[[Path], None], said: str
+    folder: Path, spoil: Callable[[Path], object], said: str
 ) -> None:
     check_base(str(folder))
     spoil(folder)
