@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 SHIPPED = f"{LOCAL}tiny-chat"
 GGUF, MAGIC = ".gguf", b"GGUF"
+ORIGIN = "origin.json"
+"""File in the folder of a GGUF file's model that the engine writes."""
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 FLOAT32 = 4
@@ -52,6 +54,13 @@ def check_base(base: str) -> None:
             f"there is no base model {base}{did_you_mean(base, [SHIPPED])}; give {SHIPPED}, the "
             "folder of a Hugging Face model, a GGUF file, or a name of Hugging Face's hub"
         )
+
+
+def read_origin(base: str) -> dict[str, object]:
+    """Read who made the model of a GGUF file, its licence and its checksum; empty of any other."""
+    if Path(base).suffix != GGUF:
+        return {}
+    return _read_json(_dequantised(Path(base).expanduser()) / ORIGIN)
 
 
 def check_template(folder: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 from adapters.door.roles import policy_of
 from adapters.errors import did_you_mean
 from adapters.project.hub import locate_dataset
+from adapters.tinker.bases import read_origin
 from tasks.storage.checksums import Damaged
 from tasks.storage.files import read_bytes
 from tasks.storage.json_files import SEAL, read_json, write_json
@@ -34,8 +35,8 @@ T = TypeVar("T")
 
 Manifest = dict[str, Any]
 """created, format, recipe, fingerprint, versions, python, machine and, if the recipe names
-examples, dataset_sha256; in a fork or a replay also parent: run, step, how, fingerprint, recipe
-and, if it has one, its own parent."""
+examples, dataset_sha256; if its base is a GGUF file, base_origin, with licence and author; in a
+fork or a replay also parent: run, step, how, fingerprint, recipe and, if it has one, its parent."""
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +110,7 @@ def write_manifest(
         "python": platform.python_version(),
         "machine": platform.machine(),
         **_dataset(recipe.get("dataset")),
+        **_origin(recipe.get("model")),
         **({"parent": parent} if parent else {}),
     }
     write_json(run.manifest, described)
@@ -200,6 +202,12 @@ def differences(old: object, new: object, path: str = "") -> list[str]:
 def _dataset(described: Mapping[str, Any] | None) -> dict[str, str]:
     """Describe the examples that a recipe names, if it names any."""
     return {"dataset_sha256": _sha256(locate_dataset(described["path"]))} if described else {}
+
+
+def _origin(model: Mapping[str, Any] | None) -> dict[str, object]:
+    """Describe where a recipe's base comes from, if its file says so."""
+    origin = read_origin(model.get("base", "")) if model else {}
+    return {"base_origin": origin} if origin else {}
 
 
 def _sha256(dataset: Path) -> str:

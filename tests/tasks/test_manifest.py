@@ -21,6 +21,7 @@ from tasks.storage.manifest import (
     write_manifest,
 )
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from tests.support.gguf_models import write_gguf
 from tests.support.processes import ROOT
 
 RECIPE = {
@@ -181,3 +182,15 @@ def test_the_parent_of_a_fork_is_recorded() -> None:
     parent = parent_of(make_fork("second", first, 3, 0.2))
     assert parent is not None
     assert (parent["run"], parent["step"], parent["recipe"]) == ("first", 3, RECIPE)
+
+
+def test_a_run_says_where_its_base_comes_from_if_the_file_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file, _ = write_gguf(tmp_path / "model.gguf")
+    write_manifest(folder_of("real"), {**RECIPE, "model": {"base": str(file)}}, "f00d")
+    origin = read_manifest(folder_of("real"))["base_origin"]
+    assert (origin["license"], origin["file"]) == ("apache-2.0", "model.gguf")
+    write_manifest(folder_of("tiny"), RECIPE, "f00d")
+    assert "base_origin" not in read_manifest(folder_of("tiny"))

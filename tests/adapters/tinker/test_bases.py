@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adapters.errors import ServiceError
-from adapters.tinker.bases import base_folder, check_base, check_template
+from adapters.tinker.bases import base_folder, check_base, check_template, read_origin
 from tests.support.gguf_models import write_gguf
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
@@ -118,6 +118,8 @@ def test_a_gguf_file_is_the_model_it_was_written_from(tmp_path: Path) -> None:
     check_base(str(file))
     origin = json.loads((folder / "origin.json").read_text())
     assert (origin["architecture"], origin["license"]) == ("llama", "apache-2.0")
+    assert read_origin(str(file)) == origin
+    assert read_origin(str(folder)) == {}
     asked = torch.arange(20)[None]
     read = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     torch.testing.assert_close(read(asked).logits, network(asked).logits, rtol=0.05, atol=0.01)
