@@ -4,12 +4,15 @@ import ast
 from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
+from threading import Lock
 
 from adapters.errors import UserError
 
 OWN = ("adapters", "engine", "flows", "pretraining", "ratchet", "tasks")
 """Ratchet's packages."""
 
+_PARSING = Lock()
+"""One thread parses at a time: https://github.com/python/cpython/issues/106905."""
 _PACKAGES = Path(__file__).resolve().parents[2]
 _REMEDY = "rename yours, or move it into a package"
 
@@ -25,9 +28,11 @@ def check_imports(asker: str | Path, folders: Sequence[str]) -> None:
     which the import is looked for too; only a name that is among them is refused.
     """
     taken = {name: place for name in OWN if (place := _find(name, folders))}
+    if not taken:
+        return
     reached = set[str]()
     new = _imports(asker) if isinstance(asker, Path) else {asker.partition(".")[0]}
-    while taken and new:
+    while new:
         name = new.pop()
         if name in taken:
             raise NameTaken(
@@ -72,7 +77,8 @@ def _sources(name: str, folders: Sequence[str]) -> Iterator[Path]:
 def _imports(file: Path) -> set[str]:
     """Return the first part of each absolute import of a file; none of one that is no Python."""
     try:
-        nodes = [*ast.walk(ast.parse(file.read_bytes()))]
+        with _PARSING:
+            nodes = [*ast.walk(ast.parse(file.read_bytes()))]
     except (SyntaxError, ValueError):
         return set()
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]

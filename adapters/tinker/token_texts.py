@@ -4,8 +4,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from tokenizers import Tokenizer
 
 from adapters.tinker.bases import base_folder
@@ -38,6 +36,10 @@ def find_token_texts(base_model: str) -> TokenText | None:
 
 
 def _find_file(base_model: str) -> Path | None:
+    # Not before: the hub's client reads when it is imported whether it is offline.
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
     if Path(base_model).expanduser().exists() and (folder := base_folder(base_model)):
         return folder / FILE if (folder / FILE).is_file() else None
     try:

@@ -90,7 +90,10 @@ class WandbTracker:
     def _note(self, next_step: int) -> None:
         """Note what the offline folder has before it has it: a step is never sent twice."""
         if self._run.offline:
-            (Path(self._run.settings.sync_dir) / NEXT_STEP).write_text(f"{next_step}")
+            note = Path(self._run.settings.sync_dir) / NEXT_STEP
+            unfinished = note.with_suffix(".new")
+            unfinished.write_text(f"{next_step}")
+            unfinished.replace(note)  # a kill leaves a whole note
 
     def _log_artifact(self, weights: SavedWeights) -> None:
         """Log a checkpoint by the service's addresses; no weights are copied."""
