@@ -3,8 +3,8 @@
 import hashlib
 import json
 import os
-import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from engine.errors import RequestRefused
 
@@ -34,15 +34,14 @@ def _cache() -> Path:
 def _write(file: Path, checksum: str, folder: Path) -> None:
     """Write the model's folder beside its final place, and move it there when it is whole."""
     origin = _read_origin(file) | {"file": file.name, "sha256": checksum}
-    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
-    unfinished.mkdir(parents=True)
-    try:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent) as beside:
+        unfinished = Path(beside) / folder.name
+        unfinished.mkdir()
         _dequantise(file, unfinished)
         (unfinished / ORIGIN).write_text(json.dumps(origin, indent=2))
         if not folder.exists():  # another process may have been as fast
             unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _read_origin(file: Path) -> dict[str, str]:
