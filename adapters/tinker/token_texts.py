@@ -36,12 +36,12 @@ def find_token_texts(base_model: str) -> TokenText | None:
 
 
 def _find_file(base_model: str) -> Path | None:
+    if Path(base_model).expanduser().exists() and (folder := base_folder(base_model)):
+        return folder / FILE if (folder / FILE).is_file() else None
     # Not before: the hub's client reads when it is imported whether it is offline.
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    if Path(base_model).expanduser().exists() and (folder := base_folder(base_model)):
-        return folder / FILE if (folder / FILE).is_file() else None
     try:
         cached = try_to_load_from_cache(base_model, FILE)
     except HFValidationError:  # a folder that is gone
