@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -205,8 +204,7 @@ def is_named_by_a_process(path: Path) -> bool:
 
 
 def wait_for_the_end_of(processes: str) -> None:
-    while any(map(runs, processes.split())):
-        time.sleep(0.01)
+    wait_until("the end of the processes", lambda: not any(map(runs, processes.split())))
 
 
 def runs(process: str) -> bool:
