@@ -215,4 +215,4 @@ def _trim(result: SampleResult, scored: ScoredRequest) -> SampleResult:
         ids, logprobs = topk[0][:, :k].copy(), topk[1][:, :k].copy()
         ids[:unscored], logprobs[:unscored] = NO_TOKEN, NO_LOGPROB
         topk = (ids, logprobs) if k else None
-    return SampleResult(result.sequences, prompt, topk)
+    return replace(result, prompt_logprobs=prompt, topk_prompt_logprobs=topk)

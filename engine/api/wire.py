@@ -164,7 +164,10 @@ def encode_losses(outputs: Sequence[np.ndarray], metrics: Mapping[str, float]) -
 
 
 def encode_sample(result: SampleResult) -> pb.SampleResponse:
-    message = pb.SampleResponse(sequences=map(_encode_sequence, result.sequences))
+    message = pb.SampleResponse(
+        sequences=map(_encode_sequence, result.sequences),
+        prompt_cache_hit_tokens=result.cached_tokens,
+    )
     if result.prompt_logprobs is not None:
         message.prompt_logprobs = result.prompt_logprobs.astype(np.float32).tobytes()
     if result.topk_prompt_logprobs is not None:

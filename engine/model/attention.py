@@ -97,23 +97,11 @@ class Group:
         self, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Compute values [n · bucket, heads, width] from gathered [n, heads, bucket, width]."""
-        repeats, length = query.shape[1] // key.shape[1], query.shape[2]
+        length = query.shape[2]
         windowed = call.window is not None and call.window < length
-        if call.softcap is None:
-            values = F.scaled_dot_product_attention(
-                query,
-                key,
-                value,
-                attn_mask=self.mask(call.window) if windowed else None,
-                is_causal=not windowed,
-                scale=call.scale,
-                enable_gqa=repeats > 1,
-            )
-        else:
-            scores = query @ key.repeat_interleave(repeats, 1).transpose(2, 3) * call.scale
-            scores = torch.tanh(scores / call.softcap) * call.softcap
-            scores = scores.masked_fill(~self.mask(call.window or length), float("-inf"))
-            values = scores.softmax(-1) @ value.repeat_interleave(repeats, 1)
+        masked = windowed or call.softcap is not None
+        mask = self.mask(call.window) if masked else None
+        values = attend_masked(call, query, key, value, mask)
         return values.transpose(1, 2).flatten(0, 1)
 
     def mask(self, window: int | None) -> torch.Tensor:
@@ -125,6 +113,36 @@ class Group:
             behind = positions[:, None] - positions[None, :]
             self.masks[span] = (behind >= 0) & (behind < span)
         return self.masks[span]
+
+
+def attend_masked(
+    call: AttentionCall,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+) -> torch.Tensor:
+    """Compute values [n, heads, queries, width]; without a mask, attention is causal.
+
+    The mask is true where a query may attend to a key. Key and value have fewer heads if several
+    heads of the query share one.
+    """
+    repeats = query.shape[1] // key.shape[1]
+    if call.softcap is None:
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=call.scale,
+            enable_gqa=repeats > 1,
+        )
+    assert mask is not None
+    scores = query @ key.repeat_interleave(repeats, 1).transpose(2, 3) * call.scale
+    scores = torch.tanh(scores / call.softcap) * call.softcap
+    scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1) @ value.repeat_interleave(repeats, 1)
 
 
 def group_by_bucket(

@@ -1,8 +1,8 @@
 """Continuous batching of sampling requests: one packed forward pass per step.
 
 A step reads the prompts of new requests and one token of every running completion of every LoRA, in
-one row of tokens. Equal prompts that arrive together are read once. A request's result does not
-depend on the other requests (`sampling_pass.py`).
+one row of tokens. What an earlier prompt began with is not read again (`prompt_cache.py`). A
+request's result does not depend on the other requests (`sampling_pass.py`).
 """
 
 import logging
@@ -18,6 +18,7 @@ from engine.model.lora import LoraWeights
 from engine.randomness import entropy, uniforms
 from engine.sampling.kv_cache import Cache
 from engine.sampling.packing import Row
+from engine.sampling.prompt_reading import PromptReader
 from engine.sampling.requests import Prefill, SampleRequest, SamplingJob
 from engine.sampling.slots import SlotTable
 from engine.sampling.token_choice import choose_tokens, prompt_logprobs, topk_prompt_logprobs
@@ -42,6 +43,7 @@ class Decoder:
         self.waiting: deque[SamplingJob] = deque()
         self.table = SlotTable(max_rows)
         self.cache = Cache(model.cache_shape, model.device, model.read_context)
+        self.reader = PromptReader(model.cache_shape, model.device, model.read_context)
         self.most_tokens = max_rows * model.read_context
         """Bound on the tokens of all running completions and their prompts, at their ends."""
         self._told_of_noise = False
@@ -74,6 +76,7 @@ class Decoder:
             for slots in self.active.values():
                 self.table.enlarge_entries(slots, self.cache)
             self._admit(prefills)
+            self.reader.begin(prefills)
             self._advance(prefills)
         except Exception as error:  # noqa: BLE001 - belongs to futures, not to this thread
             new = {job for prefill in prefills for job in prefill.jobs}
@@ -106,20 +109,22 @@ class Decoder:
                 break
             key = (job.lora, tuple(job.request.prompt))
             if key not in known:
-                cost = self._cost(job)
+                prefill = self.reader.prepare(job.lora, job.request.prompt)
+                cost = self._cost(job, prefill)
                 if known and cost > budget:
                     break
                 budget -= cost
-                known[key] = Prefill(job.lora, np.array(job.request.prompt, dtype=np.int64))
-                prefills.append(known[key])
+                known[key] = prefill
+                prefills.append(prefill)
             self._start(job, known[key], number)
             if job.started == job.request.num_samples:
                 self.waiting.popleft()
 
-    def _cost(self, job: SamplingJob) -> int:
-        length = len(job.request.prompt)
-        wide = job.wants_prompt and self.model.vocab_size > LOGITS_PER_TOKEN
-        return length * self.model.vocab_size // LOGITS_PER_TOKEN if wide else length
+    def _cost(self, job: SamplingJob, prefill: Prefill) -> int:
+        if not job.wants_prompt:
+            return len(prefill.prompt) - prefill.known
+        widest = max(self.model.vocab_size, LOGITS_PER_TOKEN)
+        return len(prefill.prompt) * widest // LOGITS_PER_TOKEN
 
     def _count_startable(self, job: SamplingJob) -> int:
         """Count the completions of a request that slots and the cache have room for."""
@@ -163,7 +168,7 @@ class Decoder:
     def _advance(self, prefills: list[Prefill]) -> None:
         if not (prefills or self.active):
             return
-        row = Row(self.table, self.cache, self.active, prefills)
+        row = Row(self.table, self.cache, self.reader.entries, self.active, prefills)
         current = row.sampling_pass(self._merged(row.loras))
         tokens, positions, heads = row.inputs()
         logits = self.model.logits(tokens, positions, current, heads)
@@ -177,7 +182,7 @@ class Decoder:
             uniforms(self.table.key[slots], self.table.drawn[slots]),
         )
         stopped = self._find_stopped(slots, drawn)
-        self._copy_shared_prompts(prefills)
+        self.reader.finish(prefills, self.table, self.cache)
         self.table.record(slots, drawn, logprobs)
         self.table.length[row.running] += 1
         self._deliver(slots, stopped, logprobs, prefills)
@@ -198,7 +203,7 @@ class Decoder:
             rows = logits[prefill.head : prefill.head + len(prefill.prompt)]
             for job in prefill.jobs:
                 if job.request.prompt_logprobs and job.prompt_logprobs is None:
-                    job.prompt_logprobs = prompt_logprobs(rows, prefill.prompt)
+                    job.prompt_logprobs = prompt_logprobs(rows, np.array(prefill.prompt))
                 if job.request.topk_prompt_logprobs and job.topk_prompt_logprobs is None:
                     k = job.request.topk_prompt_logprobs
                     job.topk_prompt_logprobs = topk_prompt_logprobs(rows, k)
@@ -220,16 +225,6 @@ class Decoder:
         tail = [*self.table.tokens[slot, max(0, drawn - reach) : drawn].tolist(), token]
         text = self.model.tokenizer.decode(tail, clean_up_tokenization_spaces=False)
         return any(string in text for string in strings)
-
-    def _copy_shared_prompts(self, prefills: list[Prefill]) -> None:
-        """Copy a prompt's cache from the slot that read it to the other slots that share it."""
-        for prefill in prefills:
-            slots = np.concatenate(prefill.slots)
-            slots = slots[self.table.capacity[slots] > 0]
-            if len(slots) > 1:
-                pool = self.cache.pools[int(self.table.capacity[slots[0]])]
-                entries = self.table.entry[slots]
-                pool.copy(entries[1:], pool, np.repeat(entries[:1], len(entries) - 1))
 
     def _deliver(
         self,

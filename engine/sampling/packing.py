@@ -5,9 +5,15 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import torch
 
-from engine.model.attention import Group, group_by_bucket
 from engine.model.lora import LoraWeights
-from engine.sampling.kv_cache import Cache, CachedGroup, Deposit, SamplingAttention
+from engine.sampling.cached_attention import (
+    CachedGroup,
+    PromptGroup,
+    Reading,
+    SamplingAttention,
+    prompt_group,
+)
+from engine.sampling.kv_cache import Cache, Pool
 from engine.sampling.requests import Prefill
 from engine.sampling.sampling_pass import TILE, SamplingPass, Tiles
 from engine.sampling.slots import SlotTable
@@ -41,11 +47,12 @@ class Row:
         self,
         table: SlotTable,
         cache: Cache,
+        prompts: Cache,
         active: Mapping[LoraWeights | None, np.ndarray],
         prefills: list[Prefill],
     ) -> None:
         self.table = table
-        self.cache = cache
+        self.cache, self.prompts = cache, prompts
         self.device = cache.device
         self.tokens, self.positions, self.heads = Strip(), Strip(), Strip()
         self.prefills = prefills
@@ -67,9 +74,9 @@ class Row:
         self.running_heads = np.concatenate(heads)
 
     def _add_prefill(self, prefill: Prefill) -> None:
-        prefill.start = self.tokens.add(prefill.prompt)
-        self.positions.add(np.arange(len(prefill.prompt)))
-        last = prefill.start + len(prefill.prompt) - 1
+        prefill.start = self.tokens.add(np.array(prefill.prompt[prefill.known :], dtype=np.int64))
+        self.positions.add(np.arange(prefill.known, len(prefill.prompt)))
+        last = self.tokens.length - 1
         needed = np.arange(prefill.start if prefill.whole else last, last + 1)
         prefill.head = self.heads.add(needed)
 
@@ -91,38 +98,27 @@ class Row:
     def sampling_pass(
         self, merged: Mapping[LoraWeights, Mapping[str, torch.Tensor]]
     ) -> SamplingPass:
-        lengths = [len(prefill.prompt) for prefill in self.prefills]
-        starts = [prefill.start for prefill in self.prefills]
         order = np.zeros(self.tokens.length, dtype=np.int64)
-        groups = group_by_bucket(lengths, starts, order)
-        fresh = [(Group(self._tensor(table)), self._deposits(members)) for table, members in groups]
-        offset = sum(table.size for table, _ in groups)
-        cached = []
+        offset = 0
+        groups: list[PromptGroup | CachedGroup] = []
+        for pool, readings in self._readings().items():
+            prompts, offset = prompt_group(pool, readings, order, offset)
+            groups.append(prompts)
         for capacity in np.unique(self.table.capacity[self.running]):
             group, places = self._cached_group(int(capacity))
-            cached.append(group)
+            groups.append(group)
             order[places] = np.arange(offset, offset + len(places))
             offset += len(places)
-        attention = SamplingAttention(fresh, cached, self._tensor(order))
+        attention = SamplingAttention(groups, self._tensor(order))
         return SamplingPass(self.tokens.tiles, self.heads.tiles, attention, merged)
 
-    def _deposits(self, members: list[int]) -> list[Deposit]:
-        kept: dict[int, tuple[list[int], list[int]]] = {}
-        for row, number in enumerate(members):
-            for slot in np.concatenate(self.prefills[number].slots):
-                if self.table.capacity[slot]:
-                    rows, entries = kept.setdefault(int(self.table.capacity[slot]), ([], []))
-                    rows.append(row)
-                    entries.append(int(self.table.entry[slot]))
-                    break
-        return [
-            Deposit(
-                self.cache.pools[capacity],
-                self._tensor(np.array(rows)),
-                self._tensor(np.array(entries)),
-            )
-            for capacity, (rows, entries) in kept.items()
-        ]
+    def _readings(self) -> dict[Pool, list[Reading]]:
+        found: dict[Pool, list[Reading]] = {}
+        for prefill in self.prefills:
+            length = len(prefill.prompt)
+            reading = Reading(prefill.entry, prefill.known, length, prefill.start)
+            found.setdefault(self.prompts.pool(length), []).append(reading)
+        return found
 
     def _cached_group(self, capacity: int) -> tuple[CachedGroup, np.ndarray]:
         """Return one pool's running completions, in the order of its entries, and their places."""
@@ -131,7 +127,8 @@ class Row:
         places = self.places[mine]
         lengths = self.table.length[self.running[mine]]
         pool = self.cache.pools[capacity]
-        return CachedGroup(pool, self._tensor(places), self._tensor(lengths)), places
+        stored = pool.places(np.arange(len(mine)), lengths)
+        return CachedGroup(pool, self._tensor(places), self._tensor(lengths), stored), places
 
     def _tensor(self, numbers: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(numbers).to(self.device)

@@ -11,6 +11,7 @@ import numpy as np
 from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraWeights
+from engine.sampling.prompt_cache import Block
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this value count as 0, because dividing by them would overflow."""
@@ -68,12 +69,14 @@ class SampleResult:
 
     `prompt_logprobs` [T] begins with NaN, because nothing predicts the first token.
     `topk_prompt_logprobs` holds ids int32 and logprobs float32, both [T, K], most likely first; the
-    first row is 0 and -99999.
+    first row is 0 and -99999. `cached_tokens` counts the prompt's tokens whose keys and values were
+    known from an earlier request.
     """
 
     sequences: list[SampledSequence]
     prompt_logprobs: np.ndarray | None = None
     topk_prompt_logprobs: tuple[np.ndarray, np.ndarray] | None = None
+    cached_tokens: int = field(default=0, compare=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +91,7 @@ class SamplingJob:
     sequences: dict[int, SampledSequence] = field(default_factory=dict)
     prompt_logprobs: np.ndarray | None = None
     topk_prompt_logprobs: tuple[np.ndarray, np.ndarray] | None = None
+    cached_tokens: int | None = None
 
     @property
     def wants_prompt(self) -> bool:
@@ -102,20 +106,32 @@ class SamplingJob:
         if len(self.sequences) == self.request.num_samples and not self.future.done():
             sequences = [self.sequences[number] for number in range(len(self.sequences))]
             self.future.set_result(
-                SampleResult(sequences, self.prompt_logprobs, self.topk_prompt_logprobs)
+                SampleResult(
+                    sequences,
+                    self.prompt_logprobs,
+                    self.topk_prompt_logprobs,
+                    self.cached_tokens or 0,
+                )
             )
 
 
 @dataclass(slots=True, eq=False)
 class Prefill:
-    """A prompt to read in this step, for one or several requests of one LoRA."""
+    """A prompt to read in this step, for one or several requests of one LoRA.
+
+    The first `known` tokens are in the blocks of `path`; the others are read.
+    """
 
     lora: LoraWeights | None
-    prompt: np.ndarray
+    prompt: list[int]
+    path: list[Block]
+    known: int
+    entry: int = 0
+    """Number of the pool's entry that holds the prompt's keys and values."""
     slots: list[np.ndarray] = field(default_factory=list)
     jobs: list[SamplingJob] = field(default_factory=list)
     start: int = 0
-    """Place of the first token in the packed row."""
+    """Place of the first token that is read, in the packed row."""
     head: int = 0
     """Place of the first needed row among the rows of logits."""
 
