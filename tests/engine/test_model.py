@@ -1,22 +1,14 @@
 from pathlib import Path
 
-import pytest
 import torch
 from transformers import (
-    Gemma2Config,
-    GPT2Config,
-    GptOssConfig,
-    LlamaConfig,
-    MistralConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3Config,
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from engine.errors import RequestRefused
-from engine.model.attention import SequenceAttention, bucket
-from engine.model.forward_pass import BasePass
+from engine.model.attention import bucket
 from engine.model.language_model import LanguageModel
 
 SIZES = {
@@ -38,34 +30,6 @@ def network(config: PreTrainedConfig) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
 
 
-def packed_logits(model: LanguageModel, sequences: list[list[int]]) -> torch.Tensor:
-    lengths = [len(sequence) for sequence in sequences]
-    current = BasePass(SequenceAttention(lengths, model.device))
-    tokens = torch.tensor([token for sequence in sequences for token in sequence])
-    positions = torch.cat([torch.arange(length) for length in lengths])
-    with torch.no_grad():
-        return model.logits(tokens, positions, current)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
-        LlamaConfig(**SIZES),
-        MistralConfig(**SIZES, sliding_window=5),
-        Gemma2Config(**SIZES, head_dim=16, sliding_window=5, attn_logit_softcapping=3.0),
-    ],
-    ids=lambda config: config.model_type,
-)
-def test_packed_logits_equal_those_of_transformers(config: PreTrainedConfig) -> None:
-    sequences = [[3, 7, 11] * 30, [5] * 9, [2, 4, 6, 8], [9]]
-    plain = network(config)
-    with torch.no_grad():
-        expected = torch.cat([plain(torch.tensor([each])).logits[0] for each in sequences])
-    found = packed_logits(LanguageModel(plain, "tiny"), sequences)
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
-
-
 def test_loading_a_folder_reads_context_vocabulary_and_end_tokens(tmp_path: Path) -> None:
     original = network(Qwen3Config(**SIZES, head_dim=16))
     original.save_pretrained(tmp_path)
@@ -83,16 +47,6 @@ def test_every_linear_layer_has_a_kind() -> None:
         **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp"),
         "lm_head": "unembedding",
     }
-
-
-def test_models_that_cannot_be_served_are_refused() -> None:
-    with pytest.raises(RequestRefused, match="no linear layers in its attention"):
-        LanguageModel(network(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2)), "gpt2")
-    with pytest.raises(RequestRefused, match="s_aux"):
-        LanguageModel(network(GptOssConfig(**SIZES, head_dim=16, rope_parameters=ROPE)), "oss")
-
-
-ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 def test_buckets_contain_their_lengths_and_waste_at_most_a_quarter() -> None:
