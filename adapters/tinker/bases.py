@@ -46,6 +46,15 @@ def is_here(base: str) -> bool:
     return place.exists()
 
 
+def name_for_clients(base: str) -> str:
+    """Return the name by which the SDK asks for a base and finds its tokenizer.
+
+    That of a GGUF file, also a fetched one, is its dequantised folder.
+    """
+    place = _place(base)
+    return str(_dequantised(place)) if place.suffix == GGUF else base
+
+
 def check_base(base: str) -> None:
     """Refuse (ServiceError) a base model that the engine of this machine, if used, cannot load."""
     if base == SHIPPED or not needs_engine(base):

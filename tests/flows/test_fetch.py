@@ -75,7 +75,11 @@ class Fetching:
             "PIP_CONFIG_FILE": os.devnull,
             "PIP_INDEX_URL": f"{self.index.url}/simple",
         }
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        pipes: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+        }
         return subprocess.Popen(command, env=inherited | own | env, text=True, **pipes)
 
     def fetch(
@@ -223,6 +227,8 @@ def test_a_fetched_model_is_a_base_by_its_name(
     out, err = tried.communicate(timeout=LIMIT_SECONDS)
     assert tried.returncode == 0, err
     assert "policy was asked: You are" in out
+    out, err = fetching.start("serve", "tiny").communicate(timeout=LIMIT_SECONDS)
+    assert out.startswith("export OPENAI_BASE_URL="), err
 
 
 def test_a_second_fetch_asks_nobody_and_says_the_base_again(fetching: Fetching) -> None:
