@@ -14,7 +14,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic test stories short-stories faults check format constraints server worker deploy bench peers formulas kills windows stops signals algorithms cookbook frameworks fuzz verifiers inspect wheel clean
+.PHONY: help setup hello arithmetic smollm test stories short-stories faults check format constraints server worker deploy bench peers formulas kills windows stops signals algorithms cookbook frameworks fuzz verifiers inspect wheel clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -31,6 +31,10 @@ hello: $(READY) ## train the hello agent end to end on this machine
 
 arithmetic: $(READY) ## train the arithmetic agent
 	$(BIN)/ratchet train arithmetic
+
+smollm: $(READY) ## fetch a small real model (93 MB) and train it to answer sums
+	$(BIN)/ratchet fetch smollm2-135m
+	$(BIN)/ratchet train sums
 
 test: $(READY) ## run the tests, three files at a time
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder

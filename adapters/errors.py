@@ -30,6 +30,7 @@ UserError               an error that its user can mend
     ProbeError          rebuilt weights that are not the recorded ones
     ShapingError        a query of algorithm.rewards
     StepStopped         a step of which too few rollouts have a reward
+    FetchFailed         a model that could not be fetched
     PassingError        an error that may pass: the same work may succeed later
         ClusterFailed   a cluster that has lost a batch
         DoorUnreachable a worker to which the door does not answer

@@ -64,7 +64,9 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.set_defaults(**asdict(ServeOptions()))
-    parser.add_argument("--base-model", help="a local/ id, a folder, a GGUF file, or a hub name")
+    parser.add_argument(
+        "--base-model", help="a local/ id, a fetched model, a folder, a GGUF file, or a hub name"
+    )
     parser.add_argument("--host", help="address to listen on")
     parser.add_argument("--port", type=int, help="port to listen on; 0 picks a free one")
     parser.add_argument(

@@ -3,8 +3,6 @@
 import json
 import logging
 import struct
-import subprocess
-import sys
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -14,6 +12,9 @@ import psutil
 
 from adapters.errors import ServiceError, did_you_mean
 from adapters.tinker.engines import LOCAL, needs_engine
+from adapters.tinker.fetching import is_fetched
+from adapters.tinker.known_models import KNOWN
+from adapters.tinker.preparing import prepare_base
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +34,25 @@ def base_folder(base: str) -> Path | None:
 
     The first call with a GGUF file dequantises it, which takes seconds to minutes.
     """
-    path = Path(base).expanduser()
+    path = _place(base)
     if path.suffix == GGUF:
         return _dequantised(path)
     return path if path.is_dir() else None
+
+
+def is_here(base: str) -> bool:
+    """Tell whether a base is a file or a folder of this machine, or has been fetched."""
+    place = KNOWN[base].file if base in KNOWN else Path(base).expanduser()
+    return place.exists()
+
+
+def name_for_clients(base: str) -> str:
+    """Return the name by which the SDK asks for a base and finds its tokenizer.
+
+    That of a GGUF file, also a fetched one, is its dequantised folder.
+    """
+    place = _place(base)
+    return str(_dequantised(place)) if place.suffix == GGUF else base
 
 
 def check_base(base: str) -> None:
@@ -50,17 +66,18 @@ def check_base(base: str) -> None:
         return
     owner, _, name = base.partition("/")
     if base.startswith(LOCAL) or not owner.strip("~.") or not name or "/" in name:
+        near = did_you_mean(base, [SHIPPED, *KNOWN])
         raise ServiceError(
-            f"there is no base model {base}{did_you_mean(base, [SHIPPED])}; give {SHIPPED}, the "
-            "folder of a Hugging Face model, a GGUF file, or a name of Hugging Face's hub"
+            f"there is no base model {base}{near}; give {SHIPPED}, "
+            "a model that `ratchet fetch` has brought, the folder of a Hugging Face model, a GGUF "
+            "file, or a name of Hugging Face's hub"
         )
 
 
 def read_origin(base: str) -> dict[str, object]:
     """Read who made the model of a GGUF file, its licence and its checksum; empty of any other."""
-    if Path(base).suffix != GGUF:
-        return {}
-    return _read_json(_dequantised(Path(base).expanduser()) / ORIGIN)
+    place = _place(base)
+    return _read_json(_dequantised(place) / ORIGIN) if place.suffix == GGUF else {}
 
 
 def check_template(folder: Path) -> None:
@@ -74,6 +91,26 @@ def check_template(folder: Path) -> None:
         )
 
 
+def _place(base: str) -> Path:
+    """Return the file or the folder that a base would be, which need not be there.
+
+    A known model's name is that of its fetched file, also where a folder is called so; ServiceError
+    unless that file is there and whole.
+    """
+    return _fetched(base) if base in KNOWN else Path(base).expanduser()
+
+
+@cache
+def _fetched(name: str) -> Path:
+    model = KNOWN[name]
+    if not is_fetched(model):
+        fact = "is not as it was fetched" if model.file.exists() else "has not been fetched"
+        raise ServiceError(
+            f"the base model {name} {fact} ({model.file}); give `ratchet fetch {name}`"
+        )
+    return model.file
+
+
 @cache
 def _dequantised(file: Path) -> Path:
     """Return the folder that the engine makes of a GGUF file."""
@@ -83,12 +120,7 @@ def _dequantised(file: Path) -> Path:
         if opened.read(len(MAGIC)) != MAGIC:
             raise ServiceError(f"{file} does not begin as a GGUF file; download it again")
     log.warning("reading %s: a new file is dequantised first, which may take a minute", file)
-    command = [sys.executable, "-P", "-m", "engine", "--prepare", "--base-model", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        raise ServiceError(said[-1].removeprefix("engine: ") if said else f"{file} is not readable")
-    return Path(done.stdout.splitlines()[-1])
+    return prepare_base(str(file))
 
 
 def _check_files(folder: Path) -> None:

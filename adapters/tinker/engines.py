@@ -14,6 +14,7 @@ from threading import Thread
 from adapters.errors import EngineDied, ServiceError
 from adapters.network.addresses import check_listener
 from adapters.process.children import keep_from_children
+from adapters.tinker.known_models import KNOWN
 
 LOCAL = "local/"
 LOG = "engine.log"
@@ -66,11 +67,14 @@ class EngineProcess:
 
 
 def needs_engine(base_model: str) -> bool:
-    """Tell whether the environment names no server of the model, by URL or by a key."""
+    """Tell whether the environment names no server of the model, by URL or by a key.
+
+    No service has the models that are fetched.
+    """
     if os.environ.get("TINKER_BASE_URL"):
         return False
     hosted = os.environ.get("TINKER_API_KEY") or os.environ.get("TINKER_CREDENTIAL_CMD")
-    return base_model.startswith(LOCAL) or not hosted
+    return base_model.startswith(LOCAL) or base_model in KNOWN or not hosted
 
 
 def check_key() -> None:

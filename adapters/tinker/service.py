@@ -17,6 +17,7 @@ from renderers.base import Tokenizer
 from adapters.errors import EngineDied
 from adapters.process.running_clock import running_clock
 from adapters.process.waiting import FIRST_WORD_SECONDS, Wait, call_in_thread, cancel_and_wait
+from adapters.tinker.bases import name_for_clients
 from adapters.tinker.engines import TinkerServer, check_key, needs_engine, running_engine
 from adapters.tinker.faults import (
     SDK_ERRORS,
@@ -106,8 +107,8 @@ class Service:
 
     def base_sampler(self, base_model: str) -> "PatientSampler":
         """Return a sampler of a base model, without a LoRA."""
-        create = self.client.create_sampling_client
-        client = self.create(f"a sampler of {base_model}", create, base_model=base_model)
+        create, name = self.client.create_sampling_client, name_for_clients(base_model)
+        client = self.create(f"a sampler of {base_model}", create, base_model=name)
         return PatientSampler(client, self)
 
     def tokenizer(self, model_path: str, base_model: str) -> Tokenizer:
@@ -129,7 +130,8 @@ class Service:
             return rest.get_server_capabilities().result()
 
         capabilities = self.call("the models it has", ask)
-        named = (m for m in capabilities.supported_models if m.model_name == base_model)
+        name = name_for_clients(base_model)
+        named = (m for m in capabilities.supported_models if m.model_name == name)
         return next((model.max_context_length for model in named), None)
 
     def check(self) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from adapters.tinker.bases import base_folder
+from adapters.tinker.bases import base_folder, is_here
 
 FILE = "tokenizer.json"
 SPACE = "\u2581"
@@ -36,7 +36,7 @@ def find_token_texts(base_model: str) -> TokenText | None:
 
 
 def _find_file(base_model: str) -> Path | None:
-    if Path(base_model).expanduser().exists() and (folder := base_folder(base_model)):
+    if is_here(base_model) and (folder := base_folder(base_model)):
         return folder / FILE if (folder / FILE).is_file() else None
     # Not before: the hub's client reads when it is imported whether it is offline.
     from huggingface_hub import try_to_load_from_cache

@@ -8,7 +8,7 @@ from huggingface_hub import constants
 
 from engine.disk import write_file
 from engine.errors import RequestRefused
-from engine.model.gguf_files import SUFFIX, prepare_gguf
+from engine.model.gguf_files import SUFFIX, find_fetched, prepare_gguf
 
 LOCAL = "local/"
 SHIPPED = {"local/tiny-chat": Path(__file__).parents[1] / "tiny_chat"}
@@ -35,6 +35,8 @@ class BaseModel:
 
     def has_name(self, name: str) -> bool:
         """Tell whether a client means this model, by its name, its folder or its file."""
+        if (fetched := find_fetched(name)) is not None:
+            return fetched.resolve() == self.file
         return name == self.name or (
             "/" in name
             and not name.startswith(LOCAL)
@@ -43,7 +45,7 @@ class BaseModel:
 
 
 def find(base_model: str) -> BaseModel:
-    """Find a base model by local id, folder, GGUF file or hub name.
+    """Find a base model by local id, plain name of a fetched one, folder, GGUF file or hub name.
 
     A hub model is downloaded and a GGUF file is dequantised if that has not been done.
 
@@ -56,7 +58,7 @@ def find(base_model: str) -> BaseModel:
                 f"there is no base model {base_model}; known are {known}, or a folder"
             )
         return BaseModel(base_model, _check_folder(SHIPPED[base_model]))
-    folder = Path(base_model).expanduser()
+    folder = find_fetched(base_model) or Path(base_model).expanduser()
     if folder.suffix == SUFFIX and folder.is_file():
         prepared = prepare_gguf(folder)
         return BaseModel(_public_name(prepared), prepared, folder.resolve())

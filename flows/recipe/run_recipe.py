@@ -30,8 +30,8 @@ class Model(Section):
     """The policy: a base model and the LoRA that is trained on it."""
 
     base: str = "local/tiny-chat"
-    """A model of the Tinker service, or, on the engine, a shipped id, a hub name, a directory, or a
-    GGUF file."""
+    """A model of the Tinker service, or, on the engine, a shipped id, the name of a model that
+    `ratchet fetch` has brought, a hub name, a directory, or a GGUF file."""
 
     renderer: Annotated[str, AfterValidator(resolve_renderer)] = AUTO
     """Renderer of messages as tokens: a name of the `renderers` package, or `jinja:` and a chat

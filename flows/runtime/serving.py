@@ -17,6 +17,7 @@ from adapters.calls import POLICY, Policy, Sampling
 from adapters.errors import UserError
 from adapters.tinker.bases import check_base
 from adapters.tinker.engines import check_reachable
+from adapters.tinker.known_models import KNOWN
 from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Rollouts
@@ -48,12 +49,12 @@ class Weights:
 
 
 def find_weights(name: str) -> Weights:
-    """Find RUN, RUN@STEP, RUN:POLICY@STEP or, if the name has a slash, a base model.
+    """Find RUN, RUN@STEP, RUN:POLICY@STEP or a base model, whose name has a slash or is known.
 
     UserError if it does not exist.
     """
     check_reachable()
-    if "/" in name:
+    if "/" in name or name in KNOWN:
         check_base(name)
         return Weights(name, Model(base=name), Rollouts(max_tokens=MOST_TOKENS).sampling())
     named, step = read_checkpoint(name)

