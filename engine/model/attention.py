@@ -2,7 +2,7 @@
 
 Sequences whose lengths round up to the same bucket are computed in one batch. The kernels treat the
 members of a batch one by one, so a sequence's values depend on its own length alone and not on the
-other sequences. Together with the tiles of `engine/sampling/sampling_pass.py` this makes sampling
+other sequences. Together with the products of `engine/model/products.py` this makes sampling
 reproducible. The property was measured and is tested for torch 2.13 on x86 with MKL; another build
 may break it.
 """

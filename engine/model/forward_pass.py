@@ -7,7 +7,6 @@ network. Training and sampling implement `ForwardPass` in different ways.
 
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, Protocol
 
 import torch
@@ -48,13 +47,10 @@ class LoraLinear(nn.Module):
         super().__init__()
         self.weight = base.weight
         self.bias = base.bias
+        self.packed = base.weight.detach()
+        """The weight as sampling multiplies by it: `Products.pack`."""
         self.name = name
         self.kind: LayerKind = kind
-
-    @cached_property
-    def transposed(self) -> torch.Tensor:
-        """Wᵀ as a view, cached because creating a view at every call is measurably slow."""
-        return self.weight.detach().t()
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return CURRENT.get().linear(self, inputs)

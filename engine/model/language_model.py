@@ -19,6 +19,7 @@ from engine.model.forward_pass import (
     LayerKind,
     LoraLinear,
 )
+from engine.model.products import Products, TiledProducts, choose_products
 
 TOLERANCE = 1e-3
 """Largest accepted difference between packed and original logits, relative to the largest logit."""
@@ -31,12 +32,17 @@ class LanguageModel:
     """The base model: one network, its tokenizer and its limits."""
 
     def __init__(
-        self, network: PreTrainedModel, name: str, source: str | Path | None = None
+        self,
+        network: PreTrainedModel,
+        name: str,
+        source: str | Path | None = None,
+        products: Products | None = None,
     ) -> None:
         """Freeze the network and replace its linear layers and its attention.
 
-        The tokenizer is loaded from `source`, by default the name. Raise RequestRefused if the
-        packed network does not compute what the original network computes.
+        The tokenizer is loaded from `source`, by default the name. Without `products`, the fastest
+        sound ones are chosen. Raise RequestRefused if the packed network does not compute what the
+        original network computes.
         """
         self.network = network.eval().requires_grad_(False)
         self.name = name
@@ -51,6 +57,9 @@ class LanguageModel:
         self._replace_attention()
         self.cache_shape = self._check_packed(probe, expected)
         """Shape of one token's cache: (layers, heads, width)."""
+        self.products = products or self._choose_products()
+        for layer in self.linears.values():
+            layer.packed = self.products.pack(layer.weight)
 
     @classmethod
     def load(
@@ -77,7 +86,16 @@ class LanguageModel:
         Merged weights are faster but take the model's size in memory for each LoRA, so only small
         models are merged.
         """
+        return isinstance(self.products, TiledProducts) and self._is_small
+
+    @property
+    def _is_small(self) -> bool:
         return sum(layer.weight.numel() for layer in self.linears.values()) <= LARGEST_MERGED
+
+    def _choose_products(self) -> Products:
+        if self._is_small:
+            return TiledProducts()
+        return choose_products(layer.weight for layer in self.linears.values())
 
     @property
     def read_context(self) -> int:

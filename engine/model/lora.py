@@ -115,14 +115,14 @@ class LoraWeights:
     def merged(self, model: LanguageModel) -> dict[str, torch.Tensor]:
         """Return layer name → Wᵀ + scale · AᵀBᵀ, each as large as the layer itself."""
         return {
-            name: torch.addmm(model.linears[name].transposed, a, b, alpha=self.config.scale)
-            for name, (a, b) in self.transposed.items()
+            name: torch.addmm(model.linears[name].weight.t(), a.t(), b.t(), alpha=self.config.scale)
+            for name, (a, b) in self.pairs.items()
         }
 
     @cached_property
-    def transposed(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Layer name → (Aᵀ, Bᵀ), as views for sampling."""
-        return {layer: (a.detach().t(), b.detach().t()) for layer, (a, b) in self.pairs.items()}
+    def frozen_pairs(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Layer name → (A, B), as views without gradients."""
+        return {layer: (a.detach(), b.detach()) for layer, (a, b) in self.pairs.items()}
 
 
 def expected_shapes(model: LanguageModel, config: LoraConfig) -> dict[str, tuple[int, int]]:

@@ -168,7 +168,8 @@ class Decoder:
     def _advance(self, prefills: list[Prefill]) -> None:
         if not (prefills or self.active):
             return
-        row = Row(self.table, self.cache, self.reader.entries, self.active, prefills)
+        caches = (self.cache, self.reader.entries)
+        row = Row(self.table, caches, self.active, prefills, self.model.products)
         current = row.sampling_pass(self._merged(row.loras))
         tokens, positions, heads = row.inputs()
         logits = self.model.logits(tokens, positions, current, heads)

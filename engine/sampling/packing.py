@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from engine.model.lora import LoraWeights
+from engine.model.products import Products
 from engine.sampling.cached_attention import (
     CachedGroup,
     PromptGroup,
@@ -15,17 +16,18 @@ from engine.sampling.cached_attention import (
 )
 from engine.sampling.kv_cache import Cache, Pool
 from engine.sampling.requests import Prefill
-from engine.sampling.sampling_pass import TILE, SamplingPass, Tiles
+from engine.sampling.sampling_pass import SamplingPass, Share
 from engine.sampling.slots import SlotTable
 
 
 class Strip:
-    """Concatenated numbers, padded to whole tiles at the end of each LoRA's share."""
+    """Concatenated numbers, padded to a multiple of `granule` at the end of each LoRA's share."""
 
-    def __init__(self) -> None:
+    def __init__(self, granule: int) -> None:
+        self.granule = granule
         self.parts: list[np.ndarray] = []
         self.length = 0
-        self.tiles: list[Tiles] = []
+        self.shares: list[Share] = []
 
     def add(self, numbers: np.ndarray) -> int:
         """Append numbers and return the place of the first one."""
@@ -35,9 +37,9 @@ class Strip:
         return start
 
     def end_share(self, lora: LoraWeights | None) -> None:
-        self.add(np.zeros(-self.length % TILE, dtype=np.int64))
-        start = self.tiles[-1].stop if self.tiles else 0
-        self.tiles.append(Tiles(lora, start, self.length // TILE))
+        self.add(np.zeros(-self.length % self.granule, dtype=np.int64))
+        start = self.shares[-1].stop if self.shares else 0
+        self.shares.append(Share(lora, start, self.length))
 
 
 class Row:
@@ -46,15 +48,17 @@ class Row:
     def __init__(
         self,
         table: SlotTable,
-        cache: Cache,
-        prompts: Cache,
+        caches: tuple[Cache, Cache],
         active: Mapping[LoraWeights | None, np.ndarray],
         prefills: list[Prefill],
+        products: Products,
     ) -> None:
         self.table = table
-        self.cache, self.prompts = cache, prompts
-        self.device = cache.device
-        self.tokens, self.positions, self.heads = Strip(), Strip(), Strip()
+        self.cache, self.prompts = caches
+        self.device = self.cache.device
+        self.products = products
+        strips = (Strip(products.granule) for _ in range(3))
+        self.tokens, self.positions, self.heads = strips
         self.prefills = prefills
         self.loras = list(dict.fromkeys([*active, *(prefill.lora for prefill in prefills)]))
         nothing = np.empty(0, dtype=np.int64)
@@ -110,7 +114,7 @@ class Row:
             order[places] = np.arange(offset, offset + len(places))
             offset += len(places)
         attention = SamplingAttention(groups, self._tensor(order))
-        return SamplingPass(self.tokens.tiles, self.heads.tiles, attention, merged)
+        return SamplingPass(self.products, self.tokens.shares, self.heads.shares, attention, merged)
 
     def _readings(self) -> dict[Pool, list[Reading]]:
         found: dict[Pool, list[Reading]] = {}

@@ -1,10 +1,10 @@
 """The forward pass of sampling, whose results do not depend on what shares the batch.
 
-The same request gives the same bits whatever is computed beside it. A matrix product gives a row
-the same bits only if the product has the same number of rows, so every product is a batch of
-products over tiles of TILE rows: the kernel always sees one shape, however many tiles there are. A
-tile belongs to one LoRA. Attention is computed per sequence over the sequence's rounded length
-(`engine/model/attention.py`); normalisations and activations work row by row.
+The same request gives the same bits whatever is computed beside it. The rows of a matrix product
+keep their bits however many there are (`engine/model/products.py`), if they are a multiple of the
+products' granule: the rows of each LoRA are padded to one. Attention is computed per sequence over
+the sequence's rounded length (`engine/model/attention.py`); normalisations and activations work row
+by row.
 """
 
 from collections.abc import Mapping
@@ -14,16 +14,12 @@ import torch
 
 from engine.model.forward_pass import Attention, LoraLinear
 from engine.model.lora import LoraWeights
-
-TILE = 16
-"""Rows of one matrix product. 16 rows reach four fifths of the speed of 128 on AVX-512 and waste
-little when few rows are computed. 16 is a multiple of the vector width, so there are no scalar
-tails."""
+from engine.model.products import Products
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
-    """The tiles from `start` up to `stop`, which belong to one LoRA (None: the base model)."""
+class Share:
+    """The rows from `start` up to `stop`, which belong to one LoRA (None: the base model)."""
 
     lora: LoraWeights | None
     start: int
@@ -32,44 +28,39 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class SamplingPass:
-    """Tiles of several LoRAs: `body` for the layers, `head` for the rows whose logits are needed.
+    """Rows of several LoRAs: `body` for the layers, `head` for the rows whose logits are needed.
 
     `merged` holds, for small models, the transposed weights of each LoRA's layers with the update
     already added. LoRAs absent from `merged` are computed beside the base weights.
     """
 
-    body: list[Tiles]
-    head: list[Tiles]
+    products: Products
+    body: list[Share]
+    head: list[Share]
     attention: Attention
     merged: Mapping[LoraWeights, Mapping[str, torch.Tensor]]
 
     def linear(self, layer: LoraLinear, inputs: torch.Tensor) -> torch.Tensor:
-        """Map inputs [1, tokens, in], tokens a multiple of TILE, to outputs [1, tokens, out]."""
-        tiled = inputs.view(-1, TILE, inputs.shape[-1])
-        strip = self.head if layer.kind == "unembedding" else self.body
-        if len(strip) == 1:
-            outputs = self._multiply(strip[0].lora, layer, tiled)
+        """Map inputs [1, rows, in], whose rows are multiples of the granule, to [1, rows, out]."""
+        rows = inputs[0]
+        shares = self.head if layer.kind == "unembedding" else self.body
+        if len(shares) == 1:
+            outputs = self._multiply(shares[0].lora, layer, rows)
         else:
-            shares = (self._multiply(t.lora, layer, tiled[t.start : t.stop]) for t in strip)
-            outputs = torch.cat(list(shares))
+            parts = (self._multiply(one.lora, layer, rows[one.start : one.stop]) for one in shares)
+            outputs = torch.cat(list(parts))
         if layer.bias is not None:
             outputs += layer.bias
-        return outputs.view(1, -1, outputs.shape[-1])
+        return outputs[None]
 
     def _multiply(
-        self, lora: LoraWeights | None, layer: LoraLinear, tiles: torch.Tensor
+        self, lora: LoraWeights | None, layer: LoraLinear, rows: torch.Tensor
     ) -> torch.Tensor:
-        """Multiply the tiles of one LoRA by the layer's weights, without the bias."""
-        if lora is None or layer.name not in lora.transposed:
-            return tiled_product(tiles, layer.transposed)
+        """Multiply the rows of one LoRA by the layer's weights, without the bias."""
+        pair = None if lora is None else lora.frozen_pairs.get(layer.name)
+        if lora is None or pair is None:
+            return self.products.multiply(rows, layer.packed)
         if lora in self.merged:
-            return tiled_product(tiles, self.merged[lora][layer.name])
-        outputs = tiled_product(tiles, layer.transposed)
-        a, b = lora.transposed[layer.name]
-        low, wide = tiled_product(tiles, a), b.expand(len(tiles), -1, -1)
-        return outputs.baddbmm_(low, wide, alpha=lora.config.scale)
-
-
-def tiled_product(tiles: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Multiply tiles [n, TILE, in] by one weight [in, out], one product per tile."""
-    return torch.bmm(tiles, weight.expand(tiles.shape[0], -1, -1))
+            return self.products.multiply(rows, self.merged[lora][layer.name])
+        outputs = self.products.multiply(rows, layer.packed)
+        return self.products.update(outputs, rows, pair, lora.config.scale)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from engine.errors import RequestRefused
 from engine.model.attention import SequenceAttention
 from engine.model.forward_pass import Attention, LoraLinear
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraWeights, check_shapes
+from engine.model.products import Products
 from engine.training.datums import TrainingDatum, check_datums
 from engine.training.losses import Config, EngineLoss, resolve_loss
 
@@ -50,13 +50,14 @@ class TrainingPass:
 
     lora: LoraWeights
     attention: Attention
+    products: Products
 
     def linear(self, layer: LoraLinear, inputs: torch.Tensor) -> torch.Tensor:
-        outputs = F.linear(inputs, layer.weight, layer.bias)
-        if layer.name not in self.lora.pairs:
-            return outputs
-        a, b = self.lora.pairs[layer.name]
-        return outputs + F.linear(F.linear(inputs, a), b) * self.lora.config.scale
+        pair = self.lora.pairs.get(layer.name)
+        if pair is None:
+            return self.products.linear(inputs, layer.weight, layer.bias)
+        scale = self.lora.config.scale
+        return self.products.linear_with_lora(inputs, layer.weight, layer.bias, pair, scale)
 
 
 class Trainer:
@@ -168,7 +169,7 @@ class Trainer:
         device = self.model.device
         tokens = torch.from_numpy(np.concatenate([datum.tokens for datum in datums])).to(device)
         positions = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths]))
-        current = TrainingPass(self.lora, SequenceAttention(lengths, device))
+        current = TrainingPass(self.lora, SequenceAttention(lengths, device), self.model.products)
         logits = self.model.logits(tokens, positions.to(device), current)
         known, losses = [], []
         for datum, rows, normalizer in zip(

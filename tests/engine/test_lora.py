@@ -30,7 +30,7 @@ def model() -> LanguageModel:
 def logits(model: LanguageModel, lora: LoraWeights | None) -> torch.Tensor:
     tokens = torch.arange(10)
     attention = SequenceAttention([10], model.device)
-    current = TrainingPass(lora, attention) if lora else BasePass(attention)
+    current = TrainingPass(lora, attention, model.products) if lora else BasePass(attention)
     with torch.no_grad():
         return model.logits(tokens, tokens, current)
 

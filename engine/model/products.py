@@ -1,0 +1,251 @@
+"""Matrix products of a model's layers, by one of two kernels.
+
+Sampling needs products whose rows have the same bits however many rows are computed at once.
+Products by tiles have this property because each is a batch of products of TILE rows, and the
+kernel sees one shape. oneDNN's products in float32 have it from two rows on, and on x86 they may be
+twice as fast as torch's own, which belong to MKL. `choose_products` tries the property out.
+"""
+
+import platform
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch.nn import functional as F
+
+TILE = 16
+"""Rows of one product by tiles. 16 rows reach four fifths of the speed of 128 on AVX-512 and waste
+little when few rows are computed. 16 is a multiple of the vector width, so there are no scalar
+tails."""
+
+PROBED_ROWS = (2, 3, 16, 17, 64, 100)
+"""Numbers of rows that are compared with the first rows of the largest number."""
+
+ROUNDING = 1e-5
+"""Largest accepted error of a product in float32, relative to the largest number in it."""
+
+FEW_ROWS = 16
+"""Number of rows for which oneDNN lays out packed weights."""
+
+
+class Products(Protocol):
+    """Products x Wᵀ of rows x [n, in] with weights W [out, in]."""
+
+    granule: int
+    """Number of rows of which sampling computes multiples."""
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the form of a frozen weight by which `multiply` is fastest."""
+        ...
+
+    def multiply(self, rows: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+        """Compute x Wᵀ with a packed weight, without a gradient."""
+        ...
+
+    def update(
+        self,
+        outputs: torch.Tensor,
+        rows: torch.Tensor,
+        pair: tuple[torch.Tensor, torch.Tensor],
+        scale: float,
+    ) -> torch.Tensor:
+        """Compute outputs + scale · (x Aᵀ) Bᵀ without a gradient; outputs may be overwritten."""
+        ...
+
+    def linear(
+        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Compute x Wᵀ + bias of inputs [..., in], with the inputs' gradient."""
+        ...
+
+    def linear_with_lora(
+        self,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        pair: tuple[torch.Tensor, torch.Tensor],
+        scale: float,
+    ) -> torch.Tensor:
+        """Compute x Wᵀ + bias + scale · (x Aᵀ) Bᵀ, with gradients of x, A and B."""
+        ...
+
+
+class TiledProducts:
+    """Products by torch's own kernels, in sampling over tiles of TILE rows."""
+
+    granule = TILE
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return Wᵀ as a view, made once because creating a view at every call is slow."""
+        return weight.detach().t()
+
+    def multiply(self, rows: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+        tiles = _tiles(rows)
+        return torch.bmm(tiles, packed.expand(len(tiles), -1, -1)).view(len(rows), -1)
+
+    def update(
+        self,
+        outputs: torch.Tensor,
+        rows: torch.Tensor,
+        pair: tuple[torch.Tensor, torch.Tensor],
+        scale: float,
+    ) -> torch.Tensor:
+        a, b = pair
+        low = _tiles(self.multiply(rows, a.t()))
+        _tiles(outputs).baddbmm_(low, b.t().expand(len(low), -1, -1), alpha=scale)
+        return outputs
+
+    def linear(
+        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return F.linear(inputs, weight, bias)
+
+    def linear_with_lora(
+        self,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        pair: tuple[torch.Tensor, torch.Tensor],
+        scale: float,
+    ) -> torch.Tensor:
+        a, b = pair
+        return F.linear(inputs, weight, bias) + F.linear(F.linear(inputs, a), b) * scale
+
+
+class OneDnnProducts:
+    """Products by oneDNN, which computes float32 in float32.
+
+    A product of a single row has other bits than the same row among others.
+    """
+
+    granule = 2
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return a copy in oneDNN's layout, without which few rows take as long as many."""
+        return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), FEW_ROWS)
+
+    def multiply(self, rows: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+        return _multiply(rows, packed)
+
+    def update(
+        self,
+        outputs: torch.Tensor,
+        rows: torch.Tensor,
+        pair: tuple[torch.Tensor, torch.Tensor],
+        scale: float,
+    ) -> torch.Tensor:
+        a, b = pair
+        return _multiply_and_add(_multiply(rows, a).mul_(scale), b, outputs)
+
+    def linear(
+        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return _Linear.apply(inputs, weight, bias)
+
+    def linear_with_lora(
+        self,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        pair: tuple[torch.Tensor, torch.Tensor],
+        scale: float,
+    ) -> torch.Tensor:
+        return _LinearWithLora.apply(inputs, *pair, (weight, bias), scale)
+
+
+def choose_products(weights: Iterable[torch.Tensor]) -> Products:
+    """Return oneDNN's products for large layers on an x86 CPU where a trial finds them sound."""
+    shapes = {weight.shape: weight for weight in weights}
+    found = OneDnnProducts()
+    if all(map(_is_served, shapes.values())) and all(
+        is_sound(found, weight) for weight in shapes.values()
+    ):
+        return found
+    return TiledProducts()
+
+
+def _is_served(weight: torch.Tensor) -> bool:
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and platform.machine() in ("x86_64", "AMD64")
+        and torch.backends.mkldnn.is_available()
+    )
+
+
+@torch.no_grad()
+def is_sound(products: Products, weight: torch.Tensor) -> bool:
+    """Tell whether rows have the same bits in any number, and are as exact as float32 is."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn((2 * max(PROBED_ROWS), weight.shape[1]), generator=generator)
+    packed = products.pack(weight)
+    many = products.multiply(rows, packed)
+    exact = F.linear(rows, weight)
+    return bool((many - exact).abs().max() <= ROUNDING * exact.abs().max()) and all(
+        torch.equal(products.multiply(rows[:count], packed), many[:count]) for count in PROBED_ROWS
+    )
+
+
+def _tiles(rows: torch.Tensor) -> torch.Tensor:
+    """View rows [n, width] as tiles [n / TILE, TILE, width]."""
+    return rows.view(-1, TILE, rows.shape[-1])
+
+
+def _multiply(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    return torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], "")
+
+
+def _multiply_and_add(
+    rows: torch.Tensor, weight: torch.Tensor, others: torch.Tensor
+) -> torch.Tensor:
+    return torch.ops.mkldnn._linear_pointwise.binary(rows, others, weight, None, "add")
+
+
+class _Linear(torch.autograd.Function):
+    """The product x Wᵀ + bias of a frozen W by oneDNN, whose operation has no gradient in torch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        return _multiply(inputs, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (gradient,) = gradients
+        (weight,) = ctx.saved_tensors
+        return _multiply(gradient, weight.t()), None, None
+
+
+class _LinearWithLora(torch.autograd.Function):
+    """The product x Wᵀ + bias + scale · (x Aᵀ) Bᵀ of a frozen W by oneDNN."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        frozen: tuple[torch.Tensor, torch.Tensor | None],
+        scale: float,
+    ) -> torch.Tensor:
+        low = _multiply(inputs, a).mul_(scale)
+        ctx.save_for_backward(inputs, a, b, low)
+        ctx.weight, ctx.scale = frozen[0], scale
+        return _multiply_and_add(low, b, _multiply(inputs, *frozen))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (gradient,) = gradients
+        inputs, a, b, low = ctx.saved_tensors
+        for_low = _multiply(gradient, b.t()).mul_(ctx.scale)
+        for_a = _multiply(for_low.flatten(0, -2).t(), inputs.flatten(0, -2).t())
+        # The transposed product takes a quarter of the time.
+        for_b = _multiply(low.flatten(0, -2).t(), gradient.flatten(0, -2).t()).t()
+        for_inputs = None
+        if ctx.needs_input_grad[0]:
+            for_inputs = _multiply_and_add(for_low, a.t(), _multiply(gradient, ctx.weight.t()))
+        return for_inputs, for_a, for_b, None, None

@@ -1,0 +1,235 @@
+"""The products of large models, tried on a small one."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from engine.model.language_model import LanguageModel
+from engine.model.lora import LoraConfig, LoraWeights
+from engine.model.products import OneDnnProducts, TiledProducts, choose_products, is_sound
+from engine.sampling.decoder import Decoder
+from engine.sampling.requests import SampleRequest, SampleResult
+from engine.training.datums import TrainingDatum
+from engine.training.trainer import AdamParams, Trainer
+
+VOCABULARY = 160
+SHAPES = ((128, 96), (96, 128), (576, 192), (16, 576), (576, 16), (VOCABULARY, 64))
+
+needs_onednn = pytest.mark.skipif(
+    isinstance(choose_products([torch.ones(64, 64)]), TiledProducts),
+    reason="this machine's oneDNN is absent, or its rows depend on their number",
+)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def network() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    return LanguageModel(network(), "small", products=OneDnnProducts())
+
+
+@pytest.fixture(scope="module")
+def loras(model: LanguageModel) -> list[LoraWeights]:
+    return [changed_lora(model, rank) for rank in (4, 12, 16)]
+
+
+def changed_lora(model: LanguageModel, rank: int) -> LoraWeights:
+    """Return a LoRA that differs from the base model."""
+    lora = LoraWeights.initial(model, LoraConfig(rank=rank, seed=rank))
+    generator = torch.Generator().manual_seed(rank)
+    for name, tensor in lora.tensors.items():
+        if name.endswith("B"):
+            tensor.normal_(0, 0.1, generator=generator)
+    return lora
+
+
+def weight_of(shape: tuple[int, int]) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@needs_onednn
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_row_has_the_same_bits_among_any_others_on_one_thread_and_on_two(
+    shape: tuple[int, int],
+) -> None:
+    products, weight = OneDnnProducts(), weight_of(shape)
+    rows = torch.randn(300, shape[1], generator=torch.Generator().manual_seed(0))
+    packed = products.pack(weight)
+    with threads(1):
+        many = products.multiply(rows, packed)
+    for count in (1, 2):
+        with threads(count):
+            for start, stop in ((0, 2), (2, 7), (6, 70), (50, 300)):
+                for form in (weight, packed):
+                    found = products.multiply(rows[start:stop], form)
+                    assert torch.equal(found, many[start:stop])
+    torch.testing.assert_close(many, F.linear(rows, weight), rtol=1e-4, atol=1e-4)
+
+
+class Uneven(OneDnnProducts):
+    """Products of which some numbers of rows are rounded in another way."""
+
+    def multiply(self, rows: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+        return super().multiply(rows, packed) * (1 + 1e-6 * (len(rows) == 17))
+
+
+class Coarse(OneDnnProducts):
+    """Products in bfloat16, as oneDNN computes them where its settings allow it."""
+
+    def multiply(self, rows: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+        return super().multiply(rows.bfloat16().float(), packed)
+
+
+@needs_onednn
+def test_products_that_depend_on_other_rows_or_are_not_in_float32_are_not_used() -> None:
+    weight = weight_of((96, 64))
+    assert is_sound(OneDnnProducts(), weight)
+    assert not is_sound(Uneven(), weight)
+    assert not is_sound(Coarse(), weight)
+
+
+def test_small_models_and_other_devices_have_their_products_by_tiles() -> None:
+    assert LanguageModel(network(), "small").merges
+    assert isinstance(choose_products([torch.ones(64, 64, device="meta")]), TiledProducts)
+    assert isinstance(choose_products([torch.ones(64, 64).double()]), TiledProducts)
+
+
+@needs_onednn
+@pytest.mark.parametrize("biased", [True, False], ids=["bias", "no bias"])
+def test_gradients_are_those_of_torchs_own_products(biased: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(*shape: int, trained: bool = True) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).requires_grad_(trained)
+
+    inputs, a, b = drawn(1, 70, 96), drawn(12, 96), drawn(160, 12)
+    weight, slope = drawn(160, 96, trained=False), drawn(1, 70, 160, trained=False)
+    bias = drawn(160, trained=False) if biased else None
+    found = []
+    for products in (OneDnnProducts(), TiledProducts()):
+        outputs = products.linear_with_lora(inputs, weight, bias, (a, b), 32 / 12)
+        gradients = torch.autograd.grad(outputs, (inputs, a, b), slope)
+        alone = products.linear(inputs, weight, bias)
+        gradients += torch.autograd.grad(alone, inputs, slope)
+        found.append((outputs.detach(), alone.detach(), *gradients))
+    for ours, theirs in zip(*found, strict=True):
+        assert float((ours - theirs).abs().max() / theirs.abs().max()) < 1e-5
+
+
+def answers(
+    model: LanguageModel, asked: list[tuple[SampleRequest, LoraWeights | None]], spread: int = 1
+) -> list[tuple]:
+    """Return the bits of the results of requests, of which one arrives every `spread` steps."""
+    decoder = Decoder(model)
+    futures: list[Future[SampleResult]] = [Future() for _ in asked]
+    for number, (request, lora) in enumerate(asked):
+        decoder.submit(request, lora, futures[number])
+        for _ in range(spread - 1):
+            decoder.step()
+    while decoder.busy:
+        decoder.step()
+    results = [future.result(timeout=0) for future in futures]
+    return [
+        (one.sequences, None if one.prompt_logprobs is None else one.prompt_logprobs.tobytes())
+        for one in results
+    ]
+
+
+@needs_onednn
+def test_64_companions_their_arrival_and_the_threads_change_no_bit_of_an_answer(
+    model: LanguageModel, loras: list[LoraWeights]
+) -> None:
+    chosen = np.random.default_rng(0)
+    asked = [
+        (
+            SampleRequest(
+                chosen.integers(0, VOCABULARY, int(chosen.integers(1, 80))).tolist(),
+                max_tokens=int(chosen.integers(1, 12)),
+                seed=number,
+                stop=[],
+                prompt_logprobs=number % 5 == 0,
+            ),
+            [None, *loras][number % 4],
+        )
+        for number in range(65)
+    ]
+    with threads(1):
+        alone = [answers(model, [one])[0] for one in asked]
+        assert answers(model, asked) == alone
+        assert answers(model, asked[::-1], spread=2)[::-1] == alone
+    with threads(2):
+        assert answers(model, asked) == alone
+        assert answers(model, asked[7:8]) == alone[7:8]
+
+
+def train(model: LanguageModel, lora: LoraWeights) -> tuple[list[np.ndarray], bytes]:
+    """Take two steps on some datums; return their log-probabilities and the weights' bytes."""
+    chosen = np.random.default_rng(0)
+    datums = [
+        TrainingDatum(tokens[:-1], {"target_tokens": tokens[1:]})
+        for tokens in (chosen.integers(0, VOCABULARY, length) for length in (9, 70, 33, 70, 2))
+    ]
+    trainer = Trainer(model, lora.frozen())
+    trainer.forward_backward(datums, "cross_entropy")
+    trainer.optim_step(AdamParams())
+    outputs, _ = trainer.forward_backward(datums, "cross_entropy")
+    trainer.optim_step(AdamParams())
+    weights = (tensor.detach().numpy().tobytes() for tensor in trainer.lora.tensors.values())
+    return outputs, b"".join(weights)
+
+
+@needs_onednn
+@pytest.mark.parametrize("count", [1, 2])
+def test_equal_training_gives_equal_bits(
+    model: LanguageModel, loras: list[LoraWeights], count: int
+) -> None:
+    with threads(count):
+        (outputs, weights), (again, same) = (train(model, loras[1]) for _ in range(2))
+    assert weights == same
+    assert all(map(np.array_equal, outputs, again))
+
+
+@needs_onednn
+def test_both_kinds_of_products_train_and_sample_alike(
+    model: LanguageModel, loras: list[LoraWeights]
+) -> None:
+    tiled = LanguageModel(network(), "small")
+    (outputs, _), (expected, _) = train(model, loras[0]), train(tiled, loras[0])
+    for ours, theirs in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    request = SampleRequest(list(range(40)), max_tokens=30, seed=1, temperature=0.0, stop=[])
+    (ours, _), (theirs, _) = (
+        answers(one, [(request, changed_lora(one, 4))])[0] for one in (model, tiled)
+    )
+    assert ours[0].tokens == theirs[0].tokens
+    np.testing.assert_allclose(ours[0].logprobs, theirs[0].logprobs, atol=1e-4)
