@@ -128,7 +128,7 @@ def serve(options: ServeOptions, api_key: str | None = None) -> None:
         from engine.core import EngineCore
 
         model = load_model(base, options.device, options.threads)
-        engine = EngineCore(base, model, options.state, options.threads)
+        engine = EngineCore(base, model, options.state)
         host, port = listener.getsockname()[:2]
         run(engine, key, listener, stopped, lambda: _announce(host, port, key))
 

@@ -53,14 +53,13 @@ class EngineCore:
         base: BaseModel,
         model: LanguageModel,
         state: Path,
-        threads: int = 1,
         now: Clock = utc_now,
     ) -> None:
         self.base = base
         self.model = model
         self.registry = Registry(state, now)
         self.checkpoints = CheckpointStore(state, now)
-        self.scheduler = Scheduler(model, threads)
+        self.scheduler = Scheduler(model)
         self.futures = Futures()
         self.resident = ResidentWeights()
         self.live_models: dict[str, LiveModel] = {}

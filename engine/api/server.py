@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-import torch
 import transformers
 import uvicorn
 from safetensors import SafetensorError
@@ -16,6 +15,7 @@ from engine.core import EngineCore
 from engine.errors import RequestRefused
 from engine.model.base_models import BaseModel
 from engine.model.language_model import LanguageModel
+from engine.model.workers import Workers, use_one_thread
 
 CLOSING_SECONDS = 2
 KEEP_ALIVE_SECONDS = 600
@@ -24,11 +24,12 @@ KEEP_ALIVE_SECONDS = 600
 
 def load_model(base: BaseModel, device: str = "cpu", threads: int = 1) -> LanguageModel:
     """Load the base model with its tokenizer; raise RequestRefused if that fails."""
-    torch.set_num_threads(threads)
+    use_one_thread()
     transformers.logging.disable_progress_bar()
     try:
         model = LanguageModel.load(base.folder, device, name=base.name)
         _ = model.tokenizer
+        model.workers = Workers(threads)
         return model
     except (OSError, ValueError, RuntimeError, AssertionError, SafetensorError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__

@@ -20,6 +20,7 @@ from engine.model.forward_pass import (
     LoraLinear,
 )
 from engine.model.products import Products, TiledProducts, choose_products
+from engine.model.workers import Workers
 
 TOLERANCE = 1e-3
 """Largest accepted difference between packed and original logits, relative to the largest logit."""
@@ -49,6 +50,7 @@ class LanguageModel:
         self.source = str(source or name)
         self.config = network.config.get_text_config()
         self.device = next(network.parameters()).device
+        self.workers = Workers()
         self.pause: Callable[[], None] = lambda: None
         """Callback between the microbatches of training, in which the scheduler samples."""
         probe = torch.arange(12, device=self.device) % self.vocab_size
@@ -90,7 +92,12 @@ class LanguageModel:
 
     @property
     def _is_small(self) -> bool:
-        return sum(layer.weight.numel() for layer in self.linears.values()) <= LARGEST_MERGED
+        return self.size <= LARGEST_MERGED
+
+    @cached_property
+    def size(self) -> int:
+        """The number of weights in linear layers."""
+        return sum(layer.weight.numel() for layer in self.linears.values())
 
     def _choose_products(self) -> Products:
         if self._is_small:

@@ -84,11 +84,12 @@ class PromptGroup:
 class CachedGroup:
     """One new token for each sequence of a pool.
 
-    `rows[i]` is the packed position of the new token of the sequence in entry i; `lengths[i]` is
-    the number of tokens already in that entry.
+    `rows[i]` is the packed position of the new token of the sequence in entry `first + i`;
+    `lengths[i]` is the number of tokens already in that entry.
     """
 
     pool: Pool
+    first: int
     rows: torch.Tensor
     lengths: torch.Tensor
     places: torch.Tensor
@@ -114,7 +115,7 @@ class CachedGroup:
     def _store(self, which: int, layer: int, packed: torch.Tensor) -> torch.Tensor:
         """Write the new tokens' keys or values; return all [sequences · heads, capacity, width]."""
         self.pool.store(which, layer, self.places, packed.index_select(0, self.rows))
-        stored = self.pool.data[which, layer, : len(self.rows)]
+        stored = self.pool.data[which, layer, self.first : self.first + len(self.rows)]
         return stored.view(-1, self.pool.capacity, packed.shape[2])
 
     def mask(self, window: int | None) -> torch.Tensor:

@@ -17,7 +17,7 @@ from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraWeights
 from engine.randomness import entropy, uniforms
 from engine.sampling.kv_cache import Cache
-from engine.sampling.packing import Row
+from engine.sampling.packing import Part, Row, split
 from engine.sampling.prompt_reading import PromptReader
 from engine.sampling.requests import Prefill, SampleRequest, SamplingJob
 from engine.sampling.slots import SlotTable
@@ -28,6 +28,9 @@ PREFILL_TOKENS = 2048
 
 LOGITS_PER_TOKEN = 2**15
 """If all logits of a prompt are needed, a vocabulary above this size raises the prompt's cost."""
+
+PART_WORK = 2**31
+"""Multiplications of a part of a step, below which a further thread is not worth its start."""
 
 log = logging.getLogger(__name__)
 
@@ -168,12 +171,28 @@ class Decoder:
     def _advance(self, prefills: list[Prefill]) -> None:
         if not (prefills or self.active):
             return
+        self._merge([*self.active, *(prefill.lora for prefill in prefills)])
+        unread = sum(len(prefill.prompt) - prefill.known for prefill in prefills)
+        work = (unread + sum(map(len, self.active.values()))) * self.model.size
+        count = max(1, min(self.model.workers.count, work // PART_WORK))
+        parts = split(self.table, self.active, prefills, count)
+        drawn = self.model.workers.compute(self._draw, parts)
+        slots, tokens, logprobs = (np.concatenate(column) for column in zip(*drawn, strict=True))
+        stopped = self._find_stopped(slots, tokens)
+        self.reader.finish(prefills, self.table, self.cache)
+        self.table.record(slots, tokens, logprobs)
+        for running in self.active.values():
+            self.table.length[running] += 1
+        self._deliver(slots, stopped, logprobs, prefills)
+
+    @torch.no_grad()
+    def _draw(self, part: Part) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Draw a token for each completion of a part: slots, tokens and log-probabilities."""
         caches = (self.cache, self.reader.entries)
-        row = Row(self.table, caches, self.active, prefills, self.model.products)
-        current = row.sampling_pass(self._merged(row.loras))
+        row = Row(self.table, caches, part.active, part.prefills, self.model.products)
         tokens, positions, heads = row.inputs()
-        logits = self.model.logits(tokens, positions, current, heads)
-        self._record_prompt_logprobs(prefills, logits)
+        logits = self.model.logits(tokens, positions, row.sampling_pass(self.merged), heads)
+        self._record_prompt_logprobs(part.prefills, logits)
         slots, last_rows = row.slots_and_heads()
         drawn, logprobs = choose_tokens(
             logits.index_select(0, torch.from_numpy(last_rows).to(logits.device)),
@@ -182,22 +201,16 @@ class Decoder:
             self.table.top_p[slots],
             uniforms(self.table.key[slots], self.table.drawn[slots]),
         )
-        stopped = self._find_stopped(slots, drawn)
-        self.reader.finish(prefills, self.table, self.cache)
-        self.table.record(slots, drawn, logprobs)
-        self.table.length[row.running] += 1
-        self._deliver(slots, stopped, logprobs, prefills)
+        return slots, drawn, logprobs
 
-    def _merged(
-        self, loras: list[LoraWeights | None]
-    ) -> dict[LoraWeights, dict[str, torch.Tensor]]:
+    def _merge(self, loras: list[LoraWeights | None]) -> None:
+        """Merge the LoRAs of this step that are not merged yet, if the model is small."""
         if self.model.merges:
             if len(self.merged) > MERGED_KEPT:
                 self.merged = {lora: self.merged[lora] for lora in loras if lora in self.merged}
             for lora in loras:
                 if lora is not None and lora not in self.merged:
                     self.merged[lora] = lora.merged(self.model)
-        return self.merged
 
     def _record_prompt_logprobs(self, prefills: list[Prefill], logits: torch.Tensor) -> None:
         for prefill in prefills:

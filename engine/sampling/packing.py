@@ -1,6 +1,7 @@
 """The packed row of tokens that one sampling step computes."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,6 +19,38 @@ from engine.sampling.kv_cache import Cache, Pool
 from engine.sampling.requests import Prefill
 from engine.sampling.sampling_pass import SamplingPass, Share
 from engine.sampling.slots import SlotTable
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one thread computes of a step: running completions by LoRA, and prompts to read."""
+
+    active: Mapping[LoraWeights | None, np.ndarray]
+    prefills: list[Prefill]
+
+
+def split(
+    table: SlotTable,
+    active: Mapping[LoraWeights | None, np.ndarray],
+    prefills: list[Prefill],
+    count: int,
+) -> list[Part]:
+    """Split a step into parts of about as many tokens, in each pool at a boundary of entries."""
+    if count == 1:
+        return [Part(active, prefills)]
+    running = np.concatenate([*active.values(), np.empty(0, dtype=np.int64)])
+    ordered = running[np.lexsort((table.entry[running], table.capacity[running]))]
+    shares: list[list[Prefill]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for prefill in sorted(prefills, key=lambda one: one.known - len(one.prompt)):
+        least = loads.index(min(loads))
+        shares[least].append(prefill)
+        loads[least] += len(prefill.prompt) - prefill.known
+    parts = []
+    for mine, share in zip(np.array_split(ordered, count), shares, strict=True):
+        kept = {lora: slots[np.isin(slots, mine)] for lora, slots in active.items()}
+        parts.append(Part({lora: slots for lora, slots in kept.items() if len(slots)}, share))
+    return [part for part in parts if part.active or part.prefills]
 
 
 class Strip:
@@ -125,14 +158,23 @@ class Row:
         return found
 
     def _cached_group(self, capacity: int) -> tuple[CachedGroup, np.ndarray]:
-        """Return one pool's running completions, in the order of its entries, and their places."""
+        """Return the running completions in a pool, in the order of its entries, and their places.
+
+        Their entries have no gaps, because every entry in use belongs to a part's completion.
+        """
         mine = np.flatnonzero(self.table.capacity[self.running] == capacity)
         mine = mine[np.argsort(self.table.entry[self.running[mine]])]
-        places = self.places[mine]
-        lengths = self.table.length[self.running[mine]]
+        places, slots = self.places[mine], self.running[mine]
+        entries, lengths = self.table.entry[slots], self.table.length[slots]
         pool = self.cache.pools[capacity]
-        stored = pool.places(np.arange(len(mine)), lengths)
-        return CachedGroup(pool, self._tensor(places), self._tensor(lengths), stored), places
+        group = CachedGroup(
+            pool,
+            int(entries[0]),
+            self._tensor(places),
+            self._tensor(lengths),
+            pool.places(entries, lengths),
+        )
+        return group, places
 
     def _tensor(self, numbers: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(numbers).to(self.device)

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-import torch
-
 from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraWeights
+from engine.model.workers import use_one_thread
 from engine.sampling.decoder import Decoder
 from engine.sampling.requests import SampleRequest, SampleResult, check_request
 
@@ -25,12 +24,11 @@ T = TypeVar("T")
 class Scheduler:
     """The device thread and its queue; results and errors arrive in futures.
 
-    torch has `threads` threads for one operation. At most `max_rows` completions run at once.
+    At most `max_rows` completions run at once.
     """
 
-    def __init__(self, model: LanguageModel, threads: int = 1, max_rows: int = 256) -> None:
+    def __init__(self, model: LanguageModel, max_rows: int = 256) -> None:
         self.model = model
-        self._threads = threads
         self._decoder = Decoder(model, max_rows)
         self._tasks: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._wake = threading.Condition()
@@ -71,7 +69,7 @@ class Scheduler:
             self._wake.notify()
 
     def _work(self) -> None:
-        torch.set_num_threads(self._threads)
+        use_one_thread()
         self.model.pause = self._sample_meanwhile
         while self._wait():
             self._since = time.monotonic()

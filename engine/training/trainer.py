@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -21,6 +22,10 @@ MICROBATCH_TOKENS = 2048
 
 MICROBATCH_LOGITS = 2**27
 """Logits computed at once: half a gigabyte in float32. A large vocabulary shrinks microbatches."""
+
+
+Computed: TypeAlias = tuple[list[np.ndarray], float, Sequence[torch.Tensor | None]]
+"""A microbatch's log-probabilities by datum, its loss, and its gradients by weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +96,42 @@ class Trainer:
         datums = check_datums(data, loss, function, self.model)
         outputs: dict[int, np.ndarray] = {}
         total = 0.0
-        with torch.set_grad_enabled(backward):
-            for members in self._microbatches(datums):
-                chosen = [datums[number] for number in members]
-                logprobs, batch_loss = self._forward(chosen, function, settings)
-                if backward:
-                    batch_loss.backward()
-                total += float(batch_loss.detach())
-                for number, known in zip(members, logprobs, strict=True):
-                    outputs[number] = known.detach().cpu().numpy()
-                # The graph keeps every activation in memory: free it before sampling runs.
-                del logprobs, batch_loss
-                self.model.pause()
+
+        def compute(members: list[int]) -> Computed:
+            chosen = [datums[number] for number in members]
+            return self._compute(chosen, function, settings, backward)
+
+        lots, workers = self._microbatches(datums), self.model.workers
+        for start in range(0, len(lots), workers.count):
+            together = lots[start : start + workers.count]
+            computed = workers.compute(compute, together)
+            for members, (logprobs, lot_loss, gradients) in zip(together, computed, strict=True):
+                total += lot_loss
+                outputs.update(zip(members, logprobs, strict=True))
+                self._accumulate(gradients)
+            self.model.pause()
         return [outputs[number] for number in range(len(datums))], {"loss:sum": total}
+
+    def _compute(
+        self, datums: list[TrainingDatum], loss: EngineLoss, config: Config, backward: bool
+    ) -> Computed:
+        """Compute a microbatch, of which no graph and no activation is left."""
+        with torch.set_grad_enabled(backward):
+            logprobs, lot_loss = self._forward(datums, loss, config)
+            tensors = [*self.lora.tensors.values()]
+            gradients = (
+                torch.autograd.grad(lot_loss, tensors, allow_unused=True) if backward else ()
+            )
+        known = [one.detach().cpu().numpy() for one in logprobs]
+        return known, float(lot_loss.detach()), gradients
+
+    def _accumulate(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Add a microbatch's gradients, in the order of the weights, to those before."""
+        for tensor, gradient in zip(self.lora.tensors.values(), gradients, strict=False):
+            if tensor.grad is None:
+                tensor.grad = gradient
+            elif gradient is not None:
+                tensor.grad += gradient
 
     def optim_step(self, params: AdamParams) -> dict[str, float]:
         """Take one AdamW step on the accumulated gradients and clear them.

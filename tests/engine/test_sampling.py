@@ -11,7 +11,9 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
+from engine.model.workers import Workers
 from engine.randomness import stream_keys, uniforms
+from engine.sampling import decoder
 from engine.sampling.decoder import Decoder
 from engine.sampling.requests import SampleRequest, SampleResult, check_request
 from engine.sampling.token_choice import choose_tokens
@@ -160,6 +162,21 @@ def test_other_requests_and_order_of_arrival_do_not_change_a_bit(
         arrivals = chosen.integers(0, 40, len(asked)).tolist()
         shuffled = answers(model, [asked[number] for number in order], arrivals, max_rows)
         assert [bits(result) for result in shuffled] == [alone[number] for number in order]
+
+
+@pytest.mark.parametrize("merges", [True, False], ids=["merged", "beside"])
+def test_the_number_of_threads_does_not_change_a_bit(
+    model: LanguageModel, loras: list[LoraWeights], merges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "merges", merges)
+    monkeypatch.setattr(decoder, "PART_WORK", 1)
+    asked = crowd(model, loras)
+    arrivals = np.random.default_rng(2).integers(0, 30, len(asked)).tolist()
+    alone = [bits(result) for result in answers(model, asked, arrivals)]
+    for threads in (2, 3, 8):
+        monkeypatch.setattr(model, "workers", Workers(threads))
+        for max_rows in (64, 5):
+            assert [bits(one) for one in answers(model, asked, arrivals, max_rows)] == alone
 
 
 def test_equal_prompts_read_together_give_the_same_bits_as_alone(

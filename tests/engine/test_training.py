@@ -6,6 +6,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
+from engine.model.workers import Workers
 from engine.training.datums import TrainingDatum
 from engine.training.trainer import AdamParams, Trainer
 
@@ -114,6 +115,25 @@ def test_microbatches_do_not_change_the_result(
     assert metrics["loss:sum"] == pytest.approx(cut_metrics["loss:sum"], rel=1e-5)
     for name, gradient in gradients(whole).items():
         torch.testing.assert_close(gradient, gradients(cut)[name], atol=1e-4, rtol=1e-4)
+
+
+def test_the_number_of_threads_changes_no_bit(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.training.trainer.MICROBATCH_TOKENS", 130)
+    found = []
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(model, "workers", Workers(threads))
+        trained = trainer(model)
+        results = [
+            trained.forward_backward([datum(SHORT), datum(LONG)] * 4, "cross_entropy")
+            for _ in range(2)
+        ]
+        losses = [metrics["loss:sum"] for _, metrics in results]
+        logprobs = [known.tobytes() for outputs, _ in results for known in outputs]
+        grads = [grad.numpy().tobytes() for grad in gradients(trained).values()]
+        found.append((losses, logprobs, grads))
+    assert found[0] == found[1] == found[2]
 
 
 def test_equal_calls_in_equal_states_give_equal_bits(model: LanguageModel) -> None:
