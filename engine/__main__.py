@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,6 +22,7 @@ logger = logging.getLogger("engine")
 SHIPPED = "local/tiny-chat"
 REFUSED = 2
 """Exit status if the command cannot start as asked."""
+MOST_THREADS = 4
 DAMAGED = 1
 """Exit status of --verify if a file is damaged."""
 INTERRUPTED = 130
@@ -75,7 +76,11 @@ def make_parser() -> argparse.ArgumentParser:
         help="folder of sessions and checkpoints; with -, the first line of standard input names "
         "the folder, and the log is written to engine.log in it",
     )
-    parser.add_argument("--threads", type=int, help="threads of one computation")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        help="microbatches and parts of a sampling step that are computed at once",
+    )
     parser.add_argument("--device", help="cpu, cuda, mps")
     parser.add_argument(
         "--verify",
@@ -93,6 +98,11 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def default_threads() -> int:
+    """Return the number of cores, of which more than MOST_THREADS would take much memory."""
+    return min(MOST_THREADS, os.cpu_count() or 1)
+
+
 @dataclass(slots=True)
 class ServeOptions:
     """Options of the command line, and their defaults."""
@@ -101,7 +111,7 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 0
     state: Path = Path("runs/engine")
-    threads: int = 1
+    threads: int = field(default_factory=default_threads)
     device: str = "cpu"
     verify: bool = False
     prepare: bool = False

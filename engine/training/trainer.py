@@ -20,6 +20,10 @@ from engine.training.losses import Config, EngineLoss, resolve_loss
 MICROBATCH_TOKENS = 2048
 """Tokens computed at once. More tokens need more memory and are no faster on a CPU."""
 
+MICROBATCH_WORK = 2**37
+"""Products of a token and a weight computed at once: a second's work of a core at most, and two to
+three gigabytes of activations. A model of many weights shrinks microbatches."""
+
 MICROBATCH_LOGITS = 2**27
 """Logits computed at once: half a gigabyte in float32. A large vocabulary shrinks microbatches."""
 
@@ -176,7 +180,11 @@ class Trainer:
 
     def _microbatches(self, datums: list[TrainingDatum]) -> list[list[int]]:
         """Split the datums' numbers, longest first, into lots that fit the token budget."""
-        budget = min(MICROBATCH_TOKENS, MICROBATCH_LOGITS // self.model.vocab_size)
+        budget = min(
+            MICROBATCH_TOKENS,
+            MICROBATCH_WORK // self.model.size,
+            MICROBATCH_LOGITS // self.model.vocab_size,
+        )
         order = sorted(range(len(datums)), key=lambda number: -len(datums[number].tokens))
         lots: list[list[int]] = []
         room = 0
