@@ -32,9 +32,9 @@ hello: $(READY) ## train the hello agent end to end on this machine
 arithmetic: $(READY) ## train the arithmetic agent
 	$(BIN)/ratchet train arithmetic
 
-smollm: $(READY) ## fetch a small real model (93 MB) and train it to answer sums
+smollm: $(READY) ## fetch a small real model (93 MB) and train it to answer in JSON
 	$(BIN)/ratchet fetch smollm2-135m
-	$(BIN)/ratchet train sums
+	$(BIN)/ratchet train people
 
 test: $(READY) ## run the tests, three files at a time
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder

@@ -36,5 +36,7 @@ def reward(answer: str, wanted: dict[str, str | int]) -> float:
         return 0.0
     if not isinstance(found, dict) or set(found) != set(wanted):
         return 0.0
-    right = [type(found[key]) is type(value) and found[key] == value for key, value in wanted.items()]
+    right = [
+        type(found[key]) is type(value) and found[key] == value for key, value in wanted.items()
+    ]
     return sum(right) / len(right)

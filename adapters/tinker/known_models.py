@@ -48,7 +48,7 @@ KNOWN = {
             licence="Apache-2.0",
             origin="SmolLM2-135M-Instruct by Hugging Face, quantised to 4 bits (Q4_1)",
             hub_name="HuggingFaceTB/SmolLM2-135M-Instruct",
-            example="sums",
+            example="people",
         ),
     )
 }

@@ -14,6 +14,7 @@ from pretraining.corpora import (
     gem_guesses,
     guess_the_number,
     hello,
+    people,
     sums,
     word_problems,
 )
@@ -39,7 +40,7 @@ def rows(name: str) -> list[dict[str, Any]]:
         return list(csv.DictReader(file)) if name.endswith("csv") else [*map(json.loads, file)]
 
 
-@pytest.mark.parametrize("name", [*FILES, *SPLITS, "sums.jsonl"])
+@pytest.mark.parametrize("name", [*FILES, *SPLITS, "people.jsonl", "sums.jsonl"])
 def test_the_readme_tells_each_file_by_its_hash(name: str) -> None:
     digest = hashlib.sha256((DATASETS / name).read_bytes()).hexdigest()
     assert digest in (DATASETS / "README.md").read_text(encoding="utf-8")
@@ -56,11 +57,21 @@ def test_the_files_are_what_their_generators_write() -> None:
     assert rows("hello.csv") == hello.examples()
     assert rows("arithmetic.jsonl") == arithmetic.examples()
     assert rows("guess_the_number.jsonl") == guess_the_number.examples()
+    assert rows("people.jsonl") == people.examples()
     assert rows("sums.jsonl") == sums.examples()
     assert rows("gem_games.jsonl") == gem_guesses.examples()
     assert {split: rows(f"gsm8k/{split}.jsonl") for split in ("train", "test")} == (
         word_problems.examples()
     )
+
+
+def test_no_name_and_no_city_is_in_two_splits() -> None:
+    splits: dict[str, set[str]] = {}
+    for row in rows("people.jsonl"):
+        assert all(str(row[key]) in row["text"] for key in ("name", "age", "city"))
+        for key in ("name", "city"):
+            splits.setdefault(row[key], set()).add(row["split"])
+    assert {len(split) for split in splits.values()} == {1}
 
 
 def test_a_pair_of_numbers_is_asked_about_in_one_split() -> None:
