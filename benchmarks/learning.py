@@ -100,13 +100,14 @@ def draw_answers(run: RunFolder, examples: int, out: Path) -> None:
     top, height = 0.97, 1.0 / examples
     for place, row in enumerate(rows):
         y = top - place * height
-        texts.text(0, y, row["asked"], weight="bold", va="top", fontsize=10)
+        asked = textwrap.shorten(row["asked"].partition("\n")[0], LETTERS, placeholder=" …")
+        texts.text(0, y, asked, weight="bold", va="top", fontsize=10)
         said = zip(
             ("before", f"after {len(rewards)} steps"), row["said"], row["rewards"], strict=True
         )
         for line, (when, words, reward) in enumerate(said, start=1):
             short = textwrap.shorten(words, LETTERS, placeholder=" …")
-            color = "tab:green" if reward > 0 else "tab:red"
+            color = "tab:green" if reward == 1 else "tab:orange" if reward else "tab:red"
             texts.text(0.02, y - 0.3 * height * line, when, va="top", fontsize=9, color="0.4")
             texts.text(0.24, y - 0.3 * height * line, short, va="top", fontsize=10, color=color)
     figure.tight_layout()
