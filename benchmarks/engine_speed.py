@@ -1,11 +1,18 @@
-"""Sampling and training speed of the engine beside plain transformers, one thread each."""
+"""Sampling and training speed of the engine beside plain transformers, on the same cores.
+
+Each program has a thread a core: torch's own threads in transformers, and the engine's workers. The
+bound is what the fastest product of the model's layers reaches on as many cores.
+"""
 
 import argparse
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is this repository's
 os.environ.setdefault("TINKER_TELEMETRY", "0")
@@ -20,9 +27,11 @@ from adapters.tinker.live_policy import LivePolicy, LoraSpec
 from adapters.tinker.service import Service, connect
 from benchmarks.measuring import SPEED, describe_machine, format_table, speed_rows, time_in_turns
 from benchmarks.peers import plain_transformers as plain
+from engine.__main__ import default_threads
 from engine.model.base_models import find
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
+from engine.model.workers import Workers
 from engine.sampling.requests import SampleRequest
 from engine.sampling.scheduler import Scheduler
 from engine.training.datums import TrainingDatum
@@ -30,7 +39,8 @@ from engine.training.trainer import AdamParams, Trainer
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.datums import SCHEMA, to_datums
 
-BASE = "local/tiny-chat"
+IN_PROCESS, BY_SDK = "engine, in its process", "engine, by the Tinker SDK"
+BOUND_ROWS = 2048
 PROMPT_TOKENS, NEW_TOKENS = 24, 64
 RANK = 16
 Run = Callable[[], object]
@@ -41,44 +51,103 @@ def main() -> None:
     """Run the benchmark from the command line."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=9, help="of each pair")
-    rounds = options.parse_args().rounds
-    torch.set_num_threads(1)
+    options.add_argument("--base", default="local/tiny-chat", help="base model")
+    options.add_argument("--at-once", type=int, nargs="+", default=[1, 64, 128], help="answers")
+    options.add_argument("--cores", type=int, default=default_threads(), help="of each program")
+    arguments = options.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])
+    torch.set_num_threads(arguments.cores)
     transformers.logging.disable_progress_bar()
+    base, rounds = find(arguments.base).folder, arguments.rounds
     print(describe_machine())
-    with tempfile.TemporaryDirectory() as state, connect(BASE, Path(state)) as service:
-        for count in (1, 64, 128):
-            print(compare_sampling(service, count, rounds), flush=True)
+    with tempfile.TemporaryDirectory() as state, connect(arguments.base, Path(state)) as service:
+        measured = Measured(arguments.base, base, service, rounds, load(base, arguments.cores))
+        for count in arguments.at_once:
+            print(compare_sampling(measured, count), flush=True)
         random = np.random.default_rng(0)
         even = make_sequences(random, [65] * 64)
-        print(compare_training("64 sequences of 64 tokens", service, even, rounds), flush=True)
+        print(compare_training(measured, "64 sequences of 64 tokens", even), flush=True)
         ragged = make_sequences(random, list(random.integers(17, 130, 64)))
-        print(compare_training("64 sequences of 16 to 128 tokens", service, ragged, rounds))
-        print(compare_losses(service, even, rounds))
+        print(compare_training(measured, "64 sequences of 16 to 128 tokens", ragged), flush=True)
+        print(compare_losses(measured, even))
 
 
-def compare_sampling(service: Service, count: int, rounds: int) -> str:
+@dataclass(frozen=True)
+class Measured:
+    """What is measured: a base model, in this process and in the engine behind a service."""
+
+    base: str
+    folder: Path
+    service: Service
+    rounds: int
+    model: LanguageModel
+
+    def table(self, title: str, runs: Mapping[str, Run], tokens: int, passes: int = 0) -> str:
+        """Time programs in turns, beside the first; with `passes` of each token, say the bound."""
+        took = time_in_turns(dict(runs), self.rounds, self.service.server.process)
+        table = format_table(title, SPEED, speed_rows(took, tokens, next(iter(runs))))
+        if not passes:
+            return table
+        reached = 2 * self.model.size * passes / median(one.wall for one in took[IN_PROCESS])
+        bound = measure_bound(self.model)
+        return (
+            f"{table}\nIn its process the engine does {reached / 1e9:.0f} GFLOP/s, "
+            f"{reached / bound:.0%} of the {bound / 1e9:.0f} that products of its layers reach.\n"
+        )
+
+
+def load(folder: Path, cores: int) -> LanguageModel:
+    """Load a model into this process, with a worker a core."""
+    model = LanguageModel.load(folder)
+    model.workers = Workers(cores)
+    return model
+
+
+def measure_bound(model: LanguageModel) -> float:
+    """Return the floating-point operations a second of products of the layers with many rows.
+
+    Each core has rows of its own. The best of three measurements counts.
+    """
+    layers = {layer.weight.shape: layer for layer in model.linears.values()}.values()
+    rows = [torch.randn(BOUND_ROWS, layer.weight.shape[1]) for layer in layers]
+
+    def multiply(part: int) -> None:
+        del part
+        for inputs, layer in zip(rows, layers, strict=True):
+            model.products.multiply(inputs, layer.packed)
+
+    seconds = []
+    for _ in range(4):  # the first one warms up
+        begun = time.perf_counter()
+        model.workers.compute(multiply, range(model.workers.count))
+        seconds.append(time.perf_counter() - begun)
+    weights = sum(layer.weight.numel() for layer in layers)
+    return 2 * weights * BOUND_ROWS * model.workers.count / min(seconds[1:])
+
+
+def compare_sampling(measured: Measured, count: int) -> str:
     """Sample `count` prompts as one batch of `generate`, and as requests of the engine."""
     prompts = make_sequences(np.random.default_rng(1), [PROMPT_TOKENS] * count)
-    by_transformers = plain.generating(plain.load(find(BASE).folder), prompts, NEW_TOKENS)
-    with sampling_in_engine(prompts) as by_engine:
-        took = time_in_turns(
+    network = plain.load(measured.folder)
+    with sampling_in_engine(measured.model, prompts) as by_engine:
+        return measured.table(
+            f"Sampling, {count} at once: {PROMPT_TOKENS} tokens of prompt, {NEW_TOKENS} new",
             {
-                "transformers `generate`": by_transformers,
-                "engine, in its process": by_engine,
-                "engine, by the Tinker SDK": sampling_by_sdk(service, prompts),
+                "transformers `generate`": plain.generating(network, prompts, NEW_TOKENS),
+                IN_PROCESS: by_engine,
+                BY_SDK: sampling_by_sdk(measured, prompts),
             },
-            rounds,
-            service.server.process,
+            count * NEW_TOKENS,
+            count * (PROMPT_TOKENS + NEW_TOKENS - 1),
         )
-    title = f"Sampling, {count} at once: {PROMPT_TOKENS} tokens of prompt, {NEW_TOKENS} new"
-    rows = speed_rows(took, count * NEW_TOKENS, "transformers `generate`")
-    return format_table(title, SPEED, rows)
 
 
 @contextmanager
-def sampling_in_engine(prompts: Sequences) -> Iterator[Run]:
-    """Yield a function that samples in this process: a request a prompt, with a LoRA."""
-    model = LanguageModel.load(find(BASE).folder)
+def sampling_in_engine(model: LanguageModel, prompts: Sequences) -> Iterator[Run]:
+    """Yield a function that samples in this process: a request a prompt, with a LoRA.
+
+    The LoRA is another one each time, so that nothing is known of the prompts.
+    """
     lora = LoraWeights.initial(model, LoraConfig(RANK, seed=0)).frozen()
     scheduler = Scheduler(model)
     requests = [
@@ -87,7 +156,8 @@ def sampling_in_engine(prompts: Sequences) -> Iterator[Run]:
     ]
 
     def sample() -> None:
-        for future in [scheduler.sample(request, lora) for request in requests]:
+        fresh = lora.frozen()
+        for future in [scheduler.sample(request, fresh) for request in requests]:
             assert len(future.result().sequences[0].tokens) == NEW_TOKENS
 
     try:
@@ -96,18 +166,19 @@ def sampling_in_engine(prompts: Sequences) -> Iterator[Run]:
         scheduler.close()
 
 
-def sampling_by_sdk(service: Service, prompts: Sequences) -> Run:
+def sampling_by_sdk(measured: Measured, prompts: Sequences) -> Run:
     """Return a function that samples from an engine in another process, over HTTP."""
+    service = measured.service
     trainer = service.result(
-        service.client.create_lora_training_client(BASE, RANK, seed=0), "a training client"
+        service.client.create_lora_training_client(measured.base, RANK, seed=0), "a client"
     )
-    sampler = service.result(trainer.save_weights_and_get_sampling_client(), "a sampler")
     inputs = [tinker.ModelInput.from_ints(prompt) for prompt in prompts]
 
     def params(seed: int) -> tinker.SamplingParams:
         return tinker.SamplingParams(max_tokens=NEW_TOKENS, seed=seed, stop=[])
 
     def sample() -> None:
+        sampler = service.result(trainer.save_weights_and_get_sampling_client(), "a sampler")
         futures = [sampler.sample(one, 1, params(seed)) for seed, one in enumerate(inputs)]
         for future in futures:
             assert len(future.result().sequences[0].tokens) == NEW_TOKENS
@@ -115,28 +186,27 @@ def sampling_by_sdk(service: Service, prompts: Sequences) -> Run:
     return sample
 
 
-def compare_training(what: str, service: Service, sequences: Sequences, rounds: int) -> str:
-    """Take training steps on `sequences`, with and without a LoRA, by each program."""
-    folder = find(BASE).folder
-    peer = f"transformers, LoRA of rank {RANK}"
-    took = time_in_turns(
-        {
-            peer: plain.training(plain.with_lora(plain.load(folder), RANK), sequences),
-            "transformers, all weights": plain.training(plain.load(folder), sequences),
-            "engine, in its process": training_in_engine(sequences),
-            "engine, by the Tinker SDK": training_by_sdk(service, sequences),
-        },
-        rounds,
-        service.server.process,
-    )
+def compare_training(measured: Measured, what: str, sequences: Sequences) -> str:
+    """Take training steps of a LoRA on `sequences`, by each program.
+
+    A token is multiplied with each weight in the forward pass, and again for its gradient.
+    """
+    network = plain.with_lora(plain.load(measured.folder), RANK)
     tokens = sum(len(sequence) - 1 for sequence in sequences)
-    title = f"Training step: {what}, LoRA of rank {RANK}"
-    return format_table(title, SPEED, speed_rows(took, tokens, peer))
+    return measured.table(
+        f"Training step: {what}, LoRA of rank {RANK}",
+        {
+            "transformers": plain.training(network, sequences),
+            IN_PROCESS: training_in_engine(measured.model, sequences),
+            BY_SDK: training_by_sdk(measured, sequences),
+        },
+        tokens,
+        2 * tokens,
+    )
 
 
-def training_in_engine(sequences: Sequences) -> Run:
+def training_in_engine(model: LanguageModel, sequences: Sequences) -> Run:
     """Return a function that takes a training step of the LoRA in this process."""
-    model = LanguageModel.load(find(BASE).folder)
     trainer = Trainer(model, LoraWeights.initial(model, LoraConfig(RANK, seed=0)))
     datums = [TrainingDatum(sequence[:-1], loss_inputs(sequence)) for sequence in sequences]
 
@@ -147,10 +217,11 @@ def training_in_engine(sequences: Sequences) -> Run:
     return step
 
 
-def training_by_sdk(service: Service, sequences: Sequences) -> Run:
+def training_by_sdk(measured: Measured, sequences: Sequences) -> Run:
     """Return a function that takes a training step over HTTP, both requests under way at once."""
+    service = measured.service
     trainer = service.result(
-        service.client.create_lora_training_client(BASE, RANK, seed=0), "a training client"
+        service.client.create_lora_training_client(measured.base, RANK, seed=0), "a client"
     )
     datums = [
         tinker.Datum(
@@ -172,18 +243,15 @@ def training_by_sdk(service: Service, sequences: Sequences) -> Run:
     return step
 
 
-def compare_losses(service: Service, sequences: Sequences, rounds: int) -> str:
+def compare_losses(measured: Measured, sequences: Sequences) -> str:
     """Update a LoRA by losses of the service, and by losses by weights."""
     rows = [_sampled_row(sequence) for sequence in sequences]
     batch = pa.Table.from_pylist(rows, schema=SCHEMA)
-    took = time_in_turns(
-        {loss: updating_by(service, batch, loss) for loss in ("ppo", "gspo", "dual_clip", "topr")},
-        rounds,
-        service.server.process,
+    return measured.table(
+        "Update by a loss: ppo and gspo are the service's own, dual_clip and topr by weights",
+        {loss: updating_by(measured, batch, loss) for loss in ("ppo", "gspo", "dual_clip", "topr")},
+        sum(len(sequence) - 1 for sequence in sequences),
     )
-    tokens = sum(len(sequence) - 1 for sequence in sequences)
-    title = "Update by a loss: ppo and gspo are the service's own, dual_clip and topr by weights"
-    return format_table(title, SPEED, speed_rows(took, tokens, "ppo"))
 
 
 def _sampled_row(sequence: Sequence[int]) -> dict[str, object]:
@@ -199,9 +267,10 @@ def _sampled_row(sequence: Sequence[int]) -> dict[str, object]:
     }
 
 
-def updating_by(service: Service, batch: pa.Table, loss: str) -> Run:
+def updating_by(measured: Measured, batch: pa.Table, loss: str) -> Run:
     """Return a function that updates a policy on a batch by a loss."""
-    lora = LoraSpec(BASE, RANK, 0, train_attn=True, train_mlp=True, train_unembed=True)
+    service = measured.service
+    lora = LoraSpec(measured.base, RANK, 0, train_attn=True, train_mlp=True, train_unembed=True)
     create = service.client.create_lora_training_client
     live = LivePolicy(service, service.create("a training client", create, **vars(lora)))
     request = UpdateMethod(loss, {}, tinker.AdamParams(learning_rate=1e-5)).request(0)

@@ -99,8 +99,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def default_threads() -> int:
-    """Return the number of cores, of which more than MOST_THREADS would take much memory."""
-    return min(MOST_THREADS, os.cpu_count() or 1)
+    """Return the number of usable cores; more than MOST_THREADS would take much memory."""
+    usable = getattr(os, "sched_getaffinity", None)  # not on every system
+    return min(MOST_THREADS, len(usable(0)) if usable else os.cpu_count() or 1)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,10 @@ OVERLAP = ("--lag", "0", "--seeds", "1", "--steps", "1", "--folder", "o", "--pic
 ALGORITHMS = ("--seeds", "1", "--steps", "1", "--only", "loss ppo", "--folder", "a")
 SHORT = {
     "run_speed": (("--rounds", "1", "--steps", "2"), "The same rewards at every step."),
-    "engine_speed": (("--rounds", "1"), "### Training step: 64 sequences of 16 to 128 tokens"),
+    "engine_speed": (
+        ("--rounds", "1", "--at-once", "16", "--cores", "1"),
+        "### Update by a loss",
+    ),
     "durability": (("--rounds", "1", "--rollouts", "8"), "### 40 spans of a mean prompt"),
     "overlap": (OVERLAP, "| 1.00 |"),
     "algorithms": ((*ALGORITHMS, "--picture", "a.png"), "loss ppo"),
