@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
+
 from engine.disk import lock_state
 from engine.errors import RequestRefused
 from engine.model import base_models
@@ -23,6 +25,8 @@ SHIPPED = "local/tiny-chat"
 REFUSED = 2
 """Exit status if the command cannot start as asked."""
 MOST_THREADS = 4
+THREAD_BYTES = 2**32
+"""Free memory for each thread: a microbatch of a large model takes three quarters of it."""
 DAMAGED = 1
 """Exit status of --verify if a file is damaged."""
 INTERRUPTED = 130
@@ -99,9 +103,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def default_threads() -> int:
-    """Return the number of usable cores; more than MOST_THREADS would take much memory."""
+    """Return the number of usable cores, as far as there is memory for what each computes."""
     usable = getattr(os, "sched_getaffinity", None)  # not on every system
-    return min(MOST_THREADS, len(usable(0)) if usable else os.cpu_count() or 1)
+    cores = len(usable(0)) if usable else os.cpu_count() or 1
+    return max(1, min(MOST_THREADS, cores, psutil.virtual_memory().available // THREAD_BYTES))
 
 
 @dataclass(slots=True)

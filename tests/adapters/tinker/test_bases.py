@@ -13,7 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adapters.errors import ServiceError
+from adapters.tinker import bases
 from adapters.tinker.bases import base_folder, check_base, check_template, read_origin
+from engine.training import trainer
 from tests.support.gguf_models import write_gguf
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
@@ -80,8 +82,14 @@ def test_a_model_larger_than_the_memory_is_refused(folder: Path) -> None:
         enlarge(folder)
     except OSError:
         pytest.skip("the file system has no files of a TiB")
-    with pytest.raises(ServiceError, match=r"need 1024\.0 GiB of memory, and \d+\.\d are free"):
+    needs = r"needs 20\d\d\.\d GiB of memory \(2048\.0 for its weights\), and \d+\.\d are free"
+    with pytest.raises(ServiceError, match=needs):
         check_base(str(folder))
+
+
+def test_the_memory_of_training_is_bounded_as_in_the_engine() -> None:
+    bounds = (bases.MICROBATCH_TOKENS, bases.MICROBATCH_WORK)
+    assert bounds == (trainer.MICROBATCH_TOKENS, trainer.MICROBATCH_WORK)
 
 
 def test_a_model_without_a_chat_template_is_refused(folder: Path) -> None:
