@@ -1,16 +1,27 @@
 """GGUF files as base models: dequantised once, into a folder of bfloat16 in the user's cache."""
 
-import hashlib
+import fcntl
 import json
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
+from engine.disk import PARTIAL, atomic_folder, sha256_of
 from engine.errors import RequestRefused
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
 
 SUFFIX = ".gguf"
 ORIGIN = "origin.json"
 """File of a prepared folder that says where its model comes from; it is written last."""
+LOCK = ".lock"
+BFLOAT16 = 2
+"""Bytes of a weight in a prepared folder."""
+MB = 10**6
 
 
 def prepare_gguf(file: Path) -> Path:
@@ -18,8 +29,7 @@ def prepare_gguf(file: Path) -> Path:
 
     Raise RequestRefused for a file that cannot be read, or whose architecture is unknown.
     """
-    with file.open("rb") as opened:
-        checksum = hashlib.file_digest(opened, "sha256").hexdigest()
+    checksum = sha256_of(file)
     folder = _cache() / "bases" / checksum[:16]
     if not (folder / ORIGIN).is_file():
         _write(file, checksum, folder)
@@ -38,37 +48,66 @@ def _cache() -> Path:
 
 
 def _write(file: Path, checksum: str, folder: Path) -> None:
-    """Write the model's folder beside its final place, and move it there when it is whole."""
-    origin = _read_origin(file) | {"file": file.name, "sha256": checksum}
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder.parent) as beside:
-        unfinished = Path(beside) / folder.name
-        unfinished.mkdir()
-        _dequantise(file, unfinished)
-        (unfinished / ORIGIN).write_text(json.dumps(origin, indent=2))
-        if not folder.exists():  # another process may have been as fast
-            unfinished.rename(folder)
+    """Write the model's folder, which appears whole; another process may have been as fast."""
+    opened = _read(file)
+    origin = _origin_of(file, opened) | {"file": file.name, "sha256": checksum}
+    with _only_writer(folder.parent):
+        if (folder / ORIGIN).is_file():
+            return
+        _check_space(opened, folder)
+        shutil.rmtree(folder, ignore_errors=True)  # without its origin it is not whole
+        with atomic_folder(folder) as unfinished:
+            _dequantise(file, unfinished)
+            (unfinished / ORIGIN).write_text(json.dumps(origin, indent=2))
 
 
-def _read_origin(file: Path) -> dict[str, str]:
-    """Read who made the model and its licence, and refuse what cannot be dequantised."""
+@contextmanager
+def _only_writer(folders: Path) -> Iterator[None]:
+    """Wait until no other process prepares a model, and delete what killed ones have left."""
+    folders.mkdir(parents=True, exist_ok=True)
+    with (folders / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, or this process ends
+        for left in folders.glob(f".*{PARTIAL}"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _check_space(opened: "GGUFReader", folder: Path) -> None:
+    """Refuse (RequestRefused) a model for which the disk has no space."""
+    needed = BFLOAT16 * sum(int(tensor.n_elements) for tensor in opened.tensors)
+    free = shutil.disk_usage(folder.parent).free
+    if needed > free:
+        raise RequestRefused(
+            f"the dequantised model needs {needed / MB:.1f} MB in {folder.parent}, and "
+            f"{free / MB:.1f} are free; make space on its disk, or name a folder of another one by "
+            "XDG_CACHE_HOME"
+        )
+
+
+def _read(file: Path) -> "GGUFReader":
+    """Open a GGUF file; RequestRefused if it is not whole, or if no package reads it."""
     try:
         from gguf import GGUFReader
-        from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
     except ImportError as error:
         raise RequestRefused(
             f"{error.name} is not installed, which reads GGUF files: pip install gguf accelerate"
         ) from error
     try:
-        fields = GGUFReader(file).fields
+        return GGUFReader(file)
     except (ValueError, IndexError, KeyError, OverflowError) as error:
         raise RequestRefused(
             f"{file} is cut short or damaged ({error}); download it again"
         ) from error
+
+
+def _origin_of(file: Path, opened: "GGUFReader") -> dict[str, str]:
+    """Return who made the model and its licence, and refuse what cannot be dequantised."""
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
     found = {
-        name: str(fields[f"general.{name}"].contents())
+        name: str(opened.fields[f"general.{name}"].contents())
         for name in ("architecture", "name", "organization", "license")
-        if f"general.{name}" in fields
+        if f"general.{name}" in opened.fields
     }
     architecture = found.get("architecture", "none")
     if architecture not in GGUF_SUPPORTED_ARCHITECTURES:

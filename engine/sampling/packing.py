@@ -23,7 +23,7 @@ from engine.sampling.slots import SlotTable
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one thread computes of a step: running completions by LoRA, and prompts to read."""
+    """Running completions by LoRA, and prompts to read, that one thread computes in a step."""
 
     active: Mapping[LoraWeights | None, np.ndarray]
     prefills: list[Prefill]

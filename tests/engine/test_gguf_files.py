@@ -1,0 +1,104 @@
+"""The preparation of a GGUF file: one at a time, and what a killed one has left is deleted."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.disk import PARTIAL
+from engine.model.gguf_files import LOCK
+from tests.support.gguf_models import write_gguf
+
+LIMIT_SECONDS = 120
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write_gguf(tmp_path / "model.gguf")[0]
+
+
+def prepare(file: Path, cache: Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "engine", "--prepare", "--base-model", str(file)],
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    until = time.monotonic() + LIMIT_SECONDS
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def stop_half_way(process: "subprocess.Popen[str]", bases: Path) -> Path:
+    """Stop a preparation that has begun to write; return the folder in which it writes."""
+    wait_for(lambda: any(bases.glob(f".*{PARTIAL}/*")))
+    process.send_signal(signal.SIGSTOP)
+    [unfinished] = bases.glob(f".*{PARTIAL}")
+    return unfinished
+
+
+def test_what_a_killed_preparation_has_left_is_deleted_by_the_next_of_any_file(
+    file: Path, tmp_path: Path
+) -> None:
+    bases, other = tmp_path / "ratchet" / "bases", tmp_path / "other.gguf"
+    with prepare(file, tmp_path) as killed:
+        unfinished = stop_half_way(killed, bases)
+        killed.kill()
+    assert [*unfinished.iterdir()]
+    other.write_bytes(file.read_bytes() + b"\0" * 32)
+    with prepare(other, tmp_path) as process:
+        out, err = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 0, err
+    assert {path.name for path in bases.iterdir()} == {LOCK, Path(out.strip()).name}
+
+
+def test_a_preparation_waits_for_a_living_one_and_deletes_nothing_of_it(
+    file: Path, tmp_path: Path
+) -> None:
+    bases = tmp_path / "ratchet" / "bases"
+    with prepare(file, tmp_path) as first:
+        unfinished = stop_half_way(first, bases)
+        begun = {*unfinished.iterdir()}
+        with prepare(file, tmp_path) as second:
+            opened = psutil.Process(second.pid).open_files
+            wait_for(lambda: any(Path(one.path).name == LOCK for one in opened()))
+            time.sleep(0.5)
+            assert second.poll() is None
+            assert begun <= {*unfinished.iterdir()}
+            first.send_signal(signal.SIGCONT)
+            folders = [one.communicate(timeout=LIMIT_SECONDS)[0] for one in (first, second)]
+    assert folders[0] == folders[1]
+    assert {path.name for path in bases.iterdir()} == {LOCK, Path(folders[0].strip()).name}
+
+
+def test_a_disk_without_space_for_the_model_is_a_sentence_with_its_remedy(
+    file: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(cache)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        with prepare(file, cache) as process:
+            _, err = process.communicate(timeout=LIMIT_SECONDS)
+        assert {path.name for path in (cache / "ratchet" / "bases").iterdir()} == {LOCK}
+    finally:
+        subprocess.run(["umount", str(cache)], check=True)
+    assert process.returncode == 2
+    assert err.count("\n") == 1
+    assert "MB in" in err
+    assert err.endswith(
+        "make space on its disk, or name a folder of another one by XDG_CACHE_HOME\n"
+    )
