@@ -40,12 +40,13 @@ test: $(READY) ## run the tests, three files at a time
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 SHORT_STORIES := $(addprefix tests/stories/test_,kills.py deployment.py wheel.py) \
-	tests/flows/test_deploy.py tests/flows/test_new_project.py tests/test_notebook.py
+	tests/flows/test_deploy.py tests/flows/test_new_project.py tests/test_notebook.py \
+	"tests/benchmarks/test_short_forms.py::test_a_benchmark_prints_what_it_measures[run_speed]"
 
 stories: $(READY) ## run the long stories: kills, deployments, clusters, pretraining, 1,000 rollouts
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --timeout 1800 -m story
 
-short-stories: $(READY) $(WHEEL_READY) ## tell the short stories that CI runs: kills, deployments, the wheel, the notebook
+short-stories: $(READY) $(WHEEL_READY) ## tell the short stories that CI runs: kills, deployments, the wheel, the notebook, a bare loop
 	WHEEL_PYTHON=$(WHEEL) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --timeout 1800 -m story $(SHORT_STORIES)
 
 faults: $(READY) ## train a run for each fault of a Tinker service: the result must be the same
@@ -117,7 +118,7 @@ algorithms: $(READY) ## train each loss and each advantage by three seeds, and d
 # Apart, because it wants an older transformers. torch is pinned so that pip takes the build at hand.
 $(COOKBOOK_READY): Makefile
 	test -x $(COOKBOOK) || $(PYTHON) -m venv .venv-cookbook
-	$(COOKBOOK) -m pip install --quiet tinker-cookbook==0.5.8 tinker==0.38.0 torch==2.13.0
+	$(COOKBOOK) -m pip install --quiet tinker-cookbook==0.5.8 tinker==0.38.0 torch==2.13.0 openai==2.54.0
 	touch $@
 
 cookbook: $(READY) $(COOKBOOK_READY) ## train with the Tinker cookbook, unmodified, against the engine

@@ -31,7 +31,7 @@ SHORT = {
 }
 
 
-LONG = ("overlap", "algorithms", "interruptions.resumed_run", "interruptions.stops")
+LONG = ("run_speed", "overlap", "algorithms", "interruptions.resumed_run", "interruptions.stops")
 """Short forms that train whole runs, for a minute to three: `make stories` has them."""
 
 
