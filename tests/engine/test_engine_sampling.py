@@ -207,6 +207,20 @@ def test_concurrent_requests_give_the_same_answers_as_single_ones(
     assert [one.logprobs for one in alone] == [together[0].logprobs, together[99].logprobs]
 
 
+def test_an_answer_says_how_many_of_its_prompts_tokens_were_known(
+    trained: tinker.TrainingClient,
+) -> None:
+    sampler = trained.save_weights_and_get_sampling_client().result()
+    prompt = tinker.ModelInput.from_ints([*range(30, 70)])
+    longer = tinker.ModelInput.from_ints([*range(30, 70), 20, 21, 22])
+    params = tinker.SamplingParams(max_tokens=2, seed=1)
+    known = [
+        sampler.sample(asked, 1, params).result().prompt_cache_hit_tokens
+        for asked in (prompt, prompt, longer)
+    ]
+    assert known == [0, 39, 40]
+
+
 def test_requests_without_a_seed_differ(base: tinker.SamplingClient) -> None:
     tokens = [
         tuple(base.sample(PROMPT, 1, params(seed=None)).result().sequences[0].tokens)

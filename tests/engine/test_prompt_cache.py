@@ -80,6 +80,21 @@ def test_no_bit_depends_on_what_the_cache_holds(
     assert [bits(result) for result in found] == [cold[number] for number in order]
 
 
+def test_256_companions_over_three_loras_change_no_bit(model: LanguageModel) -> None:
+    loras = [new_lora(model, seed) for seed in range(3)]
+    asked = [
+        (request(conversation(number % 16)[number % 5], number, 8), loras[number % 3])
+        for number in range(256)
+    ]
+    one = (request(conversation(99)[3], 5, 40), loras[1])
+    cold = bits(ask(Decoder(model), [one])[0])
+    decoder = Decoder(model, max_rows=300)
+    assert bits(ask(decoder, [*asked, one])[-1]) == cold
+    decoder.reader.cache = PromptCache(model.cache_shape, model.device, 60 * BLOCK_BYTES)
+    for _ in range(2):
+        assert bits(ask(decoder, [one, *asked])[0]) == cold
+
+
 @pytest.mark.parametrize("kind", ["window", "softcap"])
 def test_no_bit_depends_on_the_cache_with_windows_and_capped_scores(kind: str) -> None:
     torch.manual_seed(0)
