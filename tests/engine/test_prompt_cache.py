@@ -58,18 +58,24 @@ def request(prompt: list[int], seed: int = 0, most: int = 12) -> SampleRequest:
     return SampleRequest(prompt, max_tokens=most, seed=seed, stop=[])
 
 
-@pytest.mark.parametrize("most_blocks", [None, 40, 3, 0], ids=["all", "some", "few", "none"])
-def test_no_bit_depends_on_what_the_cache_holds(
-    model: LanguageModel, most_blocks: int | None
-) -> None:
+@pytest.fixture(scope="module")
+def read_cold(model: LanguageModel) -> tuple[list[Asked], list[tuple]]:
+    """Return requests of conversations, and their answers by decoders that know no prompt."""
     loras = [None, new_lora(model, 1), new_lora(model, 2)]
-    asked = [
-        (request(prompt, seed), lora)
-        for seed in range(4)
+    asked: list[Asked] = [
+        (request(prompt, seed, most=5), lora)
+        for seed in range(2)
         for lora in loras
         for prompt in conversation(seed)
     ]
-    cold = [bits(ask(Decoder(model), [each])[0]) for each in asked]
+    return asked, [bits(ask(Decoder(model), [each])[0]) for each in asked]
+
+
+@pytest.mark.parametrize("most_blocks", [None, 40, 3, 0], ids=["all", "some", "few", "none"])
+def test_no_bit_depends_on_what_the_cache_holds(
+    model: LanguageModel, read_cold: tuple[list[Asked], list[tuple]], most_blocks: int | None
+) -> None:
+    asked, cold = read_cold
     most_bytes = None if most_blocks is None else most_blocks * BLOCK_BYTES
     decoder = Decoder(model)
     decoder.reader.cache = PromptCache(model.cache_shape, model.device, most_bytes)
@@ -83,10 +89,10 @@ def test_no_bit_depends_on_what_the_cache_holds(
 def test_256_companions_over_three_loras_change_no_bit(model: LanguageModel) -> None:
     loras = [new_lora(model, seed) for seed in range(3)]
     asked = [
-        (request(conversation(number % 16)[number % 5], number, 8), loras[number % 3])
+        (request(conversation(number % 16)[number % 3], number, 3), loras[number % 3])
         for number in range(256)
     ]
-    one = (request(conversation(99)[3], 5, 40), loras[1])
+    one = (request(conversation(99)[2], 5, 12), loras[1])
     cold = bits(ask(Decoder(model), [one])[0])
     decoder = Decoder(model, max_rows=300)
     assert bits(ask(decoder, [*asked, one])[-1]) == cold
