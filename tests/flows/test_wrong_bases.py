@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, PreTrainedConfig
 
 from adapters.tinker.known_models import models_folder
 from flows.cli.commands import app
@@ -322,3 +323,34 @@ def test_a_gguf_file_without_a_template_is_prepared_and_refused_with_what_would_
     [sentence] = capsys.readouterr().err.splitlines()
     assert sentence.endswith("give it the name of a renderer, or jinja: and a file with a template")
     assert not Path("runs").exists()
+
+
+@pytest.mark.story
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (GPT2Config(vocab_size=1536, n_embd=32, n_layer=1, n_head=2), "GPT2LMHeadModel has no"),
+        (MambaConfig(vocab_size=1536, hidden_size=32, num_hidden_layers=1), "MambaForCausalLM has"),
+    ],
+    ids=["GPT-2", "Mamba"],
+)
+def test_an_architecture_that_the_engine_refuses_is_named_and_leaves_no_run(
+    project: Path, config: PreTrainedConfig, said: str
+) -> None:
+    """The engine looks at the network itself, so it must have started."""
+    shutil.copytree(TINY, project / "model", ignore=shutil.ignore_patterns("*config.json"))
+    AutoModelForCausalLM.from_config(config).save_pretrained(project / "model")
+    command = [sys.executable, "-m", "flows.cli.main", "train", "fine.yaml", "--run", "refused"]
+    env = {k: value for k, value in os.environ.items() if k != "PREFECT_LOGGING_LEVEL"}
+    done = subprocess.run(
+        [*command, "--set", "model.base=model"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=env | {"PYTHONPATH": str(TINY.parents[1])},
+    )
+    assert done.returncode == 2
+    [sentence] = done.stderr.splitlines()
+    assert sentence.startswith(f"ratchet: {said}")
+    assert sentence.endswith("; choose another base model")
+    assert [*Path("runs").iterdir()] == []
