@@ -1,19 +1,15 @@
-"""Base models on this machine, before an engine loads one: their files and their size."""
+"""Base models on this machine, before an engine loads one: by name, as a folder or a file."""
 
-import json
 import logging
-import struct
+from contextlib import suppress
 from functools import cache
-from math import prod
 from pathlib import Path
-from typing import cast
-
-import psutil
 
 from adapters.errors import ServiceError, did_you_mean
 from adapters.tinker.engines import LOCAL, needs_engine
 from adapters.tinker.fetching import is_fetched
 from adapters.tinker.known_models import KNOWN
+from adapters.tinker.model_files import check_folder, read_json
 from adapters.tinker.preparing import prepare_base
 
 log = logging.getLogger(__name__)
@@ -22,15 +18,6 @@ SHIPPED = f"{LOCAL}tiny-chat"
 GGUF, MAGIC = ".gguf", b"GGUF"
 ORIGIN = "origin.json"
 """File in the folder of a GGUF file's model that the engine writes."""
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
-FLOAT32 = 4
-"""Bytes of a number as the engine keeps it."""
-COPIES = 2
-"""Copies of the weights: as they were read, and as products of few rows take them."""
-MICROBATCH_TOKENS, MICROBATCH_WORK = 2048, 2**37
-"""The engine's bounds on what a thread of it trains at once."""
-GIB = 2**30
 
 
 def base_folder(base: str) -> Path | None:
@@ -41,13 +28,12 @@ def base_folder(base: str) -> Path | None:
     path = _place(base)
     if path.suffix == GGUF:
         return _dequantised(path)
-    return path if path.is_dir() else None
+    return path if _exists(path) and path.is_dir() else None
 
 
 def is_here(base: str) -> bool:
     """Tell whether a base is a file or a folder of this machine, or has been fetched."""
-    place = KNOWN[base].file if base in KNOWN else Path(base).expanduser()
-    return place.exists()
+    return _exists(KNOWN[base].file if base in KNOWN else _as_path(base))
 
 
 def name_for_clients(base: str) -> str:
@@ -65,11 +51,10 @@ def check_base(base: str) -> None:
         return
     folder = base_folder(base)
     if folder is not None:
-        _check_files(folder)
-        _check_memory(folder)
+        check_folder(folder)
         return
     owner, _, name = base.partition("/")
-    if base.startswith(LOCAL) or not owner.strip("~.") or not name or "/" in name:
+    if base.startswith(LOCAL) or owner[:1] in "~." or not name or "/" in name:
         near = did_you_mean(base, [SHIPPED, *KNOWN])
         raise ServiceError(
             f"there is no base model {base}{near}; give {SHIPPED}, "
@@ -81,18 +66,7 @@ def check_base(base: str) -> None:
 def read_origin(base: str) -> dict[str, object]:
     """Read who made the model of a GGUF file, its licence and its checksum; empty of any other."""
     place = _place(base)
-    return _read_json(_dequantised(place) / ORIGIN) if place.suffix == GGUF else {}
-
-
-def check_template(folder: Path) -> None:
-    """Refuse (ServiceError) a model's folder without a chat template."""
-    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
-        return
-    if not _read_json(folder / "tokenizer_config.json").get("chat_template"):
-        raise ServiceError(
-            f"the model in {folder} has no chat template, so model.renderer cannot be auto; give "
-            "it the name of a renderer, or jinja: and a file with a template"
-        )
+    return read_json(_dequantised(place) / ORIGIN) if place.suffix == GGUF else {}
 
 
 def _place(base: str) -> Path:
@@ -101,7 +75,21 @@ def _place(base: str) -> Path:
     A known model's name is that of its fetched file, also where a folder is called so; ServiceError
     unless that file is there and whole.
     """
-    return _fetched(base) if base in KNOWN else Path(base).expanduser()
+    return _fetched(base) if base in KNOWN else _as_path(base)
+
+
+def _as_path(base: str) -> Path:
+    with suppress(RuntimeError):  # there is no user of that name
+        return Path(base).expanduser()
+    return Path(base)
+
+
+def _exists(path: Path) -> bool:
+    """Tell whether something is there; False also where nobody may look, or nothing can be."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 @cache
@@ -118,75 +106,14 @@ def _fetched(name: str) -> Path:
 @cache
 def _dequantised(file: Path) -> Path:
     """Return the folder that the engine makes of a GGUF file."""
-    if not file.is_file():
+    if not _exists(file) or not file.is_file():
         raise ServiceError(f"there is no GGUF file {file}; check the path")
-    with file.open("rb") as opened:
-        if opened.read(len(MAGIC)) != MAGIC:
-            raise ServiceError(f"{file} does not begin as a GGUF file; download it again")
-    log.warning("reading %s: a new file is dequantised first, which may take a minute", file)
-    return prepare_base(str(file))
-
-
-def _check_files(folder: Path) -> None:
-    """Refuse a folder that lacks a part of a model."""
-    config = folder / "config.json"
-    if not config.is_file():
-        raise ServiceError(f"{folder} has no config.json; give the folder of a Hugging Face model")
-    if "model_type" not in _read_json(config):
-        raise ServiceError(f"{config} names no model_type; give the folder of a Hugging Face model")
-    if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
-        raise ServiceError(f"{folder} has no weights (model.safetensors); download them too")
-    if not any((folder / name).is_file() for name in TOKENIZERS):
-        raise ServiceError(f"{folder} has no tokenizer (tokenizer.json); download it too")
-
-
-def _check_memory(folder: Path) -> None:
-    """Refuse a model that needs more memory than is free, weights and training together."""
-    weights = sum(_count_weights(file) for file in folder.glob("*.safetensors"))
-    kept = COPIES * FLOAT32 * weights
-    needed = kept + _training_bytes(_read_json(folder / "config.json"), weights)
-    free = psutil.virtual_memory().available
-    if needed > free:
-        raise ServiceError(
-            f"the model in {folder} needs {needed / GIB:.1f} GiB of memory ({kept / GIB:.1f} for "
-            f"its weights), and {free / GIB:.1f} are free; end other programs, or take a smaller "
-            "model"
-        )
-
-
-def _training_bytes(config: dict[str, object], weights: int) -> int:
-    """Estimate the memory of the activations of a Llama in training, in one thread.
-
-    In SmolLM2-135M a layer was found to keep 16 numbers for each of the hidden size and 6 for each
-    of the MLP's, and the head 3 for each of the vocabulary.
-    """
-    sizes = "num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size"
-    found = [config.get(name) for name in sizes]
-    layers, hidden, inner, vocabulary = (one if isinstance(one, int) else 0 for one in found)
-    of_token = FLOAT32 * (layers * (16 * hidden + 6 * inner) + 3 * vocabulary)
-    return of_token * min(MICROBATCH_TOKENS, MICROBATCH_WORK // max(1, weights))
-
-
-def _count_weights(file: Path) -> int:
-    """Count the numbers in a file of safetensors by its header; ServiceError if the file is cut."""
     try:
         with file.open("rb") as opened:
-            (length,) = struct.unpack("<Q", opened.read(8))
-            header = json.loads(opened.read(min(length, file.stat().st_size)))
-        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-        ends = [tensor["data_offsets"][1] for tensor in tensors]
-        counts = [prod(tensor["shape"]) for tensor in tensors]
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ServiceError(f"{file} is damaged; download it again") from error
-    if file.stat().st_size < 8 + length + max(ends, default=0):
-        raise ServiceError(f"{file} is cut short; download it again")
-    return sum(counts)
-
-
-def _read_json(file: Path) -> dict[str, object]:
-    try:
-        return cast(dict[str, object], json.loads(file.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise ServiceError(f"{file} is not JSON ({error}); download it again") from error
+            begins = opened.read(len(MAGIC))
+    except OSError as error:
+        raise ServiceError(f"{file} cannot be read ({error.strerror}); mend that") from error
+    if begins != MAGIC:
+        raise ServiceError(f"{file} does not begin as a GGUF file; download it again")
+    log.warning("reading %s: a new file is dequantised first, which may take a minute", file)
+    return prepare_base(str(file))

@@ -15,6 +15,7 @@ from adapters.errors import EngineDied, ServiceError
 from adapters.network.addresses import check_listener
 from adapters.process.children import keep_from_children
 from adapters.tinker.known_models import KNOWN
+from adapters.tinker.preparing import REFUSAL
 
 LOCAL = "local/"
 LOG = "engine.log"
@@ -54,6 +55,9 @@ class EngineProcess:
             name, _, value = line.decode().removeprefix("export ").strip().partition("=")
             if name == "TINKER_BASE_URL":
                 return value
+        refusal = _last_line(state)
+        if refusal.startswith(REFUSAL):
+            raise ServiceError(refusal.removeprefix(REFUSAL))
         raise ServiceError(f"the engine did not start: {_describe_log(state)}")
 
     def close(self) -> None:
@@ -173,7 +177,12 @@ def _watch(process: subprocess.Popen[bytes], state: Path, died: Future[None]) ->
 
 def _describe_log(state: Path) -> str:
     """Describe the engine's log, in a clause: where it is, and its last line."""
+    log, last = state / LOG, _last_line(state)
+    return f"its log {log} ends with: {last}" if last else f"its log {log} is empty"
+
+
+def _last_line(state: Path) -> str:
+    """Return the last line of the engine's log; empty if the log is."""
     log = state / LOG
     said = log.read_text(errors="replace") if log.exists() else ""
-    lines = [line for line in said.splitlines() if line.strip()]
-    return f"its log {log} ends with: {lines[-1]}" if lines else f"its log {log} is empty"
+    return next((line for line in reversed(said.splitlines()) if line.strip()), "")

@@ -31,9 +31,14 @@ def load_model(base: BaseModel, device: str = "cpu", threads: int = 1) -> Langua
         _ = model.tokenizer
         model.workers = Workers(threads)
         return model
+    except RequestRefused:
+        raise
     except (OSError, ValueError, RuntimeError, AssertionError, SafetensorError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise RequestRefused(f"{base.folder} cannot be loaded on {device}: {reason}") from error
+        raise RequestRefused(
+            f"{base.folder} cannot be loaded on {device}: {reason.removesuffix('.')}; mend its "
+            "files, or choose another base model"
+        ) from error
 
 
 def run(

@@ -100,7 +100,7 @@ def _download(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except (HfHubHTTPError, LocalEntryNotFoundError, ValueError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = str(error).strip().splitlines()[0].removesuffix(".")
         raise RequestRefused(
             f"there is no folder {name}, and the hub model cannot be downloaded: {reason}; "
             "check the name"

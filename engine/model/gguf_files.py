@@ -128,7 +128,7 @@ def _dequantise(file: Path, folder: Path) -> None:
         AutoTokenizer.from_pretrained(where, gguf_file=name).save_pretrained(folder)
         network = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.bfloat16)
     except (ValueError, KeyError, NotImplementedError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = str(error).strip().splitlines()[0].removesuffix(".")
         raise RequestRefused(
             f"transformers cannot read {file}: {reason}; give the model's own folder"
         ) from error

@@ -8,8 +8,9 @@ a refusal should not wait for a library.
 from adapters.calls import POLICY
 from adapters.harness.agents import load_agent
 from adapters.rendering.renderer_names import AUTO, TEMPLATE, find_config
-from adapters.tinker.bases import base_folder, check_base, check_template
+from adapters.tinker.bases import base_folder, check_base
 from adapters.tinker.engines import check_key, check_reachable
+from adapters.tinker.model_files import check_template
 from adapters.tracking.choice import TrackerChoice
 from flows.recipe.loading import count_steps
 from flows.recipe.recipe import Recipe

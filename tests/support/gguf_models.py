@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from gguf import GGUFWriter
@@ -23,17 +24,14 @@ NORMAL, CONTROL = 1, 3
 """Types of tokens in a GGUF file."""
 
 
-def write_gguf(file: Path) -> tuple[Path, PreTrainedModel]:
+def write_gguf(
+    file: Path, *, tokenizer: bool = True, template: bool = True
+) -> tuple[Path, PreTrainedModel]:
     """Write a random model of two layers; return the file and the model itself."""
-    tokenizer = json.loads((TINY / "tokenizer.json").read_text())
-    vocabulary = tokenizer["model"]["vocab"] | {
-        token["content"]: token["id"] for token in tokenizer["added_tokens"]
-    }
-    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
-    special = {token["content"] for token in tokenizer["added_tokens"]}
+    read = json.loads((TINY / "tokenizer.json").read_text())
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(tokens),
+        vocab_size=len(_vocabulary(read)),
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
@@ -52,14 +50,11 @@ def write_gguf(file: Path) -> tuple[Path, PreTrainedModel]:
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([CONTROL if token in special else NORMAL for token in tokens])
-    merges = tokenizer["model"]["merges"]
-    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in merges])
-    writer.add_eos_token_id(vocabulary["<|im_end|>"])
-    writer.add_chat_template((TINY / "chat_template.jinja").read_text())
+    writer.add_vocab_size(config.vocab_size)
+    if tokenizer:
+        _add_tokenizer(writer, read)
+    if template:
+        writer.add_chat_template((TINY / "chat_template.jinja").read_text())
     for name, weights in network.state_dict().items():
         writer.add_tensor(_gguf_name(name), _gguf_order(name, weights).numpy())
     writer.write_header_to_file()
@@ -67,6 +62,24 @@ def write_gguf(file: Path) -> tuple[Path, PreTrainedModel]:
     writer.write_tensors_to_file()
     writer.close()
     return file, network
+
+
+def _vocabulary(tokenizer: dict[str, Any]) -> dict[str, int]:
+    return tokenizer["model"]["vocab"] | {
+        token["content"]: token["id"] for token in tokenizer["added_tokens"]
+    }
+
+
+def _add_tokenizer(writer: GGUFWriter, tokenizer: dict[str, Any]) -> None:
+    vocabulary = _vocabulary(tokenizer)
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    special = {token["content"] for token in tokenizer["added_tokens"]}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([CONTROL if token in special else NORMAL for token in tokens])
+    merges = tokenizer["model"]["merges"]
+    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in merges])
+    writer.add_eos_token_id(vocabulary["<|im_end|>"])
 
 
 def _gguf_name(name: str) -> str:
