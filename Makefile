@@ -14,7 +14,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic smollm test stories short-stories faults check format constraints server worker deploy bench peers formulas kills windows stops signals algorithms cookbook frameworks fuzz verifiers inspect wheel clean
+.PHONY: help setup hello arithmetic smollm smollm-seeds test stories short-stories faults check format constraints server worker deploy bench peers formulas kills windows stops signals algorithms cookbook frameworks fuzz verifiers inspect wheel clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -35,6 +35,10 @@ arithmetic: $(READY) ## train the arithmetic agent
 smollm: $(READY) ## fetch a small real model (93 MB) and train it to answer in JSON
 	$(BIN)/ratchet fetch smollm2-135m
 	$(BIN)/ratchet train people
+
+smollm-seeds: $(READY) ## train the small real model by three seeds
+	$(BIN)/ratchet fetch smollm2-135m
+	for seed in 0 1 2; do $(BIN)/ratchet train people --set seed=$$seed || exit; done
 
 test: $(READY) ## run the tests, three files at a time
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder

@@ -2,9 +2,8 @@
 
 Sequences whose lengths round up to the same bucket are computed in one batch. The kernels treat the
 members of a batch one by one, so a sequence's values depend on its own length alone and not on the
-other sequences. Together with the products of `engine/model/products.py` this makes sampling
-reproducible. The property was measured and is tested for torch 2.13 on x86 with MKL; another build
-may break it.
+other sequences. The property was measured and is tested for torch 2.13 on x86 with MKL; another
+build may break it.
 """
 
 from dataclasses import dataclass, field
@@ -78,7 +77,7 @@ AttentionInterface.register(ATTENTION_NAME, attend)
 
 @dataclass(slots=True)
 class Group:
-    """Fresh sequences of one bucket.
+    """Whole sequences of one bucket.
 
     `tokens` [n, bucket] are positions in the packed row. A sequence is padded with its own first
     token: causal attention never reads the padding, and no other sequence's numbers are involved.
@@ -93,12 +92,10 @@ class Group:
         flat = packed.index_select(0, self.tokens.view(-1))
         return flat.view(count, length, *packed.shape[1:]).transpose(1, 2)
 
-    def attend(
-        self, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        """Compute values [n · bucket, heads, width] from gathered [n, heads, bucket, width]."""
-        length = query.shape[2]
-        windowed = call.window is not None and call.window < length
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Compute values [n · bucket, heads, width]."""
+        query, key, value = map(self.gather, (call.query, call.key, call.value))
+        windowed = call.window is not None and call.window < query.shape[2]
         masked = windowed or call.softcap is not None
         mask = self.mask(call.window) if masked else None
         values = attend_masked(call, query, key, value, mask)
@@ -145,43 +142,28 @@ def attend_masked(
     return scores.softmax(-1) @ value.repeat_interleave(repeats, 1)
 
 
-def group_by_bucket(
-    lengths: list[int], starts: list[int], order: np.ndarray
-) -> list[tuple[np.ndarray, list[int]]]:
-    """Return token positions [n, bucket] and member numbers for each bucket of a packed row.
-
-    Fill `order`: the place of each token of these sequences in the groups' concatenated positions.
-    """
-    members: dict[int, list[int]] = {}
-    for number, length in enumerate(lengths):
-        members.setdefault(bucket(length), []).append(number)
-    groups, offset = [], 0
-    for size, numbers in members.items():
-        first = np.array([starts[number] for number in numbers])[:, None]
-        ends = np.array([lengths[number] for number in numbers])[:, None]
-        steps = np.arange(size)[None, :]
-        table = first + np.where(steps < ends, steps, 0)
-        order[table[steps < ends]] = offset + np.flatnonzero(steps < ends)
-        offset += table.size
-        groups.append((table, numbers))
-    return groups
-
-
 class SequenceAttention:
     """Attention of whole sequences that fill a packed row from its start, as in training."""
 
     def __init__(self, lengths: list[int], device: torch.device) -> None:
         starts = [0, *accumulate(lengths[:-1])]
+        members: dict[int, list[int]] = {}
+        for number, length in enumerate(lengths):
+            members.setdefault(bucket(length), []).append(number)
         order = np.zeros(sum(lengths), dtype=np.int64)
-        groups = group_by_bucket(lengths, starts, order)
-        self.groups = [Group(torch.from_numpy(table).to(device)) for table, _ in groups]
+        self.groups: list[Group] = []
+        offset = 0
+        for size, numbers in members.items():
+            first = np.array([starts[number] for number in numbers])[:, None]
+            ends = np.array([lengths[number] for number in numbers])[:, None]
+            steps = np.arange(size)[None, :]
+            table = first + np.where(steps < ends, steps, 0)
+            order[table[steps < ends]] = offset + np.flatnonzero(steps < ends)
+            offset += table.size
+            self.groups.append(Group(torch.from_numpy(table).to(device)))
         self.order = torch.from_numpy(order).to(device)
+        """The place of each token in the groups' concatenated positions."""
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        parts = [
-            group.attend(
-                call, group.gather(call.query), group.gather(call.key), group.gather(call.value)
-            )
-            for group in self.groups
-        ]
+        parts = [group.attend(call) for group in self.groups]
         return torch.cat(parts).index_select(0, self.order)

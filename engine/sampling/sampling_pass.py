@@ -2,9 +2,8 @@
 
 The same request gives the same bits whatever is computed beside it. The rows of a matrix product
 keep their bits however many there are (`engine/model/products.py`), if they are a multiple of the
-products' granule: the rows of each LoRA are padded to one. Attention is computed per sequence over
-the sequence's rounded length (`engine/model/attention.py`); normalisations and activations work row
-by row.
+products' granule: the rows of each LoRA are padded to one. Attention depends on a token's sequence
+and position alone (`cached_attention.py`); normalisations and activations work row by row.
 """
 
 from collections.abc import Mapping
