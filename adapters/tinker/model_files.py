@@ -159,12 +159,12 @@ def _training_bytes(config: dict[str, object], weights: int) -> int:
     """Estimate the memory of the activations of a Llama in training, in one thread.
 
     In SmolLM2-135M a layer was found to keep 16 numbers for each of the hidden size and 6 for each
-    of the MLP's, and the head 3 for each of the vocabulary.
+    of the MLP's, and the head 2 for each of the vocabulary.
     """
     sizes = "num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size"
     found = [config.get(name) for name in sizes]
     layers, hidden, inner, vocabulary = (one if isinstance(one, int) else 0 for one in found)
-    of_token = FLOAT32 * (layers * (16 * hidden + 6 * inner) + 3 * vocabulary)
+    of_token = FLOAT32 * (layers * (16 * hidden + 6 * inner) + 2 * vocabulary)
     return of_token * min(MICROBATCH_TOKENS, MICROBATCH_WORK // max(1, weights))
 
 

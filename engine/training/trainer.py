@@ -16,6 +16,7 @@ from engine.model.lora import LoraWeights, check_shapes
 from engine.model.products import Products
 from engine.training.datums import TrainingDatum, check_datums
 from engine.training.losses import Config, EngineLoss, resolve_loss
+from engine.training.target_logprobs import compute_target_logprobs
 
 MICROBATCH_TOKENS = 2048
 """Tokens computed at once. More tokens need more memory and are no faster on a CPU."""
@@ -207,17 +208,12 @@ class Trainer:
         positions = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths]))
         current = TrainingPass(self.lora, SequenceAttention(lengths, device), self.model.products)
         logits = self.model.logits(tokens, positions.to(device), current)
-        known, losses = [], []
-        for datum, rows, normalizer in zip(
-            datums, logits.split(lengths), logits.logsumexp(-1).split(lengths), strict=True
-        ):
-            inputs = {
-                name: torch.from_numpy(values).to(device) for name, values in datum.inputs.items()
-            }
-            targets = inputs["target_tokens"]
-            picked = rows.gather(1, targets.view(len(rows), -1)) - normalizer[:, None]
-            known.append(picked.view(targets.shape))
-            losses.append(loss(known[-1], inputs, config))
+        inputs = [
+            {name: torch.from_numpy(values).to(device) for name, values in datum.inputs.items()}
+            for datum in datums
+        ]
+        known = compute_target_logprobs(logits, [own["target_tokens"] for own in inputs])
+        losses = [loss(one, own, config) for one, own in zip(known, inputs, strict=True)]
         return known, torch.stack(losses).sum()
 
     @torch.no_grad()
