@@ -87,6 +87,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", help="cpu, cuda, mps")
     parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="type of the products of the base model's layers but its head; the rest is float32",
+    )
+    parser.add_argument(
         "--verify",
         action="store_true",
         help="list the files of --state that are not as they were written, and serve nothing",
@@ -119,6 +124,7 @@ class ServeOptions:
     state: Path = Path("runs/engine")
     threads: int = field(default_factory=default_threads)
     device: str = "cpu"
+    dtype: str = "float32"
     verify: bool = False
     prepare: bool = False
     exit_with_stdin: bool = False
@@ -143,7 +149,7 @@ def serve(options: ServeOptions, api_key: str | None = None) -> None:
         from engine.api.server import load_model, run
         from engine.core import EngineCore
 
-        model = load_model(base, options.device, options.threads)
+        model = load_model(base, options.device, options.threads, options.dtype)
         engine = EngineCore(base, model, options.state)
         host, port = listener.getsockname()[:2]
         run(engine, key, listener, stopped, lambda: _announce(host, port, key))

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+import torch
 import transformers
 import uvicorn
 from safetensors import SafetensorError
@@ -22,12 +23,14 @@ KEEP_ALIVE_SECONDS = 600
 """Longer than clients keep a connection, so that none sends a request while it is closed."""
 
 
-def load_model(base: BaseModel, device: str = "cpu", threads: int = 1) -> LanguageModel:
+def load_model(
+    base: BaseModel, device: str = "cpu", threads: int = 1, dtype: str = "float32"
+) -> LanguageModel:
     """Load the base model with its tokenizer; raise RequestRefused if that fails."""
     use_one_thread()
     transformers.logging.disable_progress_bar()
     try:
-        model = LanguageModel.load(base.folder, device, name=base.name)
+        model = LanguageModel.load(base.folder, device, name=base.name, dtype=getattr(torch, dtype))
         _ = model.tokenizer
         model.workers = Workers(threads)
         return model

@@ -38,12 +38,14 @@ class LanguageModel:
         name: str,
         source: str | Path | None = None,
         products: Products | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         """Freeze the network and replace its linear layers and its attention.
 
         The tokenizer is loaded from `source`, by default the name. Without `products`, the fastest
-        sound ones are chosen. Raise RequestRefused if the packed network does not compute what the
-        original network computes.
+        sound ones are chosen. The linear layers but the head multiply in `dtype`; everything else,
+        LoRAs included, is float32. Raise RequestRefused if the packed network does not compute what
+        the original network computes, or the processor has no sound products of `dtype`.
         """
         self.network = network.eval().requires_grad_(False)
         self.name = name
@@ -59,20 +61,25 @@ class LanguageModel:
         self._replace_attention()
         self.cache_shape = self._check_packed(probe, expected)
         """Shape of one token's cache: (layers, heads, width)."""
+        self._round_layers(dtype)
         self.products = products or self._choose_products()
         for layer in self.linears.values():
             layer.packed = self.products.pack(layer.weight)
 
     @classmethod
     def load(
-        cls, path: str | Path, device: str = "cpu", name: str | None = None
+        cls,
+        path: str | Path,
+        device: str = "cpu",
+        name: str | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> "LanguageModel":
         """Load a folder or hub name; messages call the model `name`, by default the path."""
         network = AutoModelForCausalLM.from_pretrained(
             str(path), dtype=torch.float32, attn_implementation="eager"
         )
         nn.Module.to(network, device)
-        return cls(network, name or str(path), path)
+        return cls(network, name or str(path), path, dtype=dtype)
 
     @property
     def vocab_size(self) -> int:
@@ -99,10 +106,27 @@ class LanguageModel:
         """The number of weights in linear layers."""
         return sum(layer.weight.numel() for layer in self.linears.values())
 
+    def _round_layers(self, dtype: torch.dtype) -> None:
+        """Round the weights of the linear layers, but not the head's: its logits need the digits.
+
+        A checkpoint in bfloat16 loses nothing by bfloat16.
+        """
+        for layer in self.linears.values():
+            if layer.kind != "unembedding":
+                layer.weight = nn.Parameter(layer.weight.to(dtype), requires_grad=False)
+
     def _choose_products(self) -> Products:
-        if self._is_small:
+        weights = [layer.weight for layer in self.linears.values()]
+        rounded = any(weight.dtype != torch.float32 for weight in weights)
+        if self._is_small and not rounded:
             return TiledProducts()
-        return choose_products(layer.weight for layer in self.linears.values())
+        chosen = choose_products(weights)
+        if rounded and isinstance(chosen, TiledProducts):
+            raise RequestRefused(
+                f"this machine's products in {weights[0].dtype} give a row other bits beside other "
+                f"rows, or it has none on {self.device}; leave --dtype out"
+            )
+        return chosen
 
     @property
     def read_context(self) -> int:

@@ -10,6 +10,7 @@ import torch
 from engine.errors import RequestRefused
 from engine.model.forward_pass import LayerKind
 from engine.model.language_model import LanguageModel
+from engine.model.products import Pair, Products
 from engine.randomness import entropy
 
 ALPHA = 32.0
@@ -103,7 +104,7 @@ class LoraWeights:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @cached_property
-    def pairs(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    def pairs(self) -> dict[str, Pair]:
         """Layer name → (A, B)."""
         layers = [name.removesuffix(".lora_A") for name in self.tensors if name.endswith("_A")]
         return {
@@ -119,10 +120,13 @@ class LoraWeights:
             for name, (a, b) in self.pairs.items()
         }
 
-    @cached_property
-    def frozen_pairs(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Layer name → (A, B), as views without gradients."""
-        return {layer: (a.detach(), b.detach()) for layer, (a, b) in self.pairs.items()}
+    @torch.no_grad()
+    def packed(self, products: Products) -> dict[str, Pair]:
+        """Return layer name → A and scale · B, as sampling multiplies by them."""
+        return {
+            name: (products.pack(a), products.pack(b * self.config.scale))
+            for name, (a, b) in self.pairs.items()
+        }
 
 
 def expected_shapes(model: LanguageModel, config: LoraConfig) -> dict[str, tuple[int, int]]:

@@ -2,13 +2,13 @@
 
 Sampling needs products whose rows have the same bits however many rows are computed at once.
 Products by tiles have this property because each is a batch of products of TILE rows, and the
-kernel sees one shape. oneDNN's products in float32 have it from two rows on, and on x86 they may be
-twice as fast as torch's own, which belong to MKL. `choose_products` tries the property out.
+kernel sees one shape. oneDNN's products have it from two rows on, and in float32 they may take half
+the time of torch's own on x86. `choose_products` tries the property out.
 """
 
 import platform
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch.nn import functional as F
@@ -21,15 +21,18 @@ tails."""
 PROBED_ROWS = (2, 3, 16, 17, 64, 100)
 """Numbers of rows that are compared with the first rows of the largest number."""
 
-ROUNDING = 1e-5
-"""Largest accepted error of a product in float32, relative to the largest number in it."""
+ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+"""Largest accepted error of a product by its type, relative to the largest number in it."""
 
 FEW_ROWS = 16
 """Number of rows for which oneDNN lays out packed weights."""
 
+Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""A LoRA's weights of one layer: A [rank, in] and B [out, rank]."""
+
 
 class Products(Protocol):
-    """Products x Wᵀ of rows x [n, in] with weights W [out, in]."""
+    """Products x Wᵀ of rows x [..., in] with weights W [out, in]."""
 
     granule: int
     """Number of rows of which sampling computes multiples."""
@@ -42,14 +45,8 @@ class Products(Protocol):
         """Compute x Wᵀ with a packed weight, without a gradient."""
         ...
 
-    def update(
-        self,
-        outputs: torch.Tensor,
-        rows: torch.Tensor,
-        pair: tuple[torch.Tensor, torch.Tensor],
-        scale: float,
-    ) -> torch.Tensor:
-        """Compute outputs + scale · (x Aᵀ) Bᵀ without a gradient; outputs may be overwritten."""
+    def update(self, outputs: torch.Tensor, rows: torch.Tensor, packed: Pair) -> torch.Tensor:
+        """Compute outputs + (x Aᵀ) Bᵀ without a gradient; outputs may be overwritten."""
         ...
 
     def linear(
@@ -63,7 +60,7 @@ class Products(Protocol):
         inputs: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        pair: tuple[torch.Tensor, torch.Tensor],
+        pair: Pair,
         scale: float,
     ) -> torch.Tensor:
         """Compute x Wᵀ + bias + scale · (x Aᵀ) Bᵀ, with gradients of x, A and B."""
@@ -81,18 +78,12 @@ class TiledProducts:
 
     def multiply(self, rows: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
         tiles = _tiles(rows)
-        return torch.bmm(tiles, packed.expand(len(tiles), -1, -1)).view(len(rows), -1)
+        return torch.bmm(tiles, packed.expand(len(tiles), -1, -1)).view(*rows.shape[:-1], -1)
 
-    def update(
-        self,
-        outputs: torch.Tensor,
-        rows: torch.Tensor,
-        pair: tuple[torch.Tensor, torch.Tensor],
-        scale: float,
-    ) -> torch.Tensor:
-        a, b = pair
-        low = _tiles(self.multiply(rows, a.t()))
-        _tiles(outputs).baddbmm_(low, b.t().expand(len(low), -1, -1), alpha=scale)
+    def update(self, outputs: torch.Tensor, rows: torch.Tensor, packed: Pair) -> torch.Tensor:
+        a, b = packed
+        low = _tiles(self.multiply(rows, a))
+        _tiles(outputs).baddbmm_(low, b.expand(len(low), -1, -1))
         return outputs
 
     def linear(
@@ -105,7 +96,7 @@ class TiledProducts:
         inputs: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        pair: tuple[torch.Tensor, torch.Tensor],
+        pair: Pair,
         scale: float,
     ) -> torch.Tensor:
         a, b = pair
@@ -113,7 +104,7 @@ class TiledProducts:
 
 
 class OneDnnProducts:
-    """Products by oneDNN, which computes float32 in float32.
+    """Products by oneDNN, in the type of the weight, with float32 outside them.
 
     A product of a single row has other bits than the same row among others.
     """
@@ -127,15 +118,9 @@ class OneDnnProducts:
     def multiply(self, rows: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
         return _multiply(rows, packed)
 
-    def update(
-        self,
-        outputs: torch.Tensor,
-        rows: torch.Tensor,
-        pair: tuple[torch.Tensor, torch.Tensor],
-        scale: float,
-    ) -> torch.Tensor:
-        a, b = pair
-        return _multiply_and_add(_multiply(rows, a).mul_(scale), b, outputs)
+    def update(self, outputs: torch.Tensor, rows: torch.Tensor, packed: Pair) -> torch.Tensor:
+        a, b = packed
+        return _multiply_and_add(_multiply(rows, a), b, outputs)
 
     def linear(
         self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -147,7 +132,7 @@ class OneDnnProducts:
         inputs: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        pair: tuple[torch.Tensor, torch.Tensor],
+        pair: Pair,
         scale: float,
     ) -> torch.Tensor:
         return _LinearWithLora.apply(inputs, *pair, (weight, bias), scale)
@@ -167,7 +152,7 @@ def choose_products(weights: Iterable[torch.Tensor]) -> Products:
 def _is_served(weight: torch.Tensor) -> bool:
     return (
         weight.device.type == "cpu"
-        and weight.dtype == torch.float32
+        and weight.dtype in ROUNDING
         and platform.machine() in ("x86_64", "AMD64")
         and torch.backends.mkldnn.is_available()
     )
@@ -175,26 +160,30 @@ def _is_served(weight: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def is_sound(products: Products, weight: torch.Tensor) -> bool:
-    """Tell whether rows have the same bits in any number, and are as exact as float32 is."""
+    """Tell whether rows have the same bits in any number, and are as exact as their type is."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn((2 * max(PROBED_ROWS), weight.shape[1]), generator=generator)
     packed = products.pack(weight)
     many = products.multiply(rows, packed)
-    exact = F.linear(rows, weight)
-    return bool((many - exact).abs().max() <= ROUNDING * exact.abs().max()) and all(
+    exact = F.linear(rows, weight.float())
+    accepted = ROUNDING[weight.dtype] * exact.abs().max()
+    return bool((many - exact).abs().max() <= accepted) and all(
         torch.equal(products.multiply(rows[:count], packed), many[:count]) for count in PROBED_ROWS
     )
 
 
 def _tiles(rows: torch.Tensor) -> torch.Tensor:
-    """View rows [n, width] as tiles [n / TILE, TILE, width]."""
+    """View rows [..., width] as tiles [n / TILE, TILE, width]."""
     return rows.view(-1, TILE, rows.shape[-1])
 
 
 def _multiply(
     rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    return torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], "")
+    if rows.dtype == weight.dtype:
+        return torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], "")
+    products = _multiply(rows.to(weight.dtype), weight).to(rows.dtype)
+    return products if bias is None else products.add_(bias)
 
 
 def _multiply_and_add(

@@ -94,13 +94,20 @@ class CachedGroup:
     lengths: torch.Tensor
     places: torch.Tensor
     masks: dict[int, torch.Tensor] = field(default_factory=dict)
+    known: list[list[torch.Tensor]] = field(init=False)
+    """By kind and layer, the keys (0) or values (1) [sequences · heads, capacity, width]."""
+
+    def __post_init__(self) -> None:
+        mine = self.pool.data[:, :, self.first : self.first + len(self.rows)].flatten(2, 3)
+        self.known = [[*kind] for kind in mine]
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Return the attended values [sequences, heads, width]."""
         count = len(self.rows)
         query = call.query.index_select(0, self.rows) * call.scale
-        keys = self._store(0, call.layer, call.key)
-        values = self._store(1, call.layer, call.value)
+        for which, packed in enumerate((call.key, call.value)):
+            self.pool.store(which, call.layer, self.places, packed.index_select(0, self.rows))
+        keys, values = (kind[call.layer] for kind in self.known)
         heads, width = call.key.shape[1:]
         shared = query.shape[1] // heads
         grouped = query.view(-1, shared, width)
@@ -111,12 +118,6 @@ class CachedGroup:
             scores = torch.tanh(scores / call.softcap) * call.softcap
         scores.view(count, -1, self.pool.capacity).add_(self.mask(call.window))
         return torch.bmm(scores.softmax(-1), values)[:, :shared].reshape(count, -1, width)
-
-    def _store(self, which: int, layer: int, packed: torch.Tensor) -> torch.Tensor:
-        """Write the new tokens' keys or values; return all [sequences · heads, capacity, width]."""
-        self.pool.store(which, layer, self.places, packed.index_select(0, self.rows))
-        stored = self.pool.data[which, layer, self.first : self.first + len(self.rows)]
-        return stored.view(-1, self.pool.capacity, packed.shape[2])
 
     def mask(self, window: int | None) -> torch.Tensor:
         """Return [sequences, 1, capacity]: 0 where the new token may attend, -inf elsewhere."""

@@ -15,6 +15,7 @@ import torch
 from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraWeights
+from engine.model.products import Pair
 from engine.randomness import entropy, uniforms
 from engine.sampling.kv_cache import Cache
 from engine.sampling.packing import Part, Row, split
@@ -34,8 +35,8 @@ PART_WORK = 2**31
 
 log = logging.getLogger(__name__)
 
-MERGED_KEPT = 8
-"""Number of LoRAs whose merged weights are kept even if they are out of use."""
+READY_KEPT = 8
+"""Number of LoRAs that are kept ready even if they are out of use."""
 
 
 class Decoder:
@@ -52,7 +53,7 @@ class Decoder:
         self._told_of_noise = False
         self.active: dict[LoraWeights | None, np.ndarray] = {}
         """LoRA → the slots of its running completions."""
-        self.merged: dict[LoraWeights, dict[str, torch.Tensor]] = {}
+        self.ready: dict[LoraWeights, dict[str, torch.Tensor] | dict[str, Pair]] = {}
         self.running: dict[int, tuple[SamplingJob, int]] = {}
         """Slot → the request whose completion it holds, and the completion's number."""
 
@@ -171,7 +172,7 @@ class Decoder:
     def _advance(self, prefills: list[Prefill]) -> None:
         if not (prefills or self.active):
             return
-        self._merge([*self.active, *(prefill.lora for prefill in prefills)])
+        self._prepare([*self.active, *(prefill.lora for prefill in prefills)])
         unread = sum(len(prefill.prompt) - prefill.known for prefill in prefills)
         work = (unread + sum(map(len, self.active.values()))) * self.model.size
         count = max(1, min(self.model.workers.count, work // PART_WORK))
@@ -191,7 +192,7 @@ class Decoder:
         caches = (self.cache, self.reader.entries)
         row = Row(self.table, caches, part.active, part.prefills, self.model.products)
         tokens, positions, heads = row.inputs()
-        logits = self.model.logits(tokens, positions, row.sampling_pass(self.merged), heads)
+        logits = self.model.logits(tokens, positions, row.sampling_pass(self.ready), heads)
         self._record_prompt_logprobs(part.prefills, logits)
         slots, last_rows = row.slots_and_heads()
         drawn, logprobs = choose_tokens(
@@ -203,14 +204,16 @@ class Decoder:
         )
         return slots, drawn, logprobs
 
-    def _merge(self, loras: list[LoraWeights | None]) -> None:
-        """Merge the LoRAs of this step that are not merged yet, if the model is small."""
-        if self.model.merges:
-            if len(self.merged) > MERGED_KEPT:
-                self.merged = {lora: self.merged[lora] for lora in loras if lora in self.merged}
-            for lora in loras:
-                if lora is not None and lora not in self.merged:
-                    self.merged[lora] = lora.merged(self.model)
+    def _prepare(self, loras: list[LoraWeights | None]) -> None:
+        """Make the LoRAs of this step ready: merged if the model is small, and packed otherwise."""
+        model = self.model
+        if len(self.ready) > READY_KEPT:
+            self.ready = {lora: self.ready[lora] for lora in loras if lora in self.ready}
+        for lora in loras:
+            if lora is not None and lora not in self.ready:
+                self.ready[lora] = (
+                    lora.merged(model) if model.merges else lora.packed(model.products)
+                )
 
     def _record_prompt_logprobs(self, prefills: list[Prefill], logits: torch.Tensor) -> None:
         for prefill in prefills:

@@ -27,7 +27,7 @@ class Pool:
         self.capacity = capacity
         self.keep = keep
         self.count = 0
-        self.data = torch.zeros((2, layers, 0, heads, capacity, width), device=device)
+        self._hold(torch.zeros((2, layers, 0, heads, capacity, width), device=device))
 
     def take(self, number: int) -> np.ndarray:
         """Reserve the next entries, for `number` more sequences."""
@@ -50,8 +50,7 @@ class Pool:
 
         A place is a number of [entries · heads · capacity].
         """
-        rows = self.data[which, layer].view(-1, new.shape[2])
-        rows.index_copy_(0, places, new.reshape(-1, new.shape[2]))
+        self._rows[which][layer].index_copy_(0, places, new.view(-1, new.shape[2]))
 
     def places(self, entries: np.ndarray, positions: np.ndarray) -> torch.Tensor:
         """Return where tokens at these positions of these entries are stored [tokens · heads]."""
@@ -78,12 +77,17 @@ class Pool:
 
     def _give_back(self) -> None:
         if self.count == 0 and self.data.nbytes > self.keep:
-            self.data = self.data[:, :, :0].clone()
+            self._hold(self.data[:, :, :0].clone())
 
     def _grow(self, entries: int) -> None:
         data = self.data.new_zeros((*self.data.shape[:2], entries, *self.data.shape[3:]))
         data[:, :, : self.data.shape[2]] = self.data
+        self._hold(data)
+
+    def _hold(self, data: torch.Tensor) -> None:
         self.data = data
+        # Views by layer are made once: a sampling step would spend much of its time on them.
+        self._rows = [[layer.view(-1, data.shape[-1]) for layer in kind] for kind in data]
 
 
 class Cache:

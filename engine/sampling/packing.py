@@ -17,7 +17,7 @@ from engine.sampling.cached_attention import (
 )
 from engine.sampling.kv_cache import Cache, Pool
 from engine.sampling.requests import Prefill
-from engine.sampling.sampling_pass import SamplingPass, Share
+from engine.sampling.sampling_pass import ReadyLoras, SamplingPass, Share
 from engine.sampling.slots import SlotTable
 
 
@@ -132,9 +132,7 @@ class Row:
                 heads.append(np.full(len(group), last))
         return np.concatenate(slots), np.concatenate(heads)
 
-    def sampling_pass(
-        self, merged: Mapping[LoraWeights, Mapping[str, torch.Tensor]]
-    ) -> SamplingPass:
+    def sampling_pass(self, ready: ReadyLoras) -> SamplingPass:
         order = np.zeros(self.tokens.length, dtype=np.int64)
         offset = 0
         groups: list[PromptGroup | CachedGroup] = []
@@ -147,7 +145,7 @@ class Row:
             order[places] = np.arange(offset, offset + len(places))
             offset += len(places)
         attention = SamplingAttention(groups, self._tensor(order))
-        return SamplingPass(self.products, self.tokens.shares, self.heads.shares, attention, merged)
+        return SamplingPass(self.products, self.tokens.shares, self.heads.shares, attention, ready)
 
     def _readings(self) -> dict[Pool, list[Reading]]:
         found: dict[Pool, list[Reading]] = {}

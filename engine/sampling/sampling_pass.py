@@ -8,12 +8,17 @@ and position alone (`cached_attention.py`); normalisations and activations work 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import repeat
+from typing import TypeAlias
 
 import torch
 
 from engine.model.forward_pass import Attention, LoraLinear
 from engine.model.lora import LoraWeights
-from engine.model.products import Products
+from engine.model.products import Pair, Products
+
+ReadyLoras: TypeAlias = Mapping[LoraWeights, Mapping[str, torch.Tensor] | Mapping[str, Pair]]
+"""LoRA → layer name → its weights as sampling multiplies by them, merged or as a pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,37 +34,35 @@ class Share:
 class SamplingPass:
     """Rows of several LoRAs: `body` for the layers, `head` for the rows whose logits are needed.
 
-    `merged` holds, for small models, the transposed weights of each LoRA's layers with the update
-    already added. LoRAs absent from `merged` are computed beside the base weights.
+    `ready` holds each LoRA's layers: the transposed weights with the update already added, or the
+    pair that is computed beside the base weights.
     """
 
     products: Products
     body: list[Share]
     head: list[Share]
     attention: Attention
-    merged: Mapping[LoraWeights, Mapping[str, torch.Tensor]]
+    ready: ReadyLoras
 
     def linear(self, layer: LoraLinear, inputs: torch.Tensor) -> torch.Tensor:
         """Map inputs [1, rows, in], whose rows are multiples of the granule, to [1, rows, out]."""
-        rows = inputs[0]
         shares = self.head if layer.kind == "unembedding" else self.body
         if len(shares) == 1:
-            outputs = self._multiply(shares[0].lora, layer, rows)
+            outputs = self._multiply(shares[0].lora, layer, inputs)
         else:
-            parts = (self._multiply(one.lora, layer, rows[one.start : one.stop]) for one in shares)
-            outputs = torch.cat(list(parts))
+            parts = (inputs[:, one.start : one.stop] for one in shares)
+            found = map(self._multiply, (one.lora for one in shares), repeat(layer), parts)
+            outputs = torch.cat(list(found), 1)
         if layer.bias is not None:
             outputs += layer.bias
-        return outputs[None]
+        return outputs
 
     def _multiply(
         self, lora: LoraWeights | None, layer: LoraLinear, rows: torch.Tensor
     ) -> torch.Tensor:
-        """Multiply the rows of one LoRA by the layer's weights, without the bias."""
-        pair = None if lora is None else lora.frozen_pairs.get(layer.name)
-        if lora is None or pair is None:
-            return self.products.multiply(rows, layer.packed)
-        if lora in self.merged:
-            return self.products.multiply(rows, self.merged[lora][layer.name])
+        """Multiply one LoRA's rows [1, n, in] by the layer's weights, without the bias."""
+        own = None if lora is None else self.ready[lora].get(layer.name)
+        if isinstance(own, torch.Tensor):
+            return self.products.multiply(rows, own)
         outputs = self.products.multiply(rows, layer.packed)
-        return self.products.update(outputs, rows, pair, lora.config.scale)
+        return outputs if own is None else self.products.update(outputs, rows, own)

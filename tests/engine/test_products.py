@@ -10,15 +10,23 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
-from engine.model.products import OneDnnProducts, TiledProducts, choose_products, is_sound
+from engine.model.products import (
+    ROUNDING,
+    OneDnnProducts,
+    TiledProducts,
+    choose_products,
+    is_sound,
+)
 from engine.sampling.decoder import Decoder
 from engine.sampling.requests import SampleRequest, SampleResult
 from engine.training.datums import TrainingDatum
 from engine.training.trainer import AdamParams, Trainer
 
 VOCABULARY = 160
+TYPES = (torch.float32, torch.bfloat16)
 SHAPES = ((128, 96), (96, 128), (576, 192), (16, 576), (576, 16), (VOCABULARY, 64))
 
 needs_onednn = pytest.mark.skipif(
@@ -53,9 +61,9 @@ def network() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-@pytest.fixture(scope="module")
-def model() -> LanguageModel:
-    return LanguageModel(network(), "small", products=OneDnnProducts())
+@pytest.fixture(scope="module", params=TYPES, ids=str)
+def model(request: pytest.FixtureRequest) -> LanguageModel:
+    return LanguageModel(network(), "small", products=OneDnnProducts(), dtype=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +87,11 @@ def weight_of(shape: tuple[int, int]) -> torch.Tensor:
 
 @needs_onednn
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_a_row_has_the_same_bits_among_any_others_on_one_thread_and_on_two(
-    shape: tuple[int, int],
+    shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    products, weight = OneDnnProducts(), weight_of(shape)
+    products, weight = OneDnnProducts(), weight_of(shape).to(dtype)
     rows = torch.randn(300, shape[1], generator=torch.Generator().manual_seed(0))
     packed = products.pack(weight)
     with threads(1):
@@ -93,7 +102,9 @@ def test_a_row_has_the_same_bits_among_any_others_on_one_thread_and_on_two(
                 for form in (weight, packed):
                     found = products.multiply(rows[start:stop], form)
                     assert torch.equal(found, many[start:stop])
-    torch.testing.assert_close(many, F.linear(rows, weight), rtol=1e-4, atol=1e-4)
+    exact = F.linear(rows, weight.float())
+    assert many.dtype == torch.float32
+    assert (many - exact).abs().max() <= ROUNDING[dtype] * exact.abs().max()
 
 
 class Uneven(OneDnnProducts):
@@ -116,6 +127,8 @@ def test_products_that_depend_on_other_rows_or_are_not_in_float32_are_not_used()
     assert is_sound(OneDnnProducts(), weight)
     assert not is_sound(Uneven(), weight)
     assert not is_sound(Coarse(), weight)
+    assert is_sound(OneDnnProducts(), weight.bfloat16())
+    assert not is_sound(Uneven(), weight.bfloat16())
 
 
 def test_small_models_and_other_devices_have_their_products_by_tiles() -> None:
@@ -220,6 +233,7 @@ def test_equal_training_gives_equal_bits(
 
 
 @needs_onednn
+@pytest.mark.parametrize("model", [torch.float32], indirect=True)
 def test_both_kinds_of_products_train_and_sample_alike(
     model: LanguageModel, loras: list[LoraWeights]
 ) -> None:
@@ -233,3 +247,29 @@ def test_both_kinds_of_products_train_and_sample_alike(
     )
     assert ours[0].tokens == theirs[0].tokens
     np.testing.assert_allclose(ours[0].logprobs, theirs[0].logprobs, atol=1e-4)
+
+
+@needs_onednn
+@pytest.mark.parametrize("model", [torch.bfloat16], indirect=True)
+def test_layers_in_bfloat16_move_log_probabilities_a_little_in_training_as_in_sampling(
+    model: LanguageModel, loras: list[LoraWeights]
+) -> None:
+    exact = LanguageModel(network(), "small")
+    prompt = np.random.default_rng(0).integers(0, VOCABULARY, 71)
+    datum = TrainingDatum(prompt[:-1], {"target_tokens": prompt[1:]})
+    (trained,), _ = Trainer(model, loras[0]).forward_backward([datum], "cross_entropy")
+    (wanted,), _ = Trainer(exact, loras[0]).forward_backward([datum], "cross_entropy")
+    request = SampleRequest(prompt.tolist(), max_tokens=1, seed=1, prompt_logprobs=True)
+    ((_, read),) = answers(model, [(request, loras[0])])
+    sampled = np.frombuffer(read, dtype=np.float32)[1:]
+    assert 1e-4 < np.abs(trained - wanted).max() < 0.1
+    assert np.abs(sampled - trained).mean() < np.abs(sampled - wanted).mean()
+
+
+@needs_onednn
+def test_bfloat16_is_refused_where_its_products_are_not_sound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.model.products.OneDnnProducts", Uneven)
+    with pytest.raises(RequestRefused, match=r"bfloat16 give a row other bits .*leave --dtype out"):
+        LanguageModel(network(), "small", dtype=torch.bfloat16)

@@ -154,7 +154,7 @@ def test_the_blocks_of_deleted_weights_are_freed(model: LanguageModel) -> None:
     kept = cache.count
     ask(decoder, [(request(conversation(2)[4]), lora)])
     assert cache.count > kept
-    decoder.merged.clear()
+    decoder.ready.clear()
     del lora
     gc.collect()
     assert ask(decoder, [(request(conversation(1)[0]), None)])[0].cached_tokens > 0
