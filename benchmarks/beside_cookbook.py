@@ -11,8 +11,8 @@ compares the prompts before anything is sampled; those that Ratchet recorded are
 end.
 
 A step lasts from the start of its sampling until its new weights can be sampled. The time between
-steps, in which either writes metrics, counts in a run's time alone, and so do the start and
-evaluations. By design these differ:
+steps, in which either writes metrics, counts in a run's time alone, and so do its start and end.
+By design these differ:
 
 - `ratchet train` derives the seeds of the LoRA and of each call from the run's. `rl.train` gives
   none to the service, so it never repeats, and its seed here chooses the order of examples alone.
@@ -22,9 +22,8 @@ evaluations. By design these differ:
 - `ratchet train` trains no rollout whose advantage is 0. The cookbook, by
   `remove_constant_reward_groups`, trains no group of equal rewards, unless there is no other: then
   it trains one, whose gradient is 0, where `ratchet train` keeps the weights.
-- `ratchet train` scores one held-out example beside the first step and one after the last, the
-  least that is possible. Its first step also saves the untrained weights, as the cookbook does
-  before its first.
+- `ratchet train` plays one held-out example beside the first step and one after the last, the least
+  that is possible. The cookbook has no evaluation here.
 """
 
 import argparse
@@ -244,7 +243,7 @@ def report(pairs: Sequence[Pair]) -> str:
     took = [[median(step.seconds for step in run.steps) for run in runs] for runs in sides]
     whole = [_range(median, [run.seconds for run in runs], ".0f") for runs in sides]
     return (
-        f"{format_table(f'{NAME}, {steps} steps, {len(pairs)} seeds', header, rows)}\n"
+        f"{format_table(f'{NAME}, {steps} steps, runs of each: {len(pairs)}', header, rows)}\n"
         f"A step of `ratchet train` takes {paired_ratio(*took):.2f} of the cookbook's time. From "
         f"its program's start to its end, a run took {whole[0]} s and {whole[1]} s.\n"
     )

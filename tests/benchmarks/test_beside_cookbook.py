@@ -3,10 +3,22 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.beside_cookbook import COOKBOOK, NAME, PROGRAM, make_plan, read_log, run_on_engine
+from benchmarks.beside_cookbook import (
+    COOKBOOK,
+    NAME,
+    PROGRAM,
+    check_prompts,
+    make_plan,
+    read_log,
+    run_on_engine,
+)
 from flows.recipe.loading import named_recipe
+from tasks.storage.names import batch_name, shard_name
+from tasks.storage.run_folder import RunFolder
 
 TINY = "local/tiny-chat"
 
@@ -31,6 +43,17 @@ def test_rollouts_that_the_cookbook_did_not_train_count_in_the_reward(tmp_path: 
     write_iteration(tmp_path, 1, 4, [[1.0, 0.0], [0.0, 1.0]])
     read = [(step.reward, step.sampled, step.trained) for step in read_log(tmp_path)]
     assert read == [(0.25, 40, 2), (0.5, 40, 4)]
+
+
+def test_a_run_that_asked_by_other_tokens_than_planned_is_not_compared(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    spans = run.spans(batch_name(shard_name("train", 0), 0))
+    spans.parent.mkdir()
+    asked = {"kind": ["llm", "reward", "llm"], "prompt_token_ids": [[1, 2], None, [1, 2]]}
+    pq.write_table(pa.table(asked), spans)
+    check_prompts(run, {"group_size": 2, "steps": [[{"prompt": [1, 2]}]]})
+    with pytest.raises(SystemExit, match="other tokens"):
+        check_prompts(run, {"group_size": 2, "steps": [[{"prompt": [1, 3]}]]})
 
 
 @pytest.mark.skipif(
