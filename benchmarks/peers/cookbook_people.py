@@ -1,7 +1,7 @@
-"""The example `people` by the Tinker cookbook's own RL loop, in the cookbook's environment.
+"""The cookbook's side of `benchmarks.beside_cookbook`, in the environment of the cookbook.
 
-The arguments are a plan, the agent's file and the log folder. The server and its key come from the
-environment. The prompts are those of the model's own chat template, as Ratchet writes them.
+The arguments are a plan and the log folder. The server and its key come from the environment. The
+program ends before it samples if the plan has other prompts than the model's own chat template.
 """
 # The cookbook is not installed where the types are checked.
 # pyright: reportMissingImports=false
@@ -26,29 +26,44 @@ from tinker_cookbook.rl.types import (
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
+Plan = dict[str, Any]
+
+
+class Task:
+    """The planned task: how an example is asked and an answer is paid."""
+
+    def __init__(self, plan: Plan) -> None:
+        agent = Path(plan["agent"])
+        sys.path.insert(0, str(agent.parent))
+        self.agent = importlib.import_module(agent.stem)
+        self.stop = plan["stop"]
+        self.tokenizer = get_tokenizer(plan["config"]["model_name"])
+
+    def ask(self, example: dict[str, Any]) -> list[int]:
+        messages = [{"role": "user", "content": self.agent.question(example["text"])}]
+        text = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def pay(self, answer: list[int], example: dict[str, Any]) -> float:
+        text = self.tokenizer.decode(answer, skip_special_tokens=True)
+        return self.agent.reward(text, {key: example[key] for key in ("name", "age", "city")})
+
 
 class Extraction(Env):
     """One question about one example, answered in one call."""
 
-    def __init__(self, agent: Any, tokenizer: Any, example: dict[str, Any]) -> None:
-        self.agent = agent
-        self.tokenizer = tokenizer
-        self.wanted = {key: example[key] for key in ("name", "age", "city")}
-        self.question = agent.question(example["text"])
+    def __init__(self, task: Task, example: dict[str, Any]) -> None:
+        self.task, self.example = task, example
 
     async def initial_observation(self) -> tuple[tinker.ModelInput, list[int]]:
-        messages = [{"role": "user", "content": self.question}]
-        text = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False
-        )
-        tokens = self.tokenizer.encode(text, add_special_tokens=False)
-        return tinker.ModelInput.from_ints(tokens), [self.tokenizer.eos_token_id]
+        return tinker.ModelInput.from_ints(self.task.ask(self.example)), self.task.stop
 
     async def step(self, action: list[int], *, extra: object = None) -> StepResult:
         del extra
-        answer = self.tokenizer.decode(action, skip_special_tokens=True)
         return StepResult(
-            reward=self.agent.reward(answer, self.wanted),
+            reward=self.task.pay(action, self.example),
             episode_done=True,
             next_observation=tinker.ModelInput.empty(),
             next_stop_condition=[],
@@ -56,8 +71,8 @@ class Extraction(Env):
 
 
 class Group(EnvGroupBuilder):
-    def __init__(self, agent: Any, tokenizer: Any, example: dict[str, Any], size: int) -> None:
-        self.made = [Extraction(agent, tokenizer, example) for _ in range(size)]
+    def __init__(self, task: Task, example: dict[str, Any], size: int) -> None:
+        self.made = [Extraction(task, example) for _ in range(size)]
 
     async def make_envs(self) -> Sequence[Env]:
         return self.made
@@ -66,14 +81,12 @@ class Group(EnvGroupBuilder):
 class Steps(RLDataset):
     """The examples of each step, in the order of the plan."""
 
-    def __init__(self, agent: Any, plan: dict[str, Any]) -> None:
-        self.agent, self.plan = agent, plan
-        self.tokenizer = get_tokenizer(plan["base"])
+    def __init__(self, task: Task, plan: Plan) -> None:
+        self.task, self.plan = task, plan
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        size = self.plan["group_size"]
-        examples = self.plan["steps"][index]
-        return [Group(self.agent, self.tokenizer, example, size) for example in examples]
+        size, groups = self.plan["group_size"], self.plan["steps"][index]
+        return [Group(self.task, group["example"], size) for group in groups]
 
     def __len__(self) -> int:
         return len(self.plan["steps"])
@@ -81,30 +94,41 @@ class Steps(RLDataset):
 
 @chz.chz
 class StepsBuilder(RLDatasetBuilder):
-    agent: str
     plan: str
 
     async def __call__(self) -> tuple[RLDataset, None]:
-        sys.path.insert(0, str(Path(self.agent).parent))
-        agent = importlib.import_module(Path(self.agent).stem)
-        return Steps(agent, json.loads(Path(self.plan).read_text())), None
+        plan = read_plan(self.plan)
+        task = Task(plan)
+        check_prompts(task, plan)
+        return Steps(task, plan), None
 
 
-def configured(plan: str, agent: str, log_path: str) -> train.Config:
-    planned = json.loads(Path(plan).read_text())
+def check_prompts(task: Task, plan: Plan) -> None:
+    """Check that each example is asked by the tokens that the plan has."""
+    for group in (group for step in plan["steps"] for group in step):
+        if (asked := task.ask(group["example"])) != group["prompt"]:
+            raise SystemExit(
+                f"the cookbook asks by the tokens {asked}, `ratchet train` by {group['prompt']}; "
+                "give a base model whose renderer writes its own template"
+            )
+
+
+def read_plan(path: str) -> Plan:
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def configured(plan: str, log_path: str) -> train.Config:
     return train.Config(
-        model_name=planned["base"],
+        **read_plan(plan)["config"],
         recipe_name="people",
-        dataset_builder=StepsBuilder(agent=agent, plan=plan),
-        loss_fn="importance_sampling",
-        learning_rate=planned["learning_rate"],
-        lora_rank=planned["lora_rank"],
-        max_tokens=planned["max_tokens"],
+        dataset_builder=StepsBuilder(plan=plan),
+        # `ratchet train` trains no rollout without an advantage.
+        remove_constant_reward_groups=True,
         log_path=log_path,
         eval_every=0,
-        save_every=0,
+        ttl_seconds=None,
     )
 
 
 if __name__ == "__main__":
-    asyncio.run(train.main(configured(*sys.argv[1:4])))
+    asyncio.run(train.main(configured(*sys.argv[1:3])))

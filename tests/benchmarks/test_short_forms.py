@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.peers.formulas import PEERS
 from tests.support.processes import ROOT
 
 OVERLAP = ("--lag", "0", "--seeds", "1", "--steps", "1", "--folder", "o", "--picture", "o.png")
 ALGORITHMS = ("--seeds", "1", "--steps", "1", "--only", "loss ppo", "--folder", "a")
+FEW = ("--set", "rollouts.groups=2", "--set", "rollouts.group_size=4")
+BESIDE = ("--steps", "1", "--seeds", "1", "--set", "model.base=local/tiny-chat", *FEW)
 SHORT = {
     "run_speed": (("--rounds", "1", "--steps", "2"), "The same rewards at every step."),
     "engine_speed": (
@@ -28,11 +31,22 @@ SHORT = {
         ("--seconds", "1", "--victims", "engine", "--folder", "s"),
         "| engine, 1 s |",
     ),
+    "beside_cookbook": (BESIDE, "| all |"),
 }
 
 
-LONG = ("run_speed", "overlap", "algorithms", "interruptions.resumed_run", "interruptions.stops")
+LONG = (
+    "run_speed",
+    "overlap",
+    "algorithms",
+    "interruptions.resumed_run",
+    "interruptions.stops",
+    "beside_cookbook",
+)
 """Short forms that train whole runs, for a minute to three: `make stories` has them."""
+
+PEER = {"beside_cookbook": PEERS["cookbook"].python}
+"""Python of the peer that a short form runs."""
 
 
 @pytest.mark.timeout(300)
@@ -40,6 +54,8 @@ LONG = ("run_speed", "overlap", "algorithms", "interruptions.resumed_run", "inte
     "name", [pytest.param(name, marks=[pytest.mark.story] * (name in LONG)) for name in SHORT]
 )
 def test_a_benchmark_prints_what_it_measures(name: str, tmp_path: Path) -> None:
+    if name in PEER and not PEER[name].exists():
+        pytest.skip(f"the peer is not installed: there is no {PEER[name]}; run `make peers`")
     options, printed = SHORT[name]
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", *options],
