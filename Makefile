@@ -7,6 +7,8 @@ WHEEL := .venv-wheel/bin/python
 WHEEL_READY := .venv-wheel/.ready
 TRINITY := .venv-trinity/bin/python
 TRINITY_READY := .venv-trinity/.ready
+LLAMA := .venv-llama/bin/python
+LLAMA_READY := .venv-llama/.ready
 
 # One thread a process: two that wait for each other on a busy machine are slower than one.
 export OMP_NUM_THREADS ?= 1
@@ -14,7 +16,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic smollm smollm-seeds test stories short-stories faults check format constraints server worker deploy bench peers formulas kills windows stops signals algorithms cookbook frameworks fuzz verifiers inspect wheel clean
+.PHONY: help setup hello arithmetic smollm smollm-seeds test stories short-stories faults check format constraints server worker deploy bench peers llama formulas kills windows stops signals algorithms cookbook frameworks fuzz verifiers inspect wheel clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -97,6 +99,14 @@ $(TRINITY_READY): Makefile
 	touch $@
 
 peers: $(AGENTLIGHTNING) $(TRINITY_READY) $(COOKBOOK_READY) ## make the environments of the peers that `make bench` and `make formulas` run
+
+# Compiled here, with every instruction that this machine's processor has.
+$(LLAMA_READY): Makefile
+	test -x $(LLAMA) || $(PYTHON) -m venv .venv-llama
+	CMAKE_ARGS=-DGGML_NATIVE=ON $(LLAMA) -m pip install --quiet llama-cpp-python==0.3.36 numpy==2.4.6
+	touch $@
+
+llama: $(LLAMA_READY) ## compile llama.cpp (ten minutes), beside which `make bench` then measures the engine
 
 formulas: $(READY) $(TRINITY_READY) $(COOKBOOK_READY) ## compare our losses, advantages and KL divergences with the peers' own code
 	$(BIN)/python -m benchmarks.peers.formulas
@@ -183,4 +193,4 @@ wheel: $(READY) $(WHEEL_READY) ## build the wheel, install it in a new environme
 	WHEEL_PYTHON=$(WHEEL) $(BIN)/python -m pytest --timeout 1800 -m story tests/stories/test_wheel.py
 
 clean: ## remove the environments and every cache, not the runs
-	rm -rf .venv .frameworks .venv-cookbook .venv-verifiers .venv-agentlightning .venv-trinity .venv-inspect .venv-wheel .pytest_cache .ruff_cache
+	rm -rf .venv .frameworks .venv-cookbook .venv-verifiers .venv-agentlightning .venv-trinity .venv-llama .venv-inspect .venv-wheel .pytest_cache .ruff_cache

@@ -1,7 +1,9 @@
-"""Sampling and training speed of the engine beside plain transformers, on the same cores.
+"""Sampling and training speed of the engine beside its peers, on the same cores.
 
-Each program has a thread a core: torch's own threads in transformers, and the engine's workers. The
-bound is what the fastest product of the model's layers reaches on as many cores.
+The peers are plain transformers and, where `make llama` has installed it, llama.cpp. Each program
+has a thread a core: torch's own in transformers, and the engine's workers. All of them compute in
+float32; only the engine adds a LoRA to what it samples from. The bound is what the fastest product
+of the model's layers reaches on as many cores.
 """
 
 import argparse
@@ -9,7 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -25,8 +27,18 @@ import transformers
 
 from adapters.tinker.live_policy import LivePolicy, LoraSpec
 from adapters.tinker.service import Service, connect
-from benchmarks.measuring import SPEED, describe_machine, format_table, speed_rows, time_in_turns
+from benchmarks.measuring import (
+    SPEED,
+    describe_machine,
+    format_table,
+    paired_ratio,
+    speed_rows,
+    time_in_turns,
+)
 from benchmarks.peers import plain_transformers as plain
+from benchmarks.peers.llama.process import PYTHON, Limits, Llama, start_llama
+from benchmarks.peers.llama.weights import write_gguf
+from benchmarks.random_bases import SHAPES, write_base
 from engine.__main__ import SHIPPED, default_threads
 from engine.model.base_models import find
 from engine.model.language_model import LanguageModel
@@ -39,6 +51,7 @@ from engine.training.trainer import AdamParams, Trainer
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.datums import SCHEMA, to_datums
 
+LLAMA = "llama.cpp"
 IN_PROCESS, BY_SDK = "engine, in its process", "engine, by the Tinker SDK"
 BOUND_ROWS = 2048
 PROMPT_TOKENS, NEW_TOKENS = 24, 64
@@ -52,17 +65,21 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=9, help="of each pair")
     options.add_argument("--base", default=SHIPPED, help="base model; the losses need the default")
+    options.add_argument("--random", choices=SHAPES, help="shape of a random base model instead")
     options.add_argument("--at-once", type=int, nargs="*", default=[1, 64, 128], help="answers")
     options.add_argument("--sequences", type=int, default=64, help="of a training step")
     options.add_argument("--cores", type=int, default=default_threads(), help="of each program")
+    llama = argparse.BooleanOptionalAction
+    options.add_argument("--llama", action=llama, default=PYTHON.exists(), help="as a peer")
     arguments = options.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])
     torch.set_num_threads(arguments.cores)
     transformers.logging.disable_progress_bar()
-    base, rounds = find(arguments.base).folder, arguments.rounds
-    print(describe_machine())
-    with tempfile.TemporaryDirectory() as state, connect(arguments.base, Path(state)) as service:
-        measured = Measured(arguments.base, base, service, rounds, load(base, arguments.cores))
+    print(describe_machine(), flush=True)
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        open_base(arguments, Path(temporary)) as measured,
+    ):
         for count in arguments.at_once:
             print(compare_sampling(measured, count), flush=True)
         random = np.random.default_rng(0)
@@ -72,7 +89,7 @@ def main() -> None:
         for lengths, sequences in (("64", even), ("16 to 128", ragged)):
             what = f"{count} sequences of {lengths} tokens"
             print(compare_training(measured, what, sequences), flush=True)
-        if arguments.base == SHIPPED:
+        if measured.base == SHIPPED:
             print(compare_losses(measured, even))
 
 
@@ -85,19 +102,53 @@ class Measured:
     service: Service
     rounds: int
     model: LanguageModel
+    weights: Path | None
+    """The GGUF file that llama.cpp reads, if it takes part."""
 
-    def table(self, title: str, runs: Mapping[str, Run], tokens: int, passes: int = 0) -> str:
+    def table(
+        self,
+        title: str,
+        runs: Mapping[str, Run],
+        tokens: int,
+        passes: int = 0,
+        llama: Llama | None = None,
+    ) -> str:
         """Time programs in turns, beside the first; with `passes` of each token, say the bound."""
-        took = time_in_turns(dict(runs), self.rounds, self.service.server.process)
+        servers = [self.service.server.process, llama and llama.process]
+        took = time_in_turns(dict(runs), self.rounds, [one for one in servers if one is not None])
         table = format_table(title, SPEED, speed_rows(took, tokens, next(iter(runs))))
         if not passes:
             return table
         reached = 2 * self.model.size * passes / median(one.wall for one in took[IN_PROCESS])
         bound = measure_bound(self.model)
-        return (
-            f"{table}\nIn its process the engine does {reached / 1e9:.0f} GFLOP/s, "
+        table += (
+            f"\nIn its process the engine does {reached / 1e9:.0f} GFLOP/s, "
             f"{reached / bound:.0%} of the {bound / 1e9:.0f} that products of its layers reach.\n"
         )
+        if llama is None:
+            return table
+        walls = {name: [one.wall for one in rounds] for name, rounds in took.items()}
+        own, by_sdk = (paired_ratio(walls[LLAMA], walls[name]) for name in (IN_PROCESS, BY_SDK))
+        return f"{table}It has {own:.2f} of llama.cpp's speed, and {by_sdk:.2f} by the SDK.\n"
+
+
+@contextmanager
+def open_base(arguments: argparse.Namespace, folder: Path) -> Iterator[Measured]:
+    """Open the base model in this process and behind a service, which keeps its state in `folder`.
+
+    A random base model, and the weights that llama.cpp reads, are written into `folder` too.
+    """
+    base, weights = arguments.base, None
+    if arguments.random:
+        base = str(folder / arguments.random)
+        write_base(SHAPES[arguments.random], Path(base))
+    source = find(base).folder
+    if arguments.llama:
+        weights = folder / "weights.gguf"
+        write_gguf(source, weights)
+    with connect(base, folder / "state") as service:
+        model = load(source, arguments.cores)
+        yield Measured(base, source, service, arguments.rounds, model, weights)
 
 
 def load(folder: Path, cores: int) -> LanguageModel:
@@ -130,30 +181,37 @@ def measure_bound(model: LanguageModel) -> float:
 
 
 def compare_sampling(measured: Measured, count: int) -> str:
-    """Sample `count` prompts as one batch of `generate`, and as requests of the engine."""
+    """Sample `count` prompts as one batch of each peer, and as requests of the engine."""
     prompts = make_sequences(np.random.default_rng(1), [PROMPT_TOKENS] * count)
     network = plain.load(measured.folder)
-    with sampling_in_engine(measured.model, prompts) as by_engine:
-        return measured.table(
-            f"Sampling, {count} at once: {PROMPT_TOKENS} tokens of prompt, {NEW_TOKENS} new",
-            {
-                "transformers `generate`": plain.generating(network, prompts, NEW_TOKENS),
-                IN_PROCESS: by_engine,
-                BY_SDK: sampling_by_sdk(measured, prompts),
-            },
-            count * NEW_TOKENS,
-            count * (PROMPT_TOKENS + NEW_TOKENS - 1),
-        )
+    runs: dict[str, Run] = {
+        "transformers `generate`": plain.generating(network, prompts, NEW_TOKENS)
+    }
+    with start_peer(measured, count) as llama, sampling_in_engine(measured, prompts) as by_engine:
+        if llama is not None:
+            runs[LLAMA] = lambda: llama.sample(prompts, NEW_TOKENS)
+        runs |= {IN_PROCESS: by_engine, BY_SDK: sampling_by_sdk(measured, prompts)}
+        title = f"Sampling, {count} at once: {PROMPT_TOKENS} tokens of prompt, {NEW_TOKENS} new"
+        passes = count * (PROMPT_TOKENS + NEW_TOKENS - 1)
+        return measured.table(title, runs, count * NEW_TOKENS, passes, llama)
+
+
+def start_peer(measured: Measured, sequences: int) -> AbstractContextManager[Llama | None]:
+    """Start llama.cpp for as many sequences, if it takes part."""
+    if measured.weights is None:
+        return nullcontext()
+    cores = measured.model.workers.count
+    return start_llama(Limits(str(measured.weights), cores, sequences, PROMPT_TOKENS + NEW_TOKENS))
 
 
 @contextmanager
-def sampling_in_engine(model: LanguageModel, prompts: Sequences) -> Iterator[Run]:
+def sampling_in_engine(measured: Measured, prompts: Sequences) -> Iterator[Run]:
     """Yield a function that samples in this process: a request a prompt, with a LoRA.
 
     The LoRA is another one each time, so that nothing is known of the prompts.
     """
-    lora = LoraWeights.initial(model, LoraConfig(RANK, seed=0)).frozen()
-    scheduler = Scheduler(model)
+    lora = LoraWeights.initial(measured.model, LoraConfig(RANK, seed=0)).frozen()
+    scheduler = Scheduler(measured.model)
     requests = [
         SampleRequest(prompt, max_tokens=NEW_TOKENS, seed=seed, stop=[])
         for seed, prompt in enumerate(prompts)

@@ -24,20 +24,20 @@ class Took:
 
 
 def time_in_turns(
-    timed: Mapping[str, Callable[[], object]], rounds: int, server: int | None = None
+    timed: Mapping[str, Callable[[], object]], rounds: int, servers: Sequence[int] = ()
 ) -> dict[str, list[Took]]:
     """Time functions in turns (A B A B …), so that a busy machine slows all of them alike.
 
-    Each runs once before its time counts. `server` is the id of a process that may take part.
+    Each runs once before its time counts. `servers` are the ids of processes that may take part.
     """
     for run in timed.values():
         run()
     took: dict[str, list[Took]] = {name: [] for name in timed}
     for _ in range(rounds):
         for name, run in timed.items():
-            wall, cpu = time.perf_counter(), _cpu_seconds(server)
+            wall, cpu = time.perf_counter(), _cpu_seconds(servers)
             run()
-            took[name].append(Took(time.perf_counter() - wall, _cpu_seconds(server) - cpu))
+            took[name].append(Took(time.perf_counter() - wall, _cpu_seconds(servers) - cpu))
     return took
 
 
@@ -103,14 +103,12 @@ def _processor() -> str:
     return f"{name} (family {fields.get('cpu family')}, model {fields.get('model')})"
 
 
-def _cpu_seconds(server: int | None) -> float:
-    """Return the CPU seconds of this process and of a server.
+def _cpu_seconds(servers: Sequence[int]) -> float:
+    """Return the CPU seconds of this process and of servers.
 
     Only Linux shows the clock of another process (clock_getcpuclockid(3)); elsewhere NaN.
     """
     own = time.process_time()
-    if server is None:
-        return own
-    if sys.platform != "linux":
+    if servers and sys.platform != "linux":
         return float("nan")
-    return own + time.clock_gettime((~server << 3) | 2)
+    return own + sum(time.clock_gettime((~server << 3) | 2) for server in servers)
