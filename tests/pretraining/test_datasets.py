@@ -17,7 +17,7 @@ from pretraining.corpora import (
     hello,
     word_problems,
 )
-from pretraining.real_models import people, sums
+from pretraining.real_models import people, sums, two_steps
 
 DATASETS = Path(__file__).parents[2] / "datasets"
 FILES = [
@@ -27,6 +27,7 @@ FILES = [
     "gem_games.jsonl",
     "twenty_questions.csv",
 ]
+OF_REAL_MODELS = ["people.jsonl", "sums.jsonl", "two_steps.jsonl"]
 SPLITS = {"gsm8k/train.jsonl": 80, "gsm8k/test.jsonl": 20}
 """Files of one split → their rows."""
 CALCULATION = re.compile(r"(\d+[-+*/]\d+)=<<(\d+)([-+*/])(\d+)=(\d+)>>(\d+)")
@@ -40,7 +41,7 @@ def rows(name: str) -> list[dict[str, Any]]:
         return list(csv.DictReader(file)) if name.endswith("csv") else [*map(json.loads, file)]
 
 
-@pytest.mark.parametrize("name", [*FILES, *SPLITS, "people.jsonl", "sums.jsonl"])
+@pytest.mark.parametrize("name", [*FILES, *SPLITS, *OF_REAL_MODELS])
 def test_the_readme_tells_each_file_by_its_hash(name: str) -> None:
     digest = hashlib.sha256((DATASETS / name).read_bytes()).hexdigest()
     assert digest in (DATASETS / "README.md").read_text(encoding="utf-8")
@@ -59,6 +60,7 @@ def test_the_files_are_what_their_generators_write() -> None:
     assert rows("guess_the_number.jsonl") == guess_the_number.examples()
     assert rows("people.jsonl") == people.examples()
     assert rows("sums.jsonl") == sums.examples()
+    assert rows("two_steps.jsonl") == two_steps.examples()
     assert rows("gem_games.jsonl") == gem_guesses.examples()
     assert {split: rows(f"gsm8k/{split}.jsonl") for split in ("train", "test")} == (
         word_problems.examples()
@@ -92,6 +94,33 @@ def numbers_of(question: str, answer: int) -> frozenset[int]:
     left, sign, right = question.removeprefix("What is ").removesuffix("?").split()
     assert answer == {"+": add, "-": sub}[sign](int(left), int(right))
     return frozenset((int(left), int(right)))
+
+
+def test_three_numbers_a_name_and_a_thing_of_two_steps_are_in_one_split() -> None:
+    splits: dict[object, set[str]] = {}
+    for row in rows("two_steps.jsonl"):
+        name, thing, numbers = parts_of(row["question"], row["answer"])
+        for part in (name, thing, numbers):
+            splits.setdefault(part, set()).add(row["split"])
+    assert {len(split) for split in splits.values()} == {1}
+    assert set.union(*splits.values()) == {"train", "validation", "test"}
+    shown = load_agent_file("two_steps").SHOWN
+    for question, solution in zip(shown[::2], shown[1::2], strict=True):
+        name, thing, numbers = parts_of(question, int(solution.split()[-1]))
+        assert splits.keys().isdisjoint((name, thing, numbers))
+        first, more, less = numbers
+        assert solution.splitlines()[:-1] == [
+            f"{first} + {more} = {first + more}",
+            f"{first + more} - {less} = {first + more - less}",
+        ]
+
+
+def parts_of(question: str, answer: int) -> tuple[str, str, tuple[int, ...]]:
+    """Return the name, the thing and the numbers of a problem, whose answer must be right."""
+    first, more, less = (int(number) for number in re.findall(r"\d+", question))
+    assert answer == first + more - less >= 0
+    name, _, _, thing, *_ = question.replace(",", "").split()
+    return name, thing, (first, more, less)
 
 
 def test_word_problems_are_held_out_by_their_file() -> None:
