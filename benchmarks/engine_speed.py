@@ -187,7 +187,10 @@ def compare_sampling(measured: Measured, count: int) -> str:
     runs: dict[str, Run] = {
         "transformers `generate`": plain.generating(network, prompts, NEW_TOKENS)
     }
-    with start_peer(measured, count) as llama, sampling_in_engine(measured, prompts) as by_engine:
+    with (
+        start_peer(measured, count) as llama,
+        sampling_in_engine(measured.model, prompts) as by_engine,
+    ):
         if llama is not None:
             runs[LLAMA] = lambda: llama.sample(prompts, NEW_TOKENS)
         runs |= {IN_PROCESS: by_engine, BY_SDK: sampling_by_sdk(measured, prompts)}
@@ -205,13 +208,13 @@ def start_peer(measured: Measured, sequences: int) -> AbstractContextManager[Lla
 
 
 @contextmanager
-def sampling_in_engine(measured: Measured, prompts: Sequences) -> Iterator[Run]:
+def sampling_in_engine(model: LanguageModel, prompts: Sequences) -> Iterator[Run]:
     """Yield a function that samples in this process: a request a prompt, with a LoRA.
 
     The LoRA is another one each time, so that nothing is known of the prompts.
     """
-    lora = LoraWeights.initial(measured.model, LoraConfig(RANK, seed=0)).frozen()
-    scheduler = Scheduler(measured.model)
+    lora = LoraWeights.initial(model, LoraConfig(RANK, seed=0)).frozen()
+    scheduler = Scheduler(model)
     requests = [
         SampleRequest(prompt, max_tokens=NEW_TOKENS, seed=seed, stop=[])
         for seed, prompt in enumerate(prompts)

@@ -20,6 +20,10 @@ SHORT = {
         ("--rounds", "1", "--at-once", "16", "--cores", "1"),
         "### Update by a loss",
     ),
+    "product_types": (
+        ("--base", "local/tiny-chat", "--rounds", "1", "--at-once", "2", "--sequences", "2"),
+        "The cosine of the LoRA's gradients is 0.99",
+    ),
     "durability": (("--rounds", "1", "--rollouts", "8"), "### 40 spans of a mean prompt"),
     "overlap": (OVERLAP, "| 1.00 |"),
     "algorithms": ((*ALGORITHMS, "--picture", "a.png"), "loss ppo"),
