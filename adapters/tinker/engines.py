@@ -105,9 +105,16 @@ def check_reachable() -> None:
         ) from error
 
 
+def stay_offline(base_model: str) -> None:
+    """Keep this process from asking the hub, for minutes, for a model that only the cache has."""
+    if base_model.startswith(LOCAL):
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
 @contextmanager
 def engine_begun(base_model: str) -> Iterator[None]:
     """Start the engine that this block will run, if any, so that it loads its libraries now."""
+    stay_offline(base_model)
     if needs_engine(base_model):
         _begun[base_model] = _start(base_model)
     try:
@@ -150,8 +157,6 @@ def _start(base_model: str) -> EngineProcess:
     key = f"tml-{secrets.token_hex(24)}"
     command = [sys.executable, "-P", "-m", "engine", "--base-model", base_model, "--port", "0"]
     command += ["--state", "-", "--exit-with-stdin"]
-    if base_model.startswith(LOCAL):
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # such a model is only in the cache
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

@@ -18,7 +18,13 @@ from adapters.errors import EngineDied
 from adapters.process.running_clock import running_clock
 from adapters.process.waiting import FIRST_WORD_SECONDS, Wait, call_in_thread, cancel_and_wait
 from adapters.tinker.bases import name_for_clients
-from adapters.tinker.engines import TinkerServer, check_key, needs_engine, running_engine
+from adapters.tinker.engines import (
+    TinkerServer,
+    check_key,
+    needs_engine,
+    running_engine,
+    stay_offline,
+)
 from adapters.tinker.faults import (
     SDK_ERRORS,
     ServiceFailed,
@@ -244,6 +250,7 @@ def connect(base_model: str, state: Path, patience: float = PATIENCE_SECONDS) ->
     and ends with this block.
     """
     check_key()
+    stay_offline(base_model)
     if needs_engine(base_model):
         serving = running_engine(base_model, state)
     else:

@@ -36,6 +36,17 @@ def test_an_engine_started_early_serves_from_a_folder_named_later(tmp_path: Path
     assert (tmp_path / "state" / "engine.log").exists()
 
 
+def test_a_local_model_is_not_looked_for_in_the_hub_though_a_server_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:1")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with engine_begun("HuggingFaceTB/SmolLM2-135M-Instruct"):
+        assert "HF_HUB_OFFLINE" not in os.environ
+    with engine_begun(MODEL):
+        assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
 def test_an_engine_that_is_never_opened_ends_with_the_block() -> None:
     with engine_begun(MODEL):
         begun = engines._begun[MODEL].process.pid
