@@ -8,7 +8,6 @@ and position alone (`cached_attention.py`); normalisations and activations work 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import repeat
 from typing import TypeAlias
 
 import torch
@@ -50,9 +49,10 @@ class SamplingPass:
         if len(shares) == 1:
             outputs = self._multiply(shares[0].lora, layer, inputs)
         else:
-            parts = (inputs[:, one.start : one.stop] for one in shares)
-            found = map(self._multiply, (one.lora for one in shares), repeat(layer), parts)
-            outputs = torch.cat(list(found), 1)
+            parts = [
+                self._multiply(one.lora, layer, inputs[:, one.start : one.stop]) for one in shares
+            ]
+            outputs = torch.cat(parts, 1)
         if layer.bias is not None:
             outputs += layer.bias
         return outputs

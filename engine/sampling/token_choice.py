@@ -5,9 +5,6 @@ import torch
 
 from engine.sampling.requests import GREEDY_BELOW
 
-CUMULATED = 2**16
-"""Weights cumulated at once, half a megabyte in float64: a processor's second cache holds them."""
-
 
 def choose_tokens(
     logits: torch.Tensor,
@@ -70,13 +67,10 @@ def _draw_filtered(
 
 def _inverse_cdf(weights: torch.Tensor, uniform: np.ndarray) -> np.ndarray:
     """Return for each row the first column whose cumulative weight exceeds uniform · total."""
-    most = max(1, CUMULATED // weights.shape[-1])
-    drawn = torch.from_numpy(uniform).to(weights.device)[:, None]
-    columns: list[torch.Tensor] = []
-    for rows, share in zip(weights.split(most), drawn.split(most), strict=True):
-        cumulated = rows.cumsum(-1, dtype=torch.float64)
-        columns.append(torch.searchsorted(cumulated, share * cumulated[:, -1:], right=True))
-    return torch.cat(columns)[:, 0].clamp_(max=weights.shape[-1] - 1).cpu().numpy()
+    cumulated = weights.cumsum(-1, dtype=torch.float64)
+    reached = torch.from_numpy(uniform).to(weights.device)[:, None] * cumulated[:, -1:]
+    columns = torch.searchsorted(cumulated, reached, right=True)[:, 0]
+    return columns.clamp_(max=weights.shape[-1] - 1).cpu().numpy()
 
 
 def prompt_logprobs(logits: torch.Tensor, prompt: np.ndarray) -> np.ndarray:
