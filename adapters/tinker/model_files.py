@@ -27,7 +27,7 @@ FLOAT32 = 4
 """Bytes of a number as the engine keeps it."""
 COPIES = 2
 """Copies of the weights: as they were read, and as products of few rows take them."""
-MICROBATCH_TOKENS, MICROBATCH_WORK = 2048, 2**37
+MICROBATCH_TOKENS, MICROBATCH_WORK = 2048, 2**36
 """The engine's bounds on what a thread of it trains at once."""
 GIB = 2**30
 

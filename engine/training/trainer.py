@@ -21,9 +21,9 @@ from engine.training.target_logprobs import compute_target_logprobs
 MICROBATCH_TOKENS = 2048
 """Tokens computed at once. More tokens need more memory and are no faster on a CPU."""
 
-MICROBATCH_WORK = 2**37
-"""Products of a token and a weight computed at once: a second's work of a core at most, and two to
-three gigabytes of activations. A model of many weights shrinks microbatches."""
+MICROBATCH_WORK = 2**36
+"""Products of a token and a weight computed at once: half a second of a core, and one to one and a
+half gigabytes of activations. A model of many weights shrinks microbatches."""
 
 MICROBATCH_LOGITS = 2**27
 """Logits computed at once: half a gigabyte in float32. A large vocabulary shrinks microbatches."""
