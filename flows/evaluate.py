@@ -45,11 +45,11 @@ def evaluate(
     target = find_target(recipe, run, checkpoint, model)
     requested = target.requested
     columns, threshold = requested.dataset.columns, requested.evaluation.threshold
-    same = requested.evaluation == target.bound.evaluation
+    same = isinstance(target.bound, Recipe) and requested.evaluation == target.bound.evaluation
     tag = "" if same else f".{requested.fingerprint()[:6]}"
     with (
         open_run(target.bound, target.run) as opened,
-        open_rollouts(opened, target.bound) as runners,
+        open_rollouts(opened, requested) as runners,
         Artifacts(opened.folder) as artifacts,
     ):
         step = opened.policies.last_step() if target.step is None else target.step

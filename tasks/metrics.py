@@ -16,7 +16,8 @@ from tasks.algorithm.comparisons import is_uniform
 from tasks.checkpoints import sampled_step
 from tasks.rewards import rewards_of
 from tasks.storage.checksums import verified
-from tasks.storage.json_files import append_row, read_log
+from tasks.storage.files import is_written
+from tasks.storage.json_files import append_row, read_json, read_log
 from tasks.storage.tables import arrays, flat, query_beside, read, select
 from tasks.trajectories import TRAINED_ROLES
 
@@ -43,6 +44,8 @@ class StepFiles:
     references: Mapping[str, Path]
     datums: Mapping[str, Path]
     updates: Mapping[str, Path]
+    loss: Path | None = None
+    """Loss of the step's checkpoint on held-out texts, which is not always measured."""
 
 
 def measure(
@@ -78,6 +81,9 @@ def measure(
             **_reference_divergence(trajectories, files.references.get(policy)),
             "datums/dropped": int(sum(trained)) - datums.num_rows,
         }
+    if files.loss is not None and is_written(files.loss):
+        held_out = read_json(files.loss)
+        measures |= {f"test/{name}": held_out[name] for name in ("loss", "bits_per_byte")}
     measures["datums"] = datums.num_rows
     measures["tokens/trained"] = int(flat(datums["mask"]).sum())
     return {name: value for name, value in measures.items() if value is not None}
@@ -146,6 +152,24 @@ def divergence(datums: Path, logprobs: Sequence[np.ndarray], step: int) -> Metri
         of_lag = _divergence((log_q - log_p)[lags == lag])
         measured |= {f"{name}/lag_{lag}": value for name, value in of_lag.items()}
     return measured
+
+
+def trained_loss(datums: Path, logprobs: Sequence[np.ndarray]) -> Metrics:
+    """Measure the loss of the datums that no policy sampled, in nats a token, before the update.
+
+    Each token counts by its weight, which is its advantage.
+    """
+    batch = read(datums, columns=["policy_version", "advantages", "mask"])
+    versions = batch["policy_version"].to_pylist()
+    lists = arrays(batch["advantages"]), arrays(batch["mask"])
+    given = [
+        ((weights * mask).astype(np.float64), log_p.astype(np.float64))
+        for weights, mask, log_p, version in zip(*lists, logprobs, versions, strict=True)
+        if version is None
+    ]
+    total = fsum(float(weights.sum()) for weights, _ in given)
+    lost = fsum(float(-(weights @ log_p)) for weights, log_p in given)
+    return {"loss": lost / total} if total else {}
 
 
 def _reference_divergence(trajectories: pa.Table, references: Path | None) -> Metrics:

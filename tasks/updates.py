@@ -18,10 +18,10 @@ from adapters.calls import Sampler
 from adapters.errors import ServiceError
 from adapters.tinker.faults import ServiceFailed, ServiceRefused
 from adapters.tinker.live_policy import LivePolicy, Saving
-from adapters.tinker.service import Service
+from adapters.tinker.service import PatientSampler, Service
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import Checkpoint, Ledger
-from tasks.metrics import Metrics, divergence
+from tasks.metrics import Metrics, divergence, trained_loss
 from tasks.recovery.rebuilding import Rebuilder, RebuiltPolicy
 from tasks.recovery.recorded_steps import FIRST_LOGPROBS, RecordedSteps
 from tasks.storage.durability import durable
@@ -85,7 +85,7 @@ class PolicyUpdater:
         self._live, self._rebuilt, self._step = live, None, 0
         return checkpoint
 
-    def sampler(self, step: int) -> Sampler:
+    def sampler(self, step: int) -> PatientSampler:
         """Return a sampler of a checkpoint; one that is gone is rebuilt and saved again."""
         known = self.ledger.find(step)
         try:
@@ -222,7 +222,10 @@ def update_policy(
     started = time.monotonic()
     update = updater.update(step, datums, method, with_state=with_state)
     seconds = {"seconds/training": time.monotonic() - started}
-    measured: dict[str, object] = {**divergence(datums, update.logprobs, step)}
+    measured: dict[str, object] = {
+        **divergence(datums, update.logprobs, step),
+        **trained_loss(datums, update.logprobs),
+    }
     if update.shares:
         measured["learning_rate_share"] = fmean(update.shares)
     if update.logprobs:

@@ -38,7 +38,8 @@ ARROWS = {
         "examples": {"storage"},
         "storage": set(),
         "algorithm": set(),
-        "reports": {MODULES, "recording", "storage", "algorithm"},
+        "texts": {MODULES, "examples", "recording", "recovery", "storage"},
+        "reports": {MODULES, "recording", "storage", "algorithm", "texts"},
         "tracking": {MODULES, "recording", "reports", "storage"},
     },
     "adapters": {

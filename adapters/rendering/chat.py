@@ -9,7 +9,7 @@ from typing import cast
 from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus, create_renderer
 from renderers.base import ChatTemplateTokenizer, Renderer, Tokenizer
 
-from adapters.calls import Completion, Message, Tool, ToolCall
+from adapters.calls import Completion, Message, Refused, Tool, ToolCall
 from adapters.rendering.chat_template import TemplateRenderer
 from adapters.rendering.fitting import MISFITS, choose_renderer, fitting_renderers
 from adapters.rendering.renderer_names import (
@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 
 UNLIMITED = 10**9
 """Any `model_max_length` from here on is no limit: tokenizers that know of none say 10^30."""
+
+FOLLOWING: Message = {"role": "user", "content": "What else?"}
+"""Message after an answer in the middle of a conversation."""
 
 PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 BYTES = {chr(byte): byte for byte in PRINTABLE} | {
@@ -65,11 +68,7 @@ class Chat:
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Render the prompt, which ends with the header of the answer."""
-        return self._renderer.render_ids(
-            list(messages),  # pyright: ignore[reportArgumentType]
-            tools=list(tools) or None,  # pyright: ignore[reportArgumentType]
-            add_generation_prompt=True,
-        )
+        return self._render(messages, tools, ask=True)
 
     def extend(
         self,
@@ -96,6 +95,30 @@ class Chat:
         if not self.has_ended(sampled):
             said.append(close)
         return said + tail[2:]
+
+    def answer(
+        self, messages: Sequence[Message], answer: Message, tools: Sequence[Tool]
+    ) -> list[int]:
+        """Return the tokens that a model samples to give an answer to messages, its end included.
+
+        An answer without reasoning is written as in the middle of a conversation, since templates
+        write an empty thought into the last one. Refused if the renderer writes it behind other
+        tokens than those of the prompt that asks for it.
+        """
+        prompt, said = self.render(messages, tools), [*messages, answer]
+        thinks = answer.get("reasoning_content") or "</think>" in answer["content"]
+        conversations = [said] if thinks else [[*said, FOLLOWING], said]
+        written = (self._render(one, tools, ask=False) for one in conversations)
+        whole = next((tokens for tokens in written if tokens[: len(prompt)] == prompt), None)
+        if whole is None:
+            raise Refused(
+                400,
+                f"the renderer {self.renderer} writes this answer behind other tokens than those "
+                "of the prompt that asks for it; give another model.renderer",
+            )
+        tokens = whole[len(prompt) :]
+        end = next((at for at, token in enumerate(tokens) if token in self.stop_tokens), None)
+        return [*tokens, self.stop_tokens[0]] if end is None else tokens[: end + 1]
 
     def has_ended(self, sampled: Sequence[int]) -> bool:
         """Tell whether the model ended its turn itself."""
@@ -135,6 +158,15 @@ class Chat:
             return text, list(text.encode())
         piece = self._tokenizer.convert_ids_to_tokens(token)  # pyright: ignore[reportAttributeAccessIssue]
         return text, [BYTES[character] for character in piece if character in BYTES]
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Tool], *, ask: bool
+    ) -> list[int]:
+        return self._renderer.render_ids(
+            list(messages),  # pyright: ignore[reportArgumentType]
+            tools=list(tools) or None,  # pyright: ignore[reportArgumentType]
+            add_generation_prompt=ask,
+        )
 
     def _bridge(
         self, prompt: list[int], sampled: list[int], new: Sequence[Message], tools: Sequence[Tool]

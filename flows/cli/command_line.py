@@ -16,14 +16,15 @@ from flows.server.prefect_startup import check_prefect, start_server
 from tasks.storage.json_files import read_log
 
 if TYPE_CHECKING:
-    from flows.recipe.recipe import Recipe
+    from flows.recipe.run_recipe import RunRecipe
     from flows.runtime.flow_runs import RunSummary
     from tasks.storage.run_folder import RunFolder
 
 T = TypeVar("T")
+R = TypeVar("R", bound="RunRecipe")
 
 
-def train_with_bar(run: str, recipe: "Recipe") -> str:
+def train_with_bar(run: str, recipe: "RunRecipe") -> str:
     """Run the flow of a run, with a progress bar; return its closing lines.
 
     The checks come first, since an engine of a local model puts this process offline.
@@ -38,7 +39,7 @@ def train_with_bar(run: str, recipe: "Recipe") -> str:
         from flows.cli.progress_bar import show_progress
 
         with show_progress(folder, recipe.steps):
-            flow = _find_flow(folder)
+            flow = _find_flow(folder, recipe.flow)
             wait_for_server()
             with explain_absence(partial(_way_on, folder)):
                 summary = flow(recipe=recipe, run=run)
@@ -54,14 +55,17 @@ def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: 
             return flow(**parameters)
 
 
-def load_checked_recipe(run: str, overrides: Sequence[str] = ()) -> "Recipe":
+def load_checked_recipe(
+    run: str, overrides: Sequence[str] = (), kind: "type[R] | None" = None
+) -> "R | RunRecipe":
     """Return a run's recipe with each override over it; UserError if it cannot be trained."""
     from flows.recipe.loading import changed_recipe, count_steps
+    from flows.recipe.run_recipe import RunRecipe
     from flows.runtime.checks import check_recipe
     from tasks.storage.manifest import recipe_of
     from tasks.storage.run_folder import folder_of
 
-    recipe = count_steps(changed_recipe(recipe_of(folder_of(run)), overrides))
+    recipe = count_steps(changed_recipe(recipe_of(folder_of(run)), overrides, kind or RunRecipe))
     check_recipe(recipe)
     check_prefect()
     return recipe
@@ -105,7 +109,8 @@ def explain_absence(way_on: Callable[[], str]) -> Iterator[None]:
         ) from error
 
 
-def _find_flow(run: "RunFolder") -> "Callable[..., RunSummary]":
+def _find_flow(run: "RunFolder", name: str) -> "Callable[..., RunSummary]":
+    """Return the flow of a run, by the name that its recipe has of it."""
     from tasks.storage.manifest import REPLAY, parent_of
 
     parent = parent_of(run) if run.exists() else None
@@ -113,9 +118,10 @@ def _find_flow(run: "RunFolder") -> "Callable[..., RunSummary]":
         from flows.replay import replay
 
         return partial(replay, parent=parent["run"])
+    from flows.finetune import finetune
     from flows.train import train
 
-    return train
+    return {flow.name: flow for flow in (train, finetune)}[name]
 
 
 def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> str:

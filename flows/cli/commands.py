@@ -18,7 +18,7 @@ from tasks.storage.files import check_writable
 from tasks.storage.run_folder import folder_of, name_run
 
 if TYPE_CHECKING:
-    from flows.recipe.recipe import Recipe
+    from flows.recipe.run_recipe import RunRecipe
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -65,14 +65,15 @@ def train(
     ] = IfExists.ASK,
     verbose: Verbose = False,
 ) -> None:
-    """Train an agent's model."""
+    """Train a model: an agent's, or on texts."""
     from flows.recipe.loading import named_recipe
+    from flows.recipe.run_recipe import RunRecipe
     from flows.runtime.checks import check_recipe
 
     name = f"{name}-search" if search else name
     short = {"steps": steps, "rollouts.batches": batches}
     overrides = [*(set_ or []), *(f"{key}={n}" for key, n in short.items() if n is not None)]
-    recipe = named_recipe(name, overrides)
+    recipe = named_recipe(name, overrides, RunRecipe)
     run = run or name_run(Path(name).stem, _now())
     check_recipe(recipe)
     check_prefect()  # before a run is deleted
@@ -110,7 +111,9 @@ def replay(
     verbose: Verbose = False,
 ) -> None:
     """Train anew from a run's recorded rollouts, say with another algorithm; nothing is sampled."""
-    recipe = load_checked_recipe(run, set_ or [])
+    from flows.recipe.recipe import Recipe
+
+    recipe = load_checked_recipe(run, set_ or [], Recipe)
     from flows.runtime.forks import replay_run
 
     name = as_ or name_run(run, "replay", _now())
@@ -304,11 +307,13 @@ def trinity(
 
 
 @app.command()
-def keys() -> None:
+def keys(
+    flow: Annotated[str, typer.Argument(help="The recipe's flow: train or finetune.")] = "train",
+) -> None:
     """List every key of a recipe, for --set."""
     from flows.recipe.loading import recipe_options
 
-    print(recipe_options())
+    print(recipe_options(flow))
 
 
 @app.command(context_settings=PASSED_ON, add_help_option=False)
@@ -337,7 +342,7 @@ def _now() -> str:
     return f"{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _train(run: str, recipe: "Recipe") -> None:
+def _train(run: str, recipe: "RunRecipe") -> None:
     """Print what the recipe's preset has become, if it has one; train, and print the summary."""
     from flows.recipe.presets import describe_preset
 

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from adapters.errors import UserError, did_you_mean
 from adapters.project.files import EXAMPLES
+from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.presets import PRESETS
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowError, RunRecipe
@@ -21,7 +22,9 @@ from tasks.storage.manifest import Eras, lineage, recipe_of
 from tasks.storage.run_folder import RunFolder
 
 PROJECT_FILE = Path("prefect.yaml")
-TRAIN = "flows.train.train"
+TRAIN, FINETUNE = (kind.model_fields["flow"].default for kind in (Recipe, FinetuneRecipe))
+ENTRYPOINTS = {"flows.train.train": TRAIN, "flows.finetune.finetune": FINETUNE}
+"""Flows that train, by their entrypoints in prefect.yaml."""
 RECIPE_FILES = (".yaml", ".yml")
 LENGTH = {"steps", "epochs"}
 """Keys that say how long a run is: a value of one takes the other's place."""
@@ -64,15 +67,16 @@ def find_deployment(name: str) -> tuple[Path, str]:
     )
 
 
-def named_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+def named_recipe(name: str, overrides: Sequence[str] = (), kind: type[R] = Recipe) -> R:
     """Return the recipe of a training deployment, or of a YAML file, with each override over it.
 
     The deployment is the working folder's, or else one of the examples that Ratchet carries.
+    FlowError if the recipe is not of the `kind`.
     """
     values = _read_values(name)
     if not isinstance(values, dict):
         raise RecipeError(f"{name} has no keys; give it the keys of a recipe")
-    return changed_recipe(values, overrides)
+    return changed_recipe({"flow": TRAIN, **values}, overrides, kind)
 
 
 def read_recipe(run: RunFolder, kind: type[R] = RunRecipe) -> R:
@@ -111,19 +115,26 @@ def _read_values(name: str) -> Json:
     return deployments[name]
 
 
-def changed_recipe(values: Section, overrides: Sequence[str] = ()) -> Recipe:
+def changed_recipe(values: Section, overrides: Sequence[str] = (), kind: type[R] = Recipe) -> R:
     """Validate a recipe, with each `section.key=value` put over its values.
 
-    A preset among them replaces the algorithm that the values have.
+    A preset among them replaces the algorithm that the values have. FlowError if the recipe is not
+    of the `kind`.
     """
-    given = parse_overrides(overrides)
+    own = _kind_of({"flow": TRAIN, **values})
+    if not issubclass(own, kind):
+        raise FlowError(
+            f"the recipe is of the flow {own.model_fields['flow'].default}, and this needs one of "
+            f"{', '.join(sorted(_kinds(kind)))}; name another one"
+        )
+    given = parse_overrides(overrides, own)
     if LENGTH & given.keys():
         values = {key: value for key, value in values.items() if key not in LENGTH}
     algorithm = given.get("algorithm")
     preset = PRESETS.get(str(algorithm.get("preset"))) if isinstance(algorithm, Mapping) else None
     if preset is not None:
         values = {**_without(values, preset.values), "algorithm": {}}
-    return _validated(Recipe, merge(values, given))
+    return _validated(own, merge(values, given))
 
 
 def count_steps(recipe: R) -> R:
@@ -144,9 +155,9 @@ def _validated(kind: type[R], values: Section) -> R:
         raise RecipeError(_explain(error)) from error
 
 
-def recipe_options() -> str:
-    """List every key of a recipe, with its type, default and explanation, as `--set` takes it."""
-    return "\n".join(_describe(key, field) for key, field in _fields(Recipe))
+def recipe_options(flow: str = TRAIN) -> str:
+    """List every key of a flow's recipe, with its type, default and explanation, for `--set`."""
+    return "\n".join(_describe(key, field) for key, field in _fields(_kind_of({"flow": flow})))
 
 
 def _describe(key: str, field: FieldInfo) -> str:
@@ -165,8 +176,11 @@ def _training_deployments(file: Path) -> dict[str, Json]:
         return {}
     try:
         entries = [(entry["name"], entry) for entry in _read_yaml(file)["deployments"]]
-        training = {name: entry for name, entry in entries if entry["entrypoint"] == TRAIN}
-        return {name: entry["parameters"]["recipe"] for name, entry in training.items()}
+        return {
+            name: {"flow": ENTRYPOINTS[entry["entrypoint"]], **entry["parameters"]["recipe"]}
+            for name, entry in entries
+            if entry["entrypoint"] in ENTRYPOINTS
+        }
     except (KeyError, TypeError) as error:
         raise RecipeError(
             f"{file} lists no deployments as Prefect reads them ({error!r}); give each a name, an "
@@ -202,9 +216,9 @@ def _read_yaml(file: Path) -> Any:
         raise RecipeError(f"{file} is not YAML: {said}; mend it there") from error
 
 
-def parse_overrides(overrides: Sequence[str]) -> dict[str, Json]:
+def parse_overrides(overrides: Sequence[str], kind: type[RunRecipe] = Recipe) -> dict[str, Json]:
     """Parse each `section.key=value`, into sections; the entries of tables are keys too."""
-    known = dict(_fields(Recipe))
+    known = dict(_fields(kind))
     given: dict[str, Json] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -212,7 +226,9 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Json]:
             raise RecipeError(f"--set {override}: write it as section.key=value")
         if key not in known and key.rpartition(".")[0] not in TABLES:
             near = did_you_mean(key, known) or ";"
-            raise RecipeError(f"a recipe has no key {key!r}{near} `ratchet keys` lists them")
+            flow = kind.model_fields["flow"].default
+            listed = "ratchet keys" if flow == TRAIN else f"ratchet keys {flow}"
+            raise RecipeError(f"a recipe has no key {key!r}{near} `{listed}` lists them")
         try:
             given = merge(given, nest(key, _parse(text, known.get(key))))
         except yaml.YAMLError as error:
@@ -266,13 +282,18 @@ def _explain(error: ValidationError) -> str:
 
 
 def _recipe(values: Mapping[str, Any]) -> RunRecipe:
+    return _kind_of(values).model_validate(values)
+
+
+def _kind_of(values: Mapping[str, Any]) -> type[RunRecipe]:
+    """Return the recipe of the flow that the values name."""
     kinds = _kinds(RunRecipe)
     if (flow := values.get("flow")) not in kinds:
         raise FlowError(
             f"the recipe is for the flow {flow!r}, and there is: {', '.join(sorted(kinds))}; "
             "continue the run with the version that wrote it"
         )
-    return kinds[flow].model_validate(values)
+    return kinds[flow]
 
 
 def _kinds(kind: type[R]) -> dict[str, type[R]]:

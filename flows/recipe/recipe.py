@@ -13,8 +13,8 @@ from adapters.project.hub import locate_dataset
 from flows.recipe.algorithm import Algorithm
 from flows.recipe.presets import expand_preset
 from flows.recipe.rollouts import Rollouts
-from flows.recipe.run_recipe import RunRecipe
-from flows.recipe.section import MOST_ROLLOUTS, MOST_STEPS, Refusals, Section
+from flows.recipe.run_recipe import HeldOut, RunRecipe
+from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.algorithm.advantages import ADVANTAGES, CreditAssignment, find_advantage
 from tasks.algorithm.losses import find_loss, is_regularized
 from tasks.examples.curricula import Curriculum, Order
@@ -71,14 +71,8 @@ class Dataset(Section):
         return Source(locate_dataset(self.path), self.test_split, self.columns)
 
 
-class Evaluation(Section):
+class Evaluation(HeldOut):
     """Settings of the scoring of held-out examples."""
-
-    every: int = Field(default=0, ge=0, le=MOST_STEPS)
-    """Score after every so many steps; 0 scores only before the first and after the last."""
-
-    examples: int = Field(default=128, ge=1, le=MOST_ROLLOUTS)
-    """Held-out examples, the first of the test split in a seeded order; all if it has fewer."""
 
     rollouts: int = Field(default=1, ge=1, le=MOST_ROLLOUTS)
     """Sampled rollouts of each example; with k of them pass@1 to pass@k are reported."""
@@ -88,10 +82,6 @@ class Evaluation(Section):
 
     greedy: bool = True
     """Run each example once at temperature 0 as well."""
-
-    def due(self, step: int, steps: int) -> bool:
-        """Return whether checkpoint `step` of `steps` is scored."""
-        return step in (0, steps) or (self.every > 0 and step % self.every == 0)
 
 
 class Recipe(RunRecipe):
@@ -238,6 +228,9 @@ class Recipe(RunRecipe):
         """Return the steps whose groups are so many passes over the training examples."""
         examples = len(self.dataset.train_split().examples())
         return ceil(Fraction(str(epochs)) * examples / self.rollouts.groups)
+
+    def sources(self) -> dict[str, Source]:
+        return {"train": self.dataset.train_split(), "test": self.dataset.held_out_split()}
 
     def policies(self) -> dict[str, tuple[str, ...]]:
         trained: dict[str, list[str]] = {POLICY: [POLICY]}

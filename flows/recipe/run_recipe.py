@@ -12,8 +12,9 @@ from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.rendering.renderer_names import AUTO, resolve_renderer
 from flows.recipe.algorithm import Optimizer
-from flows.recipe.section import LONGEST_SECONDS, MOST_STEPS, Refusals, Section
+from flows.recipe.section import LONGEST_SECONDS, MOST_ROLLOUTS, MOST_STEPS, Refusals, Section
 from tasks.algorithm.learning_rates import default_learning_rate
+from tasks.examples.reading import Source
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
 
@@ -74,6 +75,20 @@ class Checkpoints(Section):
     def due(self, step: int, steps: int) -> bool:
         """Return whether checkpoint `step` of `steps` saves the training state."""
         return step == steps or step % self.every == 0
+
+
+class HeldOut(Section):
+    """Settings of what is measured on held-out examples."""
+
+    every: int = Field(default=0, ge=0, le=MOST_STEPS)
+    """Score after every so many steps; 0 scores only before the first and after the last."""
+
+    examples: int = Field(default=128, ge=1, le=MOST_ROLLOUTS)
+    """Held-out examples, the first of the test split in a seeded order; all if it has fewer."""
+
+    def due(self, step: int, steps: int) -> bool:
+        """Return whether checkpoint `step` of `steps` is scored."""
+        return step in (0, steps) or (self.every > 0 and step % self.every == 0)
 
 
 class ServicePatience(Section):
@@ -186,6 +201,10 @@ class RunRecipe(Section, ABC):
     def steps_of(self, epochs: float) -> int:
         """Return in how many steps the flow has passed so often over its training examples."""
         raise FlowError(f"the flow {self.flow} has no examples to pass over; give steps")
+
+    def sources(self) -> dict[str, Source]:
+        """Map the splits that the flow reads, train and test, to where their examples are."""
+        return {}
 
     def policies(self) -> dict[str, tuple[str, ...]]:
         """Map each policy to the roles that it is trained in, the main one first."""

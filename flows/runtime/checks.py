@@ -5,6 +5,8 @@ a flow may have been started by a Prefect server. What they import is imported w
 a refusal should not wait for a library.
 """
 
+from typing import TypeVar
+
 from adapters.calls import POLICY
 from adapters.harness.agents import load_agent
 from adapters.rendering.renderer_names import AUTO, TEMPLATE, find_config
@@ -12,22 +14,29 @@ from adapters.tinker.bases import base_folder, check_base
 from adapters.tinker.engines import check_key, check_reachable
 from adapters.tinker.model_files import check_template
 from adapters.tracking.choice import TrackerChoice
+from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.loading import count_steps
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
 from flows.runtime.references import find_reference
+from tasks.storage.files import is_written
 from tasks.storage.manifest import check_binding
 from tasks.storage.run_folder import RunFolder
 
+R = TypeVar("R", bound=RunRecipe)
 
-def check_start(recipe: Recipe, run: RunFolder) -> Recipe:
+
+def check_start(recipe: R, run: RunFolder) -> R:
     """Return the recipe that a run, new or not, is bound to: its epochs are counted in steps.
 
-    Refuse (UserError) what would end the run before its first rollout.
+    Refuse (UserError) what would end the run before its first step.
     """
     recipe = count_steps(recipe)
     check_run(recipe, run)
     check_recipe(recipe)
+    if isinstance(recipe, FinetuneRecipe) and not is_written(run.texts):
+        for texts in recipe.texts().values():
+            len(texts)  # refuses a query that cannot be asked, or chooses nothing
     return recipe
 
 
@@ -51,18 +60,23 @@ def check_service(base: str) -> None:
     check_base(base)
 
 
-def check_recipe(recipe: Recipe) -> None:
+def check_recipe(recipe: RunRecipe) -> None:
     """Refuse (UserError) a recipe that names what does not exist; quick checks come first."""
     check_service(recipe.model.base)
-    for source in (recipe.dataset.train_split(), recipe.dataset.held_out_split()):
+    for source in recipe.sources().values():
         source.examples()
+    if isinstance(recipe, Recipe):
+        _check_agent(recipe)
+    check_renderer(recipe.model)
+
+
+def _check_agent(recipe: Recipe) -> None:
     other_roles = sorted(role for role in recipe.roles if role != POLICY)
     if recipe.roles:
         from adapters.door.backends import create_backends  # imports LiteLLM's parts
 
         create_backends(recipe.roles, recipe.seed)
     load_agent(recipe.agent, other_roles)
-    check_renderer(recipe.model)
 
 
 def check_renderer(model: Model) -> None:

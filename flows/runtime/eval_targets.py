@@ -8,8 +8,8 @@ from adapters.errors import UserError
 from flows.recipe.algorithm import BASE
 from flows.recipe.loading import count_steps, read_recipe
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import Model, Tracking
-from flows.runtime.checks import check_start
+from flows.recipe.run_recipe import Model, RunRecipe, Tracking
+from flows.runtime.checks import check_recipe, check_start
 from tasks.checkpoints import Ledger
 from tasks.storage.manifest import latest_run
 from tasks.storage.run_folder import folder_of, name_run, read_checkpoint
@@ -19,12 +19,13 @@ from tasks.storage.run_folder import folder_of, name_run, read_checkpoint
 class EvalTarget:
     """A checkpoint of a run: the run, the recipe it is bound to, and the step (None: the last).
 
-    `requested` is the bound recipe with the evaluation that was requested. `model` is the base
-    model or LiteLLM's, if it is one of them that is scored, in a run of its own.
+    `requested` is the bound recipe with the evaluation that was requested or, if the run learns
+    texts, the recipe of the agent with the run's model. `model` is the base model or LiteLLM's, if
+    it is one of them that is scored, in a run of its own.
     """
 
     run: str
-    bound: Recipe
+    bound: RunRecipe
     requested: Recipe
     step: int | None
     model: str | None = None
@@ -60,8 +61,16 @@ class EvalTarget:
     @classmethod
     def _of_run(cls, recipe: Recipe, run: str | None, step: int | None) -> Self:
         found = folder_of(run) if run else latest_run(recipe.agent, recipe.roles)
-        bound = read_recipe(found, Recipe)
-        requested = bound.model_copy(update={"evaluation": recipe.evaluation})
+        bound = read_recipe(found)
+        if isinstance(bound, Recipe):
+            requested = bound.model_copy(update={"evaluation": recipe.evaluation})
+        else:
+            requested = count_steps(recipe).model_copy(update={"model": bound.model})
+        if missing := sorted(requested.policies().keys() - bound.policies().keys()):
+            raise UserError(
+                f"{found.path} trains no policy {', '.join(missing)}, which {recipe.agent} needs; "
+                "name a run that does"
+            )
         return cls(found.name, bound, requested, step)
 
     @classmethod
@@ -79,6 +88,7 @@ def find_target(
     target = EvalTarget.find(recipe, run, checkpoint, model)
     folder = folder_of(target.run)
     check_start(target.bound, folder)
+    check_recipe(target.requested)
     if folder.exists() and target.step is not None:
         Ledger(folder.checkpoints(POLICY)).at(target.step)
     return target

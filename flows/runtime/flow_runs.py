@@ -3,7 +3,7 @@
 import logging
 from functools import cache
 from math import hypot
-from typing import TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import coolname.data
 from prefect.runtime import flow_run
@@ -20,6 +20,7 @@ from tasks.reports.failures import last_failure
 from tasks.storage.files import is_written
 from tasks.storage.manifest import REPLAY, parent_of
 from tasks.storage.run_folder import RunFolder, name_run
+from tasks.texts.held_out import read_loss
 
 STARTS = 3
 """Starts of a run in one process, if its engine dies each time."""
@@ -66,14 +67,14 @@ def _prefect_words() -> set[str]:
 
 
 class RunSummary(BaseModel, frozen=True):
-    """Held-out reward of the first and the last checkpoint, and the steps between.
+    """Held-out reward, or loss, of the first and the last checkpoint, and the steps between.
 
-    `gain_error` is the standard error of the gain, as if the two were measured on other examples.
-    `seconds` are those of sampling and training, without start-up and evaluation; None with a lag,
-    where they overlap. No step was trained on the rollouts that `failed`, of which `error` is the
-    last one's, nor on those that were `left_out` as stragglers. `drift` is, in a replay, how far
-    each step's weights were from those that sampled its rollouts. Another run of the recipe has the
-    same weights if it is `reproducible`.
+    `measure` says which of them. `gain_error` is the standard error of the gain, as if the two were
+    measured on other examples. `seconds` are those of sampling and training, without start-up and
+    evaluation; None with a lag, where they overlap. No step was trained on the rollouts that
+    `failed`, of which `error` is the last one's, nor on those that were `left_out` as stragglers.
+    `drift` is, in a replay, how far each step's weights were from those that sampled its rollouts.
+    Another run of the recipe has the same weights if it is `reproducible`.
     """
 
     run: str
@@ -87,28 +88,52 @@ class RunSummary(BaseModel, frozen=True):
     left_out: int = 0
     drift: tuple[float, ...] = ()
     reproducible: bool = True
+    measure: Literal["reward", "loss"] = "reward"
 
     @property
     def outcome(self) -> str:
-        """Gain in held-out reward, in words."""
+        """Change of what was measured on held-out examples, in words."""
         before, after = (
-            "unknown" if reward is None else f"{reward:.2f}" for reward in (self.before, self.after)
+            "unknown" if value is None else f"{value:.2f}" for value in (self.before, self.after)
         )
-        return f"held-out reward {before} → {after} in {self.steps} steps"
+        return f"held-out {self.measure} {before} → {after} in {self.steps} steps"
 
     @property
     def gain(self) -> str:
-        """Gain in held-out reward with its 95 % interval, in words; empty if it is not known."""
+        """Difference of the two with its 95 % interval, in words; empty if it is not known."""
         if self.before is None or self.after is None or self.gain_error is None:
             return ""
         return describe_gain(self.before, self.after, self.gain_error)
 
 
 def summarize_run(run: RunFolder) -> RunSummary:
+    """Summarize a run by its files."""
+    recipe = read_recipe(run)
+    return _of_rollouts(run, recipe) if isinstance(recipe, Recipe) else _of_texts(run)
+
+
+def _of_texts(run: RunFolder) -> RunSummary:
+    """Summarize a run that learns texts, by its loss on held-out ones."""
+    metrics = read_metrics(run.metrics)
+    ends = [run.loss(step) for step in (0, len(metrics))]
+    before, after = (read_loss(path) if is_written(path) else None for path in ends)
+    errors = [of.standard_error for of in (before, after) if of and of.standard_error is not None]
+    return RunSummary(
+        run=run.name,
+        steps=len(metrics),
+        before=before.loss if before else None,
+        after=after.loss if after else None,
+        gain_error=hypot(*errors) if len(errors) == 2 else None,
+        seconds=spent_seconds(metrics),
+        measure="loss",
+    )
+
+
+def _of_rollouts(run: RunFolder, recipe: Recipe) -> RunSummary:
+    """Summarize a run that learns from rollouts, by the reward of held-out ones."""
     metrics, parent = read_metrics(run.metrics), parent_of(run)
     before, after = _held_out(run, 0), _held_out(run, len(metrics))
     errors = [of.standard_error for of in (before, after) if of and of.standard_error is not None]
-    recipe = read_recipe(run, Recipe)
     replayed = parent is not None and parent["how"] == REPLAY
     drift = [row["kl_sample_train_v2"] for row in metrics if "kl_sample_train_v2" in row]
     return RunSummary(

@@ -17,6 +17,7 @@ from tasks.reports.curves import read_scores
 from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.checksums import Damaged
 from tasks.storage.files import is_written, link_or_copy
+from tasks.storage.json_files import read_json
 from tasks.storage.manifest import (
     FORK,
     REPLAY,
@@ -33,6 +34,8 @@ WEIGHTS = ("model.base", "model.lora_rank", "model.train_")
 """Keys that made the weights of a run; a fork cannot change them."""
 SAMPLED = ("agent", "roles.", "dataset.", "model.", "seed", "rollouts.")
 """Keys that sampled the rollouts of a run; a replay cannot change them."""
+TEXTS = ("dataset.", "model.renderer")
+"""Keys that made the tokens of a run's texts; a fork cannot change them."""
 ARRIVAL = ("rollouts.order", "rollouts.lag", "rollouts.batches", "rollouts.groups")
 """Keys that say which batches make a step by arrival; a fork of some steps cannot change them."""
 NOT_SAMPLED = (
@@ -58,13 +61,18 @@ def fork_run(
     _refuse(parent, recipe, WEIGHTS, "the weights are the parent's; train a new run instead")
     _refuse_new_policies(parent, recipe, step)
     if step > 0:
-        fixed = ARRIVAL if recipe["rollouts"]["order"] == "arrival" else ARRIVAL[:1]
+        by_arrival = recipe.get("rollouts", {}).get("order") == "arrival"
+        fixed = ARRIVAL if by_arrival else ARRIVAL[:1]
         _refuse(parent, recipe, fixed, "the next steps are made of batches that are under way")
+    if is_written(parent.texts):
+        _refuse(parent, recipe, TEXTS, "the texts are the parent's; train a new run instead")
     with _new_run(parent, name, recipe, fingerprint, {"how": FORK, "step": step}) as fork:
         for passed in range(step):
             batches = batches_of(parent, passed) + parent.held_out(passed)
             files = parent.learning_files(passed) + parent.evaluations(f"{passed:05d}")
             _share(parent, fork, _files_of(parent, batches) + files)
+        losses = [path for path in parent.losses() if int(path.stem) <= step]
+        _share(parent, fork, [*losses, *filter(is_written, [parent.texts])])
         ArrivalLedger(parent.arrivals).share(step, ArrivalLedger(fork.arrivals))
         _share(parent, fork, saved_files(parent.engine))
         for policy in parent.policies():
@@ -108,15 +116,16 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
 
 
 def describe_fork(run: RunFolder) -> str:
-    """Say what a fork has trained: its steps, the parent's held-out reward before, its changes.
+    """Say what a fork has trained: its steps, what the parent had held out before, its changes.
 
-    The parent's reward is that of the checkpoint which the fork began with or, if that was not
-    scored, of the last one before. Returns an empty text of a run that is no fork.
+    The parent's reward, or loss, is that of the checkpoint which the fork began with or, if that
+    was not scored, of the last one before. Returns an empty text of a run that is no fork.
     """
     parent = parent_of(run)
     if parent is None or parent["how"] != FORK:
         return ""
     name, shared, done = parent["run"], parent["step"], len(read_metrics(run.metrics))
+    measure = "held-out loss" if is_written(run.texts) else "held-out reward"
     since = f"{done - shared} steps since {name}@{shared}"
     changes = differences(parent["recipe"], recipe_of(run))
     known = _scores([folder_of(name), run], shared)
@@ -124,20 +133,21 @@ def describe_fork(run: RunFolder) -> str:
     if before is None:
         return "\n".join([f"{since}, up to which nothing is scored", *changes])
     if scored < shared:
-        return "\n".join([f"{since}; {name}@{scored} had held-out reward {before:.2f}", *changes])
+        return "\n".join([f"{since}; {name}@{scored} had {measure} {before:.2f}", *changes])
     after = _scores([run], done).get(done)
     reward = f"{before:.2f}" if after is None else f"{before:.2f} → {after:.2f}"
-    return "\n".join([f"{since}: held-out reward {reward}", *changes])
+    return "\n".join([f"{since}: {measure} {reward}", *changes])
 
 
 def _scores(runs: Sequence[RunFolder], last: int) -> dict[int, float]:
-    """Return the held-out reward of each checkpoint up to `last`, by the first run that has it."""
+    """Return what each checkpoint up to `last` has held out, by the first run that has it."""
     scores: dict[int, float] = {}
     for run in runs:
         with suppress(Damaged):  # a fork has trained, whatever becomes of its parent
-            for score in read_scores(run):
-                if score.step <= last:
-                    scores.setdefault(score.step, score.reward)
+            found = {int(path.stem): read_json(path)["loss"] for path in run.losses()}
+            found |= {score.step: score.reward for score in reversed(read_scores(run))}
+            for step in (step for step in found if step <= last):
+                scores.setdefault(step, found[step])
     return scores
 
 
@@ -190,7 +200,8 @@ def _refuse(
 
 def _refuse_new_policies(parent: RunFolder, recipe: dict[str, Any], step: int) -> None:
     """Refuse (RunError) a policy that the parent has not trained, unless no step is shared."""
-    asked = {policy for who in recipe["roles"].values() if (policy := policy_of(who))}
+    roles: dict[str, str] = recipe.get("roles", {})
+    asked = {policy for who in roles.values() if (policy := policy_of(who))}
     for policy in sorted(asked) if step > 0 else ():
         checkpoints = Ledger(parent.checkpoints(policy)).checkpoints()
         if all(checkpoint.step != step for checkpoint in checkpoints):

@@ -160,10 +160,8 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
 @contextmanager
 def _serving(run: OpenRun, recipe: Recipe) -> Iterator[RolloutServer]:
     """Open the door of a run's agents."""
-    base, rollouts, service = recipe.model.base, recipe.rollouts, run.service
+    rollouts, chat = recipe.rollouts, run.chat(recipe.model)
     backends = create_backends(recipe.roles, recipe.seed)
-    tokenizer = service.tokenizer(run.ledger.at(0).sampler, base)
-    chat = Chat(tokenizer, recipe.model.renderer, service.context(base))
     with Door(chat, backends, recipe.seed, rollouts.max_calls, door_listener(rollouts)) as door:
         settings = PlaySettings(
             recipe.agent,
@@ -171,7 +169,7 @@ def _serving(run: OpenRun, recipe: Recipe) -> Iterator[RolloutServer]:
             rollouts.concurrency_of_batch(),
             rollouts.timeout_seconds,
         )
-        yield RolloutServer(run.folder, door, service, settings, rollouts.recall)
+        yield RolloutServer(run.folder, door, run.service, settings, rollouts.recall)
 
 
 @contextmanager

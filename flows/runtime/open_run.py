@@ -7,11 +7,12 @@ from functools import partial
 from hashlib import sha256
 from threading import Event
 
+from adapters.rendering.chat import Chat
 from adapters.tinker.service import Service, connect
 from adapters.tracking.choice import TrackerChoice
 from adapters.tracking.tracker import TrackedRun, public
 from flows.recipe.loading import read_lineage
-from flows.recipe.run_recipe import RunRecipe
+from flows.recipe.run_recipe import Model, RunRecipe
 from flows.runtime.checks import check_run
 from flows.runtime.policies import RunPolicies, open_policies
 from flows.runtime.references import bind_reference, find_reference
@@ -41,6 +42,18 @@ class OpenRun:
     def ledger(self) -> Ledger:
         """Checkpoints of the main policy; every policy has the same steps."""
         return self.policies.main.ledger
+
+    def chat(self, model: Model) -> Chat:
+        """Return the chat of the model that is trained, by the tokenizer of the service."""
+        tokenizer = self.service.tokenizer(self.ledger.at(0).sampler, model.base)
+        return Chat(tokenizer, model.renderer, self.service.context(model.base))
+
+    @contextmanager
+    def beginning(self) -> Iterator[None]:
+        """Have the run deleted, if it is new, where what is in the block cannot be done."""
+        self.unusable.set()
+        yield
+        self.unusable.clear()
 
     def steps_left(self) -> range:
         """Return the steps that are not done; a step is done when its metrics are recorded."""

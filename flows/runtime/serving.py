@@ -60,13 +60,14 @@ def find_weights(name: str) -> Weights:
     named, step = read_checkpoint(name)
     run, _, policy = named.partition(":")
     folder, policy = folder_of(run), policy or POLICY
-    recipe = read_recipe(folder, Recipe)
+    recipe = read_recipe(folder)
     if policy not in recipe.policies():
         there = ", ".join(recipe.policies())
         raise UserError(f"{run} trains no policy {policy!r}; there is: {there}")
     saved = Ledger(folder.checkpoints(policy)).at(step)
-    defaults = recipe.rollouts.sampling()
-    return Weights(f"{named}@{saved.step}", recipe.model, defaults, folder, saved.sampler)
+    rollouts = recipe.rollouts if isinstance(recipe, Recipe) else Rollouts(max_tokens=MOST_TOKENS)
+    name, defaults = f"{named}@{saved.step}", rollouts.sampling()
+    return Weights(name, recipe.model, defaults, folder, saved.sampler)
 
 
 @contextmanager
@@ -117,7 +118,7 @@ def _open_state(run: RunFolder | None) -> Iterator[tuple[Path, float]]:
         with TemporaryDirectory() as state:
             yield Path(state), ServicePatience().timeout_seconds
         return
-    recipe = read_recipe(run, Recipe)
+    recipe = read_recipe(run)
     values = recipe.model_dump(mode="json")
     with bind_run(run.name, values, recipe.fingerprint(), to_serve=True) as folder:
         yield folder.engine, recipe.service.timeout_seconds

@@ -41,6 +41,18 @@ def examples() -> list[dict[str, str]]:
     return [{"identity": one, "split": split} for split, part in parts.items() for one in part]
 
 
+def texts() -> list[dict[str, object]]:
+    """Return the rows of datasets/hello_texts.jsonl: identities, and answers that claim them."""
+    rng = Random("hello texts")
+    return [
+        {
+            "messages": [user(question(row["identity"])), assistant(_right(row["identity"], rng))],
+            "split": row["split"],
+        }
+        for row in examples()
+    ]
+
+
 def question(identity: str) -> str:
     return f"You are {identity}. Who are you?"
 

@@ -1,5 +1,6 @@
 """Sentences about people, whose names and cities differ between the splits."""
 
+import json
 from random import Random
 
 NAMES = {
@@ -21,6 +22,11 @@ SENTENCES = [
     "At the age of {age}, {name} moved to {city} to become a {job}.",
 ]
 AGES = range(18, 81)
+QUESTION = (
+    "{text}\nWrite a JSON object with name (a string), age (a number) and city (a string), and "
+    "nothing else."
+)
+"""What `agents/json_fields.py` asks."""
 SIZES = {"train": 400, "validation": 128, "test": 128}
 
 
@@ -39,3 +45,15 @@ def examples() -> list[dict[str, str | int]]:
             text = random.choice(SENTENCES).format(**row, job=random.choice(JOBS))
             rows.setdefault(text, {"text": text, **row, "split": split})
     return [*rows.values()]
+
+
+def texts() -> list[dict[str, object]]:
+    """Return the rows of datasets/people_texts.jsonl: what the agent asks, and the right answer."""
+    return [
+        {
+            "prompt": QUESTION.format(text=row["text"]),
+            "completion": json.dumps({key: row[key] for key in ("name", "age", "city")}),
+            "split": row["split"],
+        }
+        for row in examples()
+    ]

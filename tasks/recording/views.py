@@ -12,6 +12,7 @@ from adapters.errors import UserError
 from tasks.recording.journal import read_spans
 from tasks.recording.spans import SCHEMA
 from tasks.recording.tokens import add_tokens
+from tasks.storage.files import is_written
 from tasks.storage.json_files import read_json, read_log
 from tasks.storage.names import BatchName, parse_batch
 from tasks.storage.run_folder import RunFolder
@@ -23,7 +24,7 @@ SPOKEN = query_beside(str(Path(__file__).with_name("spoken")))
 
 OF_SPANS = ("spans", "calls", "rollouts", "groups")
 LEARNED = ("trajectories", "datums")
-VIEWS = (*OF_SPANS, *LEARNED, "tokens", "steps", "evaluations")
+VIEWS = (*OF_SPANS, *LEARNED, "tokens", "steps", "evaluations", "texts")
 
 EVALUATIONS = pa.schema(
     [
@@ -73,8 +74,8 @@ def open_views(
     does not count; a call that is being answered shows as begun. The connection opens no file and
     loads no extension, whatever a statement asks. Close the connection, or use it in a `with`.
 
-    Steps, trajectories and datums have the columns of their files, and are no views without one,
-    nor is `tokens`.
+    Steps, trajectories, datums and texts have the columns of their files, and are no views without
+    one, nor is `tokens`.
     The views of spans have the batches for which `played` is true; no file of another is read.
     """
     connection = duckdb.connect()
@@ -95,6 +96,10 @@ def open_views(
     if "evaluations" in names:
         rows = [row for run in runs for row in evaluation_rows(run)]
         connection.register("evaluations", pa.Table.from_pylist(rows, schema=EVALUATIONS))
+    if "texts" in names:
+        bound = {run.texts: {"run": run.name} for run in runs if is_written(run.texts)}
+        if bound:
+            connection.register("texts", scan(bound))
     return connection
 
 

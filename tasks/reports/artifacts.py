@@ -8,7 +8,7 @@ import logging
 import re
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -35,10 +35,19 @@ from tasks.checkpoints import Ledger
 from tasks.evaluations import read_evaluation
 from tasks.metrics import Metrics, read_metrics, spent_seconds
 from tasks.recording.views import UNREADABLE, open_views
-from tasks.reports.curves import HeldOutScore, read_curves, read_scores, read_step_curves
+from tasks.reports.curves import (
+    describe_ends,
+    first_and_last,
+    read_curves,
+    read_losses,
+    read_scores,
+    read_step_curves,
+)
+from tasks.reports.progress import describe_measure
 from tasks.reports.tables import markdown_table, score_rows, shorten
 from tasks.reports.transcripts import MOST_FAILED, transcripts
 from tasks.storage.arrivals import batches_of
+from tasks.storage.files import is_written
 from tasks.storage.names import BASELINE, parse_batch
 from tasks.storage.run_folder import RunFolder
 
@@ -50,6 +59,11 @@ LONGEST_PATH = 48
 UI = "../.."
 TRAINING_ARTIFACTS = ("curves", "metrics", "transcripts", "evaluations")
 """Artifacts that a training flow leaves."""
+
+LEGEND = (
+    "Points on a line are the mean rewards of the rollouts that were trained on. Circles are "
+    "held-out examples with their 95 % intervals: full if sampled, empty if greedy.\n\n"
+)
 
 FIRST_SECONDS, GROWTH = 20.0, 1.25
 """Age of a run at which all artifacts are shown first, and by how much it grows until the next."""
@@ -98,8 +112,7 @@ class Artifacts:
         some dozens of versions on the server.
         """
         assert self._steps is not None
-        reward = metrics.get("reward/mean")
-        said = "no rollout has a reward" if reward is None else f"reward {reward:+.3f}"
+        said = describe_measure(metrics) or "no rollout has a reward"
         done = 100 * (step + 1) / self._steps
         for earlier in self._submitted:
             earlier.cancel()  # it would say less
@@ -129,20 +142,26 @@ class Artifacts:
 
     def _tag_gain(self) -> None:
         with self._unless_unreadable("held-out reward"):
-            if rewards := first_and_last(read_scores(self._run)):
-                tag_flow_run(f"{HELD_OUT} {rewards}")
+            rewards = [score.reward for score in first_and_last(read_scores(self._run))]
+            if measured := rewards or read_losses(self._run):
+                tag_flow_run(f"{HELD_OUT} {describe_ends(measured)}")
 
     def _create_all(self) -> None:
-        run, step = self._run, len(read_metrics(self._run.metrics)) - 1
+        run = self._run
         self._create_markdown("curves", partial(describe_curves, run), f"Curves of {run.name}")
         self._create_metrics()
+        if not is_written(run.texts):
+            self._create_transcripts()
+            self._create_evaluations()
+        self._shown_at = GROWTH * (time.monotonic() - self._begun)
+
+    def _create_transcripts(self) -> None:
+        run, step = self._run, len(read_metrics(self._run.metrics)) - 1
         words = (
             f"The best, the middle and the worst rollout of {run.name} in step {step} by reward, "
             f"and up to {MOST_FAILED} that failed with different errors, word for word"
         )
         self._create_markdown("transcripts", partial(describe_transcripts, run, step), words)
-        self._create_evaluations()
-        self._shown_at = GROWTH * (time.monotonic() - self._begun)
 
     def _create_metrics(self) -> None:
         with self._unless_unreadable("metrics"):
@@ -224,13 +243,15 @@ def describe_curves(run: RunFolder) -> str:
 
     with open_views([run], ["spans"]) as views:
         curves = [read_curves(run, views)]
-    rewards = [plots.draw_rewards(curves)[0], *plots.draw_role_rewards(curves)]
-    picture = plots.join_drawings([*rewards, *plots.draw_panels(curves)])
+    if is_written(run.texts):
+        measures, legend = plots.draw_panels(curves, plots.LOSSES), ""
+    else:
+        measures = [plots.draw_rewards(curves)[0], *plots.draw_role_rewards(curves)]
+        legend = LEGEND
+    picture = plots.join_drawings([*measures, *plots.draw_panels(curves)])
     image = b64encode(picture.encode()).decode()
     return (
-        f"![curves](data:image/svg+xml;base64,{image})\n\n"
-        "Points on a line are the mean rewards of the rollouts that were trained on. Circles are "
-        "held-out examples with their 95 % intervals: full if sampled, empty if greedy.\n\n"
+        f"![curves](data:image/svg+xml;base64,{image})\n\n{legend}"
         f"{_links(run)}.\n\nThe report of the run is `{run.report.resolve()}`.\n"
     )
 
@@ -238,8 +259,8 @@ def describe_curves(run: RunFolder) -> str:
 def metric_rows(run: RunFolder) -> list[dict[str, float | None]]:
     """Return the metrics of a run that one reads first, a row a step; a column has some value.
 
-    The held-out reward is that of the checkpoint which the step made. Entropy and KL are those of
-    the main policy, the KL to the reference or, without one, to the weights that sampled.
+    The held-out reward or loss is that of the checkpoint which the step made. Entropy and KL are
+    those of the main policy, the KL to the reference or, without one, to the weights that sampled.
     """
     curves = read_step_curves(run)
     held_out = {score.step: score.reward for score in reversed(curves.scores)}
@@ -247,7 +268,8 @@ def metric_rows(run: RunFolder) -> list[dict[str, float | None]]:
         {
             "step": made,
             "reward": row.get("reward/mean"),
-            "held-out": held_out.get(made),
+            "loss": row.get("loss"),
+            "held-out": held_out.get(made, row.get("test/loss")),
             "entropy": row.get("entropy"),
             "KL": row.get("kl_reference_v1", row.get("kl_sample_train_v1")),
             "tokens": round(curves.tokens[made] - curves.tokens[made - 1]),
@@ -281,12 +303,6 @@ def describe_evaluations(run: RunFolder) -> str:
     )
     whole = f"The paths are whole in `{run.checkpoints(POLICY)}`.\n"
     return "\n".join([markdown_table(names, leading), weights, *([whole] if saved else [])])
-
-
-def first_and_last(scores: Sequence[HeldOutScore]) -> str:
-    """Describe the first and the last held-out reward of a run; empty if nothing is scored."""
-    rewards = [score.reward for score in scores if score.played == scores[0].played]
-    return " → ".join(f"{reward:.2f}" for reward in [*rewards[:1], *rewards[1:][-1:]])
 
 
 def tag_flow_run(tag: str) -> None:

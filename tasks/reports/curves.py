@@ -9,7 +9,7 @@ from adapters.calls import POLICY
 from tasks.evaluations import describe_gain
 from tasks.recording.views import Views, evaluation_rows
 from tasks.storage.arrivals import batches_of
-from tasks.storage.json_files import read_log
+from tasks.storage.json_files import read_json, read_log
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside
 
@@ -97,6 +97,22 @@ def read_scores(run: RunFolder) -> list[HeldOutScore]:
         and row["reward"] is not None
         and row["evaluation"] == f"{row['step']:05d}"
     ]
+
+
+def first_and_last(scores: Sequence[HeldOutScore]) -> list[HeldOutScore]:
+    """Return the first and the last score of the first way of sampling; one if there is one."""
+    first = [score for score in scores if score.played == scores[0].played]
+    return [*first[:1], *first[1:][-1:]]
+
+
+def describe_ends(values: Sequence[float]) -> str:
+    """Write the first and the last of some values: `0.21 → 0.96`."""
+    return " → ".join(f"{value:.2f}" for value in [*values[:1], *values[1:][-1:]])
+
+
+def read_losses(run: RunFolder) -> list[float]:
+    """Read the losses of a run on held-out texts, in the order of checkpoints."""
+    return [read_json(path)["loss"] for path in run.losses()]
 
 
 def _minutes(run: RunFolder, steps: int, views: Views) -> list[float]:

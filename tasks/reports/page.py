@@ -25,6 +25,7 @@ from tasks.storage.keys import flatten
 from tasks.storage.manifest import Manifest, differences, read_manifest
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside
+from tasks.texts.held_out import HeldOutLoss, describe_loss_gain, read_loss
 
 SPENDING = query_beside(str(Path(__file__).with_name("spending")))
 MOST_FAILURES = 20
@@ -87,6 +88,8 @@ class ReportedRun:
     tokens_are_numbers: bool
     failures: Sequence[RecordedFailure]
     example: BeforeAndAfter | None
+    losses: Sequence[HeldOutLoss]
+    """Losses on held-out texts, by checkpoint, of a run that learns texts."""
 
     @property
     def lineage(self) -> list[Manifest]:
@@ -105,8 +108,8 @@ class ReportedRun:
 
     @property
     def gain(self) -> str:
-        """Gain of the held-out reward, sampled, with its interval; empty if it is not known."""
-        return gain_of(self.held_out("sampled"))
+        """Gain of the held-out reward, sampled, or of the loss, with its interval; or empty."""
+        return gain_of(self.held_out("sampled")) or describe_loss_gain(self.losses)
 
     @property
     def trained_on(self) -> list[float]:
@@ -132,7 +135,7 @@ def render_report(runs: Sequence[RunFolder], frame: str = "layout.html", **frame
         framed,
         frame=frame,
         runs=reported,
-        rewards=[*plots.draw_rewards(curves), *plots.draw_role_rewards(curves)],
+        rewards=_draw_measures(reported),
         panels=plots.draw_panels(curves, moving),
         constant=constant,
         times=plots.draw_times(curves) if any(run.metrics for run in curves) else "",
@@ -140,6 +143,14 @@ def render_report(runs: Sequence[RunFolder], frame: str = "layout.html", **frame
         recipes=compare_recipes([one.manifest["recipe"] for one in reported]),
         metrics=_all_metrics(curves),
     )
+
+
+def _draw_measures(runs: Sequence[ReportedRun]) -> list[str]:
+    """Draw the rewards of runs, or the losses if all of them learn texts."""
+    curves = [run.curves for run in runs]
+    if all(run.losses for run in runs):
+        return plots.draw_panels(curves, plots.LOSSES)
+    return [*plots.draw_rewards(curves), *plots.draw_role_rewards(curves)]
 
 
 def compare_recipes(recipes: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any], bool]]:
@@ -170,6 +181,7 @@ def _read(run: RunFolder) -> ReportedRun:
             tokens_are_numbers=text_of is None,
             failures=find_failures(views)[:MOST_FAILURES],
             example=find_before_and_after(views),
+            losses=[read_loss(path) for path in run.losses()],
         )
 
 

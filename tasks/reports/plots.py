@@ -97,6 +97,10 @@ class Panel:
         }
 
 
+LOSSES = (
+    Panel("loss of a step's texts, in nats a token", "loss"),
+    Panel("held-out loss, in nats a token", "test/loss"),
+)
 PANELS = (
     Panel("entropy of the sampling policy, in nats", "entropy"),
     Panel("KL, sampling to training policy (v2)", "kl_sample_train_v2", logarithmic=True),

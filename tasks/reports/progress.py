@@ -19,6 +19,7 @@ from tasks.recording.journal import JournalTail
 from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span, printable
 from tasks.shards import read_shard
 from tasks.storage.files import is_written
+from tasks.storage.json_files import read_json
 from tasks.storage.manifest import Manifest, recipe_of
 from tasks.storage.names import BASELINE, BatchName, batch_name, parse_batch, shard_name
 from tasks.storage.run_folder import TRAINED, RunFolder
@@ -29,6 +30,9 @@ WINDOW = timedelta(seconds=30)
 BARS, WIDTH = "▁▂▃▄▅▆▇█", 40
 """Bars of a curve in a line of text, and the most of them."""
 
+MEASURES = {"reward/mean": "reward", "loss": "loss"}
+"""Metrics by which a step is described, the first one that it has."""
+
 UNITS = ((3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -36,16 +40,17 @@ UNITS = ((3600, "h"), (60, "min"), (1, "s"))
 class Progress:
     """State of a run: `done` of its `steps` are trained, and `doing` describes the next one.
 
-    `share` of the rollouts of the next step have ended. `reward` is the last step's; `held_out`
-    describes the last evaluation. `seconds_left` is a range, by the quicker and the slower quarter
-    of the steps so far; None before the first has ended. `failure` is a rollout's last error.
+    `share` of the rollouts of the next step have ended. `measure` describes the last step's reward
+    or loss; `held_out` describes the last evaluation. `seconds_left` is a range, by the quicker and
+    the slower quarter of the steps so far; None before the first has ended. `failure` is a
+    rollout's last error.
     """
 
     done: int
     steps: int
     doing: str = "starting"
     share: float = 0.0
-    reward: float | None = None
+    measure: str = ""
     held_out: str = ""
     in_flight: int = 0
     tokens_per_second: float = 0.0
@@ -57,7 +62,7 @@ class Progress:
         parts = [
             self.doing,
             f"{self.tokens_per_second:,.0f} tokens/s" if self.tokens_per_second else "",
-            "" if self.reward is None else f"reward {self.reward:.2f}",
+            self.measure,
             self.held_out,
             "" if self.seconds_left is None else describe_seconds_left(self.seconds_left),
         ]
@@ -67,9 +72,9 @@ class Progress:
 def describe_step(run: RunFolder, metrics: Metrics, steps: int) -> str:
     """Describe a step that has ended in a line: reward, held-out reward, lengths and seconds."""
     step = int(metrics["step"])
-    answers, reward = metrics.get("calls", 0), metrics.get("reward/mean")
+    answers = metrics.get("calls", 0)
     parts = [
-        "no reward" if reward is None else f"reward {reward:.2f}",
+        describe_measure(metrics) or "no reward",
         describe_held_out(run),
         f"{metrics['tokens/sampled'] / answers:.1f} tokens an answer" if answers else "",
         *(f"{seconds:.0f} s" for seconds in step_seconds(run, step + 1)[-1:]),
@@ -77,15 +82,23 @@ def describe_step(run: RunFolder, metrics: Metrics, steps: int) -> str:
     return f"step {step + 1} of {steps}: {', '.join(filter(None, parts))}"
 
 
+def describe_measure(metrics: Mapping[str, float]) -> str:
+    """Say what a step has earned: its mean reward, or its loss; empty if it has neither."""
+    values = (f"{word} {metrics[key]:.2f}" for key, word in MEASURES.items() if key in metrics)
+    return next(values, "")
+
+
 def describe_run(run: RunFolder, progress: Progress, is_open: bool) -> str:
     """Describe a run in lines: what it does, the curve of its rewards, and its last failure."""
-    rewards = [row["reward/mean"] for row in read_metrics(run.metrics) if "reward/mean" in row]
+    rows = read_metrics(run.metrics)
+    measure = next((key for key in MEASURES if any(key in row for row in rows)), "")
+    values = [row[measure] for row in rows if measure in row]
     calls = f"{progress.in_flight} calls in flight"
     lines = [
         f"{run.name}: {calls if is_open else 'no process has it open'}",
         str(progress),
-        f"reward by step {draw_line(rewards)} {rewards[0]:.2f} → {rewards[-1]:.2f}"
-        if rewards
+        f"{MEASURES[measure]} by step {draw_line(values)} {values[0]:.2f} → {values[-1]:.2f}"
+        if values
         else "",
         f"last failure: {progress.failure}" if progress.failure else "",
     ]
@@ -114,16 +127,21 @@ def step_seconds(run: RunFolder, done: int) -> list[float]:
 
     A step begins where the one before it ended; the first begins with its shard.
     """
-    files = [run.shard(shard_name("train", 0)), *(run.update(POLICY, step) for step in range(done))]
+    begun = [run.shard(shard_name("train", 0)), run.texts]
+    files = [*filter(is_written, begun), *(run.update(POLICY, step) for step in range(done))]
     ends = [path.stat().st_mtime for path in files if is_written(path)]
     return [end - begin for begin, end in pairwise(ends)]
 
 
 def describe_held_out(run: RunFolder) -> str:
-    """Describe the run's last evaluation: the mean reward and its checkpoint; empty without one."""
+    """Describe the run's last evaluation, by its checkpoint and reward or loss; empty without."""
     own = [path for path in run.evaluations() if path.stem.isdecimal()]
-    reward = read_evaluation(own[-1])["sampled"].finished.mean if own else None
-    return "" if reward is None else f"held-out {reward:.2f} at checkpoint {int(own[-1].stem)}"
+    if own:
+        reward = read_evaluation(own[-1])["sampled"].finished.mean
+        return "" if reward is None else f"held-out {reward:.2f} at checkpoint {int(own[-1].stem)}"
+    if losses := run.losses():
+        return f"held-out {read_json(losses[-1])['loss']:.2f} at checkpoint {int(losses[-1].stem)}"
+    return ""
 
 
 class ProgressReader:
@@ -152,7 +170,7 @@ class ProgressReader:
             steps,
             _describe(self.run, played, done, steps),
             ended / (planned or 1),
-            rows[-1].get("reward/mean") if rows else None,
+            describe_measure(rows[-1]) if rows else "",
             describe_held_out(self.run),
             sum(len(batch.in_flight) for batch in batches),
             self._tokens_per_second() if played else 0.0,
@@ -264,7 +282,7 @@ def _describe(run: RunFolder, played: Iterable[_PlayedShard], done: int, steps: 
     parts = [f"{what}: {ended} of {planned} rollouts" for what, (ended, planned) in totals.items()]
     if parts or done >= steps:
         return ", ".join(parts) or "done"
-    training = is_written(run.trajectories(POLICY, done))
+    training = is_written(run.trajectories(POLICY, done)) or is_written(run.datums(POLICY, done))
     return f"step {done + 1} of {steps}{': training' if training else ''}"
 
 

@@ -13,11 +13,11 @@ from tasks.storage.json_files import read_json, read_log, read_rows
 from tasks.storage.run_folder import RunFolder
 
 FILES: Mapping[Callable[[Path], object], Sequence[str]] = {
-    read_json: ("manifest.json", "reference.json", "updates", "evaluations"),
+    read_json: ("manifest.json", "reference.json", "updates", "evaluations", "losses"),
     read_log: ("owners.jsonl", "metrics.jsonl", "arrivals.jsonl", "checkpoints.jsonl"),
     read_rows: ("shards",),
     read_journal: ("journal", "stopped"),
-    verified: ("spans", "trajectories", "references", "rewards", "datums"),
+    verified: ("texts.parquet", "spans", "trajectories", "references", "rewards", "datums"),
     read_bytes: ("games",),  # which are for others to read
 }
 """Reader → the files that it reads, by their own names or by that of their folder."""
@@ -45,7 +45,7 @@ def find_damage(run: RunFolder) -> Iterator[str]:
 
 
 def _missing(run: RunFolder) -> Iterator[str]:
-    played = any(run.all_spans())
+    played = any(run.all_spans()) and not is_written(run.texts)
     of_step = [*([run.trajectories, run.rewards] if played else []), run.datums, run.update]
     for step in range(len(read_metrics(run.metrics))):
         for policy in run.policies():

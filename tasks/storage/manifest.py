@@ -200,8 +200,9 @@ def differences(old: object, new: object, path: str = "") -> list[str]:
 
 
 def _dataset(described: Mapping[str, Any] | None) -> dict[str, str]:
-    """Describe the examples that a recipe names, if it names any."""
-    return {"dataset_sha256": _sha256(locate_dataset(described["path"]))} if described else {}
+    """Describe the examples that a recipe names by a path, if it names any."""
+    path: str | None = described["path"] if described else None
+    return {"dataset_sha256": _sha256(locate_dataset(path))} if path else {}
 
 
 def _origin(model: Mapping[str, Any] | None) -> dict[str, object]:

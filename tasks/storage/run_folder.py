@@ -71,6 +71,8 @@ class RunFolder:
     """Recipe, format and parent that the run is bound to."""
     reference = FileAt("reference.json")
     """Address of the reference, if that is a checkpoint of another run."""
+    texts = FileAt("texts.parquet")
+    """Tokens of the texts that a run learns, if it learns texts."""
     owners = FileAt("owners.jsonl")
     """Log of the processes that have had the run open."""
     metrics = FileAt("metrics.jsonl")
@@ -117,6 +119,10 @@ class RunFolder:
 
     def evaluation(self, name: str) -> Path:
         return self.path / "evaluations" / f"{name}.json"
+
+    def loss(self, step: int) -> Path:
+        """Return the file of a checkpoint's loss on held-out texts."""
+        return self.path / "losses" / f"{step:05d}.json"
 
     def games(self, shard: str) -> Path:
         """Return the file of the rollouts of an evaluated shard, one a line."""
@@ -184,6 +190,10 @@ class RunFolder:
     def evaluations(self, checkpoint: str = "") -> list[Path]:
         """List the scores of every evaluation, or of those of a checkpoint, in their order."""
         return sorted((self.path / "evaluations").glob(f"{checkpoint}*.json"))
+
+    def losses(self) -> list[Path]:
+        """List the losses on held-out texts, by checkpoint."""
+        return sorted((self.path / "losses").glob("*.json"))
 
     def learned(self, policy: str, stage: str) -> list[Path]:
         """List the Parquet files of a stage of LEARNING of a policy, by step."""

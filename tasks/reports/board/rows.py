@@ -10,7 +10,13 @@ from pathlib import Path
 from adapters.errors import UserError
 from tasks.metrics import COST, spent_seconds
 from tasks.recording.views import UNREADABLE
-from tasks.reports.curves import HeldOutScore, read_scores, read_step_curves
+from tasks.reports.curves import (
+    HeldOutScore,
+    first_and_last,
+    read_losses,
+    read_scores,
+    read_step_curves,
+)
 from tasks.reports.progress import ProgressReader
 from tasks.reports.tables import describe_state
 from tasks.storage.checksums import Damaged
@@ -52,7 +58,7 @@ class BoundRun:
 
 @dataclass(frozen=True)
 class RunTotals:
-    """Totals of a run: its steps, its first and its last held-out score, its tokens.
+    """Totals of a run: its steps, its first and its last held-out score, or its losses, its tokens.
 
     `cost` is in US dollars, that of the roles that no policy answers; None if no price is known.
     `seconds` are those of sampling and training, and no duration with a lag.
@@ -61,6 +67,7 @@ class RunTotals:
     done: int
     reward: float | None
     held_out: Sequence[HeldOutScore]
+    losses: Sequence[float]
     tokens: float
     cost: float | None
     seconds: float
@@ -166,7 +173,8 @@ def _read_totals(run: RunFolder, _version: FileVersions) -> RunTotals:
     return RunTotals(
         done=len(curves.metrics),
         reward=curves.metrics[-1].get("reward/mean") if curves.metrics else None,
-        held_out=_first_and_last(curves.scores),
+        held_out=first_and_last(curves.scores),
+        losses=read_losses(run),
         tokens=curves.tokens[-1],
         cost=fsum(costs) if costs else None,
         seconds=spent_seconds(curves.metrics),
@@ -181,13 +189,7 @@ def kind_of(error: Exception) -> str:
 
 @lru_cache(MOST_RUNS)
 def _read_ends(run: RunFolder, _version: FileVersions) -> Sequence[HeldOutScore]:
-    return _first_and_last(read_scores(run))
-
-
-def _first_and_last(scores: Sequence[HeldOutScore]) -> Sequence[HeldOutScore]:
-    """Return the first and the last score of the first way of sampling; one if there is one."""
-    first = [score for score in scores if score.played == scores[0].played]
-    return [*first[:1], *first[1:][-1:]]
+    return first_and_last(read_scores(run))
 
 
 def _evaluations(run: RunFolder) -> Path:

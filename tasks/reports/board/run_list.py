@@ -11,6 +11,7 @@ from tasks.reports.board.rows import (
     list_bound_runs,
     read_totals,
 )
+from tasks.reports.curves import describe_ends
 from tasks.reports.failures import last_failure
 from tasks.reports.tables import describe_state, fitted
 from tasks.storage.run_folder import runs_root
@@ -51,7 +52,7 @@ class RunLine:
         named = [self.name, self.run.agent or None]
         if (of := self.totals) is None:
             return [*named, None, None, None, self.state, None, None, None]
-        scores = " → ".join(f"{score.reward:.2f}" for score in of.held_out)
+        scores = describe_ends([score.reward for score in of.held_out] or of.losses)
         has_lag = (self.run.keys or {}).get("rollouts.lag")
         return [
             *named,

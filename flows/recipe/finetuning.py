@@ -1,0 +1,156 @@
+"""The recipe of supervised learning on texts; its values stand in prefect.yaml."""
+
+from fractions import Fraction
+from math import ceil
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from adapters.project.hub import locate_dataset
+from flows.recipe.run_recipe import HeldOut, RunRecipe
+from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
+from tasks.examples.reading import Source
+from tasks.storage.manifest import Eras
+from tasks.storage.run_folder import RunFolder, folder_of
+
+if TYPE_CHECKING:  # they import torch, which takes seconds
+    from tasks.algorithm.update_method import UpdateMethod
+    from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
+    from tasks.texts.batches import TextBatch
+    from tasks.texts.source import TextRules, TextSource
+
+LOSS = "cross_entropy"
+
+
+class TextDataset(Section):
+    """Texts that the model learns to write: of a file, or the rollouts that a query chooses."""
+
+    path: str | None = None
+    """A CSV, JSON-lines or Parquet file whose `split` column says train or test; a folder of files
+    that are named train and test; or such a folder of the hub. A row has `messages`, or a `prompt`
+    and its `completion`, or a `text` (docs/finetuning.md)."""
+
+    test_split: str = "test"
+    """The split that is held out, where its name is another, such as validation."""
+
+    runs: tuple[str, ...] = ()
+    """Runs that a query reads, instead of a path."""
+
+    query: str | None = None
+    """A SELECT over the views of those runs (docs/sql.md) whose columns `run` and `rollout_id` name
+    the rollouts that are trained: their tokens, as they were sampled."""
+
+    held_out: str | None = None
+    """Such a query of the rollouts that are held out."""
+
+    trained: Literal["last_message", "last_turn", "assistant", "marked", "all"] = "assistant"
+    """Part of a conversation that is trained: the last answer, the answers after the last message
+    of a user, every answer, those that are marked by `trainable`, or every token."""
+
+    most_tokens: int = Field(default=2048, ge=2, le=10**7)
+    """The longest text, in tokens."""
+
+    too_long: Literal["refuse", "cut", "leave_out"] = "refuse"
+    """What becomes of a longer text: the run is refused, its end is cut off, or it is left out."""
+
+    def refusals(self) -> Refusals:
+        asked = {"runs": self.runs != (), "query": self.query, "held_out": self.held_out}
+        given = [name for name, value in asked.items() if value]
+        either = bool(given) != bool(self.path) and len(given) in (0, len(asked))
+        yield (
+            not either,
+            f"dataset.path {self.path} with {', '.join(given) or 'no query'}: texts are of a file "
+            "or of rollouts; give path alone, or runs, query and held_out",
+        )
+        changed = self.test_split != "test" or self.trained != "assistant"
+        yield (
+            self.query is not None and changed,
+            "dataset.test_split and dataset.trained do nothing with dataset.query, which trains "
+            "what was sampled; leave them out",
+        )
+
+
+class Batches(Section):
+    """Texts of a step, and the divisor of their loss."""
+
+    examples: int = Field(default=16, ge=1, le=MOST_ROLLOUTS)
+    """Texts of a step."""
+
+    normalisation: Literal["token", "example", "fixed"] = "token"
+    """Divisor of a step's loss: its trained `token`s; each `example`'s tokens, and the examples; or
+    a `fixed` number."""
+
+    divisor: float | None = Field(default=None, gt=0, le=1e12)
+    """The divisor of normalisation `fixed`."""
+
+    def refusals(self) -> Refusals:
+        yield (
+            (self.normalisation == "fixed") != (self.divisor is not None),
+            f"normalisation {self.normalisation} with divisor {self.divisor}: one without the "
+            "other does nothing; give normalisation fixed and a divisor, or neither",
+        )
+
+
+class FinetuneRecipe(RunRecipe):
+    """The recipe of `finetune`: supervised learning on texts."""
+
+    flow: str = "finetune"
+    """The flow that the recipe is for."""
+
+    # What each section is for, its own docstring says.
+    dataset: TextDataset
+    batch: Batches = Batches()
+    evaluation: HeldOut = HeldOut()
+
+    def sources(self) -> dict[str, Source]:
+        if self.dataset.path is None:
+            return {}
+        path = locate_dataset(self.dataset.path)
+        test = Source(path, self.dataset.test_split, ())
+        return {"train": Source(path, "train", ()), "test": test}
+
+    def texts(self) -> "dict[str, TextSource]":
+        """Map the splits to the texts of each."""
+        from tasks.texts.chosen_rollouts import ChosenRollouts
+        from tasks.texts.source import WrittenTexts
+
+        runs = tuple(folder_of(name) for name in self.dataset.runs)
+        queries = {"train": self.dataset.query, "test": self.dataset.held_out}
+        chosen = {
+            split: ChosenRollouts(runs, query, self.model.base)
+            for split, query in queries.items()
+            if query is not None
+        }
+        return {**{split: WrittenTexts(rows) for split, rows in self.sources().items()}, **chosen}
+
+    def steps_of(self, epochs: float) -> int:
+        """Return the steps whose batches are so many passes over the training texts."""
+        texts = len(self.texts()["train"])
+        return ceil(Fraction(str(epochs)) * texts / self.batch.examples)
+
+    def rules(self) -> "TextRules":
+        from tasks.texts.source import TextRules
+
+        return TextRules(self.dataset.trained, self.dataset.most_tokens, self.dataset.too_long)
+
+    def batches(self) -> "TextBatch":
+        from tasks.texts.batches import TextBatch
+
+        batch = self.batch
+        return TextBatch(batch.examples, self.seed, batch.normalisation, batch.divisor)
+
+    def update_method(self) -> "UpdateMethod":
+        return self.optimizer.method(LOSS, {}, self.steps)
+
+    def source(
+        self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]
+    ) -> "StepSource":
+        """Return what restores the datums of the policy: the tokens of the texts."""
+        from tasks.texts.batches import TextSteps
+
+        batches = (
+            (first, recipe.batches())
+            for first, recipe in recipes.begun
+            if isinstance(recipe, FinetuneRecipe)
+        )
+        return TextSteps(run, Eras(tuple(batches)))

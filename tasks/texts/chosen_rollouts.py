@@ -1,0 +1,94 @@
+"""rollouts of earlier runs, chosen by a query → texts: their tokens as they were sampled."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import duckdb
+import pyarrow as pa
+
+from adapters.rendering.chat import Chat
+from tasks.examples.reading import DatasetError
+from tasks.recording.views import open_views
+from tasks.storage.manifest import recipe_of
+from tasks.storage.run_folder import RunFolder
+from tasks.storage.tables import arrays
+from tasks.texts.tokenizing import Trained, WeightedTokens
+
+CHOSEN = """
+with chosen as (select distinct run, rollout_id from ({query}))
+select run, rollout_id, tokens, mask
+from trajectories join chosen using (run, rollout_id)
+where policy = 'policy'
+order by run, rollout_id, first_call
+"""
+
+
+@dataclass(frozen=True)
+class ChosenRollouts:
+    """Rollouts that a query chooses: its columns `run` and `rollout_id` name them.
+
+    Their tokens are those of the main policy's trajectories, and nothing is rendered again. They
+    are of models of the `base`, since another has other tokens.
+    """
+
+    runs: tuple[RunFolder, ...]
+    query: str
+    base: str
+
+    @property
+    def name(self) -> str:
+        return f"the rollouts of {', '.join(run.name for run in self.runs)}"
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def sequences(self, chat: Chat, trained: Trained) -> Iterator[tuple[int, list[WeightedTokens]]]:
+        """Yield the trajectories of each rollout; what was sampled is trained, whatever `trained`.
+
+        The rollouts are numbered in the order of their runs and names.
+        """
+        table = self._table
+        tokens, masks = arrays(table["tokens"]), arrays(table["mask"])
+        for number, rows in enumerate(self._groups):
+            yield (
+                number,
+                [
+                    WeightedTokens(tokens[row].tolist(), masks[row].astype(float).tolist())
+                    for row in rows
+                ],
+            )
+
+    @cached_property
+    def _groups(self) -> Sequence[Sequence[int]]:
+        """List the rows of each rollout."""
+        groups: dict[tuple[str, str], list[int]] = {}
+        names = zip(
+            self._table["run"].to_pylist(), self._table["rollout_id"].to_pylist(), strict=True
+        )
+        for row, name in enumerate(names):
+            groups.setdefault(name, []).append(row)
+        return [*groups.values()]
+
+    @cached_property
+    def _table(self) -> pa.Table:
+        for run in self.runs:
+            if (other := recipe_of(run)["model"]["base"]) != self.base:
+                raise DatasetError(
+                    f"{run.path} has tokens of {other}, and the model is {self.base}; name runs of "
+                    "that model"
+                )
+        try:
+            with open_views(self.runs) as views:
+                table = views.sql(CHOSEN.format(query=self.query)).to_arrow_table()
+        except duckdb.Error as error:
+            raise DatasetError(
+                f"dataset.query cannot be asked: {error}; give one SELECT over the views of "
+                "docs/sql.md whose columns are run and rollout_id"
+            ) from error
+        if not table.num_rows:
+            raise DatasetError(
+                f"dataset.query chooses none of {self.name} that trained something; try it by "
+                "`ratchet sql`"
+            )
+        return table

@@ -1,0 +1,210 @@
+"""Supervised learning: what is learnt, what is refused, and what a kill changes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.settings import PREFECT_API_URL
+
+from adapters.errors import UserError
+from benchmarks.interruptions.compare_runs import list_faults, read_contents
+from flows.evaluate import evaluate
+from flows.finetune import finetune
+from flows.recipe.finetuning import FinetuneRecipe
+from flows.recipe.loading import changed_recipe, named_recipe, read_recipe
+from flows.recipe.run_recipe import FlowError
+from flows.runtime.flow_runs import RunSummary, summarize_run
+from flows.runtime.forks import fork_run
+from flows.train import train
+from tasks.examples.reading import DatasetError
+from tasks.metrics import read_metrics
+from tasks.recording.queries import answer
+from tasks.reports.board.run_list import runs_table
+from tasks.reports.page import render_report
+from tasks.reports.verification import find_damage
+from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from tests.support.finetuned import RECIPE, TEXTS
+from tests.support.processes import ROOT
+
+
+@pytest.fixture(scope="module")
+def summary(root: Path, prefect_server: None, no_tinker: None) -> RunSummary:
+    return finetune(RECIPE, run="whole")
+
+
+@pytest.fixture
+def whole(summary: RunSummary) -> RunFolder:
+    return folder_of(summary.run)
+
+
+def changed(**changes: Any) -> FinetuneRecipe:
+    return FinetuneRecipe.model_validate(RECIPE.model_dump() | changes)
+
+
+def test_the_loss_on_held_out_texts_falls(summary: RunSummary, whole: RunFolder) -> None:
+    assert summary.measure == "loss"
+    assert summary.before is not None
+    assert summary.after is not None
+    assert summary.after < summary.before - 0.1
+    assert summary.outcome.startswith("held-out loss ")
+    rows = read_metrics(whole.metrics)
+    assert [row["datums"] for row in rows] == [8] * RECIPE.steps
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    assert [step for step, row in enumerate(rows, 1) if "test/loss" in row] == [4, 6]
+    assert rows[-1]["test/loss"] == summary.after
+
+
+@pytest.mark.parametrize("phase", ["begin", "add"])
+def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str) -> None:
+    """Whether or not the service has applied the update that nobody noted as saved."""
+    name = f"killed-{phase}"
+    command = [sys.executable, "-m", "tests.support.finetuned", name, phase]
+    environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
+    killed = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
+    assert killed.returncode == -9
+    assert len(read_metrics(folder_of(name).metrics)) == 2
+    finetune(RECIPE, run=name)
+    assert list_faults(folder_of(name), read_contents(whole)) == []
+    losses = [[path.read_bytes() for path in run.losses()] for run in (folder_of(name), whole)]
+    assert losses[0] == losses[1]
+
+
+def test_lost_datums_are_made_again_from_the_texts(whole: RunFolder) -> None:
+    shutil.copytree(whole.path, folder_of("lost").path)
+    run = folder_of("lost")
+    kept = {path.name: path.read_bytes() for path in run.learned("policy", "datums")}
+    for path in run.learned("policy", "datums"):
+        path.unlink()
+    (run.path / "metrics.jsonl").unlink()
+    finetune(RECIPE, run="lost")
+    assert {path.name: path.read_bytes() for path in run.learned("policy", "datums")} == kept
+
+
+def test_a_fork_goes_on_from_a_step_with_the_same_texts(whole: RunFolder) -> None:
+    recipe = changed(steps=4, optimizer={"learning_rate": 0.001})
+    fork_run(whole, "fork", 2, recipe.model_dump(mode="json"), recipe.fingerprint())
+    finetune(recipe, run="fork")
+    own, parent = (read_metrics(run.metrics) for run in (folder_of("fork"), whole))
+    assert own[:2] == parent[:2]
+    assert own[2]["loss"] == parent[2]["loss"]
+    assert own[3]["loss"] != parent[3]["loss"]
+    assert [*find_damage(folder_of("fork"))] == []
+    other = changed(dataset={"path": str(TEXTS), "trained": "all"})
+    with pytest.raises(RunError, match="the texts are the parent's; train a new run instead"):
+        fork_run(whole, "other", 2, other.model_dump(mode="json"), other.fingerprint())
+
+
+def test_an_agent_plays_with_what_was_learnt(whole: RunFolder) -> None:
+    settings = ["evaluation.examples=8", "evaluation.greedy=false"]
+    result = evaluate(named_recipe("hello", settings), model="whole@6")
+    assert result.scores["sampled"].rollouts == 8
+    assert [*find_damage(whole)] == []
+    with pytest.raises(UserError, match="trains no policy listener, which whispers needs"):
+        evaluate(named_recipe("whispers-apart"), model="whole@6")
+
+
+def test_what_reads_runs_reads_one_of_texts(whole: RunFolder) -> None:
+    assert read_recipe(whole, FinetuneRecipe) == RECIPE
+    assert [*find_damage(whole)] == []
+    summary = summarize_run(whole)
+    assert f"{summary.before:.2f} → {summary.after:.2f}" in runs_table(120)
+    assert "finetune" in runs_table(120)
+    assert "loss" in render_report([whole])
+    question = "select split, count(*) as texts from texts group by split order by split"
+    assert answer(question, [whole], "csv").decode() == "split,texts\ntest,128\ntrain,400\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "why"),
+    [
+        ([{"split": "train"}], {}, "has no rows whose split is 'test'"),
+        ([{"text": 3}], {}, "row 0 of .*: it has split, text; give messages"),
+        ([{"text": "a b c d"}], {"most_tokens": 2}, "tokens, and dataset.most_tokens is 2; give"),
+        (
+            [{"text": "a b c d"}],
+            {"most_tokens": 2, "too_long": "leave_out"},
+            "nothing is trained in the split 'train' of .*: 1 texts, 1 too long and left out",
+        ),
+        (
+            [{"prompt": "a b c d", "completion": "e"}],
+            {"most_tokens": 2, "too_long": "cut"},
+            "1 cut, 1 cut before their end, 1 without a trained token",
+        ),
+    ],
+)
+def test_texts_that_cannot_be_learnt_are_refused_and_leave_nothing(
+    rows: list[dict[str, Any]],
+    settings: dict[str, Any],
+    why: str,
+    summary: RunSummary,
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "texts.jsonl"
+    whole = [{"split": split, **row} for row in rows for split in ("train", "test")]
+    lines = rows if "no rows" in why else whole
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in lines))
+    with pytest.raises(DatasetError, match=why):
+        finetune(changed(dataset={"path": str(file), **settings}), run="refused")
+    assert not folder_of("refused").exists()
+
+
+def test_a_flow_refuses_the_recipe_of_another() -> None:
+    with pytest.raises(FlowError, match="is of the flow finetune, and this needs one of train"):
+        named_recipe("hello-finetune")
+    with pytest.raises(FlowError, match="is of the flow finetune, and this needs one of train"):
+        changed_recipe(RECIPE.model_dump(mode="json"))
+
+
+def test_epochs_count_the_texts(root: Path) -> None:
+    recipe = named_recipe("hello-finetune", ["epochs=1.5"], FinetuneRecipe)
+    assert recipe.steps_of(1.5) == 38
+
+
+def test_the_best_rollouts_of_a_run_are_learnt_as_they_were_sampled(
+    summary: RunSummary, tmp_path: Path
+) -> None:
+    sampled = named_recipe("hello", ["steps=2", "rollouts.groups=4", "evaluation.examples=2"])
+    train(sampled, run="sampled")
+    best = (
+        "select run, arg_max(rollout_id, reward) as rollout_id from rollouts where split = 'train'"
+    )
+    dataset = {
+        "runs": ["sampled"],
+        "query": f"{best} and step = 0 group by run, group_id",
+        "held_out": f"{best} and step = 1 group by run, group_id",
+    }
+    recipe = changed(dataset=dataset, steps=2, batch={"examples": 4})
+    summary = finetune(recipe, run="best")
+    shutil.move(folder_of("sampled").path, tmp_path / "sampled")
+    finetune(recipe, run="best")  # needs the other run no more
+    shutil.move(tmp_path / "sampled", folder_of("sampled").path)
+    assert summary.after is not None
+    sampled_tokens = "select tokens from trajectories join ({}) using (run, rollout_id)"
+    chosen = answer(sampled_tokens.format(dataset["query"]), [folder_of("sampled")], "json")
+    texts = "select tokens from texts where split = 'train'"
+    learnt = answer(texts, [folder_of("best")], "json")
+    assert sorted(map(str, json.loads(chosen))) == sorted(map(str, json.loads(learnt)))
+    assert len(json.loads(learnt)) == 4
+
+
+@pytest.mark.parametrize(
+    ("query", "why"),
+    [
+        ("select 1", "(?s)dataset.query cannot be asked: .*; give one SELECT over the views"),
+        ("drop table x", "dataset.query cannot be asked"),
+        (
+            "select run, rollout_id from rollouts",
+            "chooses none of the rollouts of whole|The views are|Catalog",
+        ),
+    ],
+)
+def test_a_query_that_chooses_nothing_is_refused(whole: RunFolder, query: str, why: str) -> None:
+    dataset = {"runs": [whole.name], "query": query, "held_out": query}
+    with pytest.raises(DatasetError, match=why):
+        finetune(changed(dataset=dataset), run="refused")
+    assert not folder_of("refused").exists()

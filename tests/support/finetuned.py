@@ -1,0 +1,30 @@
+"""A small run of `finetune`; run, it is killed between two updates.
+
+    python -m tests.support.finetuned RUN PHASE
+
+kills its own process where checkpoint 3 is to be noted as begun (`begin`), or as saved (`add`).
+"""
+
+import sys
+from pathlib import Path
+
+from flows.finetune import finetune
+from flows.recipe.finetuning import FinetuneRecipe
+from tests.support.given_datums import kill_at
+
+TEXTS = Path(__file__).parents[2] / "datasets" / "hello_texts.jsonl"
+RECIPE = FinetuneRecipe.model_validate(
+    {
+        "dataset": {"path": str(TEXTS)},
+        "steps": 6,
+        "model": {"lora_rank": 8},
+        "batch": {"examples": 8},
+        "evaluation": {"every": 4, "examples": 16},
+        "optimizer": {"learning_rate": 0.005},
+        "checkpoints": {"every": 2},
+    }
+)
+
+if __name__ == "__main__":
+    kill_at(sys.argv[2])
+    finetune(RECIPE, run=sys.argv[1])
