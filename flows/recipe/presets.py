@@ -197,7 +197,7 @@ def _is_zero(coefficient: object) -> bool:
 
 def describe_preset(recipe: Section) -> str:
     """Describe in a line what a recipe's preset has become; empty without a preset."""
-    name = find(recipe, "algorithm.preset")
+    name = find(recipe, "algorithm.preset") if "algorithm" in recipe else None
     if not isinstance(name, str):
         return ""
     row = PRESETS[name]

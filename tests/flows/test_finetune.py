@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prefect.settings import PREFECT_API_URL
 
 from adapters.errors import UserError
@@ -208,3 +209,24 @@ def test_a_query_that_chooses_nothing_is_refused(whole: RunFolder, query: str, w
     with pytest.raises(DatasetError, match=why):
         finetune(changed(dataset=dataset), run="refused")
     assert not folder_of("refused").exists()
+
+
+def test_the_command_trains_and_goes_on_with_a_file_of_texts(root: Path, tmp_path: Path) -> None:
+    """A recipe of texts is trained, resumed and forked by the commands of any other run."""
+    file = tmp_path / "texts.yaml"
+    file.write_text(yaml.safe_dump(RECIPE.model_dump(mode="json") | {"steps": 2}))
+    ratchet = [sys.executable, "-m", "flows.cli.main"]
+
+    def call(*words: str) -> str:
+        done = subprocess.run([*ratchet, *words], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "held-out loss" in call("train", str(file), "--run", "by-command")
+    assert "held-out loss" in call("resume", "by-command")
+    assert "1 steps since by-command@2: held-out loss" in call(
+        "fork", "by-command", "--at", "2", "--as", "forked", "--set", "steps=3"
+    )
+    refused = subprocess.run([*ratchet, "replay", "forked"], capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "the recipe is of the flow finetune, and this needs one of train" in refused.stderr
