@@ -78,7 +78,16 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "model.base=smollm2-135m",
         "rollouts.max_tokens=48",
     ),
+    "texts": (
+        "steps=40",
+        "batch.examples=8",
+        "evaluation.every=7",
+        "evaluation.examples=32",
+        "checkpoints.every=4",
+    ),
 }
+TEXTS = "texts"
+"""The workload of the flow `finetune`, of which no rollout is played."""
 REAL = "people"
 """The workload of a real model, which `ratchet fetch smollm2-135m` brings, so it must be named."""
 
@@ -102,6 +111,15 @@ class Trial:
     settings: tuple[str, ...]
     width: Width
     number: int = 0
+
+    @property
+    def recipe(self) -> str:
+        """Name of the recipe that the settings change."""
+        return "hello-finetune" if self.workload == TEXTS else "hello"
+
+    def settings_by(self, width: Width) -> tuple[str, ...]:
+        """Return all settings; a run of texts has none of how rollouts are played."""
+        return self.settings if self.workload == TEXTS else (*self.settings, *width.settings)
 
     @property
     def run(self) -> str:
@@ -148,8 +166,8 @@ def make_reference(harness: Harness, trial: Trial) -> Reference:
     run = RunFolder(harness.folder / name)
     described = harness.folder / f"{name}.reference.json"
     if not described.exists():
-        settings = (*trial.settings, *trial.width.reference.settings)
-        training = killable_runs.train(run, settings, harness.environment)
+        settings = trial.settings_by(trial.width.reference)
+        training = killable_runs.train(run, settings, harness.environment, trial.recipe)
         training.writes(1)
         startup = time.time() - training.started
         if training.exit_code():
@@ -166,14 +184,14 @@ def run_trial(harness: Harness, trial: Trial) -> None:
     if harness.over and not run.path.exists():
         return
     reference = make_reference(harness, trial)
-    settings = (*trial.settings, *trial.width.settings)
+    settings = trial.settings_by(trial.width)
     killed = sum(line["kind"] == "kill" and line["run"] == trial.run for line in harness.lines())
     decided, changed = read_log(run.arrivals), 0
-    training = killable_runs.train(run, settings, harness.environment)
+    training = killable_runs.train(run, settings, harness.environment, trial.recipe)
     try:
         while True:
             if training.process.poll() is not None:
-                training = killable_runs.train(run, settings, harness.environment)
+                training = killable_runs.train(run, settings, harness.environment, trial.recipe)
             random = Random(f"{harness.seed}/{trial.run}/{killed}")
             if trial.width.runner == "dask" and killed < harness.each - 1:
                 killed += _kill_a_worker(harness, trial, training, reference, random)
@@ -310,7 +328,7 @@ def main() -> None:
     options.add_argument("--workload", choices=[*WORKLOADS], help="only this one")
     arguments = options.parse_args()
     named = arguments.workload
-    names = [named] if named else [name for name in WORKLOADS if name != REAL]
+    names = [named] if named else [name for name in WORKLOADS if name not in (REAL, TEXTS)]
     folder = arguments.folder.absolute()
     print(describe_machine(), flush=True)
     with ExitStack() as stack:
