@@ -176,10 +176,12 @@ def _training_deployments(file: Path) -> dict[str, Json]:
         return {}
     try:
         entries = [(entry["name"], entry) for entry in _read_yaml(file)["deployments"]]
+        training = [(name, one) for name, one in entries if one["entrypoint"] in ENTRYPOINTS]
+        recipes = {name: one["parameters"]["recipe"] for name, one in training}
+        flows = {name: {"flow": ENTRYPOINTS[one["entrypoint"]]} for name, one in training}
         return {
-            name: {"flow": ENTRYPOINTS[entry["entrypoint"]], **entry["parameters"]["recipe"]}
-            for name, entry in entries
-            if entry["entrypoint"] in ENTRYPOINTS
+            name: flows[name] | recipe if isinstance(recipe, dict) else recipe
+            for name, recipe in recipes.items()
         }
     except (KeyError, TypeError) as error:
         raise RecipeError(

@@ -140,16 +140,17 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 LATER = "and is to come as a flow of its own"
+FINETUNING = "as a recipe of the flow finetune does (docs/finetuning.md)"
 REFUSED = {
     "ppo": "needs a value network, which a Tinker service does not have; give reinforceplusplus or "
     "grpo, or the loss ppo alone as algorithm.loss",
-    "sft": f"trains on answers that are given, not on rollouts, {LATER}; give grpo for rollouts",
-    "cpt": f"trains on texts that are given, not on rollouts, {LATER}; give grpo for rollouts",
+    "sft": f"trains on answers that are given, {FINETUNING}; give grpo for rollouts",
+    "cpt": f"trains on texts that are given, {FINETUNING}; give grpo for rollouts",
     "dpo": f"trains on pairs of answers that are given, not on rollouts, {LATER}; give grpo for "
     "rollouts that are rewarded",
-    "raft": f"trains on answers that a workflow has selected, {LATER}; give algorithm.advantage "
-    "none and algorithm.loss cross_entropy, which train on the rollouts of reward 1 alone if "
-    "rewards are 0 and 1",
+    "raft": f"trains on answers that were selected, {FINETUNING}, whose dataset.query selects "
+    "rollouts of a run; give algorithm.advantage none and algorithm.loss cross_entropy, which "
+    "train on the rollouts of reward 1 alone if rewards are 0 and 1",
     "mix": f"trains on an expert's answers beside rollouts, {LATER}; give grpo for rollouts alone",
     "mix_chord": f"trains on an expert's answers beside rollouts, {LATER}; give grpo for rollouts "
     "alone",

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -140,8 +141,8 @@ def _rows(
                 yield {
                     "example_id": number,
                     "part": part,
-                    "tokens": kept.tokens,
-                    "weights": kept.weights,
+                    "tokens": np.array(kept.tokens, np.int32),
+                    "weights": np.array(kept.weights, np.float32),
                     "bytes": _count_bytes(kept, chat),
                     "cut": length > most,
                 }
