@@ -93,8 +93,10 @@ class RunSummary(BaseModel, frozen=True):
     @property
     def outcome(self) -> str:
         """Change of what was measured on held-out examples, in words."""
+        digits = 2 if self.measure == "reward" else 3
         before, after = (
-            "unknown" if value is None else f"{value:.2f}" for value in (self.before, self.after)
+            "unknown" if value is None else f"{value:.{digits}f}"
+            for value in (self.before, self.after)
         )
         return f"held-out {self.measure} {before} → {after} in {self.steps} steps"
 

@@ -13,7 +13,7 @@ from flows.recipe.loading import read_recipe
 from tasks.algorithm.advantages import find_advantage
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics, record_metrics
-from tasks.reports.curves import read_scores
+from tasks.reports.curves import describe_ends, read_scores
 from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.checksums import Damaged
 from tasks.storage.files import is_written, link_or_copy
@@ -125,7 +125,7 @@ def describe_fork(run: RunFolder) -> str:
     if parent is None or parent["how"] != FORK:
         return ""
     name, shared, done = parent["run"], parent["step"], len(read_metrics(run.metrics))
-    measure = "held-out loss" if is_written(run.texts) else "held-out reward"
+    measure, digits = ("held-out loss", 3) if is_written(run.texts) else ("held-out reward", 2)
     since = f"{done - shared} steps since {name}@{shared}"
     changes = differences(parent["recipe"], recipe_of(run))
     known = _scores([folder_of(name), run], shared)
@@ -133,9 +133,9 @@ def describe_fork(run: RunFolder) -> str:
     if before is None:
         return "\n".join([f"{since}, up to which nothing is scored", *changes])
     if scored < shared:
-        return "\n".join([f"{since}; {name}@{scored} had {measure} {before:.2f}", *changes])
+        return "\n".join([f"{since}; {name}@{scored} had {measure} {before:.{digits}f}", *changes])
     after = _scores([run], done).get(done)
-    reward = f"{before:.2f}" if after is None else f"{before:.2f} → {after:.2f}"
+    reward = describe_ends([before] if after is None else [before, after], digits)
     return "\n".join([f"{since}: {measure} {reward}", *changes])
 
 

@@ -143,8 +143,9 @@ class Artifacts:
     def _tag_gain(self) -> None:
         with self._unless_unreadable("held-out reward"):
             rewards = [score.reward for score in first_and_last(read_scores(self._run))]
-            if measured := rewards or read_losses(self._run):
-                tag_flow_run(f"{HELD_OUT} {describe_ends(measured)}")
+            losses = read_losses(self._run)
+            if measured := describe_ends(rewards) or describe_ends(losses, 3):
+                tag_flow_run(f"{HELD_OUT} {measured}")
 
     def _create_all(self) -> None:
         run = self._run

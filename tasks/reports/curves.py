@@ -105,9 +105,9 @@ def first_and_last(scores: Sequence[HeldOutScore]) -> list[HeldOutScore]:
     return [*first[:1], *first[1:][-1:]]
 
 
-def describe_ends(values: Sequence[float]) -> str:
-    """Write the first and the last of some values: `0.21 → 0.96`."""
-    return " → ".join(f"{value:.2f}" for value in [*values[:1], *values[1:][-1:]])
+def describe_ends(values: Sequence[float], digits: int = 2) -> str:
+    """Write the first and the last of some values, with so many decimals: `0.21 → 0.96`."""
+    return " → ".join(f"{value:.{digits}f}" for value in [*values[:1], *values[1:][-1:]])
 
 
 def read_losses(run: RunFolder) -> list[float]:

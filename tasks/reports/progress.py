@@ -17,6 +17,7 @@ from tasks.evaluations import read_evaluation
 from tasks.metrics import Metrics, read_metrics
 from tasks.recording.journal import JournalTail
 from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span, printable
+from tasks.reports.curves import describe_ends
 from tasks.shards import read_shard
 from tasks.storage.files import is_written
 from tasks.storage.json_files import read_json
@@ -30,8 +31,8 @@ WINDOW = timedelta(seconds=30)
 BARS, WIDTH = "▁▂▃▄▅▆▇█", 40
 """Bars of a curve in a line of text, and the most of them."""
 
-MEASURES = {"reward/mean": "reward", "loss": "loss"}
-"""Metrics by which a step is described, the first one that it has."""
+MEASURES = {"reward/mean": ("reward", 2), "loss": ("loss", 3)}
+"""Metrics by which a step is described, the first one that it has, and their decimals."""
 
 UNITS = ((3600, "h"), (60, "min"), (1, "s"))
 
@@ -84,8 +85,8 @@ def describe_step(run: RunFolder, metrics: Metrics, steps: int) -> str:
 
 def describe_measure(metrics: Mapping[str, float]) -> str:
     """Say what a step has earned: its mean reward, or its loss; empty if it has neither."""
-    values = (f"{word} {metrics[key]:.2f}" for key, word in MEASURES.items() if key in metrics)
-    return next(values, "")
+    measured = ((metrics[key], *named) for key, named in MEASURES.items() if key in metrics)
+    return next((f"{word} {value:.{digits}f}" for value, word, digits in measured), "")
 
 
 def describe_run(run: RunFolder, progress: Progress, is_open: bool) -> str:
@@ -97,7 +98,7 @@ def describe_run(run: RunFolder, progress: Progress, is_open: bool) -> str:
     lines = [
         f"{run.name}: {calls if is_open else 'no process has it open'}",
         str(progress),
-        f"{MEASURES[measure]} by step {draw_line(values)} {values[0]:.2f} → {values[-1]:.2f}"
+        f"{MEASURES[measure][0]} by step {draw_line(values)} {describe_ends(values)}"
         if values
         else "",
         f"last failure: {progress.failure}" if progress.failure else "",
@@ -140,7 +141,7 @@ def describe_held_out(run: RunFolder) -> str:
         reward = read_evaluation(own[-1])["sampled"].finished.mean
         return "" if reward is None else f"held-out {reward:.2f} at checkpoint {int(own[-1].stem)}"
     if losses := run.losses():
-        return f"held-out {read_json(losses[-1])['loss']:.2f} at checkpoint {int(losses[-1].stem)}"
+        return f"held-out {read_json(losses[-1])['loss']:.3f} at checkpoint {int(losses[-1].stem)}"
     return ""
 
 

@@ -111,7 +111,7 @@ def test_what_reads_runs_reads_one_of_texts(whole: RunFolder) -> None:
     assert read_recipe(whole, FinetuneRecipe) == RECIPE
     assert [*find_damage(whole)] == []
     summary = summarize_run(whole)
-    assert f"{summary.before:.2f} → {summary.after:.2f}" in runs_table(120)
+    assert f"{summary.before:.3f} → {summary.after:.3f}" in runs_table(120)
     assert "finetune" in runs_table(120)
     assert "loss" in render_report([whole])
     question = "select split, count(*) as texts from texts group by split order by split"

@@ -52,7 +52,8 @@ class RunLine:
         named = [self.name, self.run.agent or None]
         if (of := self.totals) is None:
             return [*named, None, None, None, self.state, None, None, None]
-        scores = describe_ends([score.reward for score in of.held_out] or of.losses)
+        rewards = [score.reward for score in of.held_out]
+        scores = describe_ends(rewards) or describe_ends(of.losses, 3)
         has_lag = (self.run.keys or {}).get("rollouts.lag")
         return [
             *named,
