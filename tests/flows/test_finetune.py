@@ -170,12 +170,13 @@ def test_the_best_rollouts_of_a_run_are_learnt_as_they_were_sampled(
     sampled = named_recipe("hello", ["steps=2", "rollouts.groups=4", "evaluation.examples=2"])
     train(sampled, run="sampled")
     best = (
-        "select run, arg_max(rollout_id, reward) as rollout_id from rollouts where split = 'train'"
+        "select run, rollout_id from rollouts where split = 'train' and step = {} qualify 1 = "
+        "row_number() over (partition by group_id order by reward desc, rollout_id)"
     )
     dataset = {
         "runs": ["sampled"],
-        "query": f"{best} and step = 0 group by run, group_id",
-        "held_out": f"{best} and step = 1 group by run, group_id",
+        "query": best.format(0),
+        "held_out": best.format(1),
     }
     recipe = changed(dataset=dataset, steps=2, batch={"examples": 4})
     summary = finetune(recipe, run="best")
