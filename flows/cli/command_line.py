@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tasks.storage.run_folder import RunFolder
 
 T = TypeVar("T")
-R = TypeVar("R", bound="RunRecipe")
 
 
 def train_with_bar(run: str, recipe: "RunRecipe") -> str:
@@ -55,9 +54,7 @@ def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: 
             return flow(**parameters)
 
 
-def load_checked_recipe(
-    run: str, overrides: Sequence[str] = (), kind: "type[R] | None" = None
-) -> "R | RunRecipe":
+def load_checked_recipe(run: str, overrides: Sequence[str] = ()) -> "RunRecipe":
     """Return a run's recipe with each override over it; UserError if it cannot be trained."""
     from flows.recipe.loading import changed_recipe, count_steps
     from flows.recipe.run_recipe import RunRecipe
@@ -65,7 +62,7 @@ def load_checked_recipe(
     from tasks.storage.manifest import recipe_of
     from tasks.storage.run_folder import folder_of
 
-    recipe = count_steps(changed_recipe(recipe_of(folder_of(run)), overrides, kind or RunRecipe))
+    recipe = count_steps(changed_recipe(recipe_of(folder_of(run)), overrides, RunRecipe))
     check_recipe(recipe)
     check_prefect()
     return recipe

@@ -111,9 +111,7 @@ def replay(
     verbose: Verbose = False,
 ) -> None:
     """Train anew from a run's recorded rollouts, say with another algorithm; nothing is sampled."""
-    from flows.recipe.recipe import Recipe
-
-    recipe = load_checked_recipe(run, set_ or [], Recipe)
+    recipe = load_checked_recipe(run, set_ or [])
     from flows.runtime.forks import replay_run
 
     name = as_ or name_run(run, "replay", _now())

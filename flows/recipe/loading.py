@@ -293,7 +293,7 @@ def _kind_of(values: Mapping[str, Any]) -> type[RunRecipe]:
     if (flow := values.get("flow")) not in kinds:
         raise FlowError(
             f"the recipe is for the flow {flow!r}, and there is: {', '.join(sorted(kinds))}; "
-            "continue the run with the version that wrote it"
+            "give one of these, or continue the run with the version that wrote it"
         )
     return kinds[flow]
 

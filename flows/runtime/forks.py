@@ -10,6 +10,7 @@ from uuid import uuid4
 from adapters.door.roles import policy_of
 from adapters.tinker.engines import saved_files
 from flows.recipe.loading import read_recipe
+from flows.recipe.recipe import Recipe
 from tasks.algorithm.advantages import find_advantage
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics, record_metrics
@@ -88,6 +89,7 @@ def fork_run(
 
 def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint: str) -> RunFolder:
     """Make the run `name`, which finds the rollouts that `parent` recorded and nothing more."""
+    read_recipe(parent, Recipe)  # refuses a run without rollouts
     done = len(read_metrics(parent.metrics))
     if recipe["steps"] > done:
         raise RunError(

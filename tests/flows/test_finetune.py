@@ -228,4 +228,4 @@ def test_the_command_trains_and_goes_on_with_a_file_of_texts(root: Path, tmp_pat
     )
     refused = subprocess.run([*ratchet, "replay", "forked"], capture_output=True, text=True)
     assert refused.returncode == 2
-    assert "the recipe is of the flow finetune, and this needs one of train" in refused.stderr
+    assert "was made by the flow finetune, and this needs a run of train" in refused.stderr
