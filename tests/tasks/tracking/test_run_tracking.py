@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from adapters.tracking.tracker import TrackedRun, TrackedStep, TrackerFailed
@@ -166,6 +167,12 @@ with RunTracking(run.folder, open_wandb(run), 4, 0) as tracking:
 """
 
 
+def is_running(words: Sequence[str]) -> bool:
+    """Return whether a process has these words in its command."""
+    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    return any({*words} <= {*command} for command in commands)
+
+
 def test_a_run_that_is_killed_is_one_wandb_run_with_each_step_once(run: GrowingRun) -> None:
     pytest.importorskip("wandb")
     # WANDB_SERVICE would share this process's service, which nobody kills.
@@ -173,8 +180,10 @@ def test_a_run_that_is_killed_is_one_wandb_run_with_each_step_once(run: GrowingR
     environment = {**own, "PYTHONPATH": str(ROOT)}
     for first in (0, 2):
         command = [sys.executable, "-c", KILLED, str(run.folder.path), str(first)]
-        killed = subprocess.run(command, env=environment, check=False)
-        assert killed.returncode == -signal.SIGKILL
+        killed = subprocess.Popen(command, env=environment)
+        assert killed.wait() == -signal.SIGKILL
+        service = "--pid", f"{killed.pid}"  # W&B's own, which may still write
+        wait_until("its service ends", lambda service=service: not is_running(service), 60)
     assert len(offline_folders(run.folder.tracking)) == 2
     grow(run, open_wandb(run), STEPS, STEPS)
     [folder] = offline_folders(run.folder.tracking)
