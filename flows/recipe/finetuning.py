@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -12,12 +12,12 @@ from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.examples.reading import Source
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.texts.rules import Normalisation, TextBatch, TextRules, TooLong, Trained
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.algorithm.update_method import UpdateMethod
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
-    from tasks.texts.batches import TextBatch
-    from tasks.texts.source import TextRules, TextSource
+    from tasks.texts.source import TextSource
 
 LOSS = "cross_entropy"
 
@@ -43,14 +43,14 @@ class TextDataset(Section):
     held_out: str | None = None
     """Such a query of the rollouts that are held out."""
 
-    trained: Literal["last_message", "last_turn", "assistant", "marked", "all"] = "assistant"
+    trained: Trained = "assistant"
     """Part of a conversation that is trained: the last answer, the answers after the last message
     of a user, every answer, those that are marked by `trainable`, or every token."""
 
     most_tokens: int = Field(default=2048, ge=2, le=10**7)
     """The longest text, in tokens."""
 
-    too_long: Literal["refuse", "cut", "leave_out"] = "refuse"
+    too_long: TooLong = "refuse"
     """What becomes of a longer text: the run is refused, its end is cut off, or it is left out."""
 
     def refusals(self) -> Refusals:
@@ -76,7 +76,7 @@ class Batches(Section):
     examples: int = Field(default=16, ge=1, le=MOST_ROLLOUTS)
     """Texts of a step."""
 
-    normalisation: Literal["token", "example", "fixed"] = "token"
+    normalisation: Normalisation = "token"
     """Divisor of a step's loss: its trained `token`s; each `example`'s tokens, and the examples; or
     a `fixed` number."""
 
@@ -115,10 +115,13 @@ class FinetuneRecipe(RunRecipe):
         from tasks.texts.source import WrittenTexts
 
         runs = tuple(folder_of(name) for name in self.dataset.runs)
-        queries = {"train": self.dataset.query, "test": self.dataset.held_out}
+        queries = {
+            "train": ("dataset.query", self.dataset.query),
+            "test": ("dataset.held_out", self.dataset.held_out),
+        }
         chosen = {
-            split: ChosenRollouts(runs, query, self.model.base)
-            for split, query in queries.items()
+            split: ChosenRollouts(runs, key, query, self.model.base)
+            for split, (key, query) in queries.items()
             if query is not None
         }
         return {**{split: WrittenTexts(rows) for split, rows in self.sources().items()}, **chosen}
@@ -128,14 +131,10 @@ class FinetuneRecipe(RunRecipe):
         texts = len(self.texts()["train"])
         return ceil(Fraction(str(epochs)) * texts / self.batch.examples)
 
-    def rules(self) -> "TextRules":
-        from tasks.texts.source import TextRules
-
+    def rules(self) -> TextRules:
         return TextRules(self.dataset.trained, self.dataset.most_tokens, self.dataset.too_long)
 
-    def batches(self) -> "TextBatch":
-        from tasks.texts.batches import TextBatch
-
+    def batches(self) -> TextBatch:
         batch = self.batch
         return TextBatch(batch.examples, self.seed, batch.normalisation, batch.divisor)
 

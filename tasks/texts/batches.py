@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,25 +19,8 @@ from tasks.storage.files import is_written
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import arrays, write
+from tasks.texts.rules import TextBatch
 from tasks.texts.source import Texts
-
-Normalisation = Literal["token", "example", "fixed"]
-"""Divisor of a step's loss: its trained tokens, each example's and the examples, or a number."""
-
-
-@dataclass(frozen=True)
-class TextBatch:
-    """Batch of a step: how many examples it has, in what order, and what their loss is divided by.
-
-    The loss is the sum over tokens of weight × negative log-probability. `token` divides it by the
-    sum of the step's weights; `example` divides each example's by the sum of its own, and by the
-    number of examples; `fixed` divides it by the `divisor`.
-    """
-
-    examples: int
-    seed: int
-    normalisation: Normalisation
-    divisor: float | None = None
 
 
 @durable

@@ -13,7 +13,8 @@ from tasks.recording.views import open_views
 from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import arrays
-from tasks.texts.tokenizing import Trained, WeightedTokens
+from tasks.texts.rules import Trained
+from tasks.texts.tokenizing import WeightedTokens
 
 CHOSEN = """
 with chosen as (select distinct run, rollout_id from ({query}))
@@ -33,6 +34,8 @@ class ChosenRollouts:
     """
 
     runs: tuple[RunFolder, ...]
+    key: str
+    """Key of the recipe that has the query."""
     query: str
     base: str
 
@@ -83,12 +86,12 @@ class ChosenRollouts:
                 table = views.sql(CHOSEN.format(query=self.query)).to_arrow_table()
         except duckdb.Error as error:
             raise DatasetError(
-                f"dataset.query cannot be asked: {error}; give one SELECT over the views of "
+                f"{self.key} cannot be asked: {error}; give one SELECT over the views of "
                 "docs/sql.md whose columns are run and rollout_id"
             ) from error
         if not table.num_rows:
             raise DatasetError(
-                f"dataset.query chooses none of {self.name} that trained something; try it by "
+                f"{self.key} chooses none of {self.name} that trained something; try it by "
                 "`ratchet sql`"
             )
         return table

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +16,8 @@ from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError, Source
 from tasks.storage.durability import durable
 from tasks.storage.tables import read, write
-from tasks.texts.tokenizing import Trained, WeightedTokens, tokenize
-
-TooLong = Literal["refuse", "cut", "leave_out"]
-"""Treatment of a text with too many tokens."""
+from tasks.texts.rules import TextRules, Trained
+from tasks.texts.tokenizing import WeightedTokens, tokenize
 
 SCHEMA = pa.schema(
     [
@@ -37,15 +35,6 @@ SCHEMA = pa.schema(
 )
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class TextRules:
-    """Rules by which texts become tokens: what is trained, and what becomes of long ones."""
-
-    trained: Trained
-    most_tokens: int
-    too_long: TooLong
 
 
 class TextSource(Protocol):

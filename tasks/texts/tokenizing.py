@@ -6,14 +6,12 @@ it: an answer is learnt behind exactly the tokens behind which it will be sample
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from adapters.calls import Message, Refused, Tool
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
-
-Trained = Literal["last_message", "last_turn", "assistant", "marked", "all"]
-"""Part of a conversation that is trained."""
+from tasks.texts.rules import Trained
 
 FORMS = "messages, or prompt and completion, or text"
 

@@ -7,8 +7,9 @@ import pyarrow as pa
 import pytest
 
 from tasks.storage.tables import arrays, write
-from tasks.texts.batches import TextBatch, choose_numbers, datums_of_texts
+from tasks.texts.batches import choose_numbers, datums_of_texts
 from tasks.texts.held_out import read_loss, score_texts
+from tasks.texts.rules import TextBatch
 from tasks.texts.source import SCHEMA, Texts
 
 

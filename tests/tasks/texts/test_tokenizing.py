@@ -10,7 +10,8 @@ from transformers import AutoTokenizer
 from adapters.calls import Message
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
-from tasks.texts.tokenizing import Trained, WeightedTokens, tokenize
+from tasks.texts.rules import Trained
+from tasks.texts.tokenizing import WeightedTokens, tokenize
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 GREETING = [
