@@ -240,10 +240,11 @@ class Recipe(RunRecipe):
                 trained.setdefault(name, []).append(role)
         return {name: tuple(roles) for name, roles in trained.items()}
 
-    def reference(self) -> str | None:
-        """Name the checkpoint, RUN@STEP, from which the penalty measures the divergence, if any."""
-        divergence = self.algorithm.kl
-        return divergence.reference if divergence.names_checkpoint() else None
+    def named_checkpoints(self) -> dict[str, str]:
+        divergence, named = self.algorithm.kl, super().named_checkpoints()
+        if divergence.names_checkpoint():
+            named["algorithm.kl.reference"] = divergence.reference
+        return named
 
     def credit(self) -> CreditAssignment:
         algorithm = self.algorithm

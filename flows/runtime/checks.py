@@ -18,7 +18,7 @@ from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.loading import count_steps
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
-from flows.runtime.references import find_reference
+from flows.runtime.bound_checkpoints import bind_checkpoints
 from tasks.storage.files import is_written
 from tasks.storage.manifest import check_binding
 from tasks.storage.run_folder import RunFolder
@@ -45,9 +45,10 @@ def check_run(recipe: RunRecipe, run: RunFolder) -> None:
     run.check_writable()
     if run.exists():
         check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
+    else:
+        bind_checkpoints(recipe, {})
     TrackerChoice(**recipe.tracking.model_dump()).check()
     check_service(recipe.model.base)
-    find_reference(recipe.reference(), recipe.model.base, run)
 
 
 def check_service(base: str) -> None:

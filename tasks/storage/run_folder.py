@@ -69,8 +69,6 @@ class RunFolder:
 
     manifest = FileAt("manifest.json")
     """Recipe, format and parent that the run is bound to."""
-    reference = FileAt("reference.json")
-    """Address of the reference, if that is a checkpoint of another run."""
     texts = FileAt("texts.parquet")
     """Tokens of the texts that a run learns, if it learns texts."""
     owners = FileAt("owners.jsonl")
