@@ -169,7 +169,8 @@ def _new_run(
     if run.exists():
         raise RunError(f"the run {run.path} exists; `ratchet resume {name}`, or give another --as")
     manifest = read_manifest(parent)
-    kept = {key: manifest[key] for key in ("fingerprint", "recipe", "parent") if key in manifest}
+    told = ("fingerprint", "recipe", "parent", "dataset_sha256")
+    kept = {key: manifest[key] for key in told if key in manifest}
     bound = bind_checkpoints(changed_recipe(recipe, kind=RunRecipe), manifest.get("bound", {}))
     aside = RunFolder(run.path.with_name(f".{run.name}.{uuid4().hex[:8]}.partial"))
     aside.check_writable()

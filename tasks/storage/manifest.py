@@ -17,7 +17,7 @@ from adapters.errors import did_you_mean
 from adapters.project.hub import locate_dataset
 from adapters.tinker.bases import read_origin
 from tasks.storage.checksums import Damaged
-from tasks.storage.files import read_bytes
+from tasks.storage.files import is_written, read_bytes
 from tasks.storage.json_files import SEAL, read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of, runs_root
 
@@ -119,7 +119,7 @@ def write_manifest(
         "versions": {name: version(name) for name in RECORDED_VERSIONS},
         "python": platform.python_version(),
         "machine": platform.machine(),
-        **_dataset(recipe.get("dataset")),
+        **_dataset(run, recipe.get("dataset")),
         **_origin(recipe.get("model")),
         **({"bound": bound} if bound else {}),
         **({"parent": parent} if parent else {}),
@@ -210,10 +210,11 @@ def differences(old: object, new: object, path: str = "") -> list[str]:
     return [] if old == new else [f"{path}: {old!r} → {new!r}"]
 
 
-def _dataset(described: Mapping[str, Any] | None) -> dict[str, str]:
-    """Describe the examples that a recipe names by a path, if it names any."""
+def _dataset(run: RunFolder, described: Mapping[str, Any] | None) -> dict[str, str]:
+    """Describe the examples that a recipe names by a path, if the run is to read any."""
     path: str | None = described["path"] if described else None
-    return {"dataset_sha256": _sha256(locate_dataset(path))} if path else {}
+    read = path is not None and not is_written(run.texts)
+    return {"dataset_sha256": _sha256(locate_dataset(path))} if read else {}
 
 
 def _origin(model: Mapping[str, Any] | None) -> dict[str, object]:

@@ -211,9 +211,13 @@ def test_a_query_that_chooses_nothing_is_refused(whole: RunFolder, query: str, w
 
 
 def test_the_command_trains_and_goes_on_with_a_file_of_texts(root: Path, tmp_path: Path) -> None:
-    """A recipe of texts is trained, resumed and forked by the commands of any other run."""
-    file = tmp_path / "texts.yaml"
-    file.write_text(yaml.safe_dump(RECIPE.model_dump(mode="json") | {"steps": 2}))
+    """A recipe of texts is trained, resumed and forked by the commands of any other run.
+
+    Its file of texts is needed until they are tokens, and then no more.
+    """
+    file, texts = tmp_path / "texts.yaml", Path(shutil.copy(TEXTS, tmp_path))
+    recipe = changed(dataset={"path": str(texts)}, steps=2)
+    file.write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
     ratchet = [sys.executable, "-m", "flows.cli.main"]
 
     def call(*words: str) -> str:
@@ -222,6 +226,8 @@ def test_the_command_trains_and_goes_on_with_a_file_of_texts(root: Path, tmp_pat
         return done.stdout
 
     assert "held-out loss" in call("train", str(file), "--run", "by-command")
+    texts.unlink()
+    folder_of("by-command").metrics.unlink()
     assert "held-out loss" in call("resume", "by-command")
     assert "1 steps since by-command@2: held-out loss" in call(
         "fork", "by-command", "--at", "2", "--as", "forked", "--set", "steps=3"
