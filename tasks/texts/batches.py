@@ -1,9 +1,10 @@
 """texts → datums: the texts of a step, each token weighted by its share of the step's loss."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,14 @@ import pyarrow as pa
 from adapters.calls import POLICY
 from tasks.datums import SCHEMA
 from tasks.examples.reading import Example
+from tasks.metrics import Metrics
 from tasks.recovery.recorded_steps import StepSource
 from tasks.shards import choose
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import arrays, write
+from tasks.storage.tables import arrays, read, write
 from tasks.texts.rules import TextBatch
 from tasks.texts.source import Texts
 
@@ -27,6 +29,28 @@ from tasks.texts.source import Texts
 def draw_texts(path: Path, texts: Texts, batch: TextBatch, step: int) -> None:
     """Write the datums of a step: its examples, drawn in passes that the seed shuffles."""
     write(datums_of_texts(texts.of_split("train"), batch, step), path)
+
+
+def measure_texts(texts: Texts, datums: Path) -> Metrics:
+    """Measure the texts of a step: how many they are, and how many of their sequences were cut.
+
+    `texts/ends` is the share of the sequences whose last trained token is one at which answers
+    stop: a model that is trained on others does not learn to stop.
+    """
+    drawn = read(datums, ["rollout_id", "group_id"])
+    rows = texts.of_split("train").select(["example_id", "part", "cut", "ends"]).to_pylist()
+    known = {name_sequence(row): row for row in rows}
+    sequences = [known[name] for name in drawn["rollout_id"].to_pylist()]
+    return {
+        "texts": len({*drawn["group_id"].to_pylist()}),
+        "texts/cut": sum(row["cut"] for row in sequences),
+        "texts/ends": fmean(row["ends"] for row in sequences),
+    }
+
+
+def name_sequence(row: Mapping[str, Any]) -> str:
+    """Return the name that a sequence has as a rollout of the datums."""
+    return f"{row['example_id']}.{row['part']}"
 
 
 def datums_of_texts(texts: pa.Table, batch: TextBatch, step: int) -> pa.Table:
@@ -71,7 +95,7 @@ def _scales(examples: Sequence[Sequence[dict[str, Any]]], batch: TextBatch) -> l
 def _datum(row: dict[str, Any], scale: float) -> dict[str, Any]:
     tokens, weights = row["tokens"], row["weights"][1:]
     return {
-        "rollout_id": f"{row['example_id']}.{row['part']}",
+        "rollout_id": name_sequence(row),
         "group_id": f"{row['example_id']}",
         "role": POLICY,
         "first_call": 0,

@@ -1,8 +1,9 @@
 """texts → their tokens: one file, written once, of which every step of a run is made."""
 
+import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,8 +32,14 @@ SCHEMA = pa.schema(
         # Bytes of text in UTF-8 that the trained tokens write.
         ("bytes", pa.int32()),
         ("cut", pa.bool_()),
+        # Whether the last trained token is one at which an answer stops.
+        ("ends", pa.bool_()),
     ]
 )
+COUNTS = b"counts"
+"""Key of the file's metadata: for each split what there is of its texts, and what is lost."""
+
+TextCounts = Mapping[str, Mapping[str, int]]
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +89,10 @@ class Texts:
         """Return the rows of a split in SCHEMA, in the order of its examples."""
         return self._table.filter(pc.field("split") == split)
 
+    def counts(self) -> TextCounts:
+        """Return for each split what was counted when its texts became tokens."""
+        return json.loads(read(self.path, []).schema.metadata[COUNTS])
+
     @cached_property
     def _table(self) -> pa.Table:
         return read(self.path)
@@ -89,22 +100,29 @@ class Texts:
 
 @durable
 def bind_texts(path: Path, sources: Mapping[str, TextSource], chat: Chat, rules: TextRules) -> None:
-    """Write the tokens of the texts of each split, and log what was cut or left out.
+    """Write the tokens of the texts of each split, and count what was cut or left out.
 
     DatasetError names the row that cannot be tokenized, and a split in which nothing is trained.
     """
     rows: list[dict[str, object]] = []
+    counts = {split: Counter[str]() for split in sources}
     for split, source in sources.items():
-        counts: Counter[str] = Counter()
-        own = [*_rows(source, chat, rules, counts)]
+        own = [*_rows(source, chat, rules, counts[split])]
+        said = describe_counts(counts[split])
         if not own:
             raise DatasetError(
-                f"nothing is trained in {source.name}: {_describe(counts)}; see dataset.trained "
-                "and dataset.too_long"
+                f"nothing is trained in {source.name}: {said}; see dataset.trained and "
+                "dataset.too_long"
             )
-        log.info("%s: %s", source.name, _describe(counts))
+        log.info("%s: %s", source.name, said)
         rows += [{"split": split, **row} for row in own]
-    write(pa.Table.from_pylist(rows, schema=SCHEMA), path)
+    schema = SCHEMA.with_metadata({COUNTS: json.dumps(counts)})
+    write(pa.Table.from_pylist(rows, schema=schema), path)
+
+
+def describe_counts(counts: Mapping[str, int]) -> str:
+    """Say the counts that are not 0."""
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
 
 
 def _rows(
@@ -125,38 +143,28 @@ def _rows(
                 counts["too long and left out"] += 1
                 continue
             kept = WeightedTokens(whole.tokens[:most], whole.weights[:most])
-            _count(kept, whole, counts)
-            if any(kept.weights):
+            trained = kept.trained()
+            ends = {*trained[-1:]} & {*chat.stop_tokens} != set()
+            counts["tokens"] += len(kept.tokens)
+            counts["trained tokens"] += len(trained)
+            counts["sequences that end as answers do"] += ends
+            counts["cut"] += length > most
+            counts["cut before their end"] += any(whole.weights[most:])
+            counts["without a trained token"] += trained == []
+            if trained:
+                counts["sequences"] += 1
                 yield {
                     "example_id": number,
                     "part": part,
                     "tokens": np.array(kept.tokens, np.int32),
                     "weights": np.array(kept.weights, np.float32),
-                    "bytes": _count_bytes(kept, chat),
+                    "bytes": _count_bytes(trained, chat),
                     "cut": length > most,
+                    "ends": ends,
                 }
 
 
-def _count(kept: WeightedTokens, whole: WeightedTokens, counts: Counter[str]) -> None:
-    """Count what is kept of a sequence, and what is lost."""
-    trained = sum(weight > 0 for weight in kept.weights)
-    counts["cut"] += len(whole.tokens) > len(kept.tokens)
-    counts["cut before their end"] += any(whole.weights[len(kept.tokens) :])
-    counts["without a trained token"] += trained == 0
-    counts["tokens"] += len(kept.tokens)
-    counts["trained tokens"] += trained
-
-
-def _count_bytes(text: WeightedTokens, chat: Chat) -> int:
-    """Count the bytes that the trained tokens write; the token that ends an answer writes none."""
-    trained = [
-        token
-        for token, weight in zip(text.tokens, text.weights, strict=True)
-        if weight > 0 and token not in chat.stop_tokens
-    ]
-    return len(chat.text(trained).encode())
-
-
-def _describe(counts: Counter[str]) -> str:
-    """Say the counts that are not 0."""
-    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+def _count_bytes(trained: Sequence[int], chat: Chat) -> int:
+    """Count the bytes that trained tokens write; the token that ends an answer writes none."""
+    written = [token for token in trained if token not in chat.stop_tokens]
+    return len(chat.text(written).encode())

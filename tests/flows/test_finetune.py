@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -55,6 +56,7 @@ def test_the_loss_on_held_out_texts_falls(summary: RunSummary, whole: RunFolder)
     assert summary.outcome.startswith("held-out loss ")
     rows = read_metrics(whole.metrics)
     assert [row["datums"] for row in rows] == [8] * RECIPE.steps
+    assert {(row["texts"], row["texts/cut"], row["texts/ends"]) for row in rows} == {(8, 0, 1.0)}
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert [step for step, row in enumerate(rows, 1) if "test/loss" in row] == [4, 6]
     assert rows[-1]["test/loss"] == summary.after
@@ -113,7 +115,9 @@ def test_what_reads_runs_reads_one_of_texts(whole: RunFolder) -> None:
     summary = summarize_run(whole)
     assert f"{summary.before:.3f} → {summary.after:.3f}" in runs_table(120)
     assert "finetune" in runs_table(120)
-    assert "loss" in render_report([whole])
+    report = render_report([whole])
+    assert "loss" in report
+    assert re.search(r"texts, train: .*400 texts, [\d,]+ tokens, .*400 sequences<", report)
     question = "select split, count(*) as texts from texts group by split order by split"
     assert answer(question, [whole], "csv").decode() == "split,texts\ntest,128\ntrain,400\n"
 

@@ -25,6 +25,7 @@ def row(
         "weights": weights,
         "bytes": len(weights),
         "cut": False,
+        "ends": True,
     }
 
 
