@@ -114,17 +114,13 @@ class FinetuneRecipe(RunRecipe):
         from tasks.texts.chosen_rollouts import ChosenRollouts
         from tasks.texts.source import WrittenTexts
 
-        runs = tuple(folder_of(name) for name in self.dataset.runs)
-        queries = {
-            "train": ("dataset.query", self.dataset.query),
-            "test": ("dataset.held_out", self.dataset.held_out),
-        }
-        chosen = {
-            split: ChosenRollouts(runs, key, query, self.model.base)
-            for split, (key, query) in queries.items()
-            if query is not None
-        }
-        return {**{split: WrittenTexts(rows) for split, rows in self.sources().items()}, **chosen}
+        dataset, base = self.dataset, self.model.base
+        runs = tuple(folder_of(name) for name in dataset.runs)
+        if dataset.query is None or dataset.held_out is None:
+            return {split: WrittenTexts(rows) for split, rows in self.sources().items()}
+        trained = ChosenRollouts(runs, "dataset.query", dataset.query, base)
+        held_out = ChosenRollouts(runs, "dataset.held_out", dataset.held_out, base, (trained,))
+        return {"train": trained, "test": held_out}
 
     def steps_of(self, epochs: float) -> int:
         """Return the steps whose batches are so many passes over the training texts."""

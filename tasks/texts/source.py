@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,9 @@ SCHEMA = pa.schema(
 )
 COUNTS = b"counts"
 """Key of the file's metadata: for each split what there is of its texts, and what is lost."""
+
+TRAIN = "train"
+"""Split that is trained; what is of another is held out."""
 
 TextCounts = Mapping[str, Mapping[str, int]]
 
@@ -104,18 +107,19 @@ def bind_texts(path: Path, sources: Mapping[str, TextSource], chat: Chat, rules:
 
     DatasetError names the row that cannot be tokenized, and a split in which nothing is trained.
     """
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     counts = {split: Counter[str]() for split in sources}
     for split, source in sources.items():
         own = [*_rows(source, chat, rules, counts[split])]
-        said = describe_counts(counts[split])
         if not own:
             raise DatasetError(
-                f"nothing is trained in {source.name}: {said}; see dataset.trained and "
-                "dataset.too_long"
+                f"nothing is trained in {source.name}: {describe_counts(counts[split])}; see "
+                "dataset.trained and dataset.too_long"
             )
-        log.info("%s: %s", source.name, said)
         rows += [{"split": split, **row} for row in own]
+    _count_repeated(rows, counts)
+    for split, source in sources.items():
+        log.info("%s: %s", source.name, describe_counts(counts[split]))
     schema = SCHEMA.with_metadata({COUNTS: json.dumps(counts)})
     write(pa.Table.from_pylist(rows, schema=schema), path)
 
@@ -125,9 +129,25 @@ def describe_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
 
 
+def _count_repeated(rows: Sequence[Mapping[str, Any]], counts: Mapping[str, Counter[str]]) -> None:
+    """Count the held-out sequences that are trained as well, token for token, and warn of them."""
+    trained = {row["tokens"].tobytes() for row in rows if row["split"] == TRAIN}
+    held_out = [row for row in rows if row["split"] != TRAIN]
+    repeated = [row["split"] for row in held_out if row["tokens"].tobytes() in trained]
+    for split in repeated:
+        counts[split]["sequences that are trained as well"] += 1
+    if repeated:
+        log.warning(
+            "%d of %d held-out sequences are trained as well, token for token, so that their loss "
+            "says nothing of new texts",
+            len(repeated),
+            len(held_out),
+        )
+
+
 def _rows(
     source: TextSource, chat: Chat, rules: TextRules, counts: Counter[str]
-) -> Iterator[dict[str, object]]:
+) -> Iterator[dict[str, Any]]:
     """Yield the sequences that train something, as rows without their split."""
     most = rules.most_tokens
     for number, sequences in source.sequences(chat, rules.trained):

@@ -194,6 +194,13 @@ def test_the_best_rollouts_of_a_run_are_learnt_as_they_were_sampled(
     learnt = answer(texts, [folder_of("best")], "json")
     assert sorted(map(str, json.loads(chosen))) == sorted(map(str, json.loads(learnt)))
     assert len(json.loads(learnt)) == 4
+    both = changed(dataset=dataset | {"held_out": best.format("step")}, steps=2)
+    why = (
+        r"held_out chooses the rollout \S+ of sampled, which dataset.query trains, and 3 more; let"
+    )
+    with pytest.raises(DatasetError, match=why):
+        finetune(both, run="both")
+    assert not folder_of("both").exists()
 
 
 @pytest.mark.parametrize(

@@ -58,3 +58,13 @@ def test_a_step_tells_its_texts_the_cut_ones_and_the_share_that_ends(
     datums = draw_texts.make(tmp_path / "datums.parquet", texts, TextBatch(3, 0, "token"), 0)
     measured = measure_texts(texts, datums)
     assert measured == {"texts": 3, "texts/cut": 1, "texts/ends": pytest.approx(2 / 3)}
+
+
+def test_held_out_texts_that_are_trained_as_well_are_told(
+    tmp_path: Path, chat: Chat, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two rows that say the same may be of two splits, as in many published data sets."""
+    fox = SHORT | {"completion": "a fox"}
+    texts = bind(tmp_path, {"train": [SHORT, SHORT], "test": [fox, SHORT]}, chat, "refuse")
+    assert texts.counts()["test"]["sequences that are trained as well"] == 1
+    assert "1 of 2 held-out sequences are trained as well, token for token" in caplog.text
