@@ -4,10 +4,14 @@ from dataclasses import asdict, dataclass
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
-from tasks.storage.json_files import JsonRow
+from tasks.storage.json_files import JsonRow, read_json
+from tasks.storage.manifest import read_manifest
 from tasks.storage.owners import OwnedLog
+from tasks.storage.run_folder import RunError, RunFolder, folder_of
 
 INTENT, SAVED = "intent", "saved"
+BEST = "best"
+"""Step, in the name of a checkpoint, of the one that is best on held-out examples."""
 
 
 class CheckpointError(UserError):
@@ -96,3 +100,48 @@ class Ledger(OwnedLog):
     def append(self, row: JsonRow) -> None:
         epoch = {} if self.ownership is None else {"epoch": self.ownership.owner.epoch}
         super().append(row | epoch)
+
+
+def read_checkpoint(name: str) -> tuple[str, int | None]:
+    """Read RUN, RUN@STEP or RUN@best; RUN may be RUN:POLICY, and without a step it is the last."""
+    run, at, step = name.partition("@")
+    return run, read_step(run, step) if at else None
+
+
+def read_step(run: str, step: str) -> int:
+    """Read the number of a run's checkpoint, or `best`.
+
+    CheckpointError if nothing says which checkpoint is best.
+    """
+    if step == BEST:
+        folder = folder_of(run.partition(":")[0])
+        read_manifest(folder)  # refuses a run that does not exist
+        return best_step(folder)
+    if not (step.isascii() and step.isdecimal()):
+        raise RunError(
+            f"'{run}@{step}' names no checkpoint; RUN@STEP does, such as {run}@10, and so does "
+            f"{run}@{BEST}"
+        )
+    return int(step)
+
+
+def best_step(run: RunFolder) -> int:
+    """Return the checkpoint with the lowest held-out loss, or else the highest held-out reward.
+
+    Of equal ones it is the earliest.
+    """
+    scores = held_out_by_step(run)
+    if not scores:
+        raise CheckpointError(
+            f"{run.path} has scored no checkpoint on held-out examples, so that none is known as "
+            f"the best; give a step, such as {run.name}@10"
+        )
+    return (min if run.losses() else max)(scores, key=lambda step: scores[step])
+
+
+def held_out_by_step(run: RunFolder) -> dict[int, float]:
+    """Map each checkpoint that the run itself has scored to its held-out loss, or its reward."""
+    own = [path for path in run.evaluations() if path.stem.isdecimal()]
+    rewards = {int(path.stem): read_json(path)["sampled"]["finished"]["mean"] for path in own}
+    known = {step: reward for step, reward in rewards.items() if reward is not None}
+    return known | {int(path.stem): read_json(path)["loss"] for path in run.losses()}

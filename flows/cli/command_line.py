@@ -132,6 +132,7 @@ def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> s
     unsent = unsynced_folder(run.tracking)
     lines = {
         "gain": summary.gain,
+        "best": summary.best_checkpoint,
         "trained": describe_origin(run),
         "drift": " ".join(f"{drift:.2g}" for drift in summary.drift),
         "time": f"{spent}{seconds:.0f} s in all",

@@ -18,10 +18,10 @@ from flows.recipe.algorithm import BASE
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
-from tasks.checkpoints import Ledger
+from tasks.checkpoints import Ledger, held_out_by_step, read_checkpoint
 from tasks.storage.files import is_written, link_or_copy
 from tasks.storage.manifest import Eras, read_manifest
-from tasks.storage.run_folder import RunFolder, folder_of, read_checkpoint
+from tasks.storage.run_folder import RunFolder, folder_of
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from adapters.tinker.service import PatientSampler, Service
@@ -181,8 +181,6 @@ def open_reference(
 
 
 def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
-    from tasks.reports.curves import held_out_by_step  # imports DuckDB
-
     run, asked = read_checkpoint(name)
     parent = folder_of(run)
     if not parent.exists():

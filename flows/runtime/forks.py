@@ -14,9 +14,9 @@ from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import bind_checkpoints, carried_files
 from tasks.algorithm.advantages import find_advantage
-from tasks.checkpoints import Ledger
+from tasks.checkpoints import Ledger, held_out_by_step
 from tasks.metrics import read_metrics, record_metrics
-from tasks.reports.curves import describe_ends, held_out_by_step
+from tasks.reports.curves import describe_ends
 from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.checksums import Damaged
 from tasks.storage.files import is_written, link_or_copy

@@ -20,8 +20,10 @@ from flows.finetune import finetune
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.loading import changed_recipe, named_recipe, read_recipe
 from flows.recipe.run_recipe import FlowError
+from flows.runtime.eval_targets import EvalTarget
 from flows.runtime.flow_runs import RunSummary, summarize_run
 from flows.runtime.forks import fork_run
+from flows.runtime.serving import find_weights
 from flows.train import train
 from tasks.examples.reading import DatasetError
 from tasks.metrics import read_metrics
@@ -30,6 +32,7 @@ from tasks.reports.board.run_list import runs_table
 from tasks.reports.page import render_report
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from tasks.texts.held_out import read_loss
 from tests.support.finetuned import RECIPE, TEXTS
 from tests.support.processes import ROOT
 
@@ -60,6 +63,17 @@ def test_the_loss_on_held_out_texts_falls(summary: RunSummary, whole: RunFolder)
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert [step for step, row in enumerate(rows, 1) if "test/loss" in row] == [4, 6]
     assert rows[-1]["test/loss"] == summary.after
+
+
+def test_the_best_checkpoint_has_a_name(summary: RunSummary, whole: RunFolder) -> None:
+    losses = {int(path.stem): read_loss(path).loss for path in whole.losses()}
+    best = min(losses, key=lambda step: losses[step])
+    assert summary.best_checkpoint == f"step {best}, loss {losses[best]:.3f}: whole@best"
+    kept = summary.model_copy(update={"kept_seconds": 3600})
+    assert kept.best_checkpoint.endswith("whole@best, which expires 3,600 s after it was saved")
+    assert find_weights("whole@best") == find_weights(f"whole@{best}")
+    recipe = named_recipe("hello")
+    assert EvalTarget.find(recipe, None, None, "whole@best").title == f"whole@{best}"
 
 
 @pytest.mark.parametrize("phase", ["begin", "add"])
@@ -241,7 +255,7 @@ def test_the_command_trains_and_goes_on_with_a_file_of_texts(root: Path, tmp_pat
     folder_of("by-command").metrics.unlink()
     assert "held-out loss" in call("resume", "by-command")
     assert "1 steps since by-command@2: held-out loss" in call(
-        "fork", "by-command", "--at", "2", "--as", "forked", "--set", "steps=3"
+        "fork", "by-command", "--at", "best", "--as", "forked", "--set", "steps=3"
     )
     refused = subprocess.run([*ratchet, "replay", "forked"], capture_output=True, text=True)
     assert refused.returncode == 2

@@ -16,10 +16,9 @@ from flows.replay import replay
 from flows.runtime.bound_checkpoints import read_bound
 from flows.runtime.forks import describe_origin, fork_run
 from flows.train import train
-from tasks.checkpoints import Ledger
+from tasks.checkpoints import Ledger, held_out_by_step
 from tasks.metrics import read_metrics
 from tasks.reports.board.run_list import runs_table
-from tasks.reports.curves import held_out_by_step
 from tasks.reports.page import render_report
 from tasks.storage.files import write_text
 from tasks.storage.run_folder import RunFolder, folder_of
