@@ -84,6 +84,8 @@ def measure(
     if files.loss is not None and is_written(files.loss):
         held_out = read_json(files.loss)
         measures |= {f"test/{name}": held_out[name] for name in ("loss", "bits_per_byte")}
+        sources = held_out.get("sources", {})
+        measures |= {f"test/loss/{source}": loss for source, loss in sources.items()}
     measures["datums"] = datums.num_rows
     measures["tokens/trained"] = int(flat(datums["mask"]).sum())
     return {name: value for name, value in measures.items() if value is not None}

@@ -1,8 +1,9 @@
 """The recipe of supervised learning on texts; its values stand in prefect.yaml."""
 
+from collections.abc import Mapping
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -12,18 +13,28 @@ from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.examples.reading import Source
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.texts.rules import Normalisation, TextBatch, TextRules, TooLong, Trained
+from tasks.texts.rules import (
+    ALONE,
+    WHOLE,
+    Normalisation,
+    Shares,
+    TextBatch,
+    TextRules,
+    TooLong,
+    Trained,
+)
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.algorithm.update_method import UpdateMethod
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
+    from tasks.texts.chosen_rollouts import ChosenRollouts
     from tasks.texts.source import TextSource
 
 LOSS = "cross_entropy"
 
 
-class TextDataset(Section):
-    """Texts that the model learns to write: of a file, or the rollouts that a query chooses."""
+class TextOrigin(Section):
+    """Texts of a file, or the rollouts that a query chooses."""
 
     path: str | None = None
     """A CSV, JSON-lines or Parquet file whose `split` column says train or test; a folder of files
@@ -43,6 +54,38 @@ class TextDataset(Section):
     held_out: str | None = None
     """Such a query of the rollouts that are held out."""
 
+    def refusals(self) -> Refusals:
+        asked = {"runs": self.runs != (), "query": self.query, "held_out": self.held_out}
+        given = [name for name, value in asked.items() if value]
+        either = bool(given) != bool(self.path) and len(given) in (0, len(asked))
+        yield (
+            not either,
+            f"path {self.path} with {', '.join(given) or 'no query'}: texts are of a file or of "
+            "rollouts; give path alone, or runs, query and held_out",
+        )
+        yield (
+            self.query is not None and self.test_split != "test",
+            f"test_split {self.test_split} does nothing with a query; leave it out",
+        )
+
+
+class TextShare(TextOrigin):
+    """Texts that are one of several sources."""
+
+    share: int = Field(default=1, ge=1, le=1000)
+    """Its part of every batch: how many of the sum of all shares are its own."""
+
+
+class TextDataset(TextOrigin):
+    """Texts that the model learns to write: of one source, or of several."""
+
+    sources: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], TextShare] = Field(
+        default_factory=dict[str, TextShare]
+    )
+    """Several sources instead, by names of your own: each has a path or a query as above, and the
+    `share` of every batch that is its own, such as {chat: {path: a.jsonl, share: 3}, code: {path:
+    b.jsonl, share: 1}}."""
+
     trained: Trained = "assistant"
     """Part of a conversation that is trained: the last answer, the answers after the last message
     of a user, every answer, those that are marked by `trainable`, or every token."""
@@ -54,20 +97,29 @@ class TextDataset(Section):
     """What becomes of a longer text: the run is refused, its end is cut off, or it is left out."""
 
     def refusals(self) -> Refusals:
-        asked = {"runs": self.runs != (), "query": self.query, "held_out": self.held_out}
-        given = [name for name, value in asked.items() if value]
-        either = bool(given) != bool(self.path) and len(given) in (0, len(asked))
+        fields = TextOrigin.model_fields
+        given = [name for name in fields if getattr(self, name) != fields[name].default]
+        if self.sources:
+            yield (
+                bool(given),
+                f"sources {', '.join(self.sources)} with {', '.join(given)}: each source has its "
+                "own; leave the dataset's out",
+            )
+        else:
+            yield from super().refusals()
         yield (
-            not either,
-            f"dataset.path {self.path} with {', '.join(given) or 'no query'}: texts are of a file "
-            "or of rollouts; give path alone, or runs, query and held_out",
+            self.trained != "assistant" and all(one.query for one in self.origins().values()),
+            f"trained {self.trained} does nothing with a query, which trains what was sampled; "
+            "leave it out",
         )
-        changed = self.test_split != "test" or self.trained != "assistant"
-        yield (
-            self.query is not None and changed,
-            "dataset.test_split and dataset.trained do nothing with dataset.query, which trains "
-            "what was sampled; leave them out",
-        )
+
+    def origins(self) -> Mapping[str, TextOrigin]:
+        """Map the names of the sources, in their order, to where their texts are."""
+        return dict(sorted(self.sources.items())) or {ALONE: self}
+
+    def shares(self) -> Shares:
+        """List the sources with the share of each."""
+        return tuple((name, one.share) for name, one in sorted(self.sources.items())) or WHOLE
 
 
 class Batches(Section):
@@ -103,28 +155,46 @@ class FinetuneRecipe(RunRecipe):
     evaluation: HeldOut = HeldOut()
 
     def sources(self) -> dict[str, Source]:
-        if self.dataset.path is None:
-            return {}
-        path = locate_dataset(self.dataset.path)
-        test = Source(path, self.dataset.test_split, ())
-        return {"train": Source(path, "train", ()), "test": test}
+        found: dict[str, Source] = {}
+        for name, one in self.dataset.origins().items():
+            if one.path is not None:
+                path = locate_dataset(one.path)
+                found[_name("train", name)] = Source(path, "train", ())
+                found[_name("test", name)] = Source(path, one.test_split, ())
+        return found
 
     def texts(self) -> "dict[str, TextSource]":
-        """Map the splits to the texts of each."""
-        from tasks.texts.chosen_rollouts import ChosenRollouts
+        """Map the splits to the texts of each, or SPLIT/NAME to those of each source."""
         from tasks.texts.source import WrittenTexts
 
-        dataset, base = self.dataset, self.model.base
-        runs = tuple(folder_of(name) for name in dataset.runs)
-        if dataset.query is None or dataset.held_out is None:
-            return {split: WrittenTexts(rows) for split, rows in self.sources().items()}
-        trained = ChosenRollouts(runs, "dataset.query", dataset.query, base)
-        held_out = ChosenRollouts(runs, "dataset.held_out", dataset.held_out, base, (trained,))
-        return {"train": trained, "test": held_out}
+        files = {name: WrittenTexts(rows) for name, rows in self.sources().items()}
+        trained = self._chosen("train", "query")
+        held_out = self._chosen("test", "held_out", tuple(trained.values()))
+        named: dict[str, TextSource] = {**files, **trained, **held_out}
+        return {name: named[name] for name in sorted(named, key=_is_held_out)}
+
+    def _chosen(
+        self, split: str, asked: str, apart: "tuple[ChosenRollouts, ...]" = ()
+    ) -> "dict[str, ChosenRollouts]":
+        """Map the sources of a split to what their queries of a key choose."""
+        from tasks.texts.chosen_rollouts import ChosenRollouts
+
+        chosen: dict[str, ChosenRollouts] = {}
+        for name, one in self.dataset.origins().items():
+            if (query := getattr(one, asked)) is not None:
+                runs = tuple(folder_of(run) for run in one.runs)
+                key = f"dataset.{asked}" if name == ALONE else f"dataset.sources.{name}.{asked}"
+                chosen[_name(split, name)] = ChosenRollouts(
+                    runs, key, query, self.model.base, apart
+                )
+        return chosen
 
     def steps_of(self, epochs: float) -> int:
-        """Return the steps whose batches are so many passes over the training texts."""
-        texts = len(self.texts()["train"])
+        """Return the steps whose batches are so many passes over the training texts.
+
+        With several sources these are the texts of all of them.
+        """
+        texts = sum(len(of) for name, of in self.texts().items() if not _is_held_out(name))
         return ceil(Fraction(str(epochs)) * texts / self.batch.examples)
 
     def rules(self) -> TextRules:
@@ -132,7 +202,8 @@ class FinetuneRecipe(RunRecipe):
 
     def batches(self) -> TextBatch:
         batch = self.batch
-        return TextBatch(batch.examples, self.seed, batch.normalisation, batch.divisor)
+        shares = self.dataset.shares()
+        return TextBatch(batch.examples, self.seed, batch.normalisation, batch.divisor, shares)
 
     def update_method(self) -> "UpdateMethod":
         return self.optimizer.method(LOSS, {}, self.steps)
@@ -149,3 +220,11 @@ class FinetuneRecipe(RunRecipe):
             if isinstance(recipe, FinetuneRecipe)
         )
         return TextSteps(run, Eras(tuple(batches)))
+
+
+def _name(split: str, source: str) -> str:
+    return split if source == ALONE else f"{split}/{source}"
+
+
+def _is_held_out(name: str) -> bool:
+    return name.partition("/")[0] == "test"

@@ -210,11 +210,17 @@ def differences(old: object, new: object, path: str = "") -> list[str]:
     return [] if old == new else [f"{path}: {old!r} → {new!r}"]
 
 
-def _dataset(run: RunFolder, described: Mapping[str, Any] | None) -> dict[str, str]:
+def _dataset(run: RunFolder, described: Mapping[str, Any] | None) -> dict[str, object]:
     """Describe the examples that a recipe names by a path, if the run is to read any."""
-    path: str | None = described["path"] if described else None
-    read = path is not None and not is_written(run.texts)
-    return {"dataset_sha256": _sha256(locate_dataset(path))} if read else {}
+    if described is None or is_written(run.texts):
+        return {}
+    sources = {name: of["path"] for name, of in described.get("sources", {}).items()}
+    hashes = {
+        name: _sha256(locate_dataset(path))
+        for name, path in {"": described["path"], **sources}.items()
+        if path is not None
+    }
+    return {"dataset_sha256": hashes.get("", hashes)} if hashes else {}
 
 
 def _origin(model: Mapping[str, Any] | None) -> dict[str, object]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-import pyarrow.compute as pc
+import pyarrow as pa
 from pydantic import BaseModel
 
 from tasks.evaluations import Z95, describe_gain
@@ -17,7 +17,7 @@ from tasks.references import Reference
 from tasks.storage.durability import durable
 from tasks.storage.json_files import read_json, write_json
 from tasks.storage.tables import arrays
-from tasks.texts.batches import choose_numbers
+from tasks.texts.batches import choose_numbers, name_text
 from tasks.texts.source import Texts
 
 
@@ -36,23 +36,30 @@ class HeldOutLoss(BaseModel, frozen=True):
     standard_error: float | None
     interval: tuple[float, float] | None
     bits_per_byte: float
+    sources: dict[str, float] = {}
+    """Loss on the texts of each source, if there are several."""
 
 
 @durable
 def score_texts(path: Path, texts: Texts, policy: Reference, most: int, seed: int) -> None:
     """Write the loss of a policy on `most` held-out examples, the first in a seeded order."""
     table = texts.of_split("test")
-    numbers = [*dict.fromkeys(table["example_id"].to_pylist())]
-    drawn = choose_numbers(numbers, seed, 0, min(most, len(numbers)))
-    table = table.filter(pc.field("example_id").isin(drawn))
+    names = [*map(name_text, table.select(["source", "example_id"]).to_pylist())]
+    known = [*dict.fromkeys(names)]
+    drawn = {known[at] for at in choose_numbers(range(len(known)), seed, 0, min(most, len(known)))}
+    table = table.filter(pa.array([name in drawn for name in names]))
     weights = arrays(table["weights"])
     last = [len(one) - int((one > 0).argmax()) for one in weights]
     scored = policy.score([one.tolist() for one in arrays(table["tokens"])], last)
     lost = [_Lost.of(*one) for one in zip(scored, weights, strict=True)]
-    examples: dict[int, list[_Lost]] = defaultdict(list)
-    for number, one in zip(table["example_id"].to_pylist(), lost, strict=True):
-        examples[number].append(one)
-    loss, error = _estimate([*examples.values()])
+    sources: dict[str, dict[int, list[_Lost]]] = defaultdict(lambda: defaultdict(list))
+    rows = zip(table["source"].to_pylist(), table["example_id"].to_pylist(), lost, strict=True)
+    for source, number, one in rows:
+        sources[source][number].append(one)
+    of_source = {source: [*examples.values()] for source, examples in sources.items()}
+    examples = [example for of_one in of_source.values() for example in of_one]
+    loss, error = _estimate(examples)
+    named = {source: _estimate(of_one)[0] for source, of_one in of_source.items() if source}
     bits = sum(one.nats for one in lost) / natural(2)
     measured = HeldOutLoss(
         examples=len(examples),
@@ -61,8 +68,9 @@ def score_texts(path: Path, texts: Texts, policy: Reference, most: int, seed: in
         standard_error=error,
         interval=None if error is None else (loss - Z95 * error, loss + Z95 * error),
         bits_per_byte=bits / max(1, sum(table["bytes"].to_pylist())),
+        sources=named,
     )
-    write_json(path, measured.model_dump())
+    write_json(path, measured.model_dump(exclude_defaults=True))
 
 
 def read_loss(path: Path) -> HeldOutLoss:

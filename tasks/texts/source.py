@@ -23,6 +23,8 @@ from tasks.texts.tokenizing import WeightedTokens, tokenize
 SCHEMA = pa.schema(
     [
         ("split", pa.string()),
+        # Name of the source, if the texts are of several.
+        ("source", pa.string()),
         ("example_id", pa.int32()),
         # Number of the sequence, of an example whose tokens do not grow throughout.
         ("part", pa.int32()),
@@ -37,7 +39,7 @@ SCHEMA = pa.schema(
     ]
 )
 COUNTS = b"counts"
-"""Key of the file's metadata: for each split what there is of its texts, and what is lost."""
+"""Key of the file's metadata: what there is of the texts of each source, and what is lost."""
 
 TRAIN = "train"
 """Split that is trained; what is of another is held out."""
@@ -93,7 +95,7 @@ class Texts:
         return self._table.filter(pc.field("split") == split)
 
     def counts(self) -> TextCounts:
-        """Return for each split what was counted when its texts became tokens."""
+        """Return for each source what was counted when its texts became tokens."""
         return json.loads(read(self.path, []).schema.metadata[COUNTS])
 
     @cached_property
@@ -105,21 +107,29 @@ class Texts:
 def bind_texts(path: Path, sources: Mapping[str, TextSource], chat: Chat, rules: TextRules) -> None:
     """Write the tokens of the texts of each split, and count what was cut or left out.
 
-    DatasetError names the row that cannot be tokenized, and a split in which nothing is trained.
+    A source is named by its split or, if there are several, by SPLIT/NAME; those that are trained
+    come first. DatasetError names the row that cannot be tokenized, and a source in which nothing
+    is trained.
     """
     rows: list[dict[str, Any]] = []
-    counts = {split: Counter[str]() for split in sources}
-    for split, source in sources.items():
-        own = [*_rows(source, chat, rules, counts[split])]
+    counts = {name: Counter[str]() for name in sources}
+    trained: set[bytes] = set()
+    for name, source in sources.items():
+        (split, _, part), counted = name.partition("/"), counts[name]
+        own = [*_rows(source, chat, rules, counted)]
         if not own:
             raise DatasetError(
-                f"nothing is trained in {source.name}: {describe_counts(counts[split])}; see "
+                f"nothing is trained in {source.name}: {describe_counts(counted)}; see "
                 "dataset.trained and dataset.too_long"
             )
-        rows += [{"split": split, **row} for row in own]
-    _count_repeated(rows, counts)
-    for split, source in sources.items():
-        log.info("%s: %s", source.name, describe_counts(counts[split]))
+        if split == TRAIN:
+            trained |= {row["tokens"].tobytes() for row in own}
+        else:
+            repeated = sum(row["tokens"].tobytes() in trained for row in own)
+            counted["sequences that are trained as well"] = repeated
+            _warn_of_repeated(source, repeated, len(own))
+        log.info("%s: %s", source.name, describe_counts(counted))
+        rows += [{"split": split, "source": part, **row} for row in own]
     schema = SCHEMA.with_metadata({COUNTS: json.dumps(counts)})
     write(pa.Table.from_pylist(rows, schema=schema), path)
 
@@ -129,19 +139,14 @@ def describe_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
 
 
-def _count_repeated(rows: Sequence[Mapping[str, Any]], counts: Mapping[str, Counter[str]]) -> None:
-    """Count the held-out sequences that are trained as well, token for token, and warn of them."""
-    trained = {row["tokens"].tobytes() for row in rows if row["split"] == TRAIN}
-    held_out = [row for row in rows if row["split"] != TRAIN]
-    repeated = [row["split"] for row in held_out if row["tokens"].tobytes() in trained]
-    for split in repeated:
-        counts[split]["sequences that are trained as well"] += 1
+def _warn_of_repeated(source: TextSource, repeated: int, sequences: int) -> None:
     if repeated:
         log.warning(
-            "%d of %d held-out sequences are trained as well, token for token, so that their loss "
-            "says nothing of new texts",
-            len(repeated),
-            len(held_out),
+            "%s: %d of %d held-out sequences are trained as well, token for token, so that their "
+            "loss says nothing of new texts",
+            source.name,
+            repeated,
+            sequences,
         )
 
 

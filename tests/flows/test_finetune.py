@@ -18,7 +18,7 @@ from benchmarks.interruptions.compare_runs import list_faults, read_contents
 from flows.evaluate import evaluate
 from flows.finetune import finetune
 from flows.recipe.finetuning import FinetuneRecipe
-from flows.recipe.loading import changed_recipe, named_recipe, read_recipe
+from flows.recipe.loading import RecipeError, changed_recipe, named_recipe, read_recipe
 from flows.recipe.run_recipe import FlowError
 from flows.runtime.eval_targets import EvalTarget
 from flows.runtime.flow_runs import RunSummary, summarize_run
@@ -215,6 +215,68 @@ def test_the_best_rollouts_of_a_run_are_learnt_as_they_were_sampled(
     with pytest.raises(DatasetError, match=why):
         finetune(both, run="both")
     assert not folder_of("both").exists()
+
+
+MIXED = {
+    "chat": {"path": str(TEXTS), "share": 3},
+    "people": {"path": str(TEXTS.with_name("people_texts.jsonl"))},
+}
+
+
+def test_several_sources_are_learnt_by_their_shares(summary: RunSummary) -> None:
+    recipe = changed(dataset={"sources": MIXED}, steps=3, evaluation={"examples": 32})
+    finetune(recipe, run="mixed")
+    run = folder_of("mixed")
+    question = (
+        "select step, split_part(group_id, '/', 1) as source, count(*) as texts from datums "
+        "group by all order by all"
+    )
+    steps = json.loads(answer(question, [run], "json"))
+    assert [(row["source"], row["texts"]) for row in steps] == [("chat", 6), ("people", 2)] * 3
+    last = read_metrics(run.metrics)[-1]
+    assert last["test/loss/chat"] < last["test/loss/people"]
+    assert [*find_damage(run)] == []
+    kept = {path.name: path.read_bytes() for path in run.learned("policy", "datums")}
+    for path in [*run.learned("policy", "datums"), run.metrics]:
+        path.unlink()
+    finetune(recipe, run="mixed")
+    assert {path.name: path.read_bytes() for path in run.learned("policy", "datums")} == kept
+
+
+def test_shares_are_set_by_the_names_of_their_sources() -> None:
+    recipe = changed(dataset={"sources": MIXED}).model_dump(mode="json")
+    settings = ["dataset.sources.people.share=2", "epochs=1"]
+    other = changed_recipe(recipe, settings, FinetuneRecipe)
+    assert other.dataset.shares() == (("chat", 3), ("people", 2))
+    assert other.steps_of(1) == 800 / 8
+
+
+@pytest.mark.parametrize(
+    ("dataset", "why"),
+    [
+        (
+            {"sources": MIXED, "path": "a.jsonl"},
+            "sources chat, people with path: each source has its own; leave the dataset's out",
+        ),
+        ({"sources": {"a": {"share": 2}}}, "path None with no query: texts are of a file"),
+        ({"sources": {"a": {"path": "a.jsonl", "share": 0.5}}}, "should be a valid integer"),
+        ({"sources": {"a/b": {"path": "a.jsonl"}}}, "should match pattern"),
+    ],
+)
+def test_sources_that_say_too_much_or_too_little_are_refused(
+    dataset: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(RecipeError, match=re.escape(why)):
+        changed_recipe(RECIPE.model_dump(mode="json") | {"dataset": dataset}, kind=FinetuneRecipe)
+
+
+def test_a_source_without_texts_is_refused(summary: RunSummary, tmp_path: Path) -> None:
+    file = tmp_path / "one.jsonl"
+    file.write_text(json.dumps({"split": "train", "text": "a fox"}) + "\n")
+    recipe = changed(dataset={"sources": {**MIXED, "fox": {"path": str(file)}}})
+    with pytest.raises(DatasetError, match=r"one\.jsonl has no rows whose split is 'test'"):
+        finetune(recipe, run="refused")
+    assert not folder_of("refused").exists()
 
 
 @pytest.mark.parametrize(

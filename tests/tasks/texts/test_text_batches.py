@@ -19,6 +19,7 @@ def row(
     tokens = [10 * number + at for at in range(len(weights))]
     return {
         "split": split,
+        "source": "",
         "example_id": number,
         "part": part,
         "tokens": tokens,
