@@ -13,10 +13,10 @@ from flows.finetune import finetune
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.recipe import Recipe
 from flows.replay import replay
-from flows.runtime.bound_checkpoints import read_bound
+from flows.runtime.bound_checkpoints import bind_checkpoints, read_bound
 from flows.runtime.forks import describe_origin, fork_run
 from flows.train import train
-from tasks.checkpoints import Ledger, held_out_by_step
+from tasks.checkpoints import Ledger, best_step, held_out_by_step
 from tasks.metrics import read_metrics
 from tasks.reports.board.run_list import runs_table
 from tasks.reports.page import render_report
@@ -50,6 +50,11 @@ def test_the_weights_are_those_of_the_checkpoint_and_the_optimizer_is_new(
     bound = read_bound(second, "first@4")
     assert (bound.run, bound.step, bound.held_out) == ("first", 4, held_out_by_step(first)[4])
     assert bound.model["lora_rank"] == 8
+
+
+def test_a_run_starts_at_the_best_checkpoint_that_there_is_when_it_begins(first: RunFolder) -> None:
+    bound = bind_checkpoints(started(start="first@best"), {})
+    assert bound["first@best"]["step"] == best_step(first)
 
 
 def test_the_run_says_where_it_comes_from(second: RunFolder) -> None:
