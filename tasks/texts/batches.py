@@ -62,18 +62,21 @@ def name_text(row: Mapping[str, Any]) -> str:
 
 def datums_of_texts(texts: pa.Table, batch: TextBatch, step: int) -> pa.Table:
     """Return the datums of a step, a row for each sequence of its examples."""
-    rows: dict[str, dict[int, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
-    columns = texts.select(["source", "example_id", "part"]).to_pylist()
-    lists = arrays(texts["tokens"]), arrays(texts["weights"])
-    for row, tokens, weights in zip(columns, *lists, strict=True):
-        sequence = {**row, "tokens": tokens, "weights": weights}
-        rows[row["source"]][row["example_id"]].append(sequence)
-    numbers = {source: [*of_source] for source, of_source in rows.items()}
-    chosen = [rows[source][number] for source, number in choose_texts(numbers, batch, step)]
+    places: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    names = zip(texts["source"].to_pylist(), texts["example_id"].to_pylist(), strict=True)
+    for place, (source, number) in enumerate(names):
+        places[source][number].append(place)
+    numbers = {source: [*of_source] for source, of_source in places.items()}
+    chosen = [places[source][number] for source, number in choose_texts(numbers, batch, step)]
+    taken = texts.take([place for sequences in chosen for place in sequences])
+    columns = taken.select(["source", "example_id", "part"]).to_pylist()
+    lists = zip(columns, arrays(taken["tokens"]), arrays(taken["weights"]), strict=True)
+    rows = ({**row, "tokens": tokens, "weights": weights} for row, tokens, weights in lists)
+    examples = [[next(rows) for _ in sequences] for sequences in chosen]
     return pa.Table.from_pylist(
         [
             _datum(row, scale)
-            for sequences, scale in zip(chosen, _scales(chosen, batch), strict=True)
+            for sequences, scale in zip(examples, _scales(examples, batch), strict=True)
             for row in sequences
         ],
         schema=SCHEMA,
