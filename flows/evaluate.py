@@ -39,8 +39,9 @@ def evaluate(
         recipe: Its `evaluation` gives the settings; for a run's checkpoint the rest is the run's.
         run: The run; if empty the newest of the agent whose roles train the same policies.
         checkpoint: After how many steps; the last if empty.
-        model: Instead of run and checkpoint, RUN@STEP; or `base`, the recipe's untrained model; or
-            a model of LiteLLM, such as openai/gpt-4o-mini, which then answers as the policy.
+        model: Instead of run and checkpoint, RUN@STEP or RUN@best; or `base`, the recipe's
+            untrained model; or a model of LiteLLM, such as openai/gpt-4o-mini, which then answers
+            as the policy.
     """
     target = find_target(recipe, run, checkpoint, model)
     requested = target.requested

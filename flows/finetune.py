@@ -22,7 +22,7 @@ from flows.runtime.open_run import OpenRun, open_run
 from tasks.metrics import StepFiles
 from tasks.reports.artifacts import Artifacts
 from tasks.storage.run_folder import folder_of
-from tasks.texts.batches import draw_texts
+from tasks.texts.batches import draw_texts, measure_texts
 from tasks.texts.held_out import score_texts
 from tasks.texts.source import Texts, bind_texts
 
@@ -59,7 +59,8 @@ def learn(run: OpenRun, recipe: FinetuneRecipe, texts: Texts, artifacts: Artifac
         updates = update(run, step, datums, method, with_state=saves_state)
         score(run, recipe, texts, step + 1)
         files = StepFiles([], {}, {}, datums, updates, run.folder.measure(step + 1))
-        artifacts.show(step, record_step(run, step, files))
+        known = measure_texts(texts, datums[POLICY])
+        artifacts.show(step, record_step(run, step, files, known=known))
 
 
 def score(run: OpenRun, recipe: FinetuneRecipe, texts: Texts, step: int) -> None:

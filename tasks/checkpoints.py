@@ -1,13 +1,18 @@
 """The ledger of a policy's checkpoints: which were begun and saved."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
-from tasks.storage.json_files import JsonRow
+from tasks.storage.json_files import JsonRow, read_json
+from tasks.storage.manifest import read_manifest
 from tasks.storage.owners import OwnedLog
+from tasks.storage.run_folder import RunError, RunFolder, folder_of
 
 INTENT, SAVED = "intent", "saved"
+BEST = "best"
+"""Step, in the name of a checkpoint, of the one that is best on held-out examples."""
 
 
 class CheckpointError(UserError):
@@ -96,3 +101,77 @@ class Ledger(OwnedLog):
     def append(self, row: JsonRow) -> None:
         epoch = {} if self.ownership is None else {"epoch": self.ownership.owner.epoch}
         super().append(row | epoch)
+
+
+def read_checkpoint(name: str) -> tuple[str, int | None]:
+    """Read RUN, RUN@STEP or RUN@best; RUN may be RUN:POLICY, and without a step it is the last."""
+    run, at, step = name.partition("@")
+    return run, read_step(run, step) if at else None
+
+
+def read_step(run: str, step: str) -> int:
+    """Read the number of a run's checkpoint, or `best`.
+
+    CheckpointError if nothing says which checkpoint is best.
+    """
+    if step == BEST:
+        folder = folder_of(run.partition(":")[0])
+        read_manifest(folder)  # refuses a run that does not exist
+        return best_step(folder)
+    if not (step.isascii() and step.isdecimal()):
+        raise RunError(
+            f"'{run}@{step}' names no checkpoint; RUN@STEP does, such as {run}@10, and so does "
+            f"{run}@{BEST}"
+        )
+    return int(step)
+
+
+def best_step(run: RunFolder) -> int:
+    """Return the checkpoint that is best on held-out examples; CheckpointError if none is scored.
+
+    Of equal ones it is the earliest.
+    """
+    held_out = read_held_out(run)
+    if not held_out.by_step:
+        raise CheckpointError(
+            f"{run.path} has scored no checkpoint on held-out examples, so that none is known as "
+            f"the best; give a step, such as {run.name}@10"
+        )
+    return held_out.best
+
+
+@dataclass(frozen=True)
+class HeldOutValues:
+    """Values of a run's checkpoints on held-out examples, by step, and what they measure."""
+
+    measure: str
+    by_step: Mapping[int, float]
+
+    @property
+    def best(self) -> int:
+        """Step of the lowest loss, or else of the highest reward or accuracy."""
+        choose = min if self.measure == "loss" else max
+        return choose(self.by_step, key=lambda step: self.by_step[step])
+
+    @property
+    def digits(self) -> int:
+        """Decimals that are worth reading."""
+        return 3 if self.measure == "loss" else 2
+
+    def __str__(self) -> str:
+        values = [*self.by_step.values()]
+        ends = [*values[:1], *values[1:][-1:]]
+        return " → ".join(f"{value:.{self.digits}f}" for value in ends)
+
+
+def read_held_out(run: RunFolder) -> HeldOutValues:
+    """Read what the run itself has measured of its checkpoints, in their order."""
+    files = {int(path.stem): read_json(path) for path in run.measures()}
+    if files:
+        measure = next(iter(files.values()))["measure"]
+        return HeldOutValues(measure, {step: float(row["value"]) for step, row in files.items()})
+    own = [path for path in run.evaluations() if path.stem.isdecimal()]
+    rewards = {int(path.stem): read_json(path)["sampled"]["finished"]["mean"] for path in own}
+    return HeldOutValues(
+        "reward", {step: reward for step, reward in rewards.items() if reward is not None}
+    )

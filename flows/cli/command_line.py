@@ -62,8 +62,9 @@ def load_checked_recipe(run: str, overrides: Sequence[str] = ()) -> "RunRecipe":
     from tasks.storage.manifest import recipe_of
     from tasks.storage.run_folder import folder_of
 
-    recipe = count_steps(changed_recipe(recipe_of(folder_of(run)), overrides, RunRecipe))
-    check_recipe(recipe)
+    folder = folder_of(run)
+    recipe = count_steps(changed_recipe(recipe_of(folder), overrides, RunRecipe))
+    check_recipe(recipe, folder)
     check_prefect()
     return recipe
 
@@ -132,6 +133,7 @@ def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> s
     unsent = unsynced_folder(run.tracking)
     lines = {
         "gain": summary.gain,
+        "best": summary.best_checkpoint,
         "trained": describe_origin(run),
         "drift": " ".join(f"{drift:.2g}" for drift in summary.drift),
         "time": f"{spent}{seconds:.0f} s in all",

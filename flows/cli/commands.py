@@ -90,16 +90,19 @@ def resume(run: Run, verbose: Verbose = False) -> None:
 @app.command()
 def fork(
     run: Run,
-    at: Annotated[int, typer.Option(help="Number of steps that the fork shares.")],
+    at: Annotated[str, typer.Option(help="Number of steps that the fork shares, or best.")],
     as_: Annotated[str | None, typer.Option("--as", help="The fork's name.")] = None,
     set_: Overrides = None,
     verbose: Verbose = False,
 ) -> None:
     """Continue a copy of a run from any of its steps; earlier files are shared, not copied."""
-    recipe, name = load_checked_recipe(run, set_ or []), as_ or f"{run}-at-{at}"
+    recipe = load_checked_recipe(run, set_ or [])
     from flows.runtime.forks import fork_run
+    from tasks.checkpoints import read_step
 
-    fork_run(folder_of(run), name, at, recipe.model_dump(mode="json"), recipe.fingerprint())
+    step = read_step(run, at)
+    name = as_ or f"{run}-at-{step}"
+    fork_run(folder_of(run), name, step, recipe.model_dump(mode="json"), recipe.fingerprint())
     _train(name, recipe)
 
 
@@ -125,7 +128,7 @@ def evaluate(
     set_: Overrides = None,
     model: Annotated[
         str | None,
-        typer.Option(help="RUN, RUN@STEP, base, or one of LiteLLM, such as openai/gpt-4o-mini."),
+        typer.Option(help="RUN, RUN@STEP, RUN@best, base, or a model of LiteLLM's."),
     ] = None,
     run: Annotated[
         str | None, typer.Option(help="The run to evaluate; by default the agent's newest.")
@@ -200,7 +203,7 @@ def dryrun(
 @app.command()
 def serve(
     model: Annotated[
-        str, typer.Argument(help="RUN, RUN@STEP, RUN:POLICY@STEP, or a base model's id.")
+        str, typer.Argument(help="RUN, RUN@STEP, RUN@best, RUN:POLICY@STEP, or a base model's id.")
     ],
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port on loopback; 0 chooses a free one.")

@@ -1,8 +1,9 @@
 """The recipe of supervised learning on texts; its values stand in prefect.yaml."""
 
+from collections.abc import Mapping
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -12,23 +13,34 @@ from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.examples.reading import Source
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.texts.rules import Normalisation, TextBatch, TextRules, TooLong, Trained
+from tasks.texts.rules import (
+    ALONE,
+    TEST,
+    TRAIN,
+    WHOLE,
+    Normalisation,
+    Shares,
+    TextBatch,
+    TextRules,
+    TooLong,
+    Trained,
+)
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.algorithm.update_method import UpdateMethod
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
-    from tasks.texts.chosen_rollouts import RolloutQuery
+    from tasks.texts.chosen_rollouts import ChosenRollouts, RolloutQuery
     from tasks.texts.source import TextSource
 
 LOSS = "cross_entropy"
 
 
-class GivenDataset(Section):
+class Origin(Section):
     """Examples that a model learns and does not play: rows of a file, or rollouts of a query."""
 
     path: str | None = None
     """A CSV, JSON-lines or Parquet file whose `split` column says train or test; a folder of files
-    that are named train and test; or such a folder of the hub (docs/methods.md)."""
+    that are named train and test; or such a folder of the hub."""
 
     test_split: str = "test"
     """The split that is held out, where its name is another, such as validation."""
@@ -43,67 +55,98 @@ class GivenDataset(Section):
     held_out: str | None = None
     """Such a query of what is held out."""
 
-    most_tokens: int = Field(default=2048, ge=2, le=10**7)
-    """The longest sequence, in tokens."""
-
-    too_long: TooLong = "refuse"
-    """What becomes of a longer one: the run is refused, its end is cut off, or it is left out."""
-
     def refusals(self) -> Refusals:
         asked = {"runs": self.runs != (), "query": self.query, "held_out": self.held_out}
         given = [name for name, value in asked.items() if value]
         either = bool(given) != bool(self.path) and len(given) in (0, len(asked))
         yield (
             not either,
-            f"dataset.path {self.path} with {', '.join(given) or 'no query'}: give path alone, or "
-            "runs, query and held_out",
+            f"path {self.path} with {', '.join(given) or 'no query'}: examples are of a file or of "
+            "rollouts; give path alone, or runs, query and held_out",
         )
         yield (
             self.query is not None and self.test_split != "test",
-            "dataset.test_split does nothing with dataset.query; leave it out",
+            f"test_split {self.test_split} does nothing with a query; leave it out",
         )
 
-    def sources(self) -> dict[str, Source]:
+    def files(self) -> dict[str, Source]:
         """Map the splits to the rows of each, if they are of a file."""
         if self.path is None:
             return {}
         path = locate_dataset(self.path)
-        return {"train": Source(path, "train", ()), "test": Source(path, self.test_split, ())}
+        return {TRAIN: Source(path, TRAIN, ()), TEST: Source(path, self.test_split, ())}
 
-    def queries(self, base: str) -> "dict[str, RolloutQuery]":
-        """Map the splits to the query of each, if they are of runs, whose models are of `base`."""
+    def queries(self, base: str, where: str = "dataset") -> "dict[str, RolloutQuery]":
+        """Map the splits to the query of each, if they are of runs, whose models are of `base`.
+
+        The keys of the queries are `where` in the recipe.
+        """
         from tasks.texts.chosen_rollouts import RolloutQuery
 
         runs = tuple(folder_of(name) for name in self.runs)
-        queries = {
-            "train": ("dataset.query", self.query),
-            "test": ("dataset.held_out", self.held_out),
-        }
+        asked = {TRAIN: ("query", self.query), TEST: ("held_out", self.held_out)}
         return {
-            split: RolloutQuery(runs, key, query, base)
-            for split, (key, query) in queries.items()
+            split: RolloutQuery(runs, f"{where}.{key}", query, base)
+            for split, (key, query) in asked.items()
             if query is not None
         }
 
 
-class TextDataset(GivenDataset):
-    """Texts that the model learns to write: of a file, or the rollouts that a query chooses.
+class TextShare(Origin):
+    """Texts that are one of several sources."""
+
+    share: int = Field(default=1, ge=1, le=1000)
+    """Its part of every batch: how many of the sum of all shares are its own."""
+
+
+class TextDataset(Origin):
+    """Texts that the model learns to write: of one source, or of several.
 
     A row has `messages`, or a `prompt` and its `completion`, or a `text`; a query has the columns
     `run` and `rollout_id` (docs/finetuning.md).
     """
 
+    sources: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], TextShare] = Field(
+        default_factory=dict[str, TextShare]
+    )
+    """Several sources instead, by names of your own: each has a path or a query as above, and the
+    `share` of every batch that is its own, such as {chat: {path: a.jsonl, share: 3}, code: {path:
+    b.jsonl, share: 1}}."""
+
     trained: Trained = "assistant"
     """Part of a conversation that is trained: the last answer, the answers after the last message
     of a user, every answer, those that are marked by `trainable`, or every token."""
 
+    most_tokens: int = Field(default=2048, ge=2, le=10**7)
+    """The longest text, in tokens."""
+
+    too_long: TooLong = "refuse"
+    """What becomes of a longer text: the run is refused, its end is cut off, or it is left out."""
+
     def refusals(self) -> Refusals:
-        yield from super().refusals()
+        fields = Origin.model_fields
+        given = [name for name in fields if getattr(self, name) != fields[name].default]
+        if self.sources:
+            yield (
+                bool(given),
+                f"sources {', '.join(self.sources)} with {', '.join(given)}: each source has its "
+                "own; leave the dataset's out",
+            )
+        else:
+            yield from super().refusals()
         yield (
-            self.query is not None and self.trained != "assistant",
-            "dataset.trained does nothing with dataset.query, which trains what was sampled; leave "
-            "it out",
+            self.trained != "assistant" and all(one.query for one in self.origins().values()),
+            f"trained {self.trained} does nothing with a query, which trains what was sampled; "
+            "leave it out",
         )
+
+    def origins(self) -> Mapping[str, Origin]:
+        """Map the names of the sources, in their order, to where their texts are."""
+        return dict(sorted(self.sources.items())) or {ALONE: self}
+
+    def shares(self) -> Shares:
+        """List the sources with the share of each."""
+        return tuple((name, one.share) for name, one in sorted(self.sources.items())) or WHOLE
 
 
 class Batches(Section):
@@ -139,22 +182,41 @@ class FinetuneRecipe(RunRecipe):
     evaluation: HeldOut = HeldOut()
 
     def sources(self) -> dict[str, Source]:
-        return self.dataset.sources()
-
-    def texts(self) -> "dict[str, TextSource]":
-        """Map the splits to the texts of each."""
-        from tasks.texts.chosen_rollouts import ChosenRollouts
-        from tasks.texts.source import WrittenTexts
-
-        written, chosen = self.sources(), self.dataset.queries(self.model.base)
         return {
-            **{split: WrittenTexts(rows) for split, rows in written.items()},
-            **{split: ChosenRollouts(query) for split, query in chosen.items()},
+            _name(split, name): rows
+            for name, one in self.dataset.origins().items()
+            for split, rows in one.files().items()
         }
 
+    def texts(self) -> "dict[str, TextSource]":
+        """Map the splits to the texts of each, or SPLIT/NAME to those of each source."""
+        from tasks.texts.source import WrittenTexts
+
+        files = {name: WrittenTexts(rows) for name, rows in self.sources().items()}
+        trained = self._chosen(TRAIN)
+        held_out = self._chosen(TEST, tuple(trained.values()))
+        named: dict[str, TextSource] = {**files, **trained, **held_out}
+        return {name: named[name] for name in sorted(named, key=_is_held_out)}
+
+    def _chosen(
+        self, split: str, apart: "tuple[ChosenRollouts, ...]" = ()
+    ) -> "dict[str, ChosenRollouts]":
+        """Map the sources of a split to what their queries choose."""
+        from tasks.texts.chosen_rollouts import ChosenRollouts
+
+        chosen: dict[str, ChosenRollouts] = {}
+        for name, one in self.dataset.origins().items():
+            where = "dataset" if name == ALONE else f"dataset.sources.{name}"
+            if query := one.queries(self.model.base, where).get(split):
+                chosen[_name(split, name)] = ChosenRollouts(query, apart)
+        return chosen
+
     def steps_of(self, epochs: float) -> int:
-        """Return the steps whose batches are so many passes over the training texts."""
-        texts = len(self.texts()["train"])
+        """Return the steps whose batches are so many passes over the training texts.
+
+        With several sources these are the texts of all of them.
+        """
+        texts = sum(len(of) for name, of in self.texts().items() if not _is_held_out(name))
         return ceil(Fraction(str(epochs)) * texts / self.batch.examples)
 
     def rules(self) -> TextRules:
@@ -162,7 +224,8 @@ class FinetuneRecipe(RunRecipe):
 
     def batches(self) -> TextBatch:
         batch = self.batch
-        return TextBatch(batch.examples, self.seed, batch.normalisation, batch.divisor)
+        shares = self.dataset.shares()
+        return TextBatch(batch.examples, self.seed, batch.normalisation, batch.divisor, shares)
 
     def update_method(self) -> "UpdateMethod":
         return self.optimizer.method(LOSS, {}, self.steps)
@@ -179,3 +242,11 @@ class FinetuneRecipe(RunRecipe):
             if isinstance(recipe, FinetuneRecipe)
         )
         return TextSteps(run, Eras(tuple(batches)))
+
+
+def _name(split: str, source: str) -> str:
+    return split if source == ALONE else f"{split}/{source}"
+
+
+def _is_held_out(name: str) -> bool:
+    return name.partition("/")[0] == TEST

@@ -229,7 +229,7 @@ def parse_overrides(overrides: Sequence[str], kind: type[RunRecipe] = Recipe) ->
         key, equals, text = override.partition("=")
         if not equals:
             raise RecipeError(f"--set {override}: write it as section.key=value")
-        if key not in known and key.rpartition(".")[0] not in TABLES:
+        if key not in known and not key.startswith(tuple(f"{table}." for table in TABLES)):
             near = did_you_mean(key, known) or ";"
             flow = kind.model_fields["flow"].default
             listed = "ratchet keys" if flow == TRAIN else f"ratchet keys {flow}"

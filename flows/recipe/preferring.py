@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, WithJsonSchema, field_validator
 
 from flows.recipe.algorithm import BASE, Optimizer, SettingValue
-from flows.recipe.finetuning import GivenDataset
+from flows.recipe.finetuning import Origin
 from flows.recipe.run_recipe import HeldOut, RunRecipe
 from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.algorithm.preferences import (
@@ -19,7 +19,7 @@ from tasks.algorithm.preferences import (
 from tasks.examples.reading import Source
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
-from tasks.texts.rules import TextRules
+from tasks.texts.rules import TextRules, TooLong
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.algorithm.update_method import UpdateMethod
@@ -34,12 +34,19 @@ LEARNING_RATE = 1e-5
 """Step size of a recipe without one: that of the Tinker cookbook's DPO."""
 
 
-class PairDataset(GivenDataset):
+class PairDataset(Origin):
     """Pairs of answers, of which one is preferred: of a file, or rollouts that a query chooses.
 
     A row has `prompt`, `chosen` and `rejected`, or the last two alone, or a `comparison` and its
     `label`; a query has the columns `run`, `chosen` and `rejected` (docs/preferences.md).
     """
+
+    most_tokens: int = Field(default=2048, ge=2, le=10**7)
+    """The longest sequence of a side, in tokens."""
+
+    too_long: TooLong = "refuse"
+    """What becomes of a longer one: the run is refused, its end is cut off, or its pair is left
+    out."""
 
 
 class PairBatches(Section):
@@ -109,14 +116,14 @@ class PreferRecipe(RunRecipe):
         )
 
     def sources(self) -> dict[str, Source]:
-        return self.dataset.sources()
+        return self.dataset.files()
 
     def pairs(self) -> "dict[str, PairSource]":
         """Map the splits to the pairs of each."""
         from tasks.pairs.chosen_pairs import ChosenPairs
         from tasks.pairs.source import WrittenPairs
 
-        written, chosen = self.sources(), self.dataset.queries(self.model.base)
+        written, chosen = self.dataset.files(), self.dataset.queries(self.model.base)
         return {
             **{split: WrittenPairs(rows) for split, rows in written.items()},
             **{split: ChosenPairs(query) for split, query in chosen.items()},

@@ -43,8 +43,9 @@ class Model(Section):
     writes conversations as the model's own chat template does, or else that template."""
 
     start: str | None = None
-    """Checkpoint at which the weights start, instead of an untrained LoRA: `RUN@STEP`, or
-    `tinker://RUN/weights/NAME`, a training state of the service."""
+    """Checkpoint at which the weights start, instead of an untrained LoRA: `RUN@STEP`, `RUN@best`,
+    `RUN:POLICY@STEP`, or `tinker://RUN/weights/NAME`, a training state of the service. Each policy
+    starts at the one of its name, or else at the main one."""
 
     start_optimizer: bool = False
     """Start with the optimizer's moments of that checkpoint as well."""

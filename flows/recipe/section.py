@@ -16,6 +16,7 @@ TABLES = (
     "algorithm.loss_settings",
     "algorithm.advantage_settings",
     "preference.loss_settings",
+    "dataset.sources",
 )
 """Keys of a recipe whose entries have names of their own."""
 LONGEST_SECONDS = 30 * 24 * 3600

@@ -18,10 +18,10 @@ from flows.recipe.algorithm import BASE
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
-from tasks.checkpoints import Ledger
+from tasks.checkpoints import Ledger, read_checkpoint, read_held_out
 from tasks.storage.files import is_written, link_or_copy
 from tasks.storage.manifest import Eras, read_manifest
-from tasks.storage.run_folder import RunFolder, folder_of, read_checkpoint
+from tasks.storage.run_folder import RunFolder, folder_of
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from adapters.tinker.service import PatientSampler, Service
@@ -181,9 +181,8 @@ def open_reference(
 
 
 def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
-    from tasks.reports.curves import read_held_out  # imports DuckDB
-
-    run, asked = read_checkpoint(name)
+    named, asked = read_checkpoint(name)
+    run, _, only = named.partition(":")
     parent = folder_of(run)
     if not parent.exists():
         raise CheckpointRefused(
@@ -196,16 +195,22 @@ def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
             f"{key} {name} is a checkpoint of {trained.model.base}, and the policy is "
             f"{recipe.model.base}; give a checkpoint of that model"
         )
-    step = Ledger(parent.checkpoints(POLICY)).at(asked).step
-    if key == START:
+    if only and only not in trained.policies():
+        raise CheckpointRefused(
+            f"{key} {name}: {parent.path} trains no policy {only}; it trains "
+            f"{', '.join(trained.policies())}"
+        )
+    step, is_start = Ledger(parent.checkpoints(POLICY)).at(asked).step, name == recipe.model.start
+    if is_start:
         _check_start(name, step, parent, trained.model, recipe.model)
-    counted = key == START and recipe.model.start_optimizer
-    policies = {}
-    for policy in trained.policies():
+    counted, policies = is_start and recipe.model.start_optimizer, dict[str, SavedPolicy]()
+    for policy in [only] if only else trained.policies():
         saved = Ledger(parent.checkpoints(policy)).at(step)
-        taken = _optimizer_steps(trained, parent, policy, step) if counted else None
-        state = saved.state if key == START else None
-        policies[policy] = SavedPolicy(sampler=saved.sampler, state=state, optimizer_steps=taken)
+        policies[POLICY if only else policy] = SavedPolicy(
+            sampler=saved.sampler,
+            state=saved.state if is_start else None,
+            optimizer_steps=_optimizer_steps(trained, parent, policy, step) if counted else None,
+        )
     return BoundCheckpoint(
         run=run,
         step=step,

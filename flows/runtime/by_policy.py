@@ -95,12 +95,19 @@ def update(
     }
 
 
-def record_step(run: OpenRun, step: int, files: StepFiles, min_group_size: int = 1) -> Metrics:
+def record_step(
+    run: OpenRun,
+    step: int,
+    files: StepFiles,
+    min_group_size: int = 1,
+    known: Mapping[str, float] | None = None,
+) -> Metrics:
     """Measure a step and record its metrics, which ends the step; log what was not trained on.
 
-    A step whose rollouts another run sampled costs nothing here.
+    Metrics that are `known` already are recorded with them. A step whose rollouts another run
+    sampled costs nothing here.
     """
-    metrics: Metrics = {}
+    metrics: Metrics = {**(known or {})}
     for policy in run.policies:
         measured = measure(files, policy.name, policy.roles, min_group_size)
         measured |= read_update(files.updates[policy.name])

@@ -34,7 +34,7 @@ def check_start(recipe: R, run: RunFolder) -> R:
     """
     recipe = count_steps(recipe)
     check_run(recipe, run)
-    check_recipe(recipe)
+    check_recipe(recipe, run)
     if isinstance(recipe, FinetuneRecipe) and not is_written(run.texts):
         for texts in recipe.texts().values():
             len(texts)  # refuses a query that cannot be asked, or chooses nothing
@@ -65,11 +65,15 @@ def check_service(base: str) -> None:
     check_base(base)
 
 
-def check_recipe(recipe: RunRecipe) -> None:
-    """Refuse (UserError) a recipe that names what does not exist; quick checks come first."""
+def check_recipe(recipe: RunRecipe, run: RunFolder | None = None) -> None:
+    """Refuse (UserError) a recipe that names what does not exist; quick checks come first.
+
+    A `run` that has the tokens of its texts or pairs, and a fork of it, need their dataset no more.
+    """
     check_service(recipe.model.base)
-    for source in recipe.sources().values():
-        source.examples()
+    if run is None or not run.given_files():
+        for source in recipe.sources().values():
+            source.examples()
     if isinstance(recipe, Recipe):
         _check_agent(recipe)
     check_renderer(recipe.model)

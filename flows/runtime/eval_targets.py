@@ -10,9 +10,9 @@ from flows.recipe.loading import count_steps, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe, Tracking
 from flows.runtime.checks import check_recipe, check_start
-from tasks.checkpoints import Ledger
+from tasks.checkpoints import Ledger, read_checkpoint
 from tasks.storage.manifest import latest_run
-from tasks.storage.run_folder import folder_of, name_run, read_checkpoint
+from tasks.storage.run_folder import folder_of, name_run
 
 
 @dataclass(frozen=True)

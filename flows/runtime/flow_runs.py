@@ -14,6 +14,7 @@ from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_
 from adapters.errors import EngineDied
 from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
+from tasks.checkpoints import BEST, read_held_out
 from tasks.evaluations import Estimate, describe_gain, read_evaluation
 from tasks.metrics import read_metrics, spent_seconds
 from tasks.reports.failures import last_failure
@@ -74,7 +75,9 @@ class RunSummary(BaseModel, frozen=True):
     evaluation; None with a lag, where they overlap. No step was trained on the rollouts that
     `failed`, of which `error` is the last one's, nor on those that were `left_out` as stragglers.
     `drift` is, in a replay, how far each step's weights were from those that sampled its rollouts.
-    Another run of the recipe has the same weights if it is `reproducible`.
+    Another run of the recipe has the same weights if it is `reproducible`. `best` is the checkpoint
+    that is best on held-out examples, with its score, if others than the ends were scored; it
+    expires at the age of `kept_seconds`, if there is one.
     """
 
     run: str
@@ -89,15 +92,13 @@ class RunSummary(BaseModel, frozen=True):
     drift: tuple[float, ...] = ()
     reproducible: bool = True
     measure: Literal["reward", "loss", "accuracy"] = "reward"
+    best: tuple[int, float] | None = None
+    kept_seconds: int | None = None
 
     @property
     def outcome(self) -> str:
         """Change of what was measured on held-out examples, in words."""
-        digits = 3 if self.measure == "loss" else 2
-        before, after = (
-            "unknown" if value is None else f"{value:.{digits}f}"
-            for value in (self.before, self.after)
-        )
+        before, after = map(self._written, (self.before, self.after))
         return f"held-out {self.measure} {before} → {after} in {self.steps} steps"
 
     @property
@@ -107,11 +108,28 @@ class RunSummary(BaseModel, frozen=True):
             return ""
         return describe_gain(self.before, self.after, self.gain_error)
 
+    @property
+    def best_checkpoint(self) -> str:
+        """Best checkpoint, and how long it is kept, in words; empty if it is not known."""
+        if self.best is None:
+            return ""
+        step, score = self.best
+        kept = self.kept_seconds
+        expires = "" if kept is None else f", which expires {kept:,} s after it was saved"
+        return f"step {step}, {self.measure} {self._written(score)}: {self.run}@{BEST}{expires}"
+
+    def _written(self, score: float | None) -> str:
+        return "unknown" if score is None else f"{score:.{3 if self.measure == 'loss' else 2}f}"
+
 
 def summarize_run(run: RunFolder) -> RunSummary:
     """Summarize a run by its files."""
-    recipe = read_recipe(run)
-    return _of_rollouts(run, recipe) if isinstance(recipe, Recipe) else _of_given(run)
+    recipe, scores = read_recipe(run), read_held_out(run)
+    summary = _of_rollouts(run, recipe) if isinstance(recipe, Recipe) else _of_given(run)
+    if len(scores.by_step) <= 2:
+        return summary
+    best, kept = scores.best, recipe.checkpoints.ttl_seconds
+    return summary.model_copy(update={"best": (best, scores.by_step[best]), "kept_seconds": kept})
 
 
 def _of_given(run: RunFolder) -> RunSummary:

@@ -14,9 +14,9 @@ from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import bind_checkpoints, carried_files
 from tasks.algorithm.advantages import find_advantage
-from tasks.checkpoints import Ledger
+from tasks.checkpoints import Ledger, read_held_out
 from tasks.metrics import read_metrics, record_metrics
-from tasks.reports.curves import describe_ends, read_held_out
+from tasks.reports.curves import describe_ends
 from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.checksums import Damaged
 from tasks.storage.files import is_written, link_or_copy
@@ -171,7 +171,8 @@ def _new_run(
     if run.exists():
         raise RunError(f"the run {run.path} exists; `ratchet resume {name}`, or give another --as")
     manifest = read_manifest(parent)
-    kept = {key: manifest[key] for key in ("fingerprint", "recipe", "parent") if key in manifest}
+    told = ("fingerprint", "recipe", "parent", "dataset_sha256")
+    kept = {key: manifest[key] for key in told if key in manifest}
     bound = bind_checkpoints(changed_recipe(recipe, kind=RunRecipe), manifest.get("bound", {}))
     aside = RunFolder(run.path.with_name(f".{run.name}.{uuid4().hex[:8]}.partial"))
     aside.check_writable()

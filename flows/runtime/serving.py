@@ -22,9 +22,9 @@ from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Rollouts
 from flows.recipe.run_recipe import Model, ServicePatience
-from tasks.checkpoints import Ledger
+from tasks.checkpoints import Ledger, read_checkpoint
 from tasks.storage.manifest import bind_run
-from tasks.storage.run_folder import RunFolder, folder_of, read_checkpoint
+from tasks.storage.run_folder import RunFolder, folder_of
 
 if TYPE_CHECKING:
     from adapters.door.serving import OpenDoor
@@ -51,7 +51,7 @@ class Weights:
 def find_weights(name: str) -> Weights:
     """Find RUN, RUN@STEP, RUN:POLICY@STEP or a base model, whose name has a slash or is known.
 
-    UserError if it does not exist.
+    STEP may be `best`. UserError if what is named does not exist.
     """
     check_reachable()
     if "/" in name or name in KNOWN:

@@ -58,8 +58,8 @@ class Curriculum:
         return rank_by_reward(shuffled, rewards, drawn, self.target)
 
 
-@lru_cache(maxsize=4)
-def shuffle_pass(count: int, seed: int, turn: int) -> tuple[int, ...]:
+@lru_cache(maxsize=16)
+def shuffle_pass(count: int, seed: int | str, turn: int) -> tuple[int, ...]:
     """Return the shuffled order of pass `turn` over `count` examples, by a keyed hash."""
 
     def key(place: int) -> bytes:

@@ -15,7 +15,7 @@ from tasks.references import Reference
 from tasks.storage.durability import durable
 from tasks.storage.json_files import read_json, write_json
 from tasks.storage.tables import arrays
-from tasks.texts.batches import first_numbers
+from tasks.texts.batches import choose_first
 from tasks.texts.held_out import HeldOutMeasure
 
 
@@ -39,8 +39,8 @@ def score_pairs(
     difference of the scores, and `loss` the mean loss.
     """
     table = pairs.of_split("test")
-    drawn = first_numbers(table["example_id"].to_pylist(), most, seed)
-    table = table.filter(pc.field("example_id").isin(drawn))
+    drawn = choose_first(table["example_id"].to_pylist(), most, seed)
+    table = table.filter(pc.field("example_id").isin([*drawn]))
     masks = [mask.astype(np.float64) for mask in arrays(table["mask"])]
     scored = score_sides(policy, arrays(table["tokens"]), masks)
     sides = np.array([SIDES.index(side) for side in table["side"].to_pylist()])

@@ -9,7 +9,7 @@ from adapters.calls import POLICY
 from tasks.evaluations import describe_gain
 from tasks.recording.views import Views, evaluation_rows
 from tasks.storage.arrivals import batches_of
-from tasks.storage.json_files import read_json, read_log
+from tasks.storage.json_files import read_log
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside
 
@@ -108,33 +108,6 @@ def first_and_last(scores: Sequence[HeldOutScore]) -> list[HeldOutScore]:
 def describe_ends(values: Sequence[float], digits: int = 2) -> str:
     """Write the first and the last of some values, with so many decimals: `0.21 → 0.96`."""
     return " → ".join(f"{value:.{digits}f}" for value in [*values[:1], *values[1:][-1:]])
-
-
-@dataclass(frozen=True)
-class HeldOutValues:
-    """Values of the checkpoints of a run on held-out examples, and what they measure."""
-
-    measure: str
-    by_step: dict[int, float]
-
-    @property
-    def digits(self) -> int:
-        """Decimals that are worth reading."""
-        return 3 if self.measure == "loss" else 2
-
-    def __str__(self) -> str:
-        return describe_ends([*self.by_step.values()], self.digits)
-
-
-def read_held_out(run: RunFolder) -> HeldOutValues:
-    """Read the reward, the loss or the accuracy of a run's checkpoints, in their order."""
-    files = {int(path.stem): read_json(path) for path in run.measures()}
-    if files:
-        measure = next(iter(files.values()))["measure"]
-        return HeldOutValues(measure, {step: float(row["value"]) for step, row in files.items()})
-    scores = read_scores(run)
-    first = [score for score in scores if score.played == scores[0].played]
-    return HeldOutValues("reward", {score.step: score.reward for score in first})
 
 
 def _minutes(run: RunFolder, steps: int, views: Views) -> list[float]:

@@ -20,12 +20,13 @@ from tasks.reports.before_after import BeforeAndAfter, find_before_and_after
 from tasks.reports.curves import HeldOutScore, RunCurves, gain_of, metric_names, read_curves
 from tasks.reports.failures import RecordedFailure, find_failures
 from tasks.reports.marked_rollouts import MarkedRollout, read_marked_rollouts
-from tasks.storage.files import write_text
+from tasks.storage.files import is_written, write_text
 from tasks.storage.keys import flatten
 from tasks.storage.manifest import Manifest, differences, read_manifest
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside
 from tasks.texts.held_out import HeldOutMeasure, describe_measured_gain, read_measure
+from tasks.texts.source import Texts, describe_counts
 
 SPENDING = query_beside(str(Path(__file__).with_name("spending")))
 MOST_FAILURES = 20
@@ -90,6 +91,8 @@ class ReportedRun:
     example: BeforeAndAfter | None
     measured: Sequence[HeldOutMeasure]
     """Measures on held-out texts or pairs, by checkpoint, of a run that learns them."""
+    texts: Mapping[str, str]
+    """Each split of a run of texts, and what was counted in it."""
 
     @property
     def lineage(self) -> list[Manifest]:
@@ -182,7 +185,14 @@ def _read(run: RunFolder) -> ReportedRun:
             failures=find_failures(views)[:MOST_FAILURES],
             example=find_before_and_after(views),
             measured=[read_measure(path) for path in run.measures()],
+            texts=_count_texts(run),
         )
+
+
+def _count_texts(run: RunFolder) -> dict[str, str]:
+    """Say what was counted in the splits of a run that learns texts."""
+    counts = Texts(run.texts).counts() if is_written(run.texts) else {}
+    return {split: describe_counts(of_split) for split, of_split in counts.items()}
 
 
 def _all_metrics(runs: Sequence[RunCurves]) -> list[tuple[str, list[tuple[Any, Any]]]]:

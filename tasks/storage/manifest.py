@@ -119,7 +119,7 @@ def write_manifest(
         "versions": {name: version(name) for name in RECORDED_VERSIONS},
         "python": platform.python_version(),
         "machine": platform.machine(),
-        **_dataset(recipe.get("dataset")),
+        **_dataset(run, recipe.get("dataset")),
         **_origin(recipe.get("model")),
         **({"bound": bound} if bound else {}),
         **({"parent": parent} if parent else {}),
@@ -210,10 +210,17 @@ def differences(old: object, new: object, path: str = "") -> list[str]:
     return [] if old == new else [f"{path}: {old!r} → {new!r}"]
 
 
-def _dataset(described: Mapping[str, Any] | None) -> dict[str, str]:
-    """Describe the examples that a recipe names by a path, if it names any."""
-    path: str | None = described["path"] if described else None
-    return {"dataset_sha256": _sha256(locate_dataset(path))} if path else {}
+def _dataset(run: RunFolder, described: Mapping[str, Any] | None) -> dict[str, object]:
+    """Describe the examples that a recipe names by a path, if the run is to read any."""
+    if described is None or run.given_files():
+        return {}
+    sources = {name: of["path"] for name, of in described.get("sources", {}).items()}
+    hashes = {
+        name: _sha256(locate_dataset(path))
+        for name, path in {"": described["path"], **sources}.items()
+        if path is not None
+    }
+    return {"dataset_sha256": hashes.get("", hashes)} if hashes else {}
 
 
 def _origin(model: Mapping[str, Any] | None) -> dict[str, object]:

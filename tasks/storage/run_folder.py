@@ -352,14 +352,6 @@ def folder_of(name: str) -> RunFolder:
     return RunFolder(runs_root() / name)
 
 
-def read_checkpoint(name: str) -> tuple[str, int | None]:
-    """Read RUN or RUN@STEP; without a step it is the last."""
-    run, at, step = name.partition("@")
-    if at and not (step.isascii() and step.isdecimal()):
-        raise RunError(f"{name!r} names no checkpoint; RUN@STEP does, such as {run}@10")
-    return run, int(step) if at else None
-
-
 def all_runs() -> list[RunFolder]:
     """List the runs, by name."""
     return [RunFolder(path.parent) for path in sorted(runs_root().glob("*/manifest.json"))]

@@ -1,6 +1,6 @@
 """rollouts of earlier runs, chosen by a query → texts: their tokens as they were sampled."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,6 +37,8 @@ class RolloutQuery:
     """Key of the recipe that has the query."""
     query: str
     base: str
+    apart: tuple["ChosenRollouts", ...] = ()
+    """What is trained, if these are held out: no rollout may be both."""
 
     @property
     def name(self) -> str:
@@ -74,6 +76,8 @@ class ChosenRollouts:
     """
 
     query: RolloutQuery
+    apart: tuple["ChosenRollouts", ...] = ()
+    """What is trained, if these are held out: no rollout may be both."""
 
     @property
     def name(self) -> str:
@@ -101,13 +105,27 @@ class ChosenRollouts:
     @cached_property
     def _groups(self) -> Sequence[Sequence[int]]:
         """List the rows of each rollout."""
-        groups: dict[tuple[str, str], list[int]] = {}
+        for trained in self.apart:
+            if both := sorted({*self._rows} & {*trained._rows}):
+                (run, rollout), others = both[0], len(both) - 1
+                more = f", and {others} more" if others else ""
+                raise DatasetError(
+                    f"{self.query.key} chooses the rollout {rollout} of {run}, which "
+                    f"{trained.query.key} trains{more}; let one query leave out what the other "
+                    "chooses"
+                )
+        return [*self._rows.values()]
+
+    @cached_property
+    def _rows(self) -> Mapping[tuple[str, str], Sequence[int]]:
+        """Map each rollout, by its run and its name, to its rows."""
+        rows: dict[tuple[str, str], list[int]] = {}
         names = zip(
             self._table["run"].to_pylist(), self._table["rollout_id"].to_pylist(), strict=True
         )
         for row, name in enumerate(names):
-            groups.setdefault(name, []).append(row)
-        return [*groups.values()]
+            rows.setdefault(name, []).append(row)
+        return rows
 
     @cached_property
     def _table(self) -> pa.Table:

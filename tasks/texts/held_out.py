@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
-import pyarrow.compute as pc
+import pyarrow as pa
 from pydantic import BaseModel
 
 from tasks.evaluations import Z95, describe_gain
@@ -17,7 +17,7 @@ from tasks.references import Reference
 from tasks.storage.durability import durable
 from tasks.storage.json_files import read_json, write_json
 from tasks.storage.tables import arrays
-from tasks.texts.batches import first_numbers
+from tasks.texts.batches import choose_first, name_text
 from tasks.texts.source import Texts
 
 
@@ -47,16 +47,21 @@ def score_texts(path: Path, texts: Texts, policy: Reference, most: int, seed: in
     write, by which models with different tokens can be compared.
     """
     table = texts.of_split("test")
-    drawn = first_numbers(table["example_id"].to_pylist(), most, seed)
-    table = table.filter(pc.field("example_id").isin(drawn))
+    names = [*map(name_text, table.select(["source", "example_id"]).to_pylist())]
+    drawn = choose_first(names, most, seed)
+    table = table.filter(pa.array([name in drawn for name in names]))
     weights = arrays(table["weights"])
     last = [len(one) - int((one > 0).argmax()) for one in weights]
     scored = policy.score([one.tolist() for one in arrays(table["tokens"])], last)
     lost = [_Lost.of(*one) for one in zip(scored, weights, strict=True)]
-    examples: dict[int, list[_Lost]] = defaultdict(list)
-    for number, one in zip(table["example_id"].to_pylist(), lost, strict=True):
-        examples[number].append(one)
-    loss, error = _estimate([*examples.values()])
+    sources: dict[str, dict[int, list[_Lost]]] = defaultdict(lambda: defaultdict(list))
+    rows = zip(table["source"].to_pylist(), table["example_id"].to_pylist(), lost, strict=True)
+    for source, number, one in rows:
+        sources[source][number].append(one)
+    of_source = {source: [*examples.values()] for source, examples in sources.items()}
+    examples = [example for of_one in of_source.values() for example in of_one]
+    loss, error = _estimate(examples)
+    named = {source: _estimate(of_one)[0] for source, of_one in of_source.items() if source}
     bits = sum(one.nats for one in lost) / natural(2)
     measured = HeldOutMeasure(
         measure="loss",
@@ -65,9 +70,12 @@ def score_texts(path: Path, texts: Texts, policy: Reference, most: int, seed: in
         value=loss,
         standard_error=error,
         interval=None if error is None else (loss - Z95 * error, loss + Z95 * error),
-        beside={"bits_per_byte": bits / max(1, sum(table["bytes"].to_pylist()))},
+        beside={
+            "bits_per_byte": bits / max(1, sum(table["bytes"].to_pylist())),
+            **{f"loss/{source}": loss for source, loss in named.items()},
+        },
     )
-    write_json(path, measured.model_dump())
+    write_json(path, measured.model_dump(exclude_defaults=True))
 
 
 def read_measure(path: Path) -> HeldOutMeasure:

@@ -12,6 +12,15 @@ TooLong = Literal["refuse", "cut", "leave_out"]
 Normalisation = Literal["token", "example", "fixed"]
 """Divisor of a step's loss: its trained tokens, each example's and the examples, or a number."""
 
+TRAIN, TEST = "train", "test"
+"""Splits, however a file calls the second one."""
+
+ALONE = ""
+"""Name of a source that is the only one."""
+
+Shares = tuple[tuple[str, int], ...]
+WHOLE: Shares = ((ALONE, 1),)
+
 
 @dataclass(frozen=True)
 class TextRules:
@@ -28,10 +37,12 @@ class TextBatch:
 
     The loss is the sum over tokens of weight × negative log-probability. `token` divides it by the
     sum of the step's weights; `example` divides each example's by the sum of its own, and by the
-    number of examples; `fixed` divides it by the `divisor`.
+    number of examples; `fixed` divides it by the `divisor`. `shares` are the sources of the texts,
+    each with its part of every batch: how many of their sum it has.
     """
 
     examples: int
     seed: int
     normalisation: Normalisation
     divisor: float | None = None
+    shares: Shares = WHOLE

@@ -1,12 +1,13 @@
 """texts → their tokens: one file, written once, of which every step of a run is made."""
 
+import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +17,14 @@ from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError, Source
 from tasks.storage.durability import durable
 from tasks.storage.tables import read, write
-from tasks.texts.rules import TextRules, Trained
+from tasks.texts.rules import TRAIN, TextRules, Trained
 from tasks.texts.tokenizing import WeightedTokens, tokenize
 
 SCHEMA = pa.schema(
     [
         ("split", pa.string()),
+        # Name of the source, if the texts are of several.
+        ("source", pa.string()),
         ("example_id", pa.int32()),
         # Number of the sequence, of an example whose tokens do not grow throughout.
         ("part", pa.int32()),
@@ -31,8 +34,16 @@ SCHEMA = pa.schema(
         # Bytes of text in UTF-8 that the trained tokens write.
         ("bytes", pa.int32()),
         ("cut", pa.bool_()),
+        # Whether the last trained token is one at which an answer stops.
+        ("ends", pa.bool_()),
     ]
 )
+COUNTS = b"counts"
+"""Key of the file's metadata: what there is of the texts of each source, and what is lost."""
+
+"""Split that is trained; what is of another is held out."""
+
+TextCounts = Mapping[str, Mapping[str, int]]
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +93,10 @@ class Texts:
         """Return the rows of a split in SCHEMA, in the order of its examples."""
         return self._table.filter(pc.field("split") == split)
 
+    def counts(self) -> TextCounts:
+        """Return for each source what was counted when its texts became tokens."""
+        return json.loads(read(self.path, []).schema.metadata[COUNTS])
+
     @cached_property
     def _table(self) -> pa.Table:
         return read(self.path)
@@ -89,27 +104,54 @@ class Texts:
 
 @durable
 def bind_texts(path: Path, sources: Mapping[str, TextSource], chat: Chat, rules: TextRules) -> None:
-    """Write the tokens of the texts of each split, and log what was cut or left out.
+    """Write the tokens of the texts of each split, and count what was cut or left out.
 
-    DatasetError names the row that cannot be tokenized, and a split in which nothing is trained.
+    A source is named by its split or, if there are several, by SPLIT/NAME; those that are trained
+    come first. DatasetError names the row that cannot be tokenized, and a source in which nothing
+    is trained.
     """
-    rows: list[dict[str, object]] = []
-    for split, source in sources.items():
-        counts: Counter[str] = Counter()
-        own = [*_rows(source, chat, rules, counts)]
+    rows: list[dict[str, Any]] = []
+    counts = {name: Counter[str]() for name in sources}
+    trained: set[bytes] = set()
+    for name, source in sources.items():
+        (split, _, part), counted = name.partition("/"), counts[name]
+        own = [*_rows(source, chat, rules, counted)]
         if not own:
             raise DatasetError(
-                f"nothing is trained in {source.name}: {describe_counts(counts)}; see "
+                f"nothing is trained in {source.name}: {describe_counts(counted)}; see "
                 "dataset.trained and dataset.too_long"
             )
-        log.info("%s: %s", source.name, describe_counts(counts))
-        rows += [{"split": split, **row} for row in own]
-    write(pa.Table.from_pylist(rows, schema=SCHEMA), path)
+        if split == TRAIN:
+            trained |= {row["tokens"].tobytes() for row in own}
+        else:
+            repeated = sum(row["tokens"].tobytes() in trained for row in own)
+            counted["sequences that are trained as well"] = repeated
+            _warn_of_repeated(source, repeated, len(own))
+        log.info("%s: %s", source.name, describe_counts(counted))
+        rows += [{"split": split, "source": part, **row} for row in own]
+    schema = SCHEMA.with_metadata({COUNTS: json.dumps(counts)})
+    write(pa.Table.from_pylist(rows, schema=schema), path)
+
+
+def describe_counts(counts: Mapping[str, int]) -> str:
+    """Say the counts that are not 0."""
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+
+
+def _warn_of_repeated(source: TextSource, repeated: int, sequences: int) -> None:
+    if repeated:
+        log.warning(
+            "%s: %d of %d held-out sequences are trained as well, token for token, so that their "
+            "loss says nothing of new texts",
+            source.name,
+            repeated,
+            sequences,
+        )
 
 
 def _rows(
     source: TextSource, chat: Chat, rules: TextRules, counts: Counter[str]
-) -> Iterator[dict[str, object]]:
+) -> Iterator[dict[str, Any]]:
     """Yield the sequences that train something, as rows without their split."""
     most = rules.most_tokens
     for number, sequences in source.sequences(chat, rules.trained):
@@ -125,38 +167,28 @@ def _rows(
                 counts["too long and left out"] += 1
                 continue
             kept = WeightedTokens(whole.tokens[:most], whole.weights[:most])
-            _count(kept, whole, counts)
-            if any(kept.weights):
+            trained = kept.trained()
+            ends = {*trained[-1:]} & {*chat.stop_tokens} != set()
+            counts["tokens"] += len(kept.tokens)
+            counts["trained tokens"] += len(trained)
+            counts["sequences that end as answers do"] += ends
+            counts["cut"] += length > most
+            counts["cut before their end"] += any(whole.weights[most:])
+            counts["without a trained token"] += trained == []
+            if trained:
+                counts["sequences"] += 1
                 yield {
                     "example_id": number,
                     "part": part,
                     "tokens": np.array(kept.tokens, np.int32),
                     "weights": np.array(kept.weights, np.float32),
-                    "bytes": _count_bytes(kept, chat),
+                    "bytes": _count_bytes(trained, chat),
                     "cut": length > most,
+                    "ends": ends,
                 }
 
 
-def _count(kept: WeightedTokens, whole: WeightedTokens, counts: Counter[str]) -> None:
-    """Count what is kept of a sequence, and what is lost."""
-    trained = sum(weight > 0 for weight in kept.weights)
-    counts["cut"] += len(whole.tokens) > len(kept.tokens)
-    counts["cut before their end"] += any(whole.weights[len(kept.tokens) :])
-    counts["without a trained token"] += trained == 0
-    counts["tokens"] += len(kept.tokens)
-    counts["trained tokens"] += trained
-
-
-def _count_bytes(text: WeightedTokens, chat: Chat) -> int:
-    """Count the bytes that the trained tokens write; the token that ends an answer writes none."""
-    trained = [
-        token
-        for token, weight in zip(text.tokens, text.weights, strict=True)
-        if weight > 0 and token not in chat.stop_tokens
-    ]
-    return len(chat.text(trained).encode())
-
-
-def describe_counts(counts: Counter[str]) -> str:
-    """Say the counts that are not 0."""
-    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+def _count_bytes(trained: Sequence[int], chat: Chat) -> int:
+    """Count the bytes that trained tokens write; the token that ends an answer writes none."""
+    written = [token for token in trained if token not in chat.stop_tokens]
+    return len(chat.text(written).encode())

@@ -23,6 +23,11 @@ class WeightedTokens:
     tokens: list[int]
     weights: list[float]
 
+    def trained(self) -> list[int]:
+        """List the tokens that are trained."""
+        pairs = zip(self.tokens, self.weights, strict=True)
+        return [token for token, weight in pairs if weight > 0]
+
 
 def tokenize(row: Mapping[str, Any], chat: Chat, trained: Trained) -> list[WeightedTokens]:
     """Tokenize a row with `messages`, with a `prompt` and its `completion`, or with a `text`.

@@ -36,6 +36,10 @@ SHORT = {
         "| engine, 1 s |",
     ),
     "beside_cookbook": (BESIDE, "| all |"),
+    "beside_cookbook_texts": (
+        ("--steps", "3", "--kill-at", "2", "--save-every", "2"),
+        "The losses are equal to 0.0001.",
+    ),
 }
 
 
@@ -46,10 +50,11 @@ LONG = (
     "interruptions.resumed_run",
     "interruptions.stops",
     "beside_cookbook",
+    "beside_cookbook_texts",
 )
 """Short forms that train whole runs, for a minute to three: `make stories` has them."""
 
-PEER = {"beside_cookbook": PEERS["cookbook"].python}
+PEER = dict.fromkeys(("beside_cookbook", "beside_cookbook_texts"), PEERS["cookbook"].python)
 """Python of the peer that a short form runs."""
 
 

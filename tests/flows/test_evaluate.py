@@ -12,11 +12,12 @@ from adapters.errors import UserError
 from adapters.harness.player import BatchRefused
 from flows.evaluate import evaluate
 from flows.runtime.eval_targets import EvalTarget
+from tasks.checkpoints import read_checkpoint
 from tasks.recording.journal import Journal, read_journal
 from tasks.reports.board.run_list import runs_table
 from tasks.reports.transcripts import read_games
 from tasks.storage.files import write_text
-from tasks.storage.run_folder import RunError, read_checkpoint
+from tasks.storage.run_folder import RunError
 from tests.support.small_recipe import small_recipe
 from tests.support.stand_in import CHAT, END, StandIn, letters
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,10 +18,12 @@ from benchmarks.interruptions.compare_runs import list_faults, read_contents
 from flows.evaluate import evaluate
 from flows.finetune import finetune
 from flows.recipe.finetuning import FinetuneRecipe
-from flows.recipe.loading import changed_recipe, named_recipe, read_recipe
+from flows.recipe.loading import RecipeError, changed_recipe, named_recipe, read_recipe
 from flows.recipe.run_recipe import FlowError
+from flows.runtime.eval_targets import EvalTarget
 from flows.runtime.flow_runs import RunSummary, summarize_run
 from flows.runtime.forks import fork_run
+from flows.runtime.serving import find_weights
 from flows.train import train
 from tasks.examples.reading import DatasetError
 from tasks.metrics import read_metrics
@@ -29,6 +32,7 @@ from tasks.reports.board.run_list import runs_table
 from tasks.reports.page import render_report
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from tasks.texts.held_out import read_measure
 from tests.support.finetuned import RECIPE, TEXTS
 from tests.support.processes import ROOT
 
@@ -55,9 +59,21 @@ def test_the_loss_on_held_out_texts_falls(summary: RunSummary, whole: RunFolder)
     assert summary.outcome.startswith("held-out loss ")
     rows = read_metrics(whole.metrics)
     assert [row["datums"] for row in rows] == [8] * RECIPE.steps
+    assert {(row["texts"], row["texts/cut"], row["texts/ends"]) for row in rows} == {(8, 0, 1.0)}
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert [step for step, row in enumerate(rows, 1) if "test/loss" in row] == [4, 6]
     assert rows[-1]["test/loss"] == summary.after
+
+
+def test_the_best_checkpoint_has_a_name(summary: RunSummary, whole: RunFolder) -> None:
+    losses = {int(path.stem): read_measure(path).value for path in whole.measures()}
+    best = min(losses, key=lambda step: losses[step])
+    assert summary.best_checkpoint == f"step {best}, loss {losses[best]:.3f}: whole@best"
+    kept = summary.model_copy(update={"kept_seconds": 3600})
+    assert kept.best_checkpoint.endswith("whole@best, which expires 3,600 s after it was saved")
+    assert find_weights("whole@best") == find_weights(f"whole@{best}")
+    recipe = named_recipe("hello")
+    assert EvalTarget.find(recipe, None, None, "whole@best").title == f"whole@{best}"
 
 
 @pytest.mark.parametrize("phase", ["begin", "add"])
@@ -113,7 +129,9 @@ def test_what_reads_runs_reads_one_of_texts(whole: RunFolder) -> None:
     summary = summarize_run(whole)
     assert f"{summary.before:.3f} → {summary.after:.3f}" in runs_table(120)
     assert "finetune" in runs_table(120)
-    assert "loss" in render_report([whole])
+    report = render_report([whole])
+    assert "loss" in report
+    assert re.search(r"texts, train: .*400 texts, [\d,]+ tokens, .*400 sequences<", report)
     question = "select split, count(*) as texts from texts group by split order by split"
     assert answer(question, [whole], "csv").decode() == "split,texts\ntest,128\ntrain,400\n"
 
@@ -190,6 +208,75 @@ def test_the_best_rollouts_of_a_run_are_learnt_as_they_were_sampled(
     learnt = answer(texts, [folder_of("best")], "json")
     assert sorted(map(str, json.loads(chosen))) == sorted(map(str, json.loads(learnt)))
     assert len(json.loads(learnt)) == 4
+    both = changed(dataset=dataset | {"held_out": best.format("step")}, steps=2)
+    why = (
+        r"held_out chooses the rollout \S+ of sampled, which dataset.query trains, and 3 more; let"
+    )
+    with pytest.raises(DatasetError, match=why):
+        finetune(both, run="both")
+    assert not folder_of("both").exists()
+
+
+MIXED = {
+    "chat": {"path": str(TEXTS), "share": 3},
+    "people": {"path": str(TEXTS.with_name("people_texts.jsonl"))},
+}
+
+
+def test_several_sources_are_learnt_by_their_shares(summary: RunSummary) -> None:
+    recipe = changed(dataset={"sources": MIXED}, steps=3, evaluation={"examples": 32})
+    finetune(recipe, run="mixed")
+    run = folder_of("mixed")
+    question = (
+        "select step, split_part(group_id, '/', 1) as source, count(*) as texts from datums "
+        "group by all order by all"
+    )
+    steps = json.loads(answer(question, [run], "json"))
+    assert [(row["source"], row["texts"]) for row in steps] == [("chat", 6), ("people", 2)] * 3
+    last = read_metrics(run.metrics)[-1]
+    assert last["test/loss/chat"] < last["test/loss/people"]
+    assert [*find_damage(run)] == []
+    kept = {path.name: path.read_bytes() for path in run.learned("policy", "datums")}
+    for path in [*run.learned("policy", "datums"), run.metrics]:
+        path.unlink()
+    finetune(recipe, run="mixed")
+    assert {path.name: path.read_bytes() for path in run.learned("policy", "datums")} == kept
+
+
+def test_shares_are_set_by_the_names_of_their_sources() -> None:
+    recipe = changed(dataset={"sources": MIXED}).model_dump(mode="json")
+    settings = ["dataset.sources.people.share=2", "epochs=1"]
+    other = changed_recipe(recipe, settings, FinetuneRecipe)
+    assert other.dataset.shares() == (("chat", 3), ("people", 2))
+    assert other.steps_of(1) == 800 / 8
+
+
+@pytest.mark.parametrize(
+    ("dataset", "why"),
+    [
+        (
+            {"sources": MIXED, "path": "a.jsonl"},
+            "sources chat, people with path: each source has its own; leave the dataset's out",
+        ),
+        ({"sources": {"a": {"share": 2}}}, "path None with no query: examples are of a file"),
+        ({"sources": {"a": {"path": "a.jsonl", "share": 0.5}}}, "should be a valid integer"),
+        ({"sources": {"a/b": {"path": "a.jsonl"}}}, "should match pattern"),
+    ],
+)
+def test_sources_that_say_too_much_or_too_little_are_refused(
+    dataset: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(RecipeError, match=re.escape(why)):
+        changed_recipe(RECIPE.model_dump(mode="json") | {"dataset": dataset}, kind=FinetuneRecipe)
+
+
+def test_a_source_without_texts_is_refused(summary: RunSummary, tmp_path: Path) -> None:
+    file = tmp_path / "one.jsonl"
+    file.write_text(json.dumps({"split": "train", "text": "a fox"}) + "\n")
+    recipe = changed(dataset={"sources": {**MIXED, "fox": {"path": str(file)}}})
+    with pytest.raises(DatasetError, match=r"one\.jsonl has no rows whose split is 'test'"):
+        finetune(recipe, run="refused")
+    assert not folder_of("refused").exists()
 
 
 @pytest.mark.parametrize(
@@ -211,9 +298,13 @@ def test_a_query_that_chooses_nothing_is_refused(whole: RunFolder, query: str, w
 
 
 def test_the_command_trains_and_goes_on_with_a_file_of_texts(root: Path, tmp_path: Path) -> None:
-    """A recipe of texts is trained, resumed and forked by the commands of any other run."""
-    file = tmp_path / "texts.yaml"
-    file.write_text(yaml.safe_dump(RECIPE.model_dump(mode="json") | {"steps": 2}))
+    """A recipe of texts is trained, resumed and forked by the commands of any other run.
+
+    Its file of texts is needed until they are tokens, and then no more.
+    """
+    file, texts = tmp_path / "texts.yaml", Path(shutil.copy(TEXTS, tmp_path))
+    recipe = changed(dataset={"path": str(texts)}, steps=2)
+    file.write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
     ratchet = [sys.executable, "-m", "flows.cli.main"]
 
     def call(*words: str) -> str:
@@ -222,9 +313,11 @@ def test_the_command_trains_and_goes_on_with_a_file_of_texts(root: Path, tmp_pat
         return done.stdout
 
     assert "held-out loss" in call("train", str(file), "--run", "by-command")
+    texts.unlink()
+    folder_of("by-command").metrics.unlink()
     assert "held-out loss" in call("resume", "by-command")
     assert "1 steps since by-command@2: held-out loss" in call(
-        "fork", "by-command", "--at", "2", "--as", "forked", "--set", "steps=3"
+        "fork", "by-command", "--at", "best", "--as", "forked", "--set", "steps=3"
     )
     refused = subprocess.run([*ratchet, "replay", "forked"], capture_output=True, text=True)
     assert refused.returncode == 2

@@ -13,13 +13,12 @@ from flows.finetune import finetune
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.recipe import Recipe
 from flows.replay import replay
-from flows.runtime.bound_checkpoints import read_bound
+from flows.runtime.bound_checkpoints import bind_checkpoints, read_bound
 from flows.runtime.forks import describe_origin, fork_run
 from flows.train import train
-from tasks.checkpoints import Ledger
+from tasks.checkpoints import Ledger, best_step, read_held_out
 from tasks.metrics import read_metrics
 from tasks.reports.board.run_list import runs_table
-from tasks.reports.curves import read_held_out
 from tasks.reports.page import render_report
 from tasks.storage.files import write_text
 from tasks.storage.run_folder import RunFolder, folder_of
@@ -51,6 +50,11 @@ def test_the_weights_are_those_of_the_checkpoint_and_the_optimizer_is_new(
     bound = read_bound(second, "first@4")
     assert (bound.run, bound.step, bound.held_out) == ("first", 4, read_held_out(first).by_step[4])
     assert bound.model["lora_rank"] == 8
+
+
+def test_a_run_starts_at_the_best_checkpoint_that_there_is_when_it_begins(first: RunFolder) -> None:
+    bound = bind_checkpoints(started(start="first@best"), {})
+    assert bound["first@best"]["step"] == best_step(first)
 
 
 def test_the_run_says_where_it_comes_from(second: RunFolder) -> None:
@@ -90,6 +94,19 @@ def test_with_its_optimizer_a_start_continues_as_if_the_run_had_gone_on(first: R
     assert list_faults(rebuilt, read_contents(kept)) == []
     losses = [read_metrics(run.metrics)[2]["loss"] for run in (kept, folder_of("second"))]
     assert losses[0] != losses[1], "moments of the earlier optimizer change the steps"
+
+
+def test_a_checkpoint_may_be_the_start_and_the_reference_of_one_run(first: RunFolder) -> None:
+    divergence = {"coefficient": 0.1, "reference": "first:policy@6"}
+    both = small_recipe(
+        model={"lora_rank": 8, "start": "first:policy@6"}, algorithm={"kl": divergence}
+    )
+    bound = bind_checkpoints(both, {})
+    assert [*bound] == ["first:policy@6"]
+    assert bound["first:policy@6"]["policies"][POLICY]["state"] is not None
+    other = small_recipe(model={"lora_rank": 8, "start": "first:fox@6"})
+    with pytest.raises(UserError, match="trains no policy fox; it trains policy"):
+        bind_checkpoints(other, {})
 
 
 def test_reinforcement_learning_starts_where_supervised_learning_ended(first: RunFolder) -> None:

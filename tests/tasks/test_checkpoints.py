@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
+from tasks.checkpoints import Checkpoint, CheckpointError, Ledger, best_step, read_step
 from tasks.storage.checksums import Damaged
+from tasks.storage.json_files import write_json
+from tasks.storage.run_folder import RunError, RunFolder
 
 
 @pytest.fixture
@@ -73,3 +75,28 @@ def test_a_damaged_line_is_named(ledger: Ledger, tmp_path: Path, line: str) -> N
         file.write(f"{line}\n")
     with pytest.raises(Damaged, match=r"line 5 of .*checkpoints\.jsonl is damaged"):
         ledger.last_step()
+
+
+def test_the_best_checkpoint_has_the_highest_held_out_reward(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"run has scored no checkpoint .* give a step"):
+        best_step(run)
+    scored = {"00000": 0.2, "00002": 0.7, "00004": 0.7, "00006": None, "00004.abcdef": 0.9}
+    for name, mean in scored.items():
+        write_json(run.evaluation(name), {"sampled": {"finished": {"mean": mean}}})
+    assert best_step(run) == 2
+
+
+def test_the_best_checkpoint_has_the_lowest_held_out_loss(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    for step, loss in {0: 0.5, 3: 0.2, 6: 0.3}.items():
+        write_json(run.measure(step), {"measure": "loss", "value": loss})
+    assert best_step(run) == 3
+
+
+def test_the_best_of_a_run_that_is_not_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+    with pytest.raises(RunError, match=r"there is no run at .*none"):
+        read_step("none", "best")

@@ -8,12 +8,12 @@ from math import fsum
 from pathlib import Path
 
 from adapters.errors import UserError
+from tasks.checkpoints import read_held_out
 from tasks.metrics import COST, spent_seconds
 from tasks.recording.views import UNREADABLE
 from tasks.reports.curves import (
     HeldOutScore,
     first_and_last,
-    read_held_out,
     read_scores,
     read_step_curves,
 )

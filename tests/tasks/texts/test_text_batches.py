@@ -19,12 +19,14 @@ def row(
     tokens = [10 * number + at for at in range(len(weights))]
     return {
         "split": split,
+        "source": "",
         "example_id": number,
         "part": part,
         "tokens": tokens,
         "weights": weights,
         "bytes": len(weights),
         "cut": False,
+        "ends": True,
     }
 
 
