@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from adapters.calls import POLICY
 from adapters.door.roles import check_role, policy_of
 from adapters.project.hub import locate_dataset
-from flows.recipe.algorithm import Algorithm
+from flows.recipe.algorithm import Algorithm, names_checkpoint
 from flows.recipe.presets import expand_preset
 from flows.recipe.rollouts import Rollouts
 from flows.recipe.run_recipe import HeldOut, RunRecipe
@@ -150,6 +150,7 @@ class Recipe(RunRecipe):
             "algorithm.rewards": algorithm.rewards is None,
             f"algorithm.trained_calls {algorithm.trained_calls}": algorithm.trained_calls is None,
             f"algorithm.kl.coefficient {algorithm.kl.coefficient:g}": algorithm.kl.coefficient == 0,
+            "algorithm.teacher.models": not algorithm.teacher.models,
             f"optimizer.substeps {optimizer.substeps}": once,
             f"optimizer.epochs {optimizer.epochs}": once,
         }
@@ -240,10 +241,11 @@ class Recipe(RunRecipe):
                 trained.setdefault(name, []).append(role)
         return {name: tuple(roles) for name, roles in trained.items()}
 
-    def reference(self) -> str | None:
-        """Name the checkpoint, RUN@STEP, from which the penalty measures the divergence, if any."""
-        divergence = self.algorithm.kl
-        return divergence.reference if divergence.names_checkpoint() else None
+    def references(self) -> dict[str, str]:
+        algorithm = self.algorithm
+        named = dict.fromkeys(algorithm.teacher.named().values(), "algorithm.teacher.models")
+        named[algorithm.kl.reference] = "algorithm.kl.reference"
+        return {name: key for name, key in named.items() if names_checkpoint(name)}
 
     def credit(self) -> CreditAssignment:
         algorithm = self.algorithm
@@ -255,7 +257,7 @@ class Recipe(RunRecipe):
             advantage_settings=algorithm.advantage_settings,
             divisor=algorithm.divisor,
             regularized=is_regularized(algorithm.loss, algorithm.loss_settings),
-            penalty=algorithm.kl.penalty(),
+            penalties=algorithm.penalties(),
             entropy_coefficient=algorithm.entropy_coefficient,
             rewards_query=algorithm.rewards,
             trained_calls=algorithm.trained_calls,

@@ -210,9 +210,9 @@ class RunRecipe(Section, ABC):
         """Map each policy to the roles that it is trained in, the main one first."""
         return {POLICY: (POLICY,)}
 
-    def reference(self) -> str | None:
-        """Name the checkpoint of another run, RUN@STEP, that the run's service must have."""
-        return None
+    def references(self) -> dict[str, str]:
+        """Map each checkpoint of another run, RUN@STEP, that is needed to the key that names it."""
+        return {}
 
     @abstractmethod
     def update_method(self) -> "UpdateMethod":

@@ -18,7 +18,7 @@ from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.loading import count_steps
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
-from flows.runtime.references import find_reference
+from flows.runtime.references import check_choices, check_teachers, find_references
 from tasks.storage.files import is_written
 from tasks.storage.manifest import check_binding
 from tasks.storage.run_folder import RunFolder
@@ -47,7 +47,9 @@ def check_run(recipe: RunRecipe, run: RunFolder) -> None:
         check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
     TrackerChoice(**recipe.tracking.model_dump()).check()
     check_service(recipe.model.base)
-    find_reference(recipe.reference(), recipe.model.base, run)
+    if isinstance(recipe, Recipe):
+        check_teachers(recipe, run)
+    find_references(recipe, run)
 
 
 def check_service(base: str) -> None:
@@ -66,6 +68,7 @@ def check_recipe(recipe: RunRecipe) -> None:
     for source in recipe.sources().values():
         source.examples()
     if isinstance(recipe, Recipe):
+        check_choices(recipe)
         _check_agent(recipe)
     check_renderer(recipe.model)
 

@@ -15,7 +15,7 @@ from flows.recipe.loading import read_lineage
 from flows.recipe.run_recipe import Model, RunRecipe
 from flows.runtime.checks import check_run
 from flows.runtime.policies import RunPolicies, open_policies
-from flows.runtime.references import bind_reference, find_reference
+from flows.runtime.references import bind_references, find_references
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics
 from tasks.storage.keys import flatten
@@ -95,10 +95,9 @@ def _delete_if(unusable: Event, run: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def _connect(recipe: RunRecipe, folder: RunFolder) -> Iterator[Service]:
-    """Yield the service of a run; an engine of the run's own has the reference from its start."""
+    """Yield the service of a run; an engine of the run's own has references from its start."""
     base = recipe.model.base
-    if (reference := find_reference(recipe.reference(), base, folder)) is not None:
-        bind_reference(folder, reference, base)
+    bind_references(folder, find_references(recipe, folder), base)
     with connect(base, folder.engine, recipe.service.timeout_seconds) as service:
         yield service
 
