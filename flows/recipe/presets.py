@@ -168,8 +168,8 @@ REFUSED = {
     "mix": f"trains on an expert's answers beside rollouts, {LATER}; give grpo for rollouts alone",
     "mix_chord": f"trains on an expert's answers beside rollouts, {LATER}; give grpo for rollouts "
     "alone",
-    "gold": "compares texts of two tokenizers, and a teacher here reads the tokens of the policy; give "
-    "on_policy_distill with a teacher of the same tokens, or jsd",
+    "gold": "compares texts of two tokenizers, and a teacher here reads the policy's tokens; give "
+    "on_policy_distill, or jsd, with a teacher of the same tokens",
     "gkd": "needs the whole distribution of the policy and the teacher at each token, which the "
     "Tinker API does not give; give jsd, which lessens the same divergence by sampled tokens",
 }
