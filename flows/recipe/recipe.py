@@ -287,4 +287,6 @@ class Recipe(RunRecipe):
         values = super()._bound_values()
         if self.rollouts.depend_on_batches():
             values["rollouts"]["batches"] = self.rollouts.batches
+        if not self.algorithm.teacher.models:
+            del values["algorithm"]["teacher"]  # as in recipes that are older than the section
         return values

@@ -1,5 +1,7 @@
 """KL estimators and penalties of tokens, by their definitions; numbers by hand."""
 
+from collections.abc import Callable
+from functools import partial
 from math import exp, log
 
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.recipe.algorithm import Divergence
+from flows.recipe.algorithm import Divergence, Teacher
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.divergences import ESTIMATORS, Penalty
 from tasks.references import SCHEMA
@@ -48,6 +50,62 @@ def test_an_estimator_is_the_divergence_in_expectation(name: str) -> None:
     )
 
 
+def softmax(logits: np.ndarray) -> np.ndarray:
+    return np.exp(logits) / np.exp(logits).sum()
+
+
+def kl(p: np.ndarray, q: np.ndarray) -> float:
+    return float((p * np.log(p / q)).sum())
+
+
+def jensen_shannon(q: np.ndarray, t: np.ndarray, beta: float) -> float:
+    mixture = beta * t + (1 - beta) * q
+    return beta * kl(t, mixture) + (1 - beta) * kl(q, mixture)
+
+
+def policy_gradient(q: np.ndarray, advantages: np.ndarray) -> np.ndarray:
+    """Return the expected gradient of A log q by the logits, over all tokens."""
+    return q * (advantages - (q * advantages).sum())
+
+
+SLOPE = 1e-5
+
+
+@given(seed=st.integers(0, 10**6))
+@pytest.mark.parametrize(
+    ("settings", "divergence"),
+    [({"divergence": "reverse_kl"}, kl)]
+    + [
+        ({"divergence": "jsd", "beta": beta}, partial(jensen_shannon, beta=beta))
+        for beta in (0.2, 0.5, 0.9)
+    ],
+)
+def test_a_teachers_term_has_the_gradient_of_its_divergence(
+    settings: dict, divergence: Callable[[np.ndarray, np.ndarray], float], seed: int
+) -> None:
+    """The gradient is measured by differences of the logits of five tokens."""
+    logits, of_teacher = np.random.default_rng(seed).normal(0, 1.5, (2, 5))
+    q, t = softmax(logits), softmax(of_teacher)
+    penalty = Teacher.model_validate({"models": ["run@1"], "coefficient": 1, **settings}).penalty()
+    term = -penalty.of_tokens(np.log(q), np.log(t), np.ones(5))
+    steps = SLOPE * np.eye(5)
+    measured = [
+        (divergence(softmax(logits + s), t) - divergence(softmax(logits - s), t)) / (2 * SLOPE)
+        for s in steps
+    ]
+    assert policy_gradient(q, term) == pytest.approx(-np.array(measured), abs=1e-6)
+
+
+def test_trinity_s_jsd_moves_the_policy_away_from_its_teacher() -> None:
+    """Trinity's advantage is that of `jsd_advantage.py`, with β 1/2."""
+    q, t = softmax(np.array([2.0, 0.0, -1.0])), softmax(np.array([-1.0, 0.5, 1.0]))
+    mixture = np.log((q + t) / 2)
+    theirs = -(np.log(t) - mixture + np.log(q) - mixture) / 2
+    ours = -Penalty(1.0, "jsd").of_tokens(np.log(q), np.log(t), np.ones(3))
+    assert (theirs >= 0).all()
+    assert policy_gradient(q, theirs) @ policy_gradient(q, ours) < 0
+
+
 def test_a_penalty_counts_later_tokens_by_its_discount_and_may_have_a_baseline() -> None:
     """The sampled tokens are the last three; their k1 is 1, 2 and 3, and the mean is 2."""
     log_q, mask = np.zeros(4), np.array([0, 1, 1, 1])
@@ -76,6 +134,16 @@ def test_a_penalty_lessens_the_advantage_of_each_token() -> None:
     datums = build(table(*rows), credit, of_reference)
     assert advantages(datums) == [pytest.approx([0.45, 0.5]), pytest.approx([-0.55, -0.5])]
     assert datums["advantage"].to_pylist() == [0.5, -0.5], "it is what the comparison gave"
+
+
+def test_a_reference_and_a_teacher_have_a_term_each() -> None:
+    """k1 of the reference is 0.5 and 0; the teacher gives each token 0.25 more than the policy."""
+    rows = trajectory(0, 1.0, [None]), trajectory(1, 0.0, [None])
+    scored = references(*rows, logprobs=[0.0, -1.5, -1.0])
+    scored["teachers"] = references(*rows, logprobs=[0.0, -0.75, -0.75])["references"]
+    penalties = Penalty(0.1), Penalty(1.0, source="teachers")
+    datums = build(table(*rows), CreditAssignment("centred", penalties=penalties), scored)
+    assert advantages(datums) == [pytest.approx([0.7, 0.75]), pytest.approx([-0.3, -0.25])]
 
 
 def test_a_penalty_in_the_reward_is_compared_with_the_group_s() -> None:
