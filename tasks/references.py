@@ -4,15 +4,15 @@ The other policy is the reference, or one of the teachers.
 """
 
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from tasks.examples.reading import DatasetError
+from tasks.examples.reading import choose_teacher
 from tasks.shards import read_shard
 from tasks.storage.durability import durable
 from tasks.storage.names import group_name
@@ -61,17 +61,6 @@ class References:
             asked = [tokens[row] for row in rows], [last[row] for row in rows]
             scored |= zip(rows, self.policies[name].score(*asked), strict=True)
         return [scored[row] for row in range(len(names))]
-
-
-def choose_teacher(example: Mapping[str, Any], by: str, teachers: Container[str]) -> str:
-    """Return the teacher that an example names; DatasetError if there is none of that name."""
-    if (name := str(example.get(by))) in teachers:
-        return name
-    raise DatasetError(
-        f"an example names the teacher {name} by its column {by} ({str(example)[:80]}), and "
-        "algorithm.teacher.models has none of that name; give one, as NAME=MODEL, or mend the "
-        "column"
-    )
 
 
 @durable

@@ -96,7 +96,7 @@ def check_place(model: str) -> str:
     """Return the service of a model, URL#MODEL; ValueError if it is none, or open to a network."""
     url, _, name = model.partition("#")
     scheme, host, _ = _parts(url)
-    if scheme not in ("http", "https") or not host or not name or "@" in url:
+    if scheme not in ("http", "https") or not host or not name or {*"@?"} & {*url}:
         raise ValueError(
             f"{model!r} is no model of a service; write URL#MODEL, such as "
             "https://host#Qwen/Qwen3-8B, without a key, which is read from the environment"

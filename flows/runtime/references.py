@@ -16,14 +16,15 @@ from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
 from tasks.checkpoints import Ledger
-from tasks.references import References, choose_teacher
+from tasks.examples.reading import choose_teacher
 from tasks.storage.files import is_written, link_or_copy
 from tasks.storage.json_files import read_json, write_json
 from tasks.storage.manifest import FORK, describe_parent, parent_of
 from tasks.storage.run_folder import RunFolder, folder_of, read_checkpoint
 
-if TYPE_CHECKING:  # they import torch, which takes seconds
+if TYPE_CHECKING:  # they import torch or Prefect, which take seconds
     from adapters.tinker.service import PatientSampler, Service
+    from tasks.references import References
 
 TEACHER_KEY = "RATCHET_TEACHER_KEY"
 """Variable of the environment that has the key of the teachers' service, if that is another one."""
@@ -132,8 +133,10 @@ def check_choices(recipe: Recipe) -> None:
 @contextmanager
 def open_references(
     recipe: Recipe, folder: RunFolder, service: "Service"
-) -> Iterator[Mapping[str, References]]:
+) -> Iterator[Mapping[str, "References"]]:
     """Yield the policies that score a run's tokens: the reference and the teachers, if any."""
+    from tasks.references import References  # imports Prefect
+
     algorithm = recipe.algorithm
     teacher, named = algorithm.teacher, algorithm.teacher.named()
     asked: dict[str, References] = {}

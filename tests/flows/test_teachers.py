@@ -271,6 +271,7 @@ def test_a_teacher_of_other_tokens_is_refused(
         ({"models": ["a@1"], "divergence": "forward_kl"}, "; give jsd with a small beta"),
         ({"models": ["http://there.example#m/n"]}, "in clear; write https://there.example#m/n"),
         ({"models": ["https://key@there.example#m/n"]}, "without a key"),
+        ({"models": ["https://there.example?key=1#m/n"]}, "without a key"),
         (
             {"models": ["a=https://x.example#m/n", "b=https://y.example#m/n"], "by": "t"},
             "give models of one of them",
