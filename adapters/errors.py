@@ -5,7 +5,7 @@ UserError               an error that its user can mend
     FlowError           a recipe of another flow
     ImportRefusal       a configuration of another system
     OfflineError        a recipe that needs a network
-    ReferenceRefused    a reference policy
+    CheckpointRefused   a checkpoint of another run
     ProjectExists       a file that a new project would replace
     NoKind              a kind of new project
     AgentError          an agent's name

@@ -7,12 +7,12 @@ from prefect import flow
 from flows.recipe.dry_runs import DryRun
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model
+from flows.runtime.bound_checkpoints import open_references
 from flows.runtime.by_policy import assemble, build, refer, reward
 from flows.runtime.checks import check_start
 from flows.runtime.flow_runs import name_of_run
 from flows.runtime.open_rollouts import open_rollouts, training_groups, wait_for_batches
 from flows.runtime.open_run import open_run
-from flows.runtime.references import open_references
 from tasks.evaluations import score_spans
 from tasks.reports.artifacts import Artifacts
 from tasks.reports.dryruns import LearnedFrom, describe

@@ -14,6 +14,7 @@ from pathlib import Path
 from prefect import flow
 
 from flows.recipe.recipe import Recipe
+from flows.runtime.bound_checkpoints import open_references
 from flows.runtime.by_policy import assemble, build, record_step, refer, reward, update
 from flows.runtime.checks import check_start
 from flows.runtime.evaluation import HeldOutEvaluations
@@ -32,7 +33,6 @@ from flows.runtime.open_rollouts import (
 )
 from flows.runtime.open_run import OpenRun, open_run
 from flows.runtime.overlap import end_batches, iterate_steps, train_split_at
-from flows.runtime.references import open_references
 from tasks.metrics import StepFiles
 from tasks.reports.artifacts import Artifacts
 from tasks.shards import ShardSize, draw_shard

@@ -16,7 +16,7 @@ class CheckpointError(UserError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A policy after `step` updates; checkpoint 0 is the untrained LoRA."""
+    """A policy after `step` updates; checkpoint 0 has its initial weights."""
 
     step: int
     sampler: str

@@ -75,10 +75,10 @@ class PolicyUpdater:
         """Lock of the live client: a batch whose sampler is gone may ask during an update."""
 
     def make_initial(self) -> Checkpoint:
-        """Return checkpoint 0, the untrained LoRA; make and save it if the ledger has none."""
+        """Return checkpoint 0, the initial weights; make and save it if the ledger has none."""
         if self.ledger.checkpoints():
             return self.ledger.at(0)
-        live = self._rebuilder().untrained()
+        live = self._rebuilder().initial()
         saving = live.save(self.ledger.name(0), self._ttl_seconds, with_state=True)
         checkpoint = _saved(live, 0, saving)
         self.ledger.add(checkpoint)

@@ -128,6 +128,15 @@ class Service:
     def tokenizer_of(self, sampler: "PatientSampler") -> Tokenizer:
         return cast(Tokenizer, self.call("the tokenizer", sampler.client.get_tokenizer))
 
+    def describe_weights(self, path: str) -> tinker.types.WeightsInfoResponse:
+        """Return the base model and the LoRA's shape of saved weights."""
+
+        def ask() -> tinker.types.WeightsInfoResponse:
+            rest = tinker.RestClient(base_url=self.server.url, api_key=self.server.key)
+            return rest.get_weights_info_by_tinker_path(path).result()
+
+        return self.call(f"the shape of {path}", ask)
+
     def context(self, base_model: str) -> int | None:
         """Return the most tokens of a prompt with its answer; None if the service has no limit."""
 

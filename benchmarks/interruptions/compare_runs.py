@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from safetensors.numpy import load_file
 
 from flows.recipe.loading import read_recipe
+from flows.runtime.bound_checkpoints import find_start
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.metrics import Metrics, read_metrics
 from tasks.recording.journal import read_journal
@@ -108,14 +109,17 @@ def count_sampled_twice(calls: Sequence[Span]) -> int:
 
 def extra_optimizer_steps(run: RunFolder) -> dict[str, int]:
     """Map each saved state to its optimizer's steps less those of the datum files before it."""
-    extra, method = {}, read_recipe(run).update_method()
+    extra, recipe = {}, read_recipe(run)
+    method = recipe.update_method()
     for policy in run.policies():
+        start = find_start(recipe, run, policy)
+        earlier = start.optimizer_steps or 0 if start else 0
         for checkpoint in saved(run, policy):
             if checkpoint.state is None:
                 continue
             files = (run.datums(policy, step) for step in range(checkpoint.step))
             counts = (pq.read_metadata(path).num_rows for path in files)
-            expected = sum(map(method.optimizer_steps, counts))
+            expected = earlier + sum(map(method.optimizer_steps, counts))
             optimizer = load_file(state_folder(run, checkpoint.state) / "optimizer.safetensors")
             extra[checkpoint.state] = int(optimizer["step"]) - expected
     return extra

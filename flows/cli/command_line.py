@@ -123,7 +123,7 @@ def _find_flow(run: "RunFolder", name: str) -> "Callable[..., RunSummary]":
 
 def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> str:
     """Return what a run has come to: its gain, its time, what failed and where to look."""
-    from flows.runtime.forks import describe_fork
+    from flows.runtime.forks import describe_origin
     from tasks.reports.failures import ask_failures
 
     spent = "" if summary.seconds is None else f"{summary.seconds:.0f} s of sampling and training, "
@@ -131,7 +131,7 @@ def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> s
     unsent = unsynced_folder(run.tracking)
     lines = {
         "gain": summary.gain,
-        "trained": describe_fork(run),
+        "trained": describe_origin(run),
         "drift": " ".join(f"{drift:.2g}" for drift in summary.drift),
         "time": f"{spent}{seconds:.0f} s in all",
         "failed": failed,

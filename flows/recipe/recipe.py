@@ -241,11 +241,12 @@ class Recipe(RunRecipe):
                 trained.setdefault(name, []).append(role)
         return {name: tuple(roles) for name, roles in trained.items()}
 
-    def references(self) -> dict[str, str]:
+    def named_checkpoints(self) -> dict[str, str]:
         algorithm = self.algorithm
         named = dict.fromkeys(algorithm.teacher.named().values(), "algorithm.teacher.models")
-        named[algorithm.kl.reference] = "algorithm.kl.reference"
-        return {name: key for name, key in named.items() if names_checkpoint(name)}
+        named |= {algorithm.kl.reference: "algorithm.kl.reference"}
+        own = {name: key for name, key in named.items() if names_checkpoint(name)}
+        return own | super().named_checkpoints()
 
     def credit(self) -> CreditAssignment:
         algorithm = self.algorithm

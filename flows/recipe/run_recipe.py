@@ -23,6 +23,9 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
 
 
+STATE = "tinker://"
+
+
 class FlowError(UserError):
     """Refusal of a recipe whose flow is not known, or is not the one that is needed."""
 
@@ -38,6 +41,13 @@ class Model(Section):
     """Renderer of messages as tokens: a name of the `renderers` package, or `jinja:` and a chat
     template, as its text or as a file whose text is then the recipe's. `auto` is the renderer that
     writes conversations as the model's own chat template does, or else that template."""
+
+    start: str | None = None
+    """Checkpoint at which the weights start, instead of an untrained LoRA: `RUN@STEP`, or
+    `tinker://RUN/weights/NAME`, a training state of the service."""
+
+    start_optimizer: bool = False
+    """Start with the optimizer's moments of that checkpoint as well."""
 
     lora_rank: int = Field(default=16, ge=1, le=256)
     """Rank of the LoRA weights."""
@@ -57,6 +67,14 @@ class Model(Section):
             "train_attention, train_mlp and train_unembedding are all false, so that nothing is "
             "trained; leave one of them true",
         )
+        yield (
+            self.start_optimizer and self.start is None,
+            "start_optimizer does nothing without start; give a checkpoint, or leave it out",
+        )
+
+    def names_state(self) -> bool:
+        """Return whether the weights start at a path of the service."""
+        return self.start is not None and self.start.startswith(STATE)
 
 
 class Checkpoints(Section):
@@ -210,9 +228,13 @@ class RunRecipe(Section, ABC):
         """Map each policy to the roles that it is trained in, the main one first."""
         return {POLICY: (POLICY,)}
 
-    def references(self) -> dict[str, str]:
-        """Map each checkpoint of another run, RUN@STEP, that is needed to the key that names it."""
-        return {}
+    def named_checkpoints(self) -> dict[str, str]:
+        """Map each checkpoint of another run, RUN@STEP, to the key that names it.
+
+        One that several keys name has that of the start, which needs most of it.
+        """
+        start = self.model.start
+        return {} if start is None or self.model.names_state() else {start: "model.start"}
 
     @abstractmethod
     def update_method(self) -> "UpdateMethod":

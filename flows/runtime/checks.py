@@ -18,9 +18,9 @@ from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.loading import count_steps
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
-from flows.runtime.references import check_choices, check_teachers, find_references
+from flows.runtime.bound_checkpoints import bind_checkpoints, check_choices, check_teachers
 from tasks.storage.files import is_written
-from tasks.storage.manifest import check_binding
+from tasks.storage.manifest import check_binding, read_manifest
 from tasks.storage.run_folder import RunFolder
 
 R = TypeVar("R", bound=RunRecipe)
@@ -45,11 +45,11 @@ def check_run(recipe: RunRecipe, run: RunFolder) -> None:
     run.check_writable()
     if run.exists():
         check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
+    bound = read_manifest(run).get("bound", {}) if run.exists() else bind_checkpoints(recipe, {})
+    if isinstance(recipe, Recipe):
+        check_teachers(recipe, run, bound)
     TrackerChoice(**recipe.tracking.model_dump()).check()
     check_service(recipe.model.base)
-    if isinstance(recipe, Recipe):
-        check_teachers(recipe, run)
-    find_references(recipe, run)
 
 
 def check_service(base: str) -> None:

@@ -9,16 +9,17 @@ from uuid import uuid4
 
 from adapters.door.roles import policy_of
 from adapters.tinker.engines import saved_files
-from flows.recipe.loading import read_recipe
+from flows.recipe.loading import changed_recipe, read_recipe
 from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import RunRecipe
+from flows.runtime.bound_checkpoints import bind_checkpoints, carried_files
 from tasks.algorithm.advantages import find_advantage
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics, record_metrics
-from tasks.reports.curves import describe_ends, read_scores
+from tasks.reports.curves import describe_ends, held_out_by_step
 from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.checksums import Damaged
 from tasks.storage.files import is_written, link_or_copy
-from tasks.storage.json_files import read_json
 from tasks.storage.manifest import (
     FORK,
     REPLAY,
@@ -31,7 +32,7 @@ from tasks.storage.manifest import (
 from tasks.storage.names import BASELINE, shard_name
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 
-WEIGHTS = ("model.base", "model.lora_rank", "model.train_")
+WEIGHTS = ("model.base", "model.lora_rank", "model.train_", "model.start")
 """Keys that made the weights of a run; a fork cannot change them."""
 SAMPLED = ("agent", "roles.", "dataset.", "model.", "seed", "rollouts.")
 """Keys that sampled the rollouts of a run; a replay cannot change them."""
@@ -109,6 +110,7 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
             rollouts = _files_of(parent, batches_of(parent, step))
             trajectories = [parent.trajectories(policy, step) for policy in parent.policies()]
             _share(parent, replay, [*rollouts, *filter(is_written, trajectories)])
+        _share(parent, replay, carried_files(parent))
         ledger = ArrivalLedger(replay.arrivals)
         ArrivalLedger(parent.arrivals).share(recipe["steps"], ledger)
         if recipe["evaluation"] == recipe_of(parent)["evaluation"]:
@@ -117,15 +119,16 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
     return folder_of(name)
 
 
-def describe_fork(run: RunFolder) -> str:
-    """Say what a fork has trained: its steps, what the parent had held out before, its changes.
+def describe_origin(run: RunFolder) -> str:
+    """Say where a run comes from: the checkpoint that it started at, or what it forked from.
 
-    The parent's reward, or loss, is that of the checkpoint which the fork began with or, if that
-    was not scored, of the last one before. Returns an empty text of a run that is no fork.
+    Of a fork it says its steps, what the parent had held out before, and its changes. The parent's
+    reward, or loss, is that of the checkpoint which the fork began with or, if that was not scored,
+    of the last one before. Returns an empty text of a run that comes from none.
     """
-    parent = parent_of(run)
+    parent, start = parent_of(run), recipe_of(run)["model"].get("start")
     if parent is None or parent["how"] != FORK:
-        return ""
+        return "" if start is None else f"started at {start}"
     name, shared, done = parent["run"], parent["step"], len(read_metrics(run.metrics))
     measure, digits = ("held-out loss", 3) if is_written(run.texts) else ("held-out reward", 2)
     since = f"{done - shared} steps since {name}@{shared}"
@@ -146,10 +149,9 @@ def _scores(runs: Sequence[RunFolder], last: int) -> dict[int, float]:
     scores: dict[int, float] = {}
     for run in runs:
         with suppress(Damaged):  # a fork has trained, whatever becomes of its parent
-            found = {int(path.stem): read_json(path)["loss"] for path in run.losses()}
-            found |= {score.step: score.reward for score in reversed(read_scores(run))}
-            for step in (step for step in found if step <= last):
-                scores.setdefault(step, found[step])
+            for step, value in held_out_by_step(run).items():
+                if step <= last:
+                    scores.setdefault(step, value)
     return scores
 
 
@@ -168,12 +170,13 @@ def _new_run(
         raise RunError(f"the run {run.path} exists; `ratchet resume {name}`, or give another --as")
     manifest = read_manifest(parent)
     kept = {key: manifest[key] for key in ("fingerprint", "recipe", "parent") if key in manifest}
+    bound = bind_checkpoints(changed_recipe(recipe, kind=RunRecipe), manifest.get("bound", {}))
     aside = RunFolder(run.path.with_name(f".{run.name}.{uuid4().hex[:8]}.partial"))
     aside.check_writable()
     aside.path.mkdir(parents=True)
     try:
         yield aside
-        write_manifest(aside, recipe, fingerprint, {"run": parent.name, **how, **kept})
+        write_manifest(aside, recipe, fingerprint, {"run": parent.name, **how, **kept}, bound)
         aside.path.replace(run.path)
     finally:
         shutil.rmtree(aside.path, ignore_errors=True)

@@ -13,9 +13,9 @@ from adapters.tracking.choice import TrackerChoice
 from adapters.tracking.tracker import TrackedRun, public
 from flows.recipe.loading import read_lineage
 from flows.recipe.run_recipe import Model, RunRecipe
+from flows.runtime.bound_checkpoints import bind_checkpoints, carry_weights
 from flows.runtime.checks import check_run
 from flows.runtime.policies import RunPolicies, open_policies
-from flows.runtime.references import bind_references, find_references
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics
 from tasks.storage.keys import flatten
@@ -69,9 +69,10 @@ def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterato
     """
     check_run(recipe, folder_of(name))
     values, unusable = recipe.model_dump(mode="json"), Event()
+    bound = {} if folder_of(name).exists() else bind_checkpoints(recipe, {})
     with (
         _delete_if(unusable, folder_of(name)),
-        bind_run(name, values, recipe.fingerprint()) as folder,
+        bind_run(name, values, recipe.fingerprint(), bound) as folder,
         _connect(recipe, folder) as service,
         _track(recipe, folder) as tracking,
     ):
@@ -95,10 +96,10 @@ def _delete_if(unusable: Event, run: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def _connect(recipe: RunRecipe, folder: RunFolder) -> Iterator[Service]:
-    """Yield the service of a run; an engine of the run's own has references from its start."""
-    base = recipe.model.base
-    bind_references(folder, find_references(recipe, folder), base)
-    with connect(base, folder.engine, recipe.service.timeout_seconds) as service:
+    """Yield the service of a run; an engine of the run's own has what the run is bound to."""
+    carry_weights(recipe, folder)
+    patience = recipe.service.timeout_seconds
+    with connect(recipe.model.base, folder.engine, patience) as service:
         yield service
 
 

@@ -9,6 +9,7 @@ from adapters.calls import POLICY, Policy
 from adapters.tinker.live_policy import LoraSpec
 from adapters.tinker.service import Service
 from flows.recipe.run_recipe import RunRecipe
+from flows.runtime.bound_checkpoints import check_state, find_start
 from tasks.checkpoints import OR_NEWER, Ledger, policy_version
 from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from tasks.storage.manifest import Eras
@@ -94,21 +95,32 @@ def open_policies(
 
     `recipes` are those that have made the run's steps.
     """
-    methods = Eras(tuple((first, made.update_method()) for first, made in recipes.begun))
     checkpoints = recipe.checkpoints
     policies = []
-    for name, roles in recipe.policies().items():
-        trained = TrainedPolicy(name, roles, _lora(recipe, name))
+    for name in recipe.policies():
+        recorded = recorded_steps(recipe, recipes, folder, name)
         updater = PolicyUpdater(
             service,
             Ledger(folder.checkpoints(name), folder.ownership),
-            RecordedSteps(folder, trained, methods, recipe.source(folder, trained, recipes)),
+            recorded,
             checkpoints.ttl_seconds,
             checkpoints.probe_tolerance if on_policy else None,
         )
+        if not updater.ledger.checkpoints():
+            check_state(recipe.model, service)
         updater.make_initial()
-        policies.append(RunPolicy(trained, updater))
+        policies.append(RunPolicy(recorded.policy, updater))
     return RunPolicies(policies)
+
+
+def recorded_steps(
+    recipe: RunRecipe, recipes: Eras[RunRecipe], folder: RunFolder, name: str
+) -> RecordedSteps:
+    """Return the recorded steps of a policy of a run, whose steps the `recipes` have made."""
+    methods = Eras(tuple((first, made.update_method()) for first, made in recipes.begun))
+    start = find_start(recipe, folder, name)
+    trained = TrainedPolicy(name, recipe.policies()[name], _lora(recipe, name), start)
+    return RecordedSteps(folder, trained, methods, recipe.source(folder, trained, recipes))
 
 
 def lora_seed(run_seed: int, name: str) -> int:

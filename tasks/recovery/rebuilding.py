@@ -99,10 +99,12 @@ class Rebuilder:
     recorded: RecordedSteps
     tolerance: float | None
 
-    def untrained(self) -> LivePolicy:
-        """Make the untrained LoRA from its seed."""
-        lora = vars(self.recorded.policy.lora)
-        create = self.service.client.create_lora_training_client
+    def initial(self) -> LivePolicy:
+        """Make the weights of checkpoint 0: the start or, without one, the LoRA of its seed."""
+        client, start = self.service.client, self.recorded.policy.start
+        if start is not None:
+            return self._client_of(start.state, with_optimizer=start.with_optimizer)
+        lora, create = vars(self.recorded.policy.lora), client.create_lora_training_client
         return LivePolicy(
             self.service, self.service.create("a new training client", create, **lora)
         )
@@ -123,15 +125,22 @@ class Rebuilder:
     def _load(self, step: int) -> tuple[LivePolicy, int, str]:
         for saved in self.ledger.states(step):
             assert saved.state is not None
-            load = self.service.client.create_training_client_from_state_with_optimizer
             try:
-                what = f"the state of checkpoint {saved.step}"
-                client = self.service.create(what, load, saved.state)
+                live = self._client_of(saved.state, with_optimizer=True)
             except ServiceRefused as error:
                 log.warning("%s. An older state is taken, and more steps are applied again", error)
                 continue
-            origin = f"rebuilt from the saved state of checkpoint {saved.step}"
-            return LivePolicy(self.service, client), saved.step, origin
-        log.warning("no saved state is left: every step is applied again to the untrained LoRA")
-        seed = self.recorded.policy.lora.seed
-        return self.untrained(), 0, f"rebuilt from the untrained LoRA of seed {seed}"
+            return live, saved.step, f"rebuilt from the saved state of checkpoint {saved.step}"
+        start, seed = self.recorded.policy.start, self.recorded.policy.lora.seed
+        first = f"the start {start.state}" if start else f"the untrained LoRA of seed {seed}"
+        log.warning("no saved state is left: every step is applied again to %s", first)
+        return self.initial(), 0, f"rebuilt from {first}"
+
+    def _client_of(self, state: str, *, with_optimizer: bool) -> LivePolicy:
+        client = self.service.client
+        load = (
+            client.create_training_client_from_state_with_optimizer
+            if with_optimizer
+            else client.create_training_client_from_state
+        )
+        return LivePolicy(self.service, self.service.create(f"the state {state}", load, state))

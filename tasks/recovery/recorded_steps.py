@@ -32,12 +32,28 @@ class MethodError(UserError):
 
 
 @dataclass(frozen=True)
+class Start:
+    """A training state of an earlier run, with its optimizer or without.
+
+    `optimizer_steps` are those that its optimizer has taken, None if that is not known.
+    """
+
+    state: str
+    with_optimizer: bool
+    optimizer_steps: int | None = None
+
+
+@dataclass(frozen=True)
 class TrainedPolicy:
-    """A policy: its name, the roles whose calls train it, and its weights."""
+    """A policy: its name, the roles whose calls train it, and its weights.
+
+    Checkpoint 0 is the `start` or, without one, the untrained LoRA.
+    """
 
     name: str
     roles: tuple[str, ...]
     lora: LoraSpec
+    start: Start | None = None
 
 
 @dataclass(frozen=True)
@@ -143,13 +159,10 @@ class RecordedSteps:
 
         A step without datums took none.
         """
-        paths = [self.run.datums(self.policy.name, step) for step in range(before)]
         for step in range(before):
             self.source.restore(step)
-        if not all(map(is_written, paths)):
-            return None
-        counts = [pq.read_metadata(verified(path)).num_rows for path in paths]
-        return sum(self.methods.at(step).optimizer_steps(n) for step, n in enumerate(counts))
+        policy = self.policy
+        return count_optimizer_steps(self.run, policy.name, policy.start, self.methods, before)
 
     def _evidence(self, step: int, path: Path, datums: Sequence[Datum]) -> Evidence | None:
         """Return what the update or else, if it was not behind, the sampler recorded of a datum."""
@@ -164,3 +177,15 @@ class RecordedSteps:
         if version == policy_version(self.policy.name, step):
             return Evidence(datums[0], arrays(columns["logprobs"])[0], mask)
         return None
+
+
+def count_optimizer_steps(
+    run: RunFolder, policy: str, start: Start | None, methods: Eras[UpdateMethod], before: int
+) -> int | None:
+    """Count the optimizer steps of a policy before a step, and those of its start."""
+    earlier = start.optimizer_steps if start and start.with_optimizer else 0
+    paths = [run.datums(policy, step) for step in range(before)]
+    if earlier is None or not all(map(is_written, paths)):
+        return None
+    counts = [pq.read_metadata(verified(path)).num_rows for path in paths]
+    return earlier + sum(methods.at(step).optimizer_steps(n) for step, n in enumerate(counts))

@@ -110,6 +110,12 @@ def describe_ends(values: Sequence[float], digits: int = 2) -> str:
     return " → ".join(f"{value:.{digits}f}" for value in [*values[:1], *values[1:][-1:]])
 
 
+def held_out_by_step(run: RunFolder) -> dict[int, float]:
+    """Map each checkpoint that was scored on held-out examples to its loss, or its reward."""
+    found = {int(path.stem): float(read_json(path)["loss"]) for path in run.losses()}
+    return found | {score.step: score.reward for score in reversed(read_scores(run))}
+
+
 def read_losses(run: RunFolder) -> list[float]:
     """Read the losses of a run on held-out texts, in the order of checkpoints."""
     return [read_json(path)["loss"] for path in run.losses()]

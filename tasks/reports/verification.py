@@ -13,7 +13,7 @@ from tasks.storage.json_files import read_json, read_log, read_rows
 from tasks.storage.run_folder import LEARNING, RunFolder
 
 FILES: Mapping[Callable[[Path], object], Sequence[str]] = {
-    read_json: ("manifest.json", "reference.json", "updates", "evaluations", "losses"),
+    read_json: ("manifest.json", "updates", "evaluations", "losses"),
     read_log: ("owners.jsonl", "metrics.jsonl", "arrivals.jsonl", "checkpoints.jsonl"),
     read_rows: ("shards",),
     read_journal: ("journal", "stopped"),

@@ -21,7 +21,7 @@ from tasks.storage.files import read_bytes
 from tasks.storage.json_files import SEAL, read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of, runs_root
 
-FORMAT = 6
+FORMAT = 7
 """Version of the run folder's layout and schemas. Manifests without one are of format 1."""
 SEALED = 3
 """First format whose JSON files carry checksums."""
@@ -35,17 +35,23 @@ T = TypeVar("T")
 
 Manifest = dict[str, Any]
 """created, format, recipe, fingerprint, versions, python, machine and, if the recipe names
-examples, dataset_sha256; if its base is a GGUF file, base_origin, with licence and author; in a
-fork or a replay also parent: run, step, how, fingerprint, recipe and, if it has one, its parent."""
+examples, dataset_sha256; if its base is a GGUF file, base_origin, with licence and author; if it
+names checkpoints of other runs, bound: what each was; in a fork or a replay also parent: run, step,
+how, fingerprint, recipe and, if it has one, its parent."""
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
 def bind_run(
-    name: str, recipe: dict[str, Any], fingerprint: str, *, to_serve: bool = False
+    name: str,
+    recipe: dict[str, Any],
+    fingerprint: str,
+    bound: Manifest | None = None,
+    *,
+    to_serve: bool = False,
 ) -> Iterator[RunFolder]:
-    """Yield the locked folder of a run, made if it is new.
+    """Yield the locked folder of a run, made if it is new, with the checkpoints it is `bound` to.
 
     Raises RunError if the run was started with another recipe or written in another format, or is
     a copy of a run that is open.
@@ -54,7 +60,7 @@ def bind_run(
     with run.locked(to_serve=to_serve):
         run.sweep()
         if not run.exists():
-            write_manifest(run, recipe, fingerprint)
+            write_manifest(run, recipe, fingerprint, bound=bound)
         check_binding(run, recipe, fingerprint)
         yield run.take_over()
 
@@ -98,7 +104,11 @@ def _older_manifest(run: RunFolder) -> Manifest | None:
 
 
 def write_manifest(
-    run: RunFolder, recipe: dict[str, Any], fingerprint: str, parent: Manifest | None = None
+    run: RunFolder,
+    recipe: dict[str, Any],
+    fingerprint: str,
+    parent: Manifest | None = None,
+    bound: Manifest | None = None,
 ) -> None:
     """Bind the folder to a recipe and to FORMAT."""
     described = {
@@ -111,6 +121,7 @@ def write_manifest(
         "machine": platform.machine(),
         **_dataset(recipe.get("dataset")),
         **_origin(recipe.get("model")),
+        **({"bound": bound} if bound else {}),
         **({"parent": parent} if parent else {}),
     }
     write_json(run.manifest, described)
@@ -137,10 +148,10 @@ def parent_of(run: RunFolder) -> Manifest | None:
     return read_manifest(run).get("parent")
 
 
-def describe_parent(parent: Manifest | None) -> str:
-    """Name the checkpoint that a fork comes from, or the run that a replay trains on."""
-    if parent is None:
-        return ""
+def describe_parent(manifest: Manifest) -> str:
+    """Name the checkpoint that a run forks or starts from, or the run that a replay trains on."""
+    if (parent := manifest.get("parent")) is None:
+        return manifest["recipe"].get("model", {}).get("start") or ""
     return f"{parent['run']}@{parent['step']}" if parent["how"] == FORK else parent["run"]
 
 

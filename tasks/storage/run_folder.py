@@ -69,8 +69,6 @@ class RunFolder:
 
     manifest = FileAt("manifest.json")
     """Recipe, format and parent that the run is bound to."""
-    reference = FileAt("reference.json")
-    """Addresses of the checkpoints of other runs that are the reference or teachers, by name."""
     texts = FileAt("texts.parquet")
     """Tokens of the texts that a run learns, if it learns texts."""
     owners = FileAt("owners.jsonl")

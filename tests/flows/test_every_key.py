@@ -37,6 +37,8 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "dataset.difficulty": ("length",),
     "dataset.target": (0.7,),
     "model.base": ("other/model",),
+    "model.start": ("run@4", "tinker://run/weights/00004"),
+    "model.start_optimizer": (True,),
     "model.renderer": ("llama-3", "jinja:{{ messages }}"),
     "model.lora_rank": (4,),
     "model.train_attention": (False,),

@@ -11,7 +11,7 @@ from adapters.door.batches import OpenBatch
 from flows.cli.commands import app
 from flows.recipe.recipe import Recipe
 from flows.replay import replay
-from flows.runtime.forks import describe_fork, fork_run, replay_run
+from flows.runtime.forks import describe_origin, fork_run, replay_run
 from flows.train import train
 from tasks.evaluations import read_evaluation
 from tasks.metrics import read_metrics
@@ -163,10 +163,10 @@ def test_a_fork_of_a_checkpoint_that_nobody_scored_names_the_last_that_was(
 ) -> None:
     copy = fork(parent, "unscored", 2)
     base = score_of(parent, 0)
-    assert describe_fork(copy) == (
+    assert describe_origin(copy) == (
         f"0 steps since parent@2; parent@0 had held-out reward {base:.2f}"
     )
-    assert describe_fork(parent) == ""
+    assert describe_origin(parent) == ""
 
 
 def test_a_fork_does_not_take_the_place_of_a_run(parent: RunFolder) -> None:

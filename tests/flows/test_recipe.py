@@ -261,7 +261,7 @@ def test_the_fingerprint_of_a_recipe_is_the_same_in_all_versions_of_a_format() -
             "optimizer": {"learning_rate": 0.005},
         }
     )
-    known = "b3f327073296a786da656ec666a13c7d560a3a17e12dce2e1769b33bdf96da9e"
+    known = "3a2a723ed84b8fe380c5ee9974392dcb3e2b0563b7fb1f31605794aa44bb13d6"
     assert recipe.fingerprint() == known
 
 

@@ -16,8 +16,8 @@ from flows.recipe.dry_runs import shrink
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model
 from flows.replay import replay
+from flows.runtime.bound_checkpoints import CheckpointRefused, check_teachers
 from flows.runtime.forks import fork_run
-from flows.runtime.references import ReferenceRefused, check_teachers
 from flows.train import train
 from tasks.metrics import read_metrics
 from tasks.recovery.recorded_steps import TrainedPolicy
@@ -199,7 +199,7 @@ def test_a_dry_run_asks_the_teacher(school: RunFolder) -> None:
         ("whole@9", "has no checkpoint 9"),
         ("base", "base is the policy itself, which starts from base"),
         ("whole@0", "whole@0 is the policy itself"),
-        ("refused@2", "refused@2 is the policy itself"),
+        ("refused@2", "names no run"),
         ("local/tiny-chat", "tiny-chat is the policy itself"),
         ("http://127.0.0.1:9#some/model", "set RATCHET_TEACHER_KEY"),
     ],
@@ -212,15 +212,17 @@ def test_what_cannot_teach_is_refused_before_anything_starts(
     assert not folder_of("refused").path.exists()
 
 
-def test_a_fork_is_taught_by_the_base_but_not_by_what_it_begins_with(school: RunFolder) -> None:
+def test_what_starts_elsewhere_is_taught_by_the_base_but_not_by_its_start(
+    school: RunFolder,
+) -> None:
     recipe = taught_by("base", rollouts={"groups": 4, "group_size": 4, "max_tokens": 16}, steps=3)
     values = recipe.model_dump(mode="json")
     fork = fork_run(school, "forked", 2, values, recipe.fingerprint())
-    check_teachers(recipe, fork)
-    with pytest.raises(
-        ReferenceRefused, match="whole@2 is the policy itself, which starts from wh"
-    ):
-        check_teachers(taught_by(LATE), fork)
+    started: dict[str, Any] = {"model": {"lora_rank": 8, "start": LATE}}
+    for of_run, changes in ((fork, {}), (folder_of("new"), started)):
+        check_teachers(taught_by("base", **changes), of_run, {})
+        with pytest.raises(CheckpointRefused, match="whole@2 is the policy itself, which starts"):
+            check_teachers(taught_by(LATE, **changes), of_run, {})
 
 
 @pytest.mark.parametrize("topics", [{"topic": "none"}, {}])
@@ -253,7 +255,7 @@ def test_a_teacher_of_other_tokens_is_refused(
     monkeypatch.setenv("RATCHET_TEACHER_KEY", KEY)
     with (
         serving(tiny_model, tmp_path) as address,
-        pytest.raises(ReferenceRefused, match="has other tokens than local/tiny-chat; give a mod"),
+        pytest.raises(CheckpointRefused, match="has other tokens than local/tiny-chat; give a mod"),
     ):
         train(taught_by(f"{address.url}#{tiny_model}"), run="refused")
 
@@ -271,7 +273,7 @@ def test_a_teacher_of_other_tokens_is_refused(
         ({"models": ["a@1"], "divergence": "forward_kl"}, "; give jsd with a small beta"),
         ({"models": ["http://there.example#m/n"]}, "in clear; write https://there.example#m/n"),
         ({"models": ["https://key@there.example#m/n"]}, "without a key"),
-        ({"models": ["https://there.example?key=1#m/n"]}, "without a key"),
+        ({"models": ["https://there.example?key#m/n"]}, "without a key"),
         (
             {"models": ["a=https://x.example#m/n", "b=https://y.example#m/n"], "by": "t"},
             "give models of one of them",

@@ -116,10 +116,10 @@ def test_the_newest_run_of_an_agent_has_the_same_roles_whoever_helps_in_them() -
     [
         (
             None,
-            "was written by an older Ratchet, in format 1, and this one reads format 6; continu",
+            "was written by an older Ratchet, in format 1, and this one reads format 7; continu",
         ),
         (3, "was written by an older Ratchet, in format 3"),
-        (7, "was written by a newer Ratchet, in format 7"),
+        (8, "was written by a newer Ratchet, in format 8"),
     ],
 )
 def test_a_run_of_another_format_is_refused(number: int | None, said: str) -> None:

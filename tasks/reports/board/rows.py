@@ -160,7 +160,7 @@ def _read_bound(run: RunFolder, _version: FileVersions) -> BoundRun:
         manifest = read_manifest(run)
         recipe = manifest["recipe"]
         agent = recipe.get("agent") or recipe["flow"]
-        parent = describe_parent(manifest.get("parent"))
+        parent = describe_parent(manifest)
         return BoundRun(run, str(agent), str(manifest["created"]), flatten(recipe), parent)
     except BROKEN as error:
         return BoundRun(run, trouble=explain(error))

@@ -1,0 +1,349 @@
+"""Policies beside a run's own: where its weights start, its reference and its teachers.
+
+Checkpoints of other runs are bound when the run is made: its manifest has their addresses and what
+they were, and its engine has their weights. The run needs the other runs no more.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from adapters.calls import POLICY
+from adapters.errors import UserError
+from adapters.network.addresses import check_listener
+from adapters.tinker.bases import name_for_clients
+from adapters.tinker.engines import TinkerServer, needs_engine, saved_files
+from flows.recipe.algorithm import BASE, names_checkpoint
+from flows.recipe.loading import read_lineage, read_recipe
+from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import Model, RunRecipe
+from tasks.checkpoints import Ledger
+from tasks.examples.reading import choose_teacher
+from tasks.storage.files import is_written, link_or_copy
+from tasks.storage.manifest import FORK, Eras, parent_of, read_manifest
+from tasks.storage.run_folder import RunFolder, folder_of, read_checkpoint
+
+if TYPE_CHECKING:  # they import torch or Prefect, which take seconds
+    from adapters.tinker.service import PatientSampler, Service
+    from tasks.recovery.recorded_steps import Start
+    from tasks.references import References
+
+START = "model.start"
+TEACHER_KEY = "RATCHET_TEACHER_KEY"
+"""Variable of the environment that has the key of the teachers' service, if that is another one."""
+
+
+class CheckpointRefused(UserError):
+    """Refusal of a checkpoint of another run, for what the recipe needs it for."""
+
+
+class SavedPolicy(BaseModel, frozen=True):
+    """Addresses of a policy's weights and, if it was saved, of its training state."""
+
+    sampler: str
+    state: str | None
+    optimizer_steps: int | None = None
+    """Steps that the optimizer in the state has taken; None if nobody needs to know."""
+
+
+class BoundCheckpoint(BaseModel, frozen=True):
+    """A checkpoint of another run as it was when a run was bound to it.
+
+    `created` tells the other run from a later one of its name. `held_out` is the checkpoint's
+    reward or loss, if it was scored.
+    """
+
+    run: str
+    step: int
+    created: str
+    model: dict[str, Any]
+    held_out: float | None
+    policies: dict[str, SavedPolicy]
+
+    def of(self, policy: str) -> SavedPolicy:
+        """Return the policy of this name, or else the main one."""
+        return self.policies.get(policy, self.policies[POLICY])
+
+
+def bind_checkpoints(recipe: RunRecipe, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe each checkpoint of another run that a recipe names, as a manifest has it.
+
+    Those that are `known` are taken as they are. Raises CheckpointRefused or CheckpointError if
+    there is none, or if it is not what the recipe needs.
+    """
+    model = recipe.model
+    if model.names_state() and needs_engine(model.base):
+        raise CheckpointRefused(
+            f"{START} {model.start} is a path of a Tinker service, and the model is trained on an "
+            "engine of the run's own; give RUN@STEP, or set TINKER_BASE_URL or TINKER_API_KEY"
+        )
+    return {
+        name: known.get(name) or _find(key, name, recipe).model_dump()
+        for name, key in recipe.named_checkpoints().items()
+    }
+
+
+def carry_weights(recipe: RunRecipe, folder: RunFolder) -> None:
+    """Put the weights that a run is bound to into its engine, which has still to be started."""
+    if not needs_engine(recipe.model.base):
+        return
+    for name, key in recipe.named_checkpoints().items():
+        bound = read_bound(folder, name)
+        parent = folder_of(bound.run)
+        known = parent.exists() and read_manifest(parent)["created"] == bound.created
+        for address in _addresses(bound):
+            for path in saved_files(parent.engine, address) if known else ():
+                target = folder.engine / path.relative_to(parent.engine)
+                if not is_written(target):
+                    link_or_copy(path, target)
+            if not saved_files(folder.engine, address):
+                raise CheckpointRefused(
+                    f"{key} {name} is gone: {parent.path} has no weights {address}, as it had when "
+                    "the run was made; put them back, or train a new run"
+                )
+
+
+def carried_files(folder: RunFolder) -> list[Path]:
+    """List the files of weights that the engine of a run has from other runs."""
+    names = read_manifest(folder).get("bound", {})
+    return [
+        path
+        for name in names
+        for address in _addresses(read_bound(folder, name))
+        for path in saved_files(folder.engine, address)
+    ]
+
+
+def read_bound(folder: RunFolder, name: str) -> BoundCheckpoint:
+    """Read what a run's manifest says of a checkpoint that it is bound to."""
+    bound = read_manifest(folder).get("bound", {})
+    if name not in bound:
+        raise CheckpointRefused(
+            f"{folder.manifest} does not say which checkpoint {name} is; continue the run with the "
+            "version that wrote it, or train a new run"
+        )
+    return BoundCheckpoint.model_validate(bound[name])
+
+
+def find_start(recipe: RunRecipe, folder: RunFolder, policy: str) -> "Start | None":
+    """Return the training state from which a policy of a run starts; None for an untrained one."""
+    from tasks.recovery.recorded_steps import Start
+
+    model = recipe.model
+    if model.start is None:
+        return None
+    if model.names_state():
+        return Start(model.start, model.start_optimizer)
+    saved = read_bound(folder, model.start).of(policy)
+    assert saved.state is not None, "a start is bound with its state"
+    return Start(saved.state, model.start_optimizer, saved.optimizer_steps)
+
+
+def check_state(model: Model, service: "Service") -> None:
+    """Refuse (CheckpointRefused) a start at a path of the service that has another shape."""
+    if model.start is None or not model.names_state():
+        return
+    found = service.describe_weights(model.start)
+    asked = {
+        "base_model": name_for_clients(model.base),
+        "lora_rank": model.lora_rank,
+        "train_attn": model.train_attention,
+        "train_mlp": model.train_mlp,
+        "train_unembed": model.train_unembedding,
+    }
+    for key, value in asked.items():
+        if (was := getattr(found, key)) not in (None, value):
+            raise CheckpointRefused(
+                f"{START} {model.start} has {key} {was}, and the recipe asks for {value}; give "
+                "the same"
+            )
+
+
+def check_teachers(recipe: Recipe, folder: RunFolder, bound: Mapping[str, Any]) -> None:
+    """Refuse (UserError) a teacher that is the policy itself, or cannot be asked.
+
+    The policy is itself where its weights start: the base, a checkpoint of another run that it is
+    `bound` to, or what a fork begins with.
+    """
+    start, parent = recipe.model.start or BASE, parent_of(folder) if folder.exists() else None
+    if parent is not None and parent["how"] == FORK and parent["step"] > 0:
+        start = f"{parent['run']}@{parent['step']}"
+    for model in recipe.algorithm.teacher.named().values():
+        of = bound.get(model)
+        untrained = (
+            model in (BASE, recipe.model.base)
+            if of is None
+            else of["step"] == 0 and of["model"]["start"] is None
+        )
+        if model == start or (untrained and start == BASE):
+            raise CheckpointRefused(
+                f"algorithm.teacher.models {model} is the policy itself, which starts from "
+                f"{start}, and teaches it nothing; give a checkpoint of another run, RUN@STEP, or "
+                "another model; to stay near the start, give algorithm.kl.coefficient"
+            )
+        if "://" in model:
+            _check_place(model)
+
+
+def _check_place(model: str) -> None:
+    url = model.partition("#")[0]
+    if not os.environ.get(TEACHER_KEY):
+        raise CheckpointRefused(
+            f"algorithm.teacher.models {model} is of a service whose key is not there; set "
+            f"{TEACHER_KEY}"
+        )
+    try:
+        check_listener(url)
+    except OSError as error:
+        raise CheckpointRefused(
+            f"algorithm.teacher.models {model} cannot be reached ({error}); start that service, or "
+            "give another teacher"
+        ) from error
+
+
+def check_choices(recipe: Recipe) -> None:
+    """Refuse (DatasetError) a training example that names none of several teachers."""
+    teacher = recipe.algorithm.teacher
+    if teacher.by is not None:
+        for row in recipe.dataset.train_split().examples():
+            choose_teacher(row["example"], teacher.by, teacher.named())
+
+
+@contextmanager
+def open_references(
+    recipe: Recipe, folder: RunFolder, service: "Service"
+) -> Iterator[Mapping[str, "References"]]:
+    """Yield the policies that score a run's tokens: the reference and the teachers, if any."""
+    from tasks.references import References  # imports Prefect
+
+    algorithm = recipe.algorithm
+    teacher, named = algorithm.teacher, algorithm.teacher.named()
+    asked: dict[str, References] = {}
+    with _teaching_service(recipe, service) as elsewhere:
+
+        def opened(key: str, name: str) -> "PatientSampler":
+            return _open(key, name, recipe.model.base, folder, (service, elsewhere))
+
+        if algorithm.kl.penalty() is not None:
+            key, name = "algorithm.kl.reference", algorithm.kl.reference
+            asked["references"] = References({name: opened(key, name)})
+        if named:
+            key = "algorithm.teacher.models"
+            teachers = {name: opened(key, model) for name, model in named.items()}
+            asked["teachers"] = References(teachers, teacher.by)
+        yield asked
+
+
+@contextmanager
+def _teaching_service(recipe: Recipe, service: "Service") -> Iterator["Service"]:
+    """Yield the service of teachers elsewhere; the run's own if there are none."""
+    from adapters.tinker.service import open_session
+
+    models = recipe.algorithm.teacher.named().values()
+    urls = {model.partition("#")[0] for model in models if "://" in model}
+    if not urls:
+        yield service
+        return
+    server = TinkerServer(urls.pop(), os.environ[TEACHER_KEY], Future(), None)
+    with open_session(server, recipe.service.timeout_seconds) as elsewhere:
+        yield elsewhere
+
+
+def _open(
+    key: str, name: str, base: str, folder: RunFolder, services: tuple["Service", "Service"]
+) -> "PatientSampler":
+    """Open a policy by its name; CheckpointRefused if its tokens are not those of the base."""
+    from adapters.rendering.chat import fingerprint  # imports the renderers
+
+    service, elsewhere = services
+    if name == BASE:
+        return service.base_sampler(base)
+    if names_checkpoint(name):
+        opened = service.sampler(read_bound(folder, name).of(POLICY).sampler)
+    elif "://" in name:
+        service = elsewhere
+        opened = service.base_sampler(name.partition("#")[2])
+    else:
+        opened = service.base_sampler(name)
+    own = services[0].tokenizer_of(services[0].base_sampler(base))
+    if fingerprint(service.tokenizer_of(opened)) != fingerprint(own):
+        raise CheckpointRefused(
+            f"{key} {name} has other tokens than {base}; give a model of the same family"
+        )
+    return opened
+
+
+def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
+    from tasks.reports.curves import held_out_by_step  # imports DuckDB
+
+    run, asked = read_checkpoint(name)
+    parent = folder_of(run)
+    if not parent.exists():
+        raise CheckpointRefused(
+            f"{key} {name} names no run ({parent.path} is not there); give RUN@STEP of a run that "
+            f"`ratchet runs` lists{'' if key == START else ', base, or a model by its whole name'}"
+        )
+    trained = read_recipe(parent)
+    base = recipe.model.base
+    if trained.model.base != base and (key == START or needs_engine(base)):
+        raise CheckpointRefused(
+            f"{key} {name} is a checkpoint of {trained.model.base}, and the policy is {base}; give "
+            "a checkpoint of that model"
+        )
+    step = Ledger(parent.checkpoints(POLICY)).at(asked).step
+    if key == START:
+        _check_start(name, step, parent, trained.model, recipe.model)
+    counted = key == START and recipe.model.start_optimizer
+    policies = {}
+    for policy in trained.policies():
+        saved = Ledger(parent.checkpoints(policy)).at(step)
+        taken = _optimizer_steps(trained, parent, policy, step) if counted else None
+        state = saved.state if key == START else None
+        policies[policy] = SavedPolicy(sampler=saved.sampler, state=state, optimizer_steps=taken)
+    return BoundCheckpoint(
+        run=run,
+        step=step,
+        created=read_manifest(parent)["created"],
+        model=trained.model.model_dump(mode="json"),
+        held_out=held_out_by_step(parent).get(step),
+        policies=policies,
+    )
+
+
+def _check_start(name: str, step: int, parent: RunFolder, trained: Model, model: Model) -> None:
+    """Refuse a start of another shape, without a training state, or with another renderer."""
+    shape = ("lora_rank", "train_attention", "train_mlp", "train_unembedding", "renderer")
+    for key in shape:
+        was, asked = getattr(trained, key), getattr(model, key)
+        if was != asked:
+            raise CheckpointRefused(
+                f"{START} {name} was trained with model.{key} {was}, and the recipe has {asked}; "
+                "give the same"
+            )
+    ledger = Ledger(parent.checkpoints(POLICY))
+    if ledger.at(step).state is None:
+        having = sorted({saved.step for saved in ledger.checkpoints() if saved.state})
+        raise CheckpointRefused(
+            f"{START} {name}: checkpoint {step} was saved without its training state; those of "
+            f"{parent.name} with one are {', '.join(map(str, having))}"
+        )
+
+
+def _optimizer_steps(recipe: RunRecipe, parent: RunFolder, policy: str, step: int) -> int | None:
+    from tasks.recovery.recorded_steps import count_optimizer_steps  # imports torch
+
+    recipes, start = read_lineage(parent, recipe), find_start(recipe, parent, policy)
+    methods = Eras(tuple((first, made.update_method()) for first, made in recipes.begun))
+    return count_optimizer_steps(parent, policy, start, methods, step)
+
+
+def _addresses(bound: BoundCheckpoint) -> Iterator[str]:
+    for saved in bound.policies.values():
+        yield saved.sampler
+        if saved.state is not None:
+            yield saved.state

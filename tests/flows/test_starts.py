@@ -1,0 +1,153 @@
+"""Runs whose weights start at a checkpoint of an earlier run."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.calls import POLICY
+from adapters.errors import UserError
+from benchmarks.interruptions.compare_runs import differing_parts, list_faults, read_contents
+from flows.finetune import finetune
+from flows.recipe.finetuning import FinetuneRecipe
+from flows.recipe.recipe import Recipe
+from flows.replay import replay
+from flows.runtime.bound_checkpoints import read_bound
+from flows.runtime.forks import describe_origin, fork_run
+from flows.train import train
+from tasks.checkpoints import Ledger
+from tasks.metrics import read_metrics
+from tasks.reports.board.run_list import runs_table
+from tasks.reports.curves import held_out_by_step
+from tasks.reports.page import render_report
+from tasks.storage.files import write_text
+from tasks.storage.run_folder import RunFolder, folder_of
+from tests.support.finetuned import RECIPE
+from tests.support.small_recipe import small_recipe
+
+
+@pytest.fixture(scope="module")
+def first(root: Path, prefect_server: None, no_tinker: None) -> RunFolder:
+    return folder_of(finetune(RECIPE, run="first").run)
+
+
+def started(**model: Any) -> FinetuneRecipe:
+    values = RECIPE.model_dump() | {"model": {"lora_rank": 8, **model}, "steps": 3}
+    return FinetuneRecipe.model_validate(values)
+
+
+@pytest.fixture(scope="module")
+def second(first: RunFolder) -> RunFolder:
+    return folder_of(finetune(started(start="first@4"), run="second").run)
+
+
+def test_the_weights_are_those_of_the_checkpoint_and_the_optimizer_is_new(
+    first: RunFolder, second: RunFolder
+) -> None:
+    scored = held_out_by_step(second)
+    assert scored[0] == pytest.approx(held_out_by_step(first)[4], abs=1e-9)
+    assert scored[3] < scored[0]
+    bound = read_bound(second, "first@4")
+    assert (bound.run, bound.step, bound.held_out) == ("first", 4, held_out_by_step(first)[4])
+    assert bound.model["lora_rank"] == 8
+
+
+def test_the_run_says_where_it_comes_from(second: RunFolder) -> None:
+    assert describe_origin(second) == "started at first@4"
+    row = next(line for line in runs_table(120).splitlines() if line.startswith("second"))
+    assert "first@4" in row
+    assert "bound to first@4" in render_report([second])
+
+
+def test_a_run_goes_on_from_its_start_when_the_earlier_run_and_every_state_are_gone(
+    first: RunFolder, second: RunFolder, tmp_path: Path
+) -> None:
+    shutil.copytree(second.path, folder_of("again").path)
+    again = folder_of("again")
+    write_text(again.metrics, "".join(again.metrics.read_text().splitlines(keepends=True)[:1]))
+    _forget_states(again)
+    for step in (1, 2):
+        again.update(POLICY, step).unlink()
+    first.path.rename(tmp_path / "gone")
+    try:
+        finetune(started(start="first@4"), run="again")
+    finally:
+        (tmp_path / "gone").rename(first.path)
+    assert differing_parts(read_contents(again), read_contents(second)) == []
+
+
+def test_with_its_optimizer_a_start_continues_as_if_the_run_had_gone_on(first: RunFolder) -> None:
+    kept = folder_of(finetune(started(start="first@4", start_optimizer=True), run="kept").run)
+    assert read_bound(kept, "first@4").policies[POLICY].optimizer_steps == 4
+    shutil.copytree(kept.path, folder_of("rebuilt").path)
+    rebuilt = folder_of("rebuilt")
+    lines = rebuilt.metrics.read_text().splitlines(keepends=True)
+    write_text(rebuilt.metrics, "".join(lines[:1]))
+    for step in (1, 2):
+        rebuilt.update(POLICY, step).unlink()
+    finetune(started(start="first@4", start_optimizer=True), run="rebuilt")
+    assert list_faults(rebuilt, read_contents(kept)) == []
+    losses = [read_metrics(run.metrics)[2]["loss"] for run in (kept, folder_of("second"))]
+    assert losses[0] != losses[1], "moments of the earlier optimizer change the steps"
+
+
+def test_reinforcement_learning_starts_where_supervised_learning_ended(first: RunFolder) -> None:
+    near = {"coefficient": 0.1, "reference": "first@6"}
+    recipe = small_recipe(model={"lora_rank": 8, "start": "first@6"}, algorithm={"kl": near})
+    run = folder_of(train(recipe, run="after").run)
+    assert Ledger(run.checkpoints(POLICY)).at(0).state is not None
+    replayed = Recipe.model_validate(recipe.model_dump() | {"algorithm": {"advantage": "centred"}})
+    replay(replayed, "after", run="replayed")
+    assert read_bound(folder_of("replayed"), "first@6") == read_bound(run, "first@6")
+    fork = recipe.model_copy(update={"steps": 3})
+    fork_run(run, "forked", 1, fork.model_dump(mode="json"), fork.fingerprint())
+    train(fork, run="forked")
+    assert read_bound(folder_of("forked"), "first@6") == read_bound(run, "first@6")
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"start": "nobody@1"}, "names no run"),
+        ({"start": "first@9"}, "has no checkpoint 9"),
+        (
+            {"start": "first@3"},
+            "those of first with one are 0, 2, 4, 6",
+        ),
+        ({"start": "first@4", "lora_rank": 4}, "model.lora_rank 8, and the recipe has 4"),
+        ({"start": "first@4", "renderer": "default"}, "model.renderer auto"),
+        ({"start": "tinker://a/weights/b"}, "give RUN@STEP"),
+        ({"start_optimizer": True}, "does nothing without start"),
+    ],
+)
+def test_a_start_that_cannot_be_one_is_refused(
+    first: RunFolder, model: dict[str, Any], said: str
+) -> None:
+    with pytest.raises((UserError, ValueError), match=said):
+        finetune(started(**model), run="refused")
+    assert not folder_of("refused").exists()
+
+
+def test_an_earlier_run_that_was_made_anew_is_not_taken_for_the_one_that_was_bound(
+    second: RunFolder, tmp_path: Path
+) -> None:
+    copy = folder_of("bereft")
+    shutil.copytree(second.path, copy.path)
+    shutil.rmtree(copy.engine)
+    folder_of("first").path.rename(tmp_path / "first")
+    try:
+        with pytest.raises(UserError, match=r"model.start first@4 is gone"):
+            finetune(started(start="first@4").model_copy(update={"steps": 3}), run="bereft")
+    finally:
+        (tmp_path / "first").rename(folder_of("first").path)
+
+
+def _forget_states(run: RunFolder) -> None:
+    """Remove every training state that the run itself has saved, as if all had expired."""
+    kept = read_bound(run, "first@4").policies[POLICY].state
+    assert kept is not None
+    training = kept.removeprefix("tinker://").partition("/")[0]
+    for folder in run.engine.rglob("weights"):
+        if training not in folder.as_posix():
+            shutil.rmtree(folder)
