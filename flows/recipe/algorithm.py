@@ -237,12 +237,10 @@ class Algorithm(Section):
             f"algorithm.discount {self.discount:g} does nothing with advantage {self.advantage}, "
             "which compares the rewards of rollouts; leave it out, or give another advantage",
         )
-        unread, in_advantage = (
-            self.advantage == "zero",
-            [penalty for penalty in self.penalties() if penalty.placement == "advantage"],
-        )
+        unread = self.advantage == "zero"
+        other = any(penalty.placement == "advantage" for penalty in self.penalties())
         yield (
-            unread and not in_advantage and self.entropy_coefficient == 0,
+            unread and not other and self.entropy_coefficient == 0,
             "algorithm.advantage zero reads no rewards, and no other term of a token's advantage "
             "is given, so that nothing is learnt; give algorithm.teacher.models, "
             "algorithm.kl.coefficient with placement advantage, or another advantage",
