@@ -17,18 +17,18 @@ from tasks.texts.rules import Normalisation, TextBatch, TextRules, TooLong, Trai
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.algorithm.update_method import UpdateMethod
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
+    from tasks.texts.chosen_rollouts import RolloutQuery
     from tasks.texts.source import TextSource
 
 LOSS = "cross_entropy"
 
 
-class TextDataset(Section):
-    """Texts that the model learns to write: of a file, or the rollouts that a query chooses."""
+class GivenDataset(Section):
+    """Examples that a model learns and does not play: rows of a file, or rollouts of a query."""
 
     path: str | None = None
     """A CSV, JSON-lines or Parquet file whose `split` column says train or test; a folder of files
-    that are named train and test; or such a folder of the hub. A row has `messages`, or a `prompt`
-    and its `completion`, or a `text` (docs/finetuning.md)."""
+    that are named train and test; or such a folder of the hub (docs/methods.md)."""
 
     test_split: str = "test"
     """The split that is held out, where its name is another, such as validation."""
@@ -37,21 +37,17 @@ class TextDataset(Section):
     """Runs that a query reads, instead of a path."""
 
     query: str | None = None
-    """A SELECT over the views of those runs (docs/sql.md) whose columns `run` and `rollout_id` name
-    the rollouts that are trained: their tokens, as they were sampled."""
+    """A SELECT over the views of those runs (docs/sql.md), whose columns name rollouts: their
+    tokens are trained as they were sampled."""
 
     held_out: str | None = None
-    """Such a query of the rollouts that are held out."""
-
-    trained: Trained = "assistant"
-    """Part of a conversation that is trained: the last answer, the answers after the last message
-    of a user, every answer, those that are marked by `trainable`, or every token."""
+    """Such a query of what is held out."""
 
     most_tokens: int = Field(default=2048, ge=2, le=10**7)
-    """The longest text, in tokens."""
+    """The longest sequence, in tokens."""
 
     too_long: TooLong = "refuse"
-    """What becomes of a longer text: the run is refused, its end is cut off, or it is left out."""
+    """What becomes of a longer one: the run is refused, its end is cut off, or it is left out."""
 
     def refusals(self) -> Refusals:
         asked = {"runs": self.runs != (), "query": self.query, "held_out": self.held_out}
@@ -59,14 +55,54 @@ class TextDataset(Section):
         either = bool(given) != bool(self.path) and len(given) in (0, len(asked))
         yield (
             not either,
-            f"dataset.path {self.path} with {', '.join(given) or 'no query'}: texts are of a file "
-            "or of rollouts; give path alone, or runs, query and held_out",
+            f"dataset.path {self.path} with {', '.join(given) or 'no query'}: give path alone, or "
+            "runs, query and held_out",
         )
-        changed = self.test_split != "test" or self.trained != "assistant"
         yield (
-            self.query is not None and changed,
-            "dataset.test_split and dataset.trained do nothing with dataset.query, which trains "
-            "what was sampled; leave them out",
+            self.query is not None and self.test_split != "test",
+            "dataset.test_split does nothing with dataset.query; leave it out",
+        )
+
+    def sources(self) -> dict[str, Source]:
+        """Map the splits to the rows of each, if they are of a file."""
+        if self.path is None:
+            return {}
+        path = locate_dataset(self.path)
+        return {"train": Source(path, "train", ()), "test": Source(path, self.test_split, ())}
+
+    def queries(self, base: str) -> "dict[str, RolloutQuery]":
+        """Map the splits to the query of each, if they are of runs, whose models are of `base`."""
+        from tasks.texts.chosen_rollouts import RolloutQuery
+
+        runs = tuple(folder_of(name) for name in self.runs)
+        queries = {
+            "train": ("dataset.query", self.query),
+            "test": ("dataset.held_out", self.held_out),
+        }
+        return {
+            split: RolloutQuery(runs, key, query, base)
+            for split, (key, query) in queries.items()
+            if query is not None
+        }
+
+
+class TextDataset(GivenDataset):
+    """Texts that the model learns to write: of a file, or the rollouts that a query chooses.
+
+    A row has `messages`, or a `prompt` and its `completion`, or a `text`; a query has the columns
+    `run` and `rollout_id` (docs/finetuning.md).
+    """
+
+    trained: Trained = "assistant"
+    """Part of a conversation that is trained: the last answer, the answers after the last message
+    of a user, every answer, those that are marked by `trainable`, or every token."""
+
+    def refusals(self) -> Refusals:
+        yield from super().refusals()
+        yield (
+            self.query is not None and self.trained != "assistant",
+            "dataset.trained does nothing with dataset.query, which trains what was sampled; leave "
+            "it out",
         )
 
 
@@ -103,28 +139,18 @@ class FinetuneRecipe(RunRecipe):
     evaluation: HeldOut = HeldOut()
 
     def sources(self) -> dict[str, Source]:
-        if self.dataset.path is None:
-            return {}
-        path = locate_dataset(self.dataset.path)
-        test = Source(path, self.dataset.test_split, ())
-        return {"train": Source(path, "train", ()), "test": test}
+        return self.dataset.sources()
 
     def texts(self) -> "dict[str, TextSource]":
         """Map the splits to the texts of each."""
         from tasks.texts.chosen_rollouts import ChosenRollouts
         from tasks.texts.source import WrittenTexts
 
-        runs = tuple(folder_of(name) for name in self.dataset.runs)
-        queries = {
-            "train": ("dataset.query", self.dataset.query),
-            "test": ("dataset.held_out", self.dataset.held_out),
+        written, chosen = self.sources(), self.dataset.queries(self.model.base)
+        return {
+            **{split: WrittenTexts(rows) for split, rows in written.items()},
+            **{split: ChosenRollouts(query) for split, query in chosen.items()},
         }
-        chosen = {
-            split: ChosenRollouts(runs, key, query, self.model.base)
-            for split, (key, query) in queries.items()
-            if query is not None
-        }
-        return {**{split: WrittenTexts(rows) for split, rows in self.sources().items()}, **chosen}
 
     def steps_of(self, epochs: float) -> int:
         """Return the steps whose batches are so many passes over the training texts."""

@@ -279,7 +279,7 @@ def _open(
 
 
 def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
-    from tasks.reports.curves import held_out_by_step  # imports DuckDB
+    from tasks.reports.curves import read_held_out  # imports DuckDB
 
     run, asked = read_checkpoint(name)
     parent = folder_of(run)
@@ -310,7 +310,7 @@ def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
         step=step,
         created=read_manifest(parent)["created"],
         model=trained.model.model_dump(mode="json"),
-        held_out=held_out_by_step(parent).get(step),
+        held_out=read_held_out(parent).by_step.get(step),
         policies=policies,
     )
 

@@ -110,15 +110,31 @@ def describe_ends(values: Sequence[float], digits: int = 2) -> str:
     return " → ".join(f"{value:.{digits}f}" for value in [*values[:1], *values[1:][-1:]])
 
 
-def held_out_by_step(run: RunFolder) -> dict[int, float]:
-    """Map each checkpoint that was scored on held-out examples to its loss, or its reward."""
-    found = {int(path.stem): float(read_json(path)["loss"]) for path in run.losses()}
-    return found | {score.step: score.reward for score in reversed(read_scores(run))}
+@dataclass(frozen=True)
+class HeldOutValues:
+    """Values of the checkpoints of a run on held-out examples, and what they measure."""
+
+    measure: str
+    by_step: dict[int, float]
+
+    @property
+    def digits(self) -> int:
+        """Decimals that are worth reading."""
+        return 3 if self.measure == "loss" else 2
+
+    def __str__(self) -> str:
+        return describe_ends([*self.by_step.values()], self.digits)
 
 
-def read_losses(run: RunFolder) -> list[float]:
-    """Read the losses of a run on held-out texts, in the order of checkpoints."""
-    return [read_json(path)["loss"] for path in run.losses()]
+def read_held_out(run: RunFolder) -> HeldOutValues:
+    """Read the reward, the loss or the accuracy of a run's checkpoints, in their order."""
+    files = {int(path.stem): read_json(path) for path in run.measures()}
+    if files:
+        measure = next(iter(files.values()))["measure"]
+        return HeldOutValues(measure, {step: float(row["value"]) for step, row in files.items()})
+    scores = read_scores(run)
+    first = [score for score in scores if score.played == scores[0].played]
+    return HeldOutValues("reward", {score.step: score.reward for score in first})
 
 
 def _minutes(run: RunFolder, steps: int, views: Views) -> list[float]:

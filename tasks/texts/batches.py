@@ -54,6 +54,12 @@ def choose_numbers(numbers: Sequence[int], seed: int, step: int, count: int) -> 
     return [one["example_id"] for one in choose(known, seed, step, count)]
 
 
+def first_numbers(numbers: Sequence[int], most: int, seed: int) -> list[int]:
+    """Choose the first `most` examples in a seeded order, all if there are fewer."""
+    known = [*dict.fromkeys(numbers)]
+    return choose_numbers(known, seed, 0, min(most, len(known)))
+
+
 def _scales(examples: Sequence[Sequence[dict[str, Any]]], batch: TextBatch) -> list[float]:
     """Return the factor of each example's loss."""
     weights = [

@@ -26,11 +26,10 @@ order by run, rollout_id, first_call
 
 
 @dataclass(frozen=True)
-class ChosenRollouts:
-    """Rollouts that a query chooses: its columns `run` and `rollout_id` name them.
+class RolloutQuery:
+    """A query over the views of earlier runs, which chooses rollouts.
 
-    Their tokens are those of the main policy's trajectories, and nothing is rendered again. They
-    are of models of the `base`, since another has other tokens.
+    The runs are of models of the `base`, since another has other tokens.
     """
 
     runs: tuple[RunFolder, ...]
@@ -42,6 +41,43 @@ class ChosenRollouts:
     @property
     def name(self) -> str:
         return f"the rollouts of {', '.join(run.name for run in self.runs)}"
+
+    def ask(self, template: str, columns: str) -> pa.Table:
+        """Return the rows of a template's statement over the query, whose columns are named."""
+        for run in self.runs:
+            if (other := recipe_of(run)["model"]["base"]) != self.base:
+                raise DatasetError(
+                    f"{run.path} has tokens of {other}, and the model is {self.base}; name runs of "
+                    "that model"
+                )
+        try:
+            with open_views(self.runs) as views:
+                table = views.sql(template.format(query=self.query)).to_arrow_table()
+        except duckdb.Error as error:
+            raise DatasetError(
+                f"{self.key} cannot be asked: {error}; give one SELECT over the views of "
+                f"docs/sql.md whose columns are {columns}"
+            ) from error
+        if not table.num_rows:
+            raise DatasetError(
+                f"{self.key} chooses none of {self.name} that trained something; try it by "
+                "`ratchet sql`"
+            )
+        return table
+
+
+@dataclass(frozen=True)
+class ChosenRollouts:
+    """Rollouts that a query chooses by its columns `run` and `rollout_id`.
+
+    Their tokens are those of the main policy's trajectories, and nothing is rendered again.
+    """
+
+    query: RolloutQuery
+
+    @property
+    def name(self) -> str:
+        return self.query.name
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -75,23 +111,4 @@ class ChosenRollouts:
 
     @cached_property
     def _table(self) -> pa.Table:
-        for run in self.runs:
-            if (other := recipe_of(run)["model"]["base"]) != self.base:
-                raise DatasetError(
-                    f"{run.path} has tokens of {other}, and the model is {self.base}; name runs of "
-                    "that model"
-                )
-        try:
-            with open_views(self.runs) as views:
-                table = views.sql(CHOSEN.format(query=self.query)).to_arrow_table()
-        except duckdb.Error as error:
-            raise DatasetError(
-                f"{self.key} cannot be asked: {error}; give one SELECT over the views of "
-                "docs/sql.md whose columns are run and rollout_id"
-            ) from error
-        if not table.num_rows:
-            raise DatasetError(
-                f"{self.key} chooses none of {self.name} that trained something; try it by "
-                "`ratchet sql`"
-            )
-        return table
+        return self.query.ask(CHOSEN, "run and rollout_id")

@@ -99,10 +99,10 @@ def bind_texts(path: Path, sources: Mapping[str, TextSource], chat: Chat, rules:
         own = [*_rows(source, chat, rules, counts)]
         if not own:
             raise DatasetError(
-                f"nothing is trained in {source.name}: {_describe(counts)}; see dataset.trained "
-                "and dataset.too_long"
+                f"nothing is trained in {source.name}: {describe_counts(counts)}; see "
+                "dataset.trained and dataset.too_long"
             )
-        log.info("%s: %s", source.name, _describe(counts))
+        log.info("%s: %s", source.name, describe_counts(counts))
         rows += [{"split": split, **row} for row in own]
     write(pa.Table.from_pylist(rows, schema=SCHEMA), path)
 
@@ -157,6 +157,6 @@ def _count_bytes(text: WeightedTokens, chat: Chat) -> int:
     return len(chat.text(trained).encode())
 
 
-def _describe(counts: Counter[str]) -> str:
+def describe_counts(counts: Counter[str]) -> str:
     """Say the counts that are not 0."""
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
