@@ -7,7 +7,7 @@ from prefect import flow
 from flows.recipe.dry_runs import DryRun
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model
-from flows.runtime.bound_checkpoints import open_reference
+from flows.runtime.bound_checkpoints import open_references
 from flows.runtime.by_policy import assemble, build, refer, reward
 from flows.runtime.checks import check_start
 from flows.runtime.flow_runs import name_of_run
@@ -33,6 +33,7 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
     with (
         open_run(recipe, run) as opened,
         open_rollouts(opened, recipe) as runners,
+        open_references(recipe, opened.folder, opened.service) as others,
         Artifacts(opened.folder) as artifacts,
     ):
         artifacts.tag("dryrun")
@@ -43,9 +44,7 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
         spans = wait_for_batches(runners.evaluation.submit_shard(shard, 0, groups).values())
         trajectories = assemble(opened, 0, spans)
         rewards = reward(opened, 0, trajectories, recipe.algorithm.rewards)
-        references = refer(
-            opened, 0, trajectories, open_reference(recipe, opened.folder, opened.service)
-        )
+        references = refer(opened, 0, trajectories, others)
         datums = build(opened, 0, trajectories, rewards, references, recipe.credit())
     learned = {
         name: LearnedFrom(trajectories[name], rewards[name], datums[name]) for name in datums

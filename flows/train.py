@@ -2,10 +2,10 @@
 
 Each step compares the rollouts of one example with each other (group-relative advantages, as
 `algorithm.advantage` says), weighs every sampled token by the advantage of its call, and takes one
-optimizer step on `algorithm.loss`. There is no value network, and no reference policy unless
-`algorithm.kl` has a coefficient. Step s is sampled by the weights after s updates or, with
-`rollouts.lag`, after exactly that many fewer; by `rollouts.order`, steps may be made of batches as
-they arrive instead.
+optimizer step on `algorithm.loss`. There is no value network, no reference policy unless
+`algorithm.kl` has a coefficient, and no teacher unless `algorithm.teacher` names one. Step s is
+sampled by the weights after s updates or, with `rollouts.lag`, after exactly that many fewer; by
+`rollouts.order`, steps may be made of batches as they arrive instead.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from pathlib import Path
 from prefect import flow
 
 from flows.recipe.recipe import Recipe
-from flows.runtime.bound_checkpoints import open_reference
+from flows.runtime.bound_checkpoints import open_references
 from flows.runtime.by_policy import assemble, build, record_step, refer, reward, update
 from flows.runtime.checks import check_start
 from flows.runtime.evaluation import HeldOutEvaluations
@@ -82,14 +82,16 @@ def learn(
     algorithm, credit = recipe.algorithm, recipe.credit()
     loss, settings, optimizer = algorithm.loss, algorithm.loss_settings, recipe.optimizer
     method = optimizer.method(loss, settings, recipe.steps, by_batch=recipe.rollouts.stream)
-    reference = open_reference(recipe, run.folder, run.service)
-    with Artifacts(run.folder, recipe.steps) as artifacts:
+    with (
+        open_references(recipe, run.folder, run.service) as others,
+        Artifacts(run.folder, recipe.steps) as artifacts,
+    ):
         run.tracking.follow()
         evaluations.submit_due(run.steps_left().start)
         for step, spans in steps:
             trajectories = assemble(run, step, spans)
             rewards = reward(run, step, trajectories, algorithm.rewards)
-            references = refer(run, step, trajectories, reference)
+            references = refer(run, step, trajectories, others)
             datums = build(run, step, trajectories, rewards, references, credit)
             saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
             updates = update(run, step, datums, method, with_state=saves_state)

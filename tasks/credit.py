@@ -49,7 +49,7 @@ class Credit:
     """Trajectories that are compared with others, and what each of their tokens earned.
 
     `compared` is what the comparison gave, 0 where a token was not sampled; `advantages` has the
-    KL penalty and the entropy bonus as well. Both are lists of arrays of shape [tokens].
+    penalties and the entropy bonus as well. Both are lists of arrays of shape [tokens].
     """
 
     trajectories: pa.Table
@@ -62,13 +62,17 @@ def assign_credit(
     trajectories: pa.Table,
     rewards: pa.Table,
     credit: CreditAssignment,
-    references: pa.Table | None,
+    references: Mapping[str, pa.Table],
     history: Sequence[MeanRewards],
 ) -> Credit:
     """Assign credit to the tokens of all trajectories but those of groups that are too small."""
-    penalty, penalties = credit.penalty, _penalties(trajectories, credit.penalty, references)
-    in_reward = penalty is not None and penalty.placement == "reward"
-    calls = calls_of(trajectories, np.concatenate(penalties) if in_reward and penalties else None)
+    penalties = [(one, _of_tokens(trajectories, one, references)) for one in credit.penalties]
+    in_reward = [
+        np.concatenate(of_tokens)
+        for penalty, of_tokens in penalties
+        if penalty.placement == "reward" and of_tokens
+    ]
+    calls = calls_of(trajectories, np.sum(in_reward, axis=0) if in_reward else None)
     baselines = {
         role: Baselines([m[role] for m in history if role in m], greedy_rewards(trajectories, role))
         for role in rewards["role"].unique().to_pylist()
@@ -76,9 +80,10 @@ def assign_credit(
     earned = compare(calls, rewards, credit, baselines)
     kept, masks, compared = _place(earned, calls, trajectories)
     advantages = compared
-    if penalty is not None and not in_reward:
-        lost = penalty.from_advantages([penalties[index] for index in kept], masks)
-        advantages = [value - less for value, less in zip(advantages, lost, strict=True)]
+    for penalty, of_tokens in penalties:
+        if penalty.placement == "advantage":
+            lost = penalty.from_advantages([of_tokens[index] for index in kept], masks)
+            advantages = [value - less for value, less in zip(advantages, lost, strict=True)]
     trajectories = trajectories.take(pa.array(kept, pa.int64()))
     if credit.entropy_coefficient:
         logprobs = arrays(trajectories["logprobs"])
@@ -121,7 +126,7 @@ def compare(
 ) -> dict[tuple[str, str], np.ndarray]:
     """Map role and rollout to the advantages of its sampled tokens; omit groups too small."""
     row = find_advantage(credit.advantage)
-    by_token = row.by_token and credit.penalty is not None and credit.penalty.placement == "reward"
+    by_token = row.by_token and any(one.placement == "reward" for one in credit.penalties)
     unit = "token" if by_token else "call" if row.by_call else "rollout"
     groups: dict[tuple[str, str], dict[str, Played]] = defaultdict(dict)
     for given in rewards.to_pylist():
@@ -221,15 +226,13 @@ def _draw_calls(
     ]
 
 
-def _penalties(
-    trajectories: pa.Table, penalty: Penalty | None, references: pa.Table | None
+def _of_tokens(
+    trajectories: pa.Table, penalty: Penalty, references: Mapping[str, pa.Table]
 ) -> list[np.ndarray]:
-    """Compute the penalty of each trajectory's tokens; none if there is no penalty."""
-    if penalty is None:
-        return []
-    if references is None:
-        raise ValueError("the penalty of an algorithm needs the references of the step")
-    of_reference = reference_logprobs(references, trajectories)
+    """Compute a penalty of each trajectory's tokens, by the log-probabilities of its source."""
+    if penalty.source not in references:
+        raise ValueError(f"a penalty of the algorithm needs the {penalty.source} of the step")
+    of_reference = reference_logprobs(references[penalty.source], trajectories)
     lists = (arrays(trajectories[name]) for name in ("logprobs", "mask"))
     return [
         penalty.of_tokens(log_q, log_ref, mask)

@@ -1,7 +1,7 @@
 """trajectories × advantages → datums: a Parquet file that is the training batch of a step."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -59,7 +59,7 @@ def datums_of(
     trajectories: pa.Table,
     rewards: pa.Table,
     credit: CreditAssignment,
-    references: pa.Table | None = None,
+    references: Mapping[str, pa.Table] | None = None,
     history: Sequence[MeanRewards] = (),
 ) -> pa.Table:
     """Build the training batch: one row in SCHEMA per trajectory with a non-zero advantage.
@@ -70,8 +70,8 @@ def datums_of(
 
     A role is compared with the same role of the group's other rollouts (`tasks.credit`), and if
     its calls have rewards, each call with theirs; `advantage` is the mean over the trajectory's
-    sampled tokens. `history` is of all earlier steps, for an advantage that reads it. The KL
-    penalty (`credit.penalty`, which reads the `references`) and the entropy bonus
+    sampled tokens. `history` is of all earlier steps, for an advantage that reads it. Penalties
+    (`credit.penalties`, which read the `references`, by their source) and the entropy bonus
     (`credit.entropy_coefficient`) change `advantages`, not `advantage`.
 
     Tinker sums its losses over tokens and datums, so `credit.aggregation` divides each datum's
@@ -82,7 +82,7 @@ def datums_of(
 
     With `credit.trained_calls`, at most so many calls are trained; the masks of others are 0.
     """
-    assigned = assign_credit(trajectories, rewards, credit, references, history)
+    assigned = assign_credit(trajectories, rewards, credit, references or {}, history)
     scales, kept = _scales(assigned, credit), assigned.trajectories
     lists = (arrays(kept["tokens"]), arrays(kept["logprobs"]), assigned.masks, assigned.advantages)
     columns = zip(kept.drop_columns([*LISTS]).to_pylist(), *lists, assigned.compared, strict=True)
@@ -109,11 +109,11 @@ def build_datums(
     trajectories: Path,
     rewards: Path,
     credit: CreditAssignment,
-    references: Path | None = None,
+    references: Mapping[str, Path] | None = None,
     history: Sequence[Path] = (),
 ) -> None:
     """Write the datums of a step; there may be none. `history` has the rewards of earlier steps."""
-    scored = None if references is None else read(references)
+    scored = {source: read(file) for source, file in (references or {}).items()}
     means = [mean_rewards(read(earlier)) for earlier in history]
     write(datums_of(read(trajectories), read(rewards), credit, scored, means), path)
 

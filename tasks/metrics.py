@@ -16,6 +16,7 @@ from tasks.algorithm.comparisons import is_uniform
 from tasks.algorithm.preferences import PREFERENCES, PairTokens, compare_pairs, find_preference
 from tasks.algorithm.settings import Settings
 from tasks.checkpoints import sampled_step
+from tasks.references import TEACHER
 from tasks.rewards import rewards_of
 from tasks.storage.checksums import verified
 from tasks.storage.files import is_written
@@ -43,7 +44,7 @@ class StepFiles:
 
     spans: Sequence[Path]
     trajectories: Mapping[str, Path]
-    references: Mapping[str, Path]
+    references: Mapping[str, Mapping[str, Path]]
     datums: Mapping[str, Path]
     updates: Mapping[str, Path]
     held_out: Path | None = None
@@ -61,7 +62,8 @@ def measure(
     A metric without a value is left out. `reward/…` is over the rollouts that have a reward;
     `groups/…` counts only rollouts that called the policy, for each of its roles; `entropy` is the
     mean of -log q over their sampled tokens, q being the policy that sampled them, and
-    `kl_reference_v1` and `_v2` estimate its divergence from the reference, as `divergence` does;
+    `kl_reference_v1` and `_v2` estimate its divergence from the reference, as `divergence` does,
+    and `teacher/kl` the same as v1 from the teachers, with several as `teacher/kl/<name>` too;
     `seconds/sampling` lasts from the first call's start to the last rollout's end, and
     `seconds/rollout` is the mean length of an attempt. `stragglers/…` is over the rollouts that
     were left out and, as `kept_…`, over those with a reward: the mean calls and sampled tokens of
@@ -80,7 +82,7 @@ def measure(
             **_groups(rewards_of(trajectories), sizes, min_group_size),
             **_prefixes(trajectories.filter(pa.array(trained, pa.bool_()))),
             "entropy": _mean(-_masked(trajectories["logprobs"], trajectories["mask"])),
-            **_reference_divergence(trajectories, files.references.get(policy)),
+            **_reference_divergence(trajectories, files.references.get(policy, {})),
             "datums/dropped": int(sum(trained)) - datums.num_rows,
         }
     if files.held_out is not None and is_written(files.held_out):
@@ -213,16 +215,26 @@ def compare_trained(
     return measured
 
 
-def _reference_divergence(trajectories: pa.Table, references: Path | None) -> Metrics:
-    """Measure the divergence from the reference over the sampled tokens of a step."""
-    if references is None:
-        return {}
+def _reference_divergence(
+    trajectories: pa.Table, references: Mapping[str, Path]
+) -> dict[str, float | None]:
+    """Measure the divergence from the reference and the teachers over a step's sampled tokens."""
     log_q = _masked(trajectories["logprobs"], trajectories["mask"]).astype(np.float64)
-    log_ref = _masked(read(references)["logprobs"], trajectories["mask"])
-    if not len(log_q):
-        return {}
-    measured = _divergence(log_q - log_ref)
-    return {f"kl_reference_{how}": measured[f"kl_sample_train_{how}"] for how in ("v1", "v2")}
+    measured: dict[str, float | None] = {}
+    for source, path in references.items() if len(log_q) else ():
+        scored = read(path)
+        apart = log_q - _masked(scored["logprobs"], trajectories["mask"])
+        if source == "references":
+            found = _divergence(apart)
+            measured |= {f"kl_reference_{v}": found[f"kl_sample_train_{v}"] for v in ("v1", "v2")}
+            continue
+        measured["teacher/kl"] = _mean(apart)
+        if TEACHER in scored.column_names:
+            names = np.repeat(
+                scored[TEACHER].to_pylist(), [mask.sum() for mask in arrays(trajectories["mask"])]
+            )
+            measured |= {f"teacher/kl/{n}": _mean(apart[names == n]) for n in np.unique(names)}
+    return measured
 
 
 def _divergence(log_ratios: np.ndarray) -> Metrics:

@@ -92,6 +92,23 @@ def check_door(url: str) -> None:
         )
 
 
+def check_place(model: str) -> str:
+    """Return the service of a model, URL#MODEL; ValueError if it is none, or open to a network."""
+    url, _, name = model.partition("#")
+    scheme, host, _ = _parts(url)
+    if scheme not in ("http", "https") or not host or not name or {*"@?"} & {*url}:
+        raise ValueError(
+            f"{model!r} is no model of a service; write URL#MODEL, such as "
+            "https://host#Qwen/Qwen3-8B, without a key, which is read from the environment"
+        )
+    if scheme == "http" and host not in LOOPBACK_HOSTS:
+        raise ValueError(
+            f"{model!r} would send tokens and a key over the network in clear; write "
+            f"https://{host}#{name}"
+        )
+    return url
+
+
 def listener_of(url: str, tls: Certificate | None) -> Listener:
     _, host, port = _parts(url)
     return Listener(host, port, tls)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import floor
 
 from flows.importing.translation import Translation, write_recipe
-from flows.importing.trinity_algorithm import translate_algorithm
+from flows.importing.trinity_algorithm import TEACHINGS, translate_algorithm
 from flows.importing.trinity_file import known_keys, read_trinity
 from flows.recipe.loading import parse_overrides
 from flows.recipe.section import MOST_STEPS, TABLES
@@ -129,7 +129,7 @@ def _translate_rollouts(out: Translation) -> None:
     file = out.file
     groups, size = file.number("buffer.batch_size"), file.number("algorithm.repeat_times")
     out.copy("rollouts.groups", "buffer.batch_size", int)
-    if size < 2:
+    if size < 2 and file.get("algorithm.algorithm_type") not in TEACHINGS:
         out.refuse(
             f"algorithm.repeat_times {size:g} compares no rollouts with each other",
             "rollouts.group_size",

@@ -71,6 +71,8 @@ ALGORITHMS: Mapping[str, tuple[str, str, str]] = {
     "rec": ("rec", "rec", "k2"),
     "multi_step_grpo": ("step_wise_grpo", "ppo", "k2"),
     "gigpo": ("gigpo", "ppo", "k2"),
+    "on_policy_distill": ("on_policy_distill", "ppo", "none"),
+    "jsd": ("jsd", "ppo", "none"),
 }
 """Algorithm of Trinity → its functions of the advantage, the loss and the KL in the loss."""
 
@@ -101,7 +103,12 @@ COMPARISONS = {
         "asymre", {"baseline_shift": ("shift", float)}, defaults={"baseline_shift": -0.1}
     ),
     "rec": Function("centred", {}, {"std_normalize": OFF, "drop": OFF}),
+    "on_policy_distill": Function("zero", ignored=("kl_coef",)),
+    "jsd": Function("zero", {}, {"temperature": (1.0,)}, ("kl_coef", "lambda_coef", "chunk_size")),
 }
+TEACHINGS = ("on_policy_distill", "jsd")
+"""Advantages of Trinity that read a teacher's log-probabilities, and no reward."""
+TEACHERS = "explorer.auxiliary_models"
 IN_TRAINER = {f"{name}_verl": COMPARISONS[name] for name in ("grpo", "opmd", "asymre")}
 """Advantages that Trinity computes in the trainer too."""
 ADVANTAGES: Mapping[str, Function] = COMPARISONS | IN_TRAINER
@@ -170,6 +177,7 @@ def translate_algorithm(out: Translation) -> None:
     _translate_aggregation(out)
     _translate_kl(out, kl)
     _translate_entropy(out)
+    _translate_teacher(out, str(out.file.get("algorithm.advantage_fn") or advantage))
 
 
 def _translate_function(
@@ -262,6 +270,40 @@ def _penalty(out: Translation, key: str, default: str) -> tuple[str, float]:
     if arguments.get("adaptive"):
         out.refuse(f"{key}_args.adaptive has no counterpart", "algorithm.kl.coefficient")
     return name, float(arguments.get("kl_coef", KL["coefficient"]))
+
+
+def _translate_teacher(out: Translation, advantage: str) -> None:
+    """Translate the teacher of a distillation, which is the first auxiliary model."""
+    models = out.file.get(TEACHERS) or []
+    if advantage not in TEACHINGS:
+        if models:
+            out.refuse(
+                f"{TEACHERS} hosts further models on GPUs; give each a role of the recipe, "
+                "answered by a LiteLLM model"
+            )
+        return
+    given, key = out.file.get("algorithm.advantage_fn_args") or {}, "algorithm.teacher"
+    reason = "algorithm.advantage_fn_args, or their defaults"
+    if len(models) == 1 and (model := models[0].get("model_path")):
+        out.give(f"{key}.models", [model], f"{TEACHERS}[0].model_path")
+    else:
+        said = f"{TEACHERS} names {len(models)} teachers, not one"
+        out.refuse(said, f"{key}.models", "algorithm.preset")
+    out.give(f"{key}.coefficient", float(given.get("kl_coef", 1.0)), reason)
+    beta = float(given.get("lambda_coef", 0.5))
+    if advantage == "on_policy_distill" or beta == 0:
+        out.give(f"{key}.divergence", "reverse_kl", f"algorithm.advantage_fn {advantage}")
+    elif beta < 1:
+        note = "with the sign that lessens the divergence, which in Trinity is the opposite"
+        out.give(f"{key}.divergence", "jsd", f"algorithm.advantage_fn jsd; {note}")
+        out.give(f"{key}.beta", beta, reason)
+    else:
+        out.refuse(
+            f"algorithm.advantage_fn_args.lambda_coef {beta:g} is the forward KL, whose advantage "
+            "has no bound",
+            f"{key}.divergence",
+            "algorithm.preset",
+        )
 
 
 def _translate_entropy(out: Translation) -> None:

@@ -2,12 +2,20 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field, WithJsonSchema, field_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, field_validator
 
+from adapters.network.addresses import check_place
 from flows.recipe.presets import PRESETS, find_preset
 from flows.recipe.section import MOST_STEPS, Refusals, Section
 from tasks.algorithm.advantages import ADVANTAGES, Aggregation, check_advantage, find_advantage
-from tasks.algorithm.divergences import Baseline, Penalty, Placement, find_estimator
+from tasks.algorithm.divergences import (
+    TEACHINGS,
+    Baseline,
+    Penalty,
+    Placement,
+    check_teaching,
+    find_estimator,
+)
 from tasks.algorithm.learning_rates import Schedule, ScheduleName
 from tasks.algorithm.losses import LOSSES, check_loss
 from tasks.algorithm.settings import Settings
@@ -18,6 +26,12 @@ if TYPE_CHECKING:  # it imports torch, which takes seconds
 
 BASE = "base"
 """The untrained model, as a reference and as what an evaluation scores."""
+
+
+def names_checkpoint(policy: str) -> bool:
+    """Return whether a policy is named as RUN@STEP: neither the base nor another base model."""
+    return policy != BASE and "/" not in policy
+
 
 SettingValue = Annotated[float | str, Field(union_mode="left_to_right")]
 """A number, also one that the command line gives as text, or a name."""
@@ -34,7 +48,8 @@ class Divergence(Section):
     another base model of the service, by a name with a slash, that has the same tokens."""
 
     estimator: str = "k1"
-    """Estimator of the divergence at a token (docs/algorithms.md): k1, k2, k3, low_var_kl, abs."""
+    """Estimator of the divergence at a token (docs/algorithms.md): k1, k2, k3, low_var_kl, abs,
+    and jsd, with β 1/2."""
 
     placement: Placement = "advantage"
     """Place of the penalty: each token's `advantage`, or the `reward` of its call."""
@@ -47,13 +62,13 @@ class Divergence(Section):
 
     def refusals(self) -> Refusals:
         find_estimator(self.estimator)
-        given = self._given(*Divergence.model_fields)
+        given = self.given(*Divergence.model_fields)
         yield (
             self.coefficient == 0 and given != "",
             f"algorithm.kl with coefficient 0 ignores {given}; give a coefficient, or leave them "
             "out",
         )
-        given = self._given("discount", "baseline")
+        given = self.given("discount", "baseline")
         yield (
             self.placement == "reward" and given != "",
             f"algorithm.kl.placement reward ignores {given}, since a return has the penalties of "
@@ -66,14 +81,77 @@ class Divergence(Section):
             return None
         return Penalty(**self.model_dump(exclude={"reference"}))
 
-    def names_checkpoint(self) -> bool:
-        return self.reference != BASE and "/" not in self.reference
 
-    def _given(self, *names: str) -> str:
-        """List those of the settings that are not their defaults."""
-        return ", ".join(
-            name for name in names if getattr(self, name) != Divergence.model_fields[name].default
+class Teacher(Section):
+    """Teachers whose log-probabilities of the sampled tokens are a term of their advantages."""
+
+    models: tuple[str, ...] = ()
+    """Teachers: `RUN@STEP`, a checkpoint; another base model of the service, by a name with a
+    slash; or `URL#MODEL`, a base model of another service, whose key is RATCHET_TEACHER_KEY. All
+    have the policy's tokens. Where there are several, each is `NAME=MODEL`."""
+
+    by: str | None = None
+    """The column of an example that names its teacher, where there are several."""
+
+    coefficient: float = Field(default=1.0, gt=0, le=1e6)
+    """Weight of the term in each token's advantage, beside the comparison of rewards."""
+
+    divergence: Annotated[
+        str,
+        WithJsonSchema({"type": "string", "enum": [*TEACHINGS]}),
+        AfterValidator(check_teaching),
+    ] = "reverse_kl"
+    """Divergence from the teacher that the term lessens (docs/algorithms.md): `reverse_kl` or
+    `jsd`."""
+
+    beta: float = Field(default=0.5, gt=0, lt=1)
+    """β of the divergence jsd: the teacher's share of the mixture."""
+
+    discount: float = Field(default=0.0, ge=0, le=1)
+    """Discount γ of the terms of later tokens in a token's advantage; 0 leaves them out."""
+
+    baseline: Baseline = "none"
+    """Baseline of the terms: `mean` subtracts that of the step's tokens."""
+
+    def refusals(self) -> Refusals:
+        given = self.given(*Teacher.model_fields)
+        yield (
+            not self.models and given != "",
+            f"algorithm.teacher without models ignores {given}; give algorithm.teacher.models, or "
+            "leave them out",
         )
+        yield (
+            self.divergence != "jsd" and self.beta != Teacher.model_fields["beta"].default,
+            f"algorithm.teacher.beta {self.beta:g} does nothing with divergence {self.divergence}; "
+            "give divergence jsd, or leave it out",
+        )
+        several = len(self.models) > 1
+        yield (
+            several != (self.by is not None),
+            f"algorithm.teacher.by {self.by} with {len(self.models)} models: the column chooses "
+            "among several teachers; give both, or neither",
+        )
+        yield (
+            not all(("=" in model) == several for model in self.models)
+            or len(self.named()) < len(self.models),
+            f"algorithm.teacher.models {', '.join(self.models)}: several teachers have a name "
+            "each, and one has none; give NAME=MODEL of each, or one MODEL",
+        )
+        places = {check_place(model) for model in self.named().values() if "://" in model}
+        yield (
+            len(places) > 1,
+            f"algorithm.teacher.models are of the services {', '.join(sorted(places))}, and there "
+            "is one key, RATCHET_TEACHER_KEY; give models of one of them",
+        )
+
+    def named(self) -> dict[str, str]:
+        """Map the name of each teacher to its model; one alone has the model's."""
+        parts = [model.rpartition("=") for model in self.models]
+        return {name or model: model for name, _, model in parts}
+
+    def penalty(self) -> Penalty:
+        settings = self.model_dump(include={"coefficient", "discount", "baseline", "beta"})
+        return Penalty(**settings, estimator=TEACHINGS[self.divergence], source="teachers")
 
 
 class Algorithm(Section):
@@ -126,6 +204,7 @@ class Algorithm(Section):
     rounds are played while there are fewer."""
 
     kl: Divergence = Divergence()
+    teacher: Teacher = Teacher()
 
     entropy_coefficient: float = Field(default=0.0, ge=0, le=1e6)
     """Weight of an entropy bonus: -log q of each sampled token, an estimate of the entropy, is
@@ -145,6 +224,11 @@ class Algorithm(Section):
             check_query(query)
         return query
 
+    def penalties(self) -> tuple[Penalty, ...]:
+        """Return the terms that lessen rewards or advantages: the reference's, the teachers'."""
+        kept = [] if (penalty := self.kl.penalty()) is None else [penalty]
+        return (*kept, *([self.teacher.penalty()] if self.teacher.models else []))
+
     def refusals(self) -> Refusals:
         check_advantage(self.advantage, self.advantage_settings)
         check_loss(self.loss, self.loss_settings)
@@ -152,6 +236,19 @@ class Algorithm(Section):
             self.discount != 1 and not find_advantage(self.advantage).discounts,
             f"algorithm.discount {self.discount:g} does nothing with advantage {self.advantage}, "
             "which compares the rewards of rollouts; leave it out, or give another advantage",
+        )
+        unread = self.advantage == "zero"
+        other = any(penalty.placement == "advantage" for penalty in self.penalties())
+        yield (
+            unread and not other and self.entropy_coefficient == 0,
+            "algorithm.advantage zero reads no rewards, and no other term of a token's advantage "
+            "is given, so that nothing is learnt; give algorithm.teacher.models, "
+            "algorithm.kl.coefficient with placement advantage, or another advantage",
+        )
+        yield (
+            unread and self.kl.placement == "reward",
+            "algorithm.kl.placement reward does nothing with advantage zero, which reads no "
+            "rewards; give placement advantage",
         )
         yield (
             (self.aggregation == "fixed") != (self.divisor is not None),

@@ -42,6 +42,12 @@ def take_offline(recipe: Recipe) -> Recipe:
                 f"the role {role} is answered by {answerer}, which needs a network: allow it by "
                 f'--online, or script it by --set \'roles={{"{role}": "{FUNCTION}module:name"}}\''
             )
+    for model in recipe.algorithm.teacher.models:
+        if "://" in model:
+            raise OfflineError(
+                f"the teacher {model} is of another service, which needs a network: allow it by "
+                "--online, or give --set algorithm.teacher.models=RUN@STEP"
+            )
     if recipe.model.base.startswith(LOCAL) or is_here(recipe.model.base):
         return recipe
     tiny = {"base": Model().base, "renderer": Model().renderer}

@@ -143,10 +143,10 @@ class PreferRecipe(RunRecipe):
         return PairBatch(self.batch.pairs, self.seed)
 
     def named_checkpoints(self) -> dict[str, str]:
-        named, reference = super().named_checkpoints(), self.preference.reference
-        if self.preference.names_checkpoint():
-            named["preference.reference"] = reference
-        return named
+        reference = self.preference.reference
+        named = self.preference.names_checkpoint()
+        own = {reference: "preference.reference"} if named else {}
+        return own | super().named_checkpoints()
 
     def update_method(self) -> "UpdateMethod":
         method = self.preference

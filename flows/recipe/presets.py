@@ -54,9 +54,11 @@ TOKEN_MEAN: Section = {"aggregation": "token_mean"}
 ROLLOUT_MEAN: Section = {"aggregation": "rollout_mean"}
 KL = {"coefficient": 0.001, "estimator": "k1", "placement": "advantage"}
 """Gradient of Trinity-RFT's KL, k2 in the loss with 0.001, as long as the ratio is 1."""
+ZERO = _advantage("zero") | _loss("importance_sampling")
 PENALTY: Section = {"kl": KL}
 PENALTY_IN_REWARD: Section = {"kl": KL | {"placement": "reward"}}
 DUAL_CLIP = "bounds the loss where A < 0 too, as the loss `dual_clip` does with a pass more"
+TEACHER = "the teacher: give it as `algorithm.teacher.models`"
 MORE_KL = "adds KL k2 with 0.001"
 
 GRPO = STANDARDIZED | PPO | ROLLOUT_MEAN | PENALTY
@@ -132,6 +134,18 @@ PRESETS: Mapping[str, Preset] = {
         TRINITY,
         differs=DUAL_CLIP,
     ),
+    "on_policy_distill": Preset(
+        ZERO | {"teacher": {"coefficient": 1.0, "divergence": "reverse_kl"}},
+        "https://thinkingmachines.ai/blog/on-policy-distillation",
+        lacks=TEACHER,
+        differs="has the loss ppo, and an average over tokens",
+    ),
+    "jsd": Preset(
+        ZERO | {"teacher": {"coefficient": 1.0, "divergence": "jsd", "beta": 0.5}},
+        "arXiv:2306.13649",
+        lacks=TEACHER,
+        differs="has the opposite sign: it raises the tokens that the teacher rejects",
+    ),
     "gigpo": Preset(
         _advantage("gigpo", omega=1.0, deviation="none") | PPO | TOKEN_MEAN | PENALTY,
         "arXiv:2505.10978",
@@ -154,11 +168,10 @@ REFUSED = {
     "mix": f"trains on an expert's answers beside rollouts, {LATER}; give grpo for rollouts alone",
     "mix_chord": f"trains on an expert's answers beside rollouts, {LATER}; give grpo for rollouts "
     "alone",
-    "on_policy_distill": "is a KL penalty alone, whose teacher has to be named; give algorithm."
-    "advantage none, algorithm.kl.coefficient 1, algorithm.kl.reference RUN@STEP or another model, "
-    "rollouts.group_size 1 and an agent whose reward is 0, so that A = log p(teacher) - log q",
-    "jsd": f"needs a teacher's log-probabilities beside rollouts, {LATER}; give grpo, which learns "
-    "from rewards",
+    "gold": "compares texts of two tokenizers, and a teacher here reads the policy's tokens; give "
+    "on_policy_distill, or jsd, with a teacher of the same tokens",
+    "gkd": "needs the whole distribution of the policy and the teacher at each token, which the "
+    "Tinker API does not give; give jsd, which lessens the same divergence by sampled tokens",
 }
 """Algorithm of the field → why it is no preset, and what to use instead."""
 

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from adapters.calls import POLICY
 from adapters.door.roles import check_role, policy_of
 from adapters.project.hub import locate_dataset
-from flows.recipe.algorithm import Algorithm
+from flows.recipe.algorithm import Algorithm, names_checkpoint
 from flows.recipe.presets import expand_preset
 from flows.recipe.rollouts import Rollouts
 from flows.recipe.run_recipe import HeldOut, RunRecipe
@@ -150,6 +150,7 @@ class Recipe(RunRecipe):
             "algorithm.rewards": algorithm.rewards is None,
             f"algorithm.trained_calls {algorithm.trained_calls}": algorithm.trained_calls is None,
             f"algorithm.kl.coefficient {algorithm.kl.coefficient:g}": algorithm.kl.coefficient == 0,
+            "algorithm.teacher.models": not algorithm.teacher.models,
             f"optimizer.substeps {optimizer.substeps}": once,
             f"optimizer.epochs {optimizer.epochs}": once,
         }
@@ -241,10 +242,11 @@ class Recipe(RunRecipe):
         return {name: tuple(roles) for name, roles in trained.items()}
 
     def named_checkpoints(self) -> dict[str, str]:
-        divergence, named = self.algorithm.kl, super().named_checkpoints()
-        if divergence.names_checkpoint():
-            named["algorithm.kl.reference"] = divergence.reference
-        return named
+        algorithm = self.algorithm
+        named = dict.fromkeys(algorithm.teacher.named().values(), "algorithm.teacher.models")
+        named |= {algorithm.kl.reference: "algorithm.kl.reference"}
+        own = {name: key for name, key in named.items() if names_checkpoint(name)}
+        return own | super().named_checkpoints()
 
     def credit(self) -> CreditAssignment:
         algorithm = self.algorithm
@@ -256,7 +258,7 @@ class Recipe(RunRecipe):
             advantage_settings=algorithm.advantage_settings,
             divisor=algorithm.divisor,
             regularized=is_regularized(algorithm.loss, algorithm.loss_settings),
-            penalty=algorithm.kl.penalty(),
+            penalties=algorithm.penalties(),
             entropy_coefficient=algorithm.entropy_coefficient,
             rewards_query=algorithm.rewards,
             trained_calls=algorithm.trained_calls,
@@ -286,4 +288,6 @@ class Recipe(RunRecipe):
         values = super()._bound_values()
         if self.rollouts.depend_on_batches():
             values["rollouts"]["batches"] = self.rollouts.batches
+        if not self.algorithm.teacher.models:
+            del values["algorithm"]["teacher"]  # as in recipes that are older than the section
         return values

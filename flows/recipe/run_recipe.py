@@ -230,9 +230,12 @@ class RunRecipe(Section, ABC):
         return {POLICY: (POLICY,)}
 
     def named_checkpoints(self) -> dict[str, str]:
-        """Map the keys that name checkpoints of other runs, RUN@STEP, to their names."""
+        """Map each checkpoint of another run, RUN@STEP, to the key that names it.
+
+        One that several keys name has that of the start, which needs most of it.
+        """
         start = self.model.start
-        return {} if start is None or self.model.names_state() else {"model.start": start}
+        return {} if start is None or self.model.names_state() else {start: "model.start"}
 
     @abstractmethod
     def update_method(self) -> "UpdateMethod":

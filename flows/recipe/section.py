@@ -33,6 +33,11 @@ class Section(BaseModel):
         """Yield the rules in the order in which they are checked; the first broken one is said."""
         yield from ()
 
+    def given(self, *names: str) -> str:
+        """List those of the settings that are not their defaults."""
+        fields = type(self).model_fields
+        return ", ".join(name for name in names if getattr(self, name) != fields[name].default)
+
     @model_validator(mode="after")
     def _no_rule_is_broken(self) -> Self:
         for broken, why in self.refusals():

@@ -1,10 +1,13 @@
-"""Checkpoints of other runs that a run is bound to: where its weights start, and its references.
+"""Policies beside a run's own: where its weights start, its reference and its teachers.
 
-They are bound when the run is made: its manifest has their addresses and what they were, and the
-run's engine has their weights. The run needs the other runs no more.
+Checkpoints of other runs are bound when the run is made: its manifest has their addresses and what
+they were, and its engine has their weights. The run needs the other runs no more.
 """
 
+import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,22 +15,27 @@ from pydantic import BaseModel
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
+from adapters.network.addresses import check_listener
 from adapters.tinker.bases import name_for_clients
-from adapters.tinker.engines import needs_engine, saved_files
-from flows.recipe.algorithm import BASE
+from adapters.tinker.engines import TinkerServer, needs_engine, saved_files
+from flows.recipe.algorithm import BASE, names_checkpoint
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
 from tasks.checkpoints import Ledger, read_checkpoint, read_held_out
+from tasks.examples.reading import choose_teacher
 from tasks.storage.files import is_written, link_or_copy
-from tasks.storage.manifest import Eras, read_manifest
+from tasks.storage.manifest import FORK, Eras, parent_of, read_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
 
-if TYPE_CHECKING:  # they import torch, which takes seconds
+if TYPE_CHECKING:  # they import torch or Prefect, which take seconds
     from adapters.tinker.service import PatientSampler, Service
     from tasks.recovery.recorded_steps import Start
+    from tasks.references import References
 
 START = "model.start"
+TEACHER_KEY = "RATCHET_TEACHER_KEY"
+"""Variable of the environment that has the key of the teachers' service, if that is another one."""
 
 
 class CheckpointRefused(UserError):
@@ -76,7 +84,7 @@ def bind_checkpoints(recipe: RunRecipe, known: Mapping[str, Any]) -> dict[str, A
         )
     return {
         name: known.get(name) or _find(key, name, recipe).model_dump()
-        for key, name in recipe.named_checkpoints().items()
+        for name, key in recipe.named_checkpoints().items()
     }
 
 
@@ -84,7 +92,7 @@ def carry_weights(recipe: RunRecipe, folder: RunFolder) -> None:
     """Put the weights that a run is bound to into its engine, which has still to be started."""
     if not needs_engine(recipe.model.base):
         return
-    for key, name in recipe.named_checkpoints().items():
+    for name, key in recipe.named_checkpoints().items():
         bound = read_bound(folder, name)
         parent = folder_of(bound.run)
         known = parent.exists() and read_manifest(parent)["created"] == bound.created
@@ -156,28 +164,118 @@ def check_state(model: Model, service: "Service") -> None:
             )
 
 
-def open_reference(
+def check_teachers(recipe: Recipe, folder: RunFolder, bound: Mapping[str, Any]) -> None:
+    """Refuse (UserError) a teacher that is the policy itself, or cannot be asked.
+
+    The policy is itself where its weights start: the base, a checkpoint of another run that it is
+    `bound` to, or what a fork begins with.
+    """
+    start, parent = recipe.model.start or BASE, parent_of(folder) if folder.exists() else None
+    if parent is not None and parent["how"] == FORK and parent["step"] > 0:
+        start = f"{parent['run']}@{parent['step']}"
+    for model in recipe.algorithm.teacher.named().values():
+        of = bound.get(model)
+        untrained = (
+            model in (BASE, recipe.model.base)
+            if of is None
+            else of["step"] == 0 and of["model"]["start"] is None
+        )
+        if model == start or (untrained and start == BASE):
+            raise CheckpointRefused(
+                f"algorithm.teacher.models {model} is the policy itself, which starts from "
+                f"{start}, and teaches it nothing; give a checkpoint of another run, RUN@STEP, or "
+                "another model; to stay near the start, give algorithm.kl.coefficient"
+            )
+        if "://" in model:
+            _check_place(model)
+
+
+def _check_place(model: str) -> None:
+    url = model.partition("#")[0]
+    if not os.environ.get(TEACHER_KEY):
+        raise CheckpointRefused(
+            f"algorithm.teacher.models {model} is of a service whose key is not there; set "
+            f"{TEACHER_KEY}"
+        )
+    try:
+        check_listener(url)
+    except OSError as error:
+        raise CheckpointRefused(
+            f"algorithm.teacher.models {model} cannot be reached ({error}); start that service, or "
+            "give another teacher"
+        ) from error
+
+
+def check_choices(recipe: Recipe) -> None:
+    """Refuse (DatasetError) a training example that names none of several teachers."""
+    teacher = recipe.algorithm.teacher
+    if teacher.by is not None:
+        for row in recipe.dataset.train_split().examples():
+            choose_teacher(row["example"], teacher.by, teacher.named())
+
+
+@contextmanager
+def open_references(
     recipe: Recipe, folder: RunFolder, service: "Service"
-) -> "PatientSampler | None":
-    """Return the policy from which the penalty measures the divergence; None without a penalty."""
+) -> Iterator[Mapping[str, "References"]]:
+    """Yield the policies that score a run's tokens: the reference and the teachers, if any."""
+    from tasks.references import References  # imports Prefect
+
+    algorithm = recipe.algorithm
+    teacher, named = algorithm.teacher, algorithm.teacher.named()
+    asked: dict[str, References] = {}
+    with _teaching_service(recipe, service) as elsewhere:
+
+        def opened(key: str, name: str) -> "PatientSampler":
+            return _open(key, name, recipe.model.base, folder, (service, elsewhere))
+
+        if algorithm.kl.penalty() is not None:
+            key, name = "algorithm.kl.reference", algorithm.kl.reference
+            asked["references"] = References({name: opened(key, name)})
+        if named:
+            key = "algorithm.teacher.models"
+            teachers = {name: opened(key, model) for name, model in named.items()}
+            asked["teachers"] = References(teachers, teacher.by)
+        yield asked
+
+
+@contextmanager
+def _teaching_service(recipe: Recipe, service: "Service") -> Iterator["Service"]:
+    """Yield the service of teachers elsewhere; the run's own if there are none."""
+    from adapters.tinker.service import open_session
+
+    models = recipe.algorithm.teacher.named().values()
+    urls = {model.partition("#")[0] for model in models if "://" in model}
+    if not urls:
+        yield service
+        return
+    server = TinkerServer(urls.pop(), os.environ[TEACHER_KEY], Future(), None)
+    with open_session(server, recipe.service.timeout_seconds) as elsewhere:
+        yield elsewhere
+
+
+def _open(
+    key: str, name: str, base: str, folder: RunFolder, services: tuple["Service", "Service"]
+) -> "PatientSampler":
+    """Open a policy by its name; CheckpointRefused if its tokens are not those of the base."""
     from adapters.rendering.chat import fingerprint  # imports the renderers
 
-    divergence, base = recipe.algorithm.kl, recipe.model.base
-    name = divergence.reference
-    if divergence.penalty() is None:
-        return None
-    if divergence.names_checkpoint():
-        return service.sampler(read_bound(folder, name).of(POLICY).sampler)
+    service, elsewhere = services
     if name == BASE:
         return service.base_sampler(base)
-    reference = service.base_sampler(name)
-    tokenizer = service.tokenizer_of(service.base_sampler(base))
-    if fingerprint(service.tokenizer_of(reference)) != fingerprint(tokenizer):
+    if names_checkpoint(name):
+        opened = service.sampler(read_bound(folder, name).of(POLICY).sampler)
+    elif "://" in name:
+        service = elsewhere
+        opened = service.base_sampler(name.partition("#")[2])
+    else:
+        opened = service.base_sampler(name)
+    own = services[0].tokenizer_of(services[0].base_sampler(base))
+    if fingerprint(service.tokenizer_of(opened)) != fingerprint(own):
         raise CheckpointRefused(
-            f"algorithm.kl.reference {name} has other tokens than {base}; give a model of the same "
-            "family, or base"
+            f"{key} {name} has other tokens than {base}; give a model of the same family"
         )
-    return reference
+    return opened
 
 
 def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
@@ -190,10 +288,11 @@ def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
             f"`ratchet runs` lists{'' if key == START else ', base, or a model by its whole name'}"
         )
     trained = read_recipe(parent)
-    if trained.model.base != recipe.model.base:
+    base = recipe.model.base
+    if trained.model.base != base and (key == START or needs_engine(base)):
         raise CheckpointRefused(
-            f"{key} {name} is a checkpoint of {trained.model.base}, and the policy is "
-            f"{recipe.model.base}; give a checkpoint of that model"
+            f"{key} {name} is a checkpoint of {trained.model.base}, and the policy is {base}; give "
+            "a checkpoint of that model"
         )
     if only and only not in trained.policies():
         raise CheckpointRefused(

@@ -15,14 +15,17 @@ from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.datums import build_datums, datums_of_batch
 from tasks.metrics import Metrics, StepFiles, drop_costs, measure, name_metrics, record_metrics
-from tasks.references import Reference, compute_references
+from tasks.references import References, compute_references
 from tasks.reports.failures import ask_failures
 from tasks.reports.progress import describe_step
 from tasks.rewards import compute_rewards
+from tasks.storage.arrivals import batches_of
 from tasks.trajectories import assemble_trajectories
 from tasks.updates import read_update, update_policy
 
 ByPolicy = Mapping[str, Path]
+Scored = Mapping[str, Mapping[str, Path]]
+"""Policy's name → whose log-probabilities → their file."""
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +44,16 @@ def reward(run: OpenRun, step: int, trajectories: ByPolicy, query: str | None = 
     }
 
 
-def refer(run: OpenRun, step: int, trajectories: ByPolicy, reference: Reference | None) -> ByPolicy:
-    """Compute the log-probabilities of a step's tokens under the reference, if there is one."""
-    if reference is None:
-        return {}
-    at = run.folder.references
+def refer(
+    run: OpenRun, step: int, trajectories: ByPolicy, references: Mapping[str, References]
+) -> Scored:
+    """Compute the log-probabilities of a step's tokens under the reference and the teachers."""
+    at, shards = run.folder.references, run.folder.shards_of(batches_of(run.folder, step))
     return {
-        name: compute_references(at(name, step), rows, reference)
+        name: {
+            source: compute_references(at(name, step, source), rows, of_source, shards)
+            for source, of_source in references.items()
+        }
         for name, rows in trajectories.items()
     }
 
@@ -57,7 +63,7 @@ def build(
     step: int,
     trajectories: ByPolicy,
     rewards: ByPolicy,
-    references: ByPolicy,
+    references: Scored,
     credit: CreditAssignment,
 ) -> ByPolicy:
     """Build the datums of a step: each sampled token weighted by its advantage."""

@@ -19,9 +19,9 @@ from flows.recipe.loading import count_steps
 from flows.recipe.preferring import PreferRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
-from flows.runtime.bound_checkpoints import bind_checkpoints
+from flows.runtime.bound_checkpoints import bind_checkpoints, check_choices, check_teachers
 from tasks.storage.files import is_written
-from tasks.storage.manifest import check_binding
+from tasks.storage.manifest import check_binding, read_manifest
 from tasks.storage.run_folder import RunFolder
 
 R = TypeVar("R", bound=RunRecipe)
@@ -49,8 +49,9 @@ def check_run(recipe: RunRecipe, run: RunFolder) -> None:
     run.check_writable()
     if run.exists():
         check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
-    else:
-        bind_checkpoints(recipe, {})
+    bound = read_manifest(run).get("bound", {}) if run.exists() else bind_checkpoints(recipe, {})
+    if isinstance(recipe, Recipe):
+        check_teachers(recipe, run, bound)
     TrackerChoice(**recipe.tracking.model_dump()).check()
     check_service(recipe.model.base)
 
@@ -75,6 +76,7 @@ def check_recipe(recipe: RunRecipe, run: RunFolder | None = None) -> None:
         for source in recipe.sources().values():
             source.examples()
     if isinstance(recipe, Recipe):
+        check_choices(recipe)
         _check_agent(recipe)
     check_renderer(recipe.model)
 

@@ -52,12 +52,12 @@ class CreditAssignment:
     `discount` is γ of the returns of calls, `advantage` a name of ADVANTAGES, and `aggregation`
     the factor of each datum's loss (`tasks.datums.build`), with its `divisor` if it is `fixed`. A
     group with fewer than `min_group_size` rollouts to train on is left out, and so is a trajectory
-    of zero advantage, unless the loss is `regularized`. `penalty` is for divergence from a
-    reference, and `entropy_coefficient` times -log q, which estimates the entropy, is added to the
-    advantage of each sampled token: in expectation this is the entropy's gradient (Williams and
-    Peng, 1991). `rewards_query` shapes and filters the rewards first (`tasks.algorithm.shaping`).
-    After the comparison, at most `trained_calls` of a step's calls are drawn, by the `seed`, to be
-    trained.
+    of zero advantage, unless the loss is `regularized`. `penalties` are for divergence from a
+    reference or from teachers, and `entropy_coefficient` times -log q, which estimates the entropy,
+    is added to the advantage of each sampled token: in expectation this is the entropy's gradient
+    (Williams and Peng, 1991). `rewards_query` shapes and filters the rewards first
+    (`tasks.algorithm.shaping`). After the comparison, at most `trained_calls` of a step's calls are
+    drawn, by the `seed`, to be trained.
     """
 
     advantage: str
@@ -67,7 +67,7 @@ class CreditAssignment:
     advantage_settings: Settings = field(default_factory=dict[str, float | str])
     divisor: float | None = None
     regularized: bool = False
-    penalty: Penalty | None = None
+    penalties: tuple[Penalty, ...] = ()
     entropy_coefficient: float = 0.0
     rewards_query: str | None = None
     trained_calls: int | None = None
@@ -93,6 +93,13 @@ ADVANTAGES: Mapping[str, Advantage] = {
     ),
     "none": Advantage(
         "r", "Williams, 1992", compare_calls(lambda returns, _: [*returns]), alone=True
+    ),
+    "zero": Advantage(
+        "0",
+        "arXiv:2306.13649",
+        compare_calls(lambda returns, _: [0.0] * len(returns)),
+        discounts=False,
+        alone=True,
     ),
     "opmd": Advantage(
         "r - mean, or r - τ log(mean(exp(r / τ)))",

@@ -35,8 +35,9 @@ class RolloutSteps(StepSource):
     def restore(self, step: int) -> None:
         """Make missing datums again from the step's rollouts and references, byte for byte."""
         path, credit = self.run.datums(self.policy.name, step), self.credits.at(step)
-        references = self.run.references(self.policy.name, step) if credit.penalty else None
-        lost = references is not None and not is_written(references)
+        sources = {penalty.source for penalty in credit.penalties}
+        references = {s: self.run.references(self.policy.name, step, s) for s in sorted(sources)}
+        lost = not all(map(is_written, references.values()))
         if is_written(path) or lost or (trajectories := self._trajectories(step)) is None:
             return
         rewards, history = self._rewards(step), self.history(step)

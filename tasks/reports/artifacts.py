@@ -250,11 +250,16 @@ def describe_curves(run: RunFolder) -> str:
     )
 
 
+DIVERGENCES = ("kl_reference_v1", "teacher/kl", "kl_sample_train_v1")
+"""Metrics of a divergence, of which a table has the first that there is."""
+
+
 def metric_rows(run: RunFolder) -> list[dict[str, float | None]]:
     """Return the metrics of a run that one reads first, a row a step; a column has some value.
 
     The held-out reward or loss is that of the checkpoint which the step made. Entropy and KL are
-    those of the main policy, the KL to the reference or, without one, to the weights that sampled.
+    those of the main policy, the KL to the reference or, without one, to the teachers, or else to
+    the weights that sampled.
     """
     curves = read_step_curves(run)
     held_out = read_held_out(run).by_step
@@ -265,7 +270,7 @@ def metric_rows(run: RunFolder) -> list[dict[str, float | None]]:
             "loss": row.get("loss"),
             "held-out": held_out.get(made),
             "entropy": row.get("entropy"),
-            "KL": row.get("kl_reference_v1", row.get("kl_sample_train_v1")),
+            "KL": next((row[name] for name in DIVERGENCES if name in row), None),
             "tokens": round(curves.tokens[made] - curves.tokens[made - 1]),
             "failed": row.get("rollouts/failed"),
             "seconds": spent_seconds([row]),

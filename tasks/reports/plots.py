@@ -108,6 +108,7 @@ PANELS = (
     Panel("entropy of the sampling policy, in nats", "entropy"),
     Panel("KL, sampling to training policy (v2)", "kl_sample_train_v2", logarithmic=True),
     Panel("KL, policy to reference (v1)", "kl_reference_v1"),
+    Panel("KL, policy to teachers, in nats a token", "teacher/kl"),
     Panel("effective sample size, share", "ess"),
     Panel("lag of sampling, in updates", "lag"),
     Panel("tokens of an answer", "tokens/sampled", over="calls"),

@@ -10,7 +10,7 @@ from tasks.recording.journal import read_journal
 from tasks.storage.checksums import verified
 from tasks.storage.files import is_written, read_bytes
 from tasks.storage.json_files import read_json, read_log, read_rows
-from tasks.storage.run_folder import RunFolder
+from tasks.storage.run_folder import LEARNING, RunFolder
 
 GIVEN = ("texts.parquet", "pairs.parquet", "pair_references.parquet")
 FILES: Mapping[Callable[[Path], object], Sequence[str]] = {
@@ -18,7 +18,7 @@ FILES: Mapping[Callable[[Path], object], Sequence[str]] = {
     read_log: ("owners.jsonl", "metrics.jsonl", "arrivals.jsonl", "checkpoints.jsonl"),
     read_rows: ("shards",),
     read_journal: ("journal", "stopped"),
-    verified: (*GIVEN, "spans", "trajectories", "references", "rewards", "datums"),
+    verified: (*GIVEN, "spans", *(name for name in LEARNING if name != "updates")),
     read_bytes: ("games",),  # which are for others to read
 }
 """Reader → the files that it reads, by their own names or by that of their folder."""

@@ -20,6 +20,7 @@ MADE_FROM = {
     "spans": "journal",
     "trajectories": "spans",
     "references": "trajectories",
+    "teachers": "trajectories",
     "rewards": "trajectories",
     "datums": "trajectories",
 }

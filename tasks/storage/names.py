@@ -46,9 +46,14 @@ def batch_name(shard: str, number: int) -> str:
     return f"{shard}.{number}"
 
 
+def group_name(shard: str, example: int) -> str:
+    """Name a group, by the index of its example in the shard: `train-00003-0012`."""
+    return f"{shard}-{example:04d}"
+
+
 def rollout_name(shard: str, example: int, index: int) -> str:
     """Name a rollout, by the index of its example in the shard: `train-00003-0012-01`."""
-    return f"{shard}-{example:04d}-{index:02d}"
+    return f"{group_name(shard, example)}-{index:02d}"
 
 
 def parse_batch(name: str) -> BatchName:

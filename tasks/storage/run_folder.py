@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from tasks.storage.owners import Ownership, last_owner, take_over
 APART = ("evaluations", "dryruns")
 """Folders of runs that train nothing; the newest run of an agent is never one of them."""
 
-LEARNING = ("trajectories", "references", "rewards", "datums", "updates")
+LEARNING = ("trajectories", "references", "teachers", "rewards", "datums", "updates")
 """Folders that each policy of a run has for itself, with a file a step."""
 
 TRAINED = ("train", BASELINE)
@@ -104,8 +104,9 @@ class RunFolder:
     def trajectories(self, policy: str, step: int) -> Path:
         return self._of_step(policy, "trajectories", step)
 
-    def references(self, policy: str, step: int) -> Path:
-        return self._of_step(policy, "references", step)
+    def references(self, policy: str, step: int, source: str = "references") -> Path:
+        """Return the file of a step's log-probabilities under the reference, or the teachers."""
+        return self._of_step(policy, source, step)
 
     def rewards(self, policy: str, step: int) -> Path:
         return self._of_step(policy, "rewards", step)
@@ -166,6 +167,11 @@ class RunFolder:
         shard = parse_batch(batch).shard
         files = [self.shard(shard), self.journal(batch), self.spans(batch)]
         return [path for path in files if path.exists()]
+
+    def shards_of(self, batches: Iterable[str]) -> list[Path]:
+        """List the files of the shards of batches, each once; greedy rollouts have none."""
+        shards = dict.fromkeys(self.shard(parse_batch(batch).shard) for batch in batches)
+        return [path for path in shards if path.exists()]
 
     def set_aside(self, batch: str) -> None:
         """Put the journal of a batch into `stopped`, so that the batch is played anew.

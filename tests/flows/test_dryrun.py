@@ -28,6 +28,12 @@ EXAMPLE = {"attributes": {"example_id": 0, "example": {}}}
 CALL = said("?", "yes")
 
 
+def test_a_dry_run_asks_no_teacher_of_another_service() -> None:
+    teacher = {"models": ["https://there.example#some/model"]}
+    with pytest.raises(OfflineError, match=r"there\.example#some/model.*allow it by --online"):
+        take_offline(small_recipe(algorithm={"teacher": teacher}))
+
+
 @pytest.mark.usefixtures("prefect_server", "no_tinker")
 def test_a_dry_run_shows_what_is_recorded_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,7 +18,7 @@ from tasks.datums import to_datums
 from tasks.references import SCHEMA as REFERENCES
 from tasks.storage.keys import find, flatten, merge, nest
 from tests.support.credited import build
-from tests.support.small_recipe import small_recipe
+from tests.support.small_recipe import small_recipe, taught
 from tests.support.trajectory_rows import table
 
 STEPS = 8
@@ -83,6 +83,13 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "algorithm.kl.placement": ("reward",),
     "algorithm.kl.discount": (0.5,),
     "algorithm.kl.baseline": ("mean",),
+    "algorithm.teacher.models": (("other@3",), ("a=run@3", "b=run@4")),
+    "algorithm.teacher.by": ("subject",),
+    "algorithm.teacher.coefficient": (0.5,),
+    "algorithm.teacher.divergence": ("jsd",),
+    "algorithm.teacher.beta": (0.2,),
+    "algorithm.teacher.discount": (0.5,),
+    "algorithm.teacher.baseline": ("mean",),
     "algorithm.entropy_coefficient": (0.1,),
     "optimizer.learning_rate": (0.1,),
     "optimizer.schedule": ("linear", "cosine"),
@@ -113,6 +120,8 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
 """Key → values that are not its default."""
 
 KL = {"algorithm": {"kl": {"coefficient": 0.1}}}
+TEACHER = {"algorithm": {"teacher": {"models": ("run@3",)}}}
+TEACHERS = {"algorithm": {"teacher": {"models": ("a=run@3", "b=run@5"), "by": "topic"}}}
 ATTENTION_ONLY = {"model": {"train_mlp": False, "train_unembedding": False}}
 CONTEXTS: Mapping[str, Mapping[str, Any]] = {
     "plain": {},
@@ -134,9 +143,12 @@ CONTEXTS: Mapping[str, Mapping[str, Any]] = {
     "project": {"tracking": {"project": "demo"}},
     "kl": KL,
     "kl in reward": merge(KL, {"algorithm": {"kl": {"placement": "reward"}}}),
+    "teacher": TEACHER,
+    "teachers": TEACHERS,
+    "jsd": merge(TEACHER, {"algorithm": {"teacher": {"divergence": "jsd"}}}),
     "attention": ATTENTION_ONLY,
-    **{f"preset {name}": {"algorithm": {"preset": name}} for name in PRESETS},
-    **{f"advantage {name}": {"algorithm": {"advantage": name}} for name in ADVANTAGES},
+    **{f"preset {name}": {"algorithm": taught(preset=name)} for name in PRESETS},
+    **{f"advantage {name}": {"algorithm": taught(advantage=name)} for name in ADVANTAGES},
     **{f"loss {name}": {"algorithm": {"loss": name}} for name in LOSSES},
 }
 """Recipes in which every key is tried."""
@@ -217,7 +229,7 @@ def trained(recipe: Recipe) -> list[Any]:
 def trained_by(text: str) -> list[Any]:
     recipe = Recipe.model_validate_json(text)
     credit, method = recipe.credit(), recipe.update_method()
-    scored = references() if credit.penalty else None
+    scored = {penalty.source: references() for penalty in credit.penalties}
     batch = build(trajectories(), credit, scored, [{"policy": 0.1}, {"policy": 0.9}])
     loss = method.request(0).loss
     found: list[Any] = [loss.name, dict(loss.settings), recipe.rollouts.lag]
@@ -234,8 +246,8 @@ def trained_by(text: str) -> list[Any]:
 def consumed(recipe: Recipe, key: str) -> Any:
     """Return what a run reads of the section of a key."""
     values, section = recipe.model_dump(mode="json"), key.partition(".")[0]
-    if key == "algorithm.kl.reference":
-        return recipe.algorithm.kl.reference, recipe.credit().penalty
+    if key in ("algorithm.kl.reference", "algorithm.teacher.models", "algorithm.teacher.by"):
+        return find(values, key), recipe.credit().penalties
     if section == "algorithm":
         return trained(recipe)
     steps = range(recipe.steps)
@@ -318,7 +330,7 @@ def test_every_setting_of_a_row_changes_what_is_computed_or_is_refused(
     known = table[name].settings
     switches = [{}, *switched_on(known)]
     for switch in switches:
-        given = {"algorithm": {kind: name, f"{kind}_settings": switch}}
+        given = {"algorithm": taught(**{kind: name}) | {f"{kind}_settings": switch}}
         base = trained(recipe_of(given))
         for setting, row in known.items():
             for other in values_of(row, switch.get(setting)):

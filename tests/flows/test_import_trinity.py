@@ -17,6 +17,7 @@ from flows.train import train
 from tasks.metrics import read_metrics
 from tasks.storage.keys import merge
 from tests.flows.test_presets import TRINITY
+from tests.support.small_recipe import DISTILLED
 
 ROOT = Path(__file__).parents[2]
 CONFIG = (ROOT / "tests" / "support" / "trinity.yaml").read_text(encoding="utf-8")
@@ -137,13 +138,37 @@ def test_the_environment_is_read_and_other_interpolations_are_refused(
 @pytest.mark.parametrize("name", [name for name in TRINITY if name in ALGORITHMS])
 @pytest.mark.parametrize("offset", [0, 1])
 def test_each_algorithm_of_trinity_is_imported(name: str, offset: int) -> None:
+    teacher = ["algorithm.teacher.models=run@3"] if name in DISTILLED else []
     changes = algorithm(algorithm_type=name)
-    made = imported(synchronizer={"sync_offset": offset}, **changes).algorithm
+    made = imported(*teacher, synchronizer={"sync_offset": offset}, **changes).algorithm
     advantage, loss, kl = ALGORITHMS[name]
     assert made.advantage == ADVANTAGES[advantage].row
     expected = "ppo" if loss == "ppo" and offset == 0 else LOSSES[loss].row
     assert made.loss == expected
     assert made.kl.coefficient == (0.001 if kl == "k2" else 0.0)
+
+
+def test_a_distillation_is_imported_with_its_teacher() -> None:
+    explorer = {"auxiliary_models": [{"model_path": "Qwen/Qwen3-32B", "engine_num": 1}]}
+    arguments = {"lambda_coef": 0.3, "kl_coef": 2, "temperature": 1.0}
+    given = {"algorithm_type": "jsd", "advantage_fn_args": arguments, "repeat_times": 1}
+    recipe = imported(explorer=explorer, **algorithm(**given))
+    made, teacher = recipe.algorithm, recipe.algorithm.teacher
+    assert recipe.rollouts.group_size == 1
+    assert (teacher.models, teacher.divergence) == (("Qwen/Qwen3-32B",), "jsd")
+    assert (teacher.coefficient, teacher.beta, made.advantage) == (2.0, 0.3, "zero")
+    for beta, said in ((0, "reverse_kl"), (1, None)):
+        given["advantage_fn_args"] = {"lambda_coef": beta}
+        if said is None:
+            with pytest.raises(ImportRefusal, match=r"lambda_coef 1 is the forward KL"):
+                text_of(explorer=explorer, **algorithm(**given))
+        else:
+            made = imported(explorer=explorer, **algorithm(**given)).algorithm
+            assert made.teacher.divergence == said
+    with pytest.raises(ImportRefusal, match=r"auxiliary_models names 0 teachers.*teacher.models=…"):
+        text_of(**algorithm(algorithm_type="on_policy_distill"))
+    with pytest.raises(ImportRefusal, match="give each a role"):
+        text_of(explorer=explorer)
 
 
 @pytest.mark.parametrize("name", REFUSED)

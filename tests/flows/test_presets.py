@@ -13,7 +13,7 @@ from flows.recipe.presets import PRESETS, REFUSED, describe_preset
 from flows.recipe.recipe import Recipe
 from flows.recipe.section import TABLES
 from tasks.storage.keys import flatten, merge
-from tests.support.small_recipe import small_recipe
+from tests.support.small_recipe import small_recipe, taught
 
 TRINITY = [
     "sft",
@@ -50,30 +50,31 @@ def values_of(recipe: Recipe) -> dict[str, Any]:
 
 def test_each_of_trinity_s_names_is_a_preset_or_is_refused() -> None:
     assert len(TRINITY) == 24
-    assert set(TRINITY) == (PRESETS.keys() | REFUSED) - {"dr_grpo"}
+    assert set(TRINITY) == (PRESETS.keys() | REFUSED) - {"dr_grpo", "gkd", "gold"}
     assert not PRESETS.keys() & REFUSED
 
 
 @every_preset
 def test_a_preset_becomes_explicit_values(name: str) -> None:
-    recipe = small_recipe(algorithm={"preset": name})
+    recipe = small_recipe(algorithm=taught(preset=name))
     assert flatten(PRESETS[name].values, TABLES).items() <= values_of(recipe).items()
     assert recipe.update_method().request(0).loss.name
 
 
 @every_preset
 def test_a_recipe_with_a_preset_is_the_recipe_of_its_values(name: str) -> None:
-    recipe = small_recipe(algorithm={"preset": name})
+    recipe = small_recipe(algorithm=taught(preset=name))
     again = Recipe.model_validate(recipe.model_dump(mode="json"))
     assert (again, again.fingerprint()) == (recipe, recipe.fingerprint())
-    plain = small_recipe().model_dump(exclude_unset=True)
-    spelt_out = Recipe.model_validate(merge(plain, PRESETS[name].values))
+    plain = small_recipe(algorithm={"teacher": recipe.algorithm.teacher.model_dump()})
+    values = plain.model_dump(exclude_unset=True)
+    spelt_out = Recipe.model_validate(merge(values, PRESETS[name].values))
     assert spelt_out.fingerprint() == recipe.fingerprint()
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_name_says_why_and_what_to_use(name: str) -> None:
-    with pytest.raises(ValidationError, match=rf"the preset {name} .*; give .*(grpo|none)"):
+    with pytest.raises(ValidationError, match=rf"the preset {name} .*; give .*(grpo|none|jsd)"):
         small_recipe(algorithm={"preset": name})
 
 

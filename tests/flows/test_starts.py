@@ -110,7 +110,8 @@ def test_a_checkpoint_may_be_the_start_and_the_reference_of_one_run(first: RunFo
 
 
 def test_reinforcement_learning_starts_where_supervised_learning_ended(first: RunFolder) -> None:
-    recipe = small_recipe(model={"lora_rank": 8, "start": "first@6"})
+    near = {"coefficient": 0.1, "reference": "first@6"}
+    recipe = small_recipe(model={"lora_rank": 8, "start": "first@6"}, algorithm={"kl": near})
     run = folder_of(train(recipe, run="after").run)
     assert Ledger(run.checkpoints(POLICY)).at(0).state is not None
     replayed = Recipe.model_validate(recipe.model_dump() | {"algorithm": {"advantage": "centred"}})

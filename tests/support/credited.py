@@ -1,7 +1,7 @@
 """Datums and recorded steps, made of trajectories by one credit assignment."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ from tasks.storage.run_folder import RunFolder
 def build(
     trajectories: pa.Table,
     credit: CreditAssignment,
-    references: pa.Table | None = None,
+    references: Mapping[str, pa.Table] | None = None,
     history: Sequence[MeanRewards] = (),
 ) -> pa.Table:
     rewards = rewards_of(trajectories, credit.rewards_query)

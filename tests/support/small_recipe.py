@@ -6,6 +6,7 @@ from typing import Any
 
 from flows.recipe.recipe import Recipe
 
+DISTILLED = ("on_policy_distill", "jsd")
 HELLO = Path(__file__).parents[2] / "datasets" / "hello.csv"
 
 
@@ -23,6 +24,12 @@ def with_faults(folder: Path, faults: str) -> dict[str, Any]:
     dataset = folder / "examples.jsonl"
     dataset.write_text("".join(json.dumps(example) + "\n" for example in examples))
     return {"agent": "tests.support.faulty_agent:play", "dataset": {"path": str(dataset)}}
+
+
+def taught(**algorithm: Any) -> dict[str, Any]:
+    """Return the keys of an algorithm, with a teacher if it trains by nothing else."""
+    alone = algorithm.get("advantage") == "zero" or algorithm.get("preset") in DISTILLED
+    return algorithm | ({"teacher": {"models": ("run@3",)}} if alone else {})
 
 
 def small_recipe(**changes: Any) -> Recipe:

@@ -1,6 +1,8 @@
 """KL estimators and penalties of tokens, by their definitions; numbers by hand."""
 
-from math import exp
+from collections.abc import Callable
+from functools import partial
+from math import exp, log
 
 import numpy as np
 import pyarrow as pa
@@ -8,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.recipe.algorithm import Divergence
+from flows.recipe.algorithm import Divergence, Teacher
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.divergences import ESTIMATORS, Penalty
 from tasks.references import SCHEMA
@@ -22,6 +24,7 @@ DEFINITIONS = {
     "k3": lambda q, ref: exp(ref - q) - 1 - (ref - q),
     "low_var_kl": lambda q, ref: min(exp(ref - q) - 1 - (ref - q), 10),
     "abs": lambda q, ref: abs(q - ref),
+    "jsd": lambda q, ref: -log((1 + exp(ref - q)) / 2) / 2,
 }
 LOG_PROBABILITY = st.floats(-8, 0)
 
@@ -29,7 +32,7 @@ LOG_PROBABILITY = st.floats(-8, 0)
 @pytest.mark.parametrize("name", DEFINITIONS)
 @given(q=LOG_PROBABILITY, ref=LOG_PROBABILITY)
 def test_an_estimator_follows_its_definition(name: str, q: float, ref: float) -> None:
-    estimate = ESTIMATORS[name].estimate(np.array([ref - q]))
+    estimate = ESTIMATORS[name].estimate(np.array([ref - q]), 0.5)
     assert estimate[0] == pytest.approx(DEFINITIONS[name](q, ref), rel=1e-6, abs=1e-6)
 
 
@@ -42,7 +45,65 @@ def test_an_estimator_is_the_divergence_in_expectation(name: str) -> None:
     """KL(q, ref) of q = (0.7, 0.2, 0.1) and ref = (0.5, 0.25, 0.25), over all three tokens."""
     q, ref = np.array([0.7, 0.2, 0.1]), np.array([0.5, 0.25, 0.25])
     exact = float((q * np.log(q / ref)).sum())
-    assert float((q * ESTIMATORS[name].estimate(np.log(ref / q))).sum()) == pytest.approx(exact)
+    assert float((q * ESTIMATORS[name].estimate(np.log(ref / q), 0.5)).sum()) == pytest.approx(
+        exact
+    )
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    return np.exp(logits) / np.exp(logits).sum()
+
+
+def kl(p: np.ndarray, q: np.ndarray) -> float:
+    return float((p * np.log(p / q)).sum())
+
+
+def jensen_shannon(q: np.ndarray, t: np.ndarray, beta: float) -> float:
+    mixture = beta * t + (1 - beta) * q
+    return beta * kl(t, mixture) + (1 - beta) * kl(q, mixture)
+
+
+def policy_gradient(q: np.ndarray, advantages: np.ndarray) -> np.ndarray:
+    """Return the expected gradient of A log q by the logits, over all tokens."""
+    return q * (advantages - (q * advantages).sum())
+
+
+SLOPE = 1e-5
+
+
+@given(seed=st.integers(0, 10**6))
+@pytest.mark.parametrize(
+    ("settings", "divergence"),
+    [({"divergence": "reverse_kl"}, kl)]
+    + [
+        ({"divergence": "jsd", "beta": beta}, partial(jensen_shannon, beta=beta))
+        for beta in (0.2, 0.5, 0.9)
+    ],
+)
+def test_a_teachers_term_has_the_gradient_of_its_divergence(
+    settings: dict, divergence: Callable[[np.ndarray, np.ndarray], float], seed: int
+) -> None:
+    """The gradient is measured by differences of the logits of five tokens."""
+    logits, of_teacher = np.random.default_rng(seed).normal(0, 1.5, (2, 5))
+    q, t = softmax(logits), softmax(of_teacher)
+    penalty = Teacher.model_validate({"models": ["run@1"], "coefficient": 1, **settings}).penalty()
+    term = -penalty.of_tokens(np.log(q), np.log(t), np.ones(5))
+    steps = SLOPE * np.eye(5)
+    measured = [
+        (divergence(softmax(logits + s), t) - divergence(softmax(logits - s), t)) / (2 * SLOPE)
+        for s in steps
+    ]
+    assert policy_gradient(q, term) == pytest.approx(-np.array(measured), abs=1e-6)
+
+
+def test_trinity_s_jsd_moves_the_policy_away_from_its_teacher() -> None:
+    """Trinity's advantage is that of `jsd_advantage.py`, with β 1/2."""
+    q, t = softmax(np.array([2.0, 0.0, -1.0])), softmax(np.array([-1.0, 0.5, 1.0]))
+    mixture = np.log((q + t) / 2)
+    theirs = -(np.log(t) - mixture + np.log(q) - mixture) / 2
+    ours = -Penalty(1.0, "jsd").of_tokens(np.log(q), np.log(t), np.ones(3))
+    assert (theirs >= 0).all()
+    assert policy_gradient(q, theirs) @ policy_gradient(q, ours) < 0
 
 
 def test_a_penalty_counts_later_tokens_by_its_discount_and_may_have_a_baseline() -> None:
@@ -59,20 +120,30 @@ def test_a_penalty_counts_later_tokens_by_its_discount_and_may_have_a_baseline()
         assert penalty.from_advantages([of_tokens], [mask])[0].tolist() == expected
 
 
-def references(*rows: dict, logprobs: list[float]) -> pa.Table:
+def references(*rows: dict, logprobs: list[float]) -> dict[str, pa.Table]:
     names = SCHEMA.names[:-1]
     made = [{n: row[n] for n in names} | {"logprobs": logprobs} for row in rows]
-    return pa.Table.from_pylist(made, schema=SCHEMA)
+    return {"references": pa.Table.from_pylist(made, schema=SCHEMA)}
 
 
 def test_a_penalty_lessens_the_advantage_of_each_token() -> None:
     """Sampled tokens have log q = -1; the reference gives -1.5 and -1, so k1 is 0.5 and 0."""
     rows = trajectory(0, 1.0, [None]), trajectory(1, 0.0, [None])
     of_reference = references(*rows, logprobs=[0.0, -1.5, -1.0])
-    credit = CreditAssignment("centred", penalty=Penalty(0.1))
+    credit = CreditAssignment("centred", penalties=(Penalty(0.1),))
     datums = build(table(*rows), credit, of_reference)
     assert advantages(datums) == [pytest.approx([0.45, 0.5]), pytest.approx([-0.55, -0.5])]
     assert datums["advantage"].to_pylist() == [0.5, -0.5], "it is what the comparison gave"
+
+
+def test_a_reference_and_a_teacher_have_a_term_each() -> None:
+    """k1 of the reference is 0.5 and 0; the teacher gives each token 0.25 more than the policy."""
+    rows = trajectory(0, 1.0, [None]), trajectory(1, 0.0, [None])
+    scored = references(*rows, logprobs=[0.0, -1.5, -1.0])
+    scored["teachers"] = references(*rows, logprobs=[0.0, -0.75, -0.75])["references"]
+    penalties = Penalty(0.1), Penalty(1.0, source="teachers")
+    datums = build(table(*rows), CreditAssignment("centred", penalties=penalties), scored)
+    assert advantages(datums) == [pytest.approx([0.7, 0.75]), pytest.approx([-0.3, -0.25])]
 
 
 def test_a_penalty_in_the_reward_is_compared_with_the_group_s() -> None:
@@ -80,7 +151,7 @@ def test_a_penalty_in_the_reward_is_compared_with_the_group_s() -> None:
     rows = trajectory(0, 1.0, [None]), trajectory(1, 0.0, [None])
     of_reference = references(*rows, logprobs=[0.0, -1.5, -1.0])
     in_reward = Penalty(0.1, placement="reward")
-    datums = build(table(*rows), CreditAssignment("centred", penalty=in_reward), of_reference)
+    datums = build(table(*rows), CreditAssignment("centred", penalties=(in_reward,)), of_reference)
     assert advantages(datums) == [pytest.approx([0.5, 0.5]), pytest.approx([-0.5, -0.5])]
 
 
@@ -88,7 +159,7 @@ def test_reinforce_plus_plus_whitens_the_returns_of_tokens() -> None:
     """The returns are 1 - 0.05, 1, -0.05 and 0: the first token of each answer costs 0.05."""
     rows = trajectory(0, 1.0, [None]), trajectory(1, 0.0, [None])
     of_reference = references(*rows, logprobs=[0.0, -1.5, -1.0])
-    credit = CreditAssignment("reinforce_plus_plus", penalty=Penalty(0.1, placement="reward"))
+    credit = CreditAssignment("reinforce_plus_plus", penalties=(Penalty(0.1, placement="reward"),))
     returns = np.array([0.95, 1.0, -0.05, 0.0])
     whitened = (returns - returns.mean()) / returns.std(ddof=1)
     made = np.concatenate(advantages(build(table(*rows), credit, of_reference)))
@@ -104,7 +175,7 @@ def test_what_all_rollouts_earn_alike_trains_by_the_terms_of_its_tokens_alone() 
 
 def test_references_of_other_trajectories_are_refused() -> None:
     rows = trajectory(0, 1.0, [None]), trajectory(1, 0.0, [None])
-    credit = CreditAssignment("centred", penalty=Penalty(0.1))
+    credit = CreditAssignment("centred", penalties=(Penalty(0.1),))
     with pytest.raises(ValueError, match="not those of its trajectories"):
         build(table(*rows), credit, references(rows[0], logprobs=[0.0, -1.5, -1.0]))
     with pytest.raises(ValueError, match="needs the references"):

@@ -173,6 +173,7 @@ DEFINITIONS: dict[str, Definition] = {
     "standardized_over_step": over_step(lambda _: 1, center=False),
     "leave_one_out": by_place(without_own),
     "none": by_place(lambda r: r),
+    "zero": by_place(lambda r: 0 * r),
     "opmd": by_place(lambda r: r - r.mean()),
     "asymre": by_place(lambda r: r - (r.mean() - 0.1)),
     "maxrl": by_place(lambda r: (r - r.mean()) / r.mean() if r.mean() > 0 else 0 * r),

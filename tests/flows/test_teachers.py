@@ -1,0 +1,310 @@
+"""Teachers: checkpoints of another run, a model of another service, and what cannot teach."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adapters.calls import POLICY
+from adapters.errors import UserError
+from adapters.project.modules import load_agent_file
+from flows.dryrun import dryrun
+from flows.recipe.dry_runs import shrink
+from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import Model
+from flows.replay import replay
+from flows.runtime.bound_checkpoints import CheckpointRefused, check_teachers
+from flows.runtime.forks import fork_run
+from flows.train import train
+from tasks.metrics import read_metrics
+from tasks.recovery.recorded_steps import TrainedPolicy
+from tasks.recovery.rollout_steps import RolloutSteps
+from tasks.shards import read_shard
+from tasks.storage.manifest import Eras
+from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.tables import arrays, read
+from tests.support.dying_engine import dying_in_update
+from tests.support.engine_server import KEY, TINY_CHAT, serving
+from tests.support.small_recipe import small_recipe
+from tests.support.two_policies import CHANGES
+from tests.support.whole_run import die_and_go_on, differences, train_whole
+
+hello = load_agent_file("hello")
+ALONE = {"groups": 4, "group_size": 1, "max_tokens": 16}
+SHORT, LATE = "whole@1", "whole@2"
+
+
+async def play(example: dict[str, Any], *, base_url: str, **settings: str) -> float:
+    """Play hello; in the second step all rollouts of the first example fail."""
+    if "train-00001-0000" in base_url:
+        raise ValueError("this rollout fails")
+    return await hello.play(example, base_url=base_url, **settings)
+
+
+def taught_by(*models: str, preset: str = "on_policy_distill", **changes: Any) -> Recipe:
+    teacher = {"models": models, **changes.pop("teacher", {})}
+    return small_recipe(
+        **{"rollouts": ALONE, "algorithm": {"preset": preset, "teacher": teacher}} | changes
+    )
+
+
+def of_two(folder: Path) -> Recipe:
+    """Make a recipe whose examples name one of two teachers, and whose agent fails at times."""
+    rows = [
+        {"identity": f"a {name} otter", "split": split, "topic": topic}
+        for split in ("train", "test")
+        for name, topic in (("quiet", "early"), ("loud", "late"), ("small", "late"))
+    ]
+    dataset = folder / "topics.jsonl"
+    dataset.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return taught_by(
+        f"early={SHORT}",
+        f"late={LATE}",
+        teacher={"by": "topic", "coefficient": 0.5},
+        agent="tests.flows.test_teachers:play",
+        dataset={"path": str(dataset), "columns": ["identity"]},
+    )
+
+
+@pytest.fixture(scope="module")
+def school(
+    tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
+) -> Iterator[RunFolder]:
+    """A run of two steps, whose checkpoints teach."""
+    with train_whole(small_recipe(), tmp_path_factory.mktemp("runs")) as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
+def of_both(school: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run with two teachers."""
+    train(of_two(tmp_path_factory.mktemp("data")), run="of_both")
+    return folder_of("of_both")
+
+
+def sampled(run: RunFolder, step: int) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Return the group, log q and log t of the sampled tokens of each trajectory."""
+    trajectories = read(run.trajectories(POLICY, step))
+    teachers = read(run.references(POLICY, step, "teachers"))
+    lists = (arrays(trajectories["logprobs"]), arrays(teachers["logprobs"]))
+    groups, masks = trajectories["group_id"].to_pylist(), arrays(trajectories["mask"])
+    return [
+        (group, log_q[mask != 0], log_t[mask != 0])
+        for group, mask, log_q, log_t in zip(groups, masks, *lists, strict=True)
+    ]
+
+
+def test_each_tokens_advantage_is_what_its_teacher_gives_it_beyond_the_policy(
+    of_both: RunFolder,
+) -> None:
+    for step in (0, 1):
+        datums = read(of_both.datums(POLICY, step)).to_pylist()
+        made = {
+            row["group_id"]: np.array(row["advantages"])[np.array(row["mask"]) != 0]
+            for row in datums
+        }
+        expected = {group: 0.5 * (log_t - log_q) for group, log_q, log_t in sampled(of_both, step)}
+        assert made.keys() == expected.keys()
+        for group, advantages in made.items():
+            assert advantages == pytest.approx(expected[group], abs=1e-6)
+        assert {row["advantage"] for row in datums} == {0.0}, "no reward has a part in it"
+
+
+def test_the_teacher_of_an_example_scores_it_whichever_rollouts_failed(of_both: RunFolder) -> None:
+    assert [row["rollouts/failed"] for row in read_metrics(of_both.metrics)] == [0, 1]
+    for step in (0, 1):
+        shard = read_shard(of_both.shard(f"train-{step:05d}"))
+        teachers = read(of_both.references(POLICY, step, "teachers"))
+        named = [(row["rollout_id"], row["teacher"]) for row in teachers.to_pylist()]
+        assert named == [
+            (f"train-{step:05d}-{index:04d}-00", row["example"]["topic"])
+            for index, row in enumerate(shard)
+            if (step, index) != (1, 0)
+        ]
+
+
+def test_the_divergence_from_each_teacher_is_a_metric(of_both: RunFolder) -> None:
+    for step, row in enumerate(read_metrics(of_both.metrics)):
+        apart = {group: log_q - log_t for group, log_q, log_t in sampled(of_both, step)}
+        assert row["teacher/kl"] == pytest.approx(np.concatenate([*apart.values()]).mean())
+        topics = {
+            f"train-{step:05d}-{index:04d}": found["example"]["topic"]
+            for index, found in enumerate(read_shard(of_both.shard(f"train-{step:05d}")))
+        }
+        for topic in {topics[group] for group in apart}:
+            own = [apart[group] for group in apart if topics[group] == topic]
+            assert row[f"teacher/kl/{topic}"] == pytest.approx(np.concatenate(own).mean())
+
+
+@pytest.mark.story
+def test_a_distillation_that_dies_goes_on_as_if_it_had_not(of_both: RunFolder) -> None:
+    broken = die_and_go_on(recipe_of_run(of_both), dying_in_update(1), of_both.path.parent)
+    assert differences(broken, of_both) == []
+
+
+def recipe_of_run(run: RunFolder) -> Recipe:
+    return Recipe.model_validate(json.loads(run.manifest.read_text())["recipe"])
+
+
+def test_datums_are_made_again_of_what_the_teachers_gave(of_both: RunFolder) -> None:
+    recipe, path = recipe_of_run(of_both), of_both.datums(POLICY, 1)
+    policy = TrainedPolicy(POLICY, (POLICY,), Model())  # pyright: ignore[reportArgumentType]
+    steps, before = RolloutSteps(of_both, policy, Eras(((0, recipe.credit()),))), path.read_bytes()
+    path.unlink()
+    steps.restore(1)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.story
+def test_recorded_rollouts_are_distilled_from_a_checkpoint_beside_their_rewards(
+    school: RunFolder,
+) -> None:
+    both = {"advantage": "centred", "teacher": {"models": [LATE], "divergence": "jsd"}}
+    replay(small_recipe(algorithm=both), school.name, run="replayed")
+    run = folder_of("replayed")
+    rollouts = read(run.trajectories(POLICY, 0))["rollout_id"].to_pylist()
+    for row in read(run.datums(POLICY, 0)).to_pylist():
+        _, log_q, log_t = sampled(run, 0)[rollouts.index(row["rollout_id"])]
+        term = 0.5 * np.log(0.5 + 0.5 * np.exp(log_t - log_q))
+        made = np.array(row["advantages"])[np.array(row["mask"]) != 0]
+        assert made == pytest.approx(row["advantage"] + term, abs=1e-6)
+
+
+@pytest.mark.story
+def test_each_policy_of_a_run_is_taught_its_own_tokens(school: RunFolder) -> None:
+    changes = {**CHANGES, "rollouts": CHANGES["rollouts"] | {"group_size": 1}}
+    train(taught_by(LATE, steps=1, **changes), run="policies")
+    run = folder_of("policies")
+    for name in ("policy", "listener"):
+        rows = read(run.references(name, 0, "teachers"))
+        assert rows["role"].to_pylist() == read(run.trajectories(name, 0))["role"].to_pylist()
+    assert "policies/listener/teacher/kl" in read_metrics(run.metrics)[0]
+
+
+@pytest.mark.story
+def test_a_dry_run_asks_the_teacher(school: RunFolder) -> None:
+    recipe = shrink(taught_by(LATE), 2)
+    done = dryrun(recipe, run="dryruns/taught")
+    assert (done.rollouts, done.failed) == (4, 0)
+    assert read(folder_of("dryruns/taught").datums(POLICY, 0)).num_rows == 4
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("nobody@1", "algorithm.teacher.models nobody@1 names no run"),
+        ("whole@9", "has no checkpoint 9"),
+        ("base", "base is the policy itself, which starts from base"),
+        ("whole@0", "whole@0 is the policy itself"),
+        ("refused@2", "names no run"),
+        ("local/tiny-chat", "tiny-chat is the policy itself"),
+        ("http://127.0.0.1:9#some/model", "set RATCHET_TEACHER_KEY"),
+    ],
+)
+def test_what_cannot_teach_is_refused_before_anything_starts(
+    school: RunFolder, model: str, said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        train(taught_by(model), run="refused")
+    assert not folder_of("refused").path.exists()
+
+
+def test_what_starts_elsewhere_is_taught_by_the_base_but_not_by_its_start(
+    school: RunFolder,
+) -> None:
+    recipe = taught_by("base", rollouts={"groups": 4, "group_size": 4, "max_tokens": 16}, steps=3)
+    values = recipe.model_dump(mode="json")
+    fork = fork_run(school, "forked", 2, values, recipe.fingerprint())
+    started: dict[str, Any] = {"model": {"lora_rank": 8, "start": LATE}}
+    for of_run, changes in ((fork, {}), (folder_of("new"), started)):
+        check_teachers(taught_by("base", **changes), of_run, {})
+        with pytest.raises(CheckpointRefused, match="whole@2 is the policy itself, which starts"):
+            check_teachers(taught_by(LATE, **changes), of_run, {})
+
+
+@pytest.mark.parametrize("topics", [{"topic": "none"}, {}])
+def test_an_example_that_names_no_teacher_is_refused(
+    school: RunFolder, topics: dict[str, str], tmp_path: Path
+) -> None:
+    recipe = of_two(tmp_path)
+    with Path(recipe.dataset.path).open("a") as file:
+        file.write(json.dumps({"identity": "an otter", "split": "train", **topics}) + "\n")
+    with pytest.raises(UserError, match=r"names the teacher (n|N)one.*; give one, as NAME"):
+        train(recipe, run="refused")
+    assert not folder_of("refused").path.exists()
+
+
+@pytest.mark.story
+def test_a_teacher_of_another_service_is_asked_there(
+    school: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(TINY_CHAT, tmp_path) as address:
+        monkeypatch.setenv("RATCHET_TEACHER_KEY", KEY)
+        train(taught_by(f"{address.url}#{TINY_CHAT}", steps=1), run="elsewhere")
+    for _, log_q, log_t in sampled(folder_of("elsewhere"), 0):
+        assert log_q == pytest.approx(log_t, abs=1e-5), "it is the model that has sampled"
+
+
+@pytest.mark.story
+def test_a_teacher_of_other_tokens_is_refused(
+    school: RunFolder, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_TEACHER_KEY", KEY)
+    with (
+        serving(tiny_model, tmp_path) as address,
+        pytest.raises(CheckpointRefused, match="has other tokens than local/tiny-chat; give a mod"),
+    ):
+        train(taught_by(f"{address.url}#{tiny_model}"), run="refused")
+
+
+@pytest.mark.parametrize(
+    ("teacher", "said"),
+    [
+        ({"coefficient": 0.5}, "without models ignores coefficient"),
+        ({"models": ["a@1"], "beta": 0.1}, "beta 0.1 does nothing with divergence reverse_kl"),
+        ({"models": ["a@1", "b@1"]}, "by None with 2 models"),
+        ({"models": ["a@1"], "by": "topic"}, "by topic with 1 models"),
+        ({"models": ["a@1", "x=b@1"], "by": "topic"}, "give NAME=MODEL of each"),
+        ({"models": ["x=a@1", "x=b@1"], "by": "topic"}, "give NAME=MODEL of each"),
+        ({"models": ["a@1"], "divergence": "gkd"}, "whole distribution.*; give jsd"),
+        ({"models": ["a@1"], "divergence": "forward_kl"}, "; give jsd with a small beta"),
+        ({"models": ["http://there.example#m/n"]}, "in clear; write https://there.example#m/n"),
+        ({"models": ["https://key@there.example#m/n"]}, "without a key"),
+        ({"models": ["https://there.example?key#m/n"]}, "without a key"),
+        (
+            {"models": ["a=https://x.example#m/n", "b=https://y.example#m/n"], "by": "t"},
+            "give models of one of them",
+        ),
+    ],
+)
+def test_a_teacher_that_a_recipe_cannot_have_is_refused(teacher: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        small_recipe(algorithm={"teacher": teacher})
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        ({"advantage": "zero"}, "nothing is learnt; give algorithm.teacher.models"),
+        (
+            {"advantage": "zero", "kl": {"coefficient": 1, "placement": "reward"}},
+            "nothing is learnt",
+        ),
+        (
+            {
+                "advantage": "zero",
+                "teacher": {"models": ["a@1"]},
+                "kl": {"coefficient": 1, "placement": "reward"},
+            },
+            "placement reward does nothing with advantage zero",
+        ),
+    ],
+)
+def test_an_advantage_that_reads_no_reward_needs_another_term(
+    algorithm: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        small_recipe(algorithm=algorithm)
