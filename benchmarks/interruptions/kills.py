@@ -85,9 +85,21 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "evaluation.examples=32",
         "checkpoints.every=4",
     ),
+    "pairs": (
+        "steps=30",
+        "batch.pairs=6",
+        "evaluation.every=7",
+        "evaluation.examples=32",
+        "checkpoints.every=4",
+    ),
+    "distil": (*SHORT, "steps=10", "rollouts.group_size=1", "algorithm.teacher.models=teacher"),
 }
-TEXTS = "texts"
-"""The workload of the flow `finetune`, of which no rollout is played."""
+RECIPES = {"texts": "hello-finetune", "pairs": "hello-prefer", "distil": "hello-distil"}
+"""Recipes of the workloads that are none of `hello`."""
+GIVEN = ("texts", "pairs")
+"""Workloads of which no rollout is played."""
+TEACHER = ("steps=6", *SHORT)
+"""Settings of the run `teacher`, whose last checkpoint teaches the workload `distil`."""
 REAL = "people"
 """The workload of a real model, which `ratchet fetch smollm2-135m` brings, so it must be named."""
 
@@ -115,11 +127,11 @@ class Trial:
     @property
     def recipe(self) -> str:
         """Name of the recipe that the settings change."""
-        return "hello-finetune" if self.workload == TEXTS else "hello"
+        return RECIPES.get(self.workload, "hello")
 
     def settings_by(self, width: Width) -> tuple[str, ...]:
-        """Return all settings; a run of texts has none of how rollouts are played."""
-        return self.settings if self.workload == TEXTS else (*self.settings, *width.settings)
+        """Return all settings; a run of texts or pairs has none of how rollouts are played."""
+        return self.settings if self.workload in GIVEN else (*self.settings, *width.settings)
 
     @property
     def run(self) -> str:
@@ -328,7 +340,7 @@ def main() -> None:
     options.add_argument("--workload", choices=[*WORKLOADS], help="only this one")
     arguments = options.parse_args()
     named = arguments.workload
-    names = [named] if named else [name for name in WORKLOADS if name not in (REAL, TEXTS)]
+    names = [named] if named else [name for name in WORKLOADS if name not in (REAL, *RECIPES)]
     folder = arguments.folder.absolute()
     print(describe_machine(), flush=True)
     with ExitStack() as stack:
@@ -338,6 +350,8 @@ def main() -> None:
         variables = killable_runs.environment(home, api)
         harness = Harness(folder, variables, arguments.seed, arguments.each, until)
         chosen = (arguments.batches, arguments.lag, arguments.order, arguments.runner)
+        if named == "distil":
+            killable_runs.train_to_end(RunFolder(folder / "teacher"), TEACHER, variables)
         every = [Width(*width) for width in product(*chosen)]
         widths = [width for width in every if width.lag or width.order == "shard"]
         trials = list_trials(harness, names, widths, arguments.kills)

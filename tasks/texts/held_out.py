@@ -75,7 +75,7 @@ def score_texts(path: Path, texts: Texts, policy: Reference, most: int, seed: in
             **{f"loss/{source}": loss for source, loss in named.items()},
         },
     )
-    write_json(path, measured.model_dump(exclude_defaults=True))
+    write_json(path, measured.model_dump())
 
 
 def read_measure(path: Path) -> HeldOutMeasure:
