@@ -7,6 +7,8 @@ WHEEL := .venv-wheel/bin/python
 WHEEL_READY := .venv-wheel/.ready
 TRINITY := .venv-trinity/bin/python
 TRINITY_READY := .venv-trinity/.ready
+TRL := .venv-trl/bin/python
+TRL_READY := .venv-trl/.ready
 LLAMA := .venv-llama/bin/python
 LLAMA_READY := .venv-llama/.ready
 
@@ -98,7 +100,12 @@ $(TRINITY_READY): Makefile
 	$(TRINITY) -m pip install --quiet --no-deps trinity-rft==0.6.0
 	touch $@
 
-peers: $(AGENTLIGHTNING) $(TRINITY_READY) $(COOKBOOK_READY) ## make the environments of the peers that `make bench` and `make formulas` run
+$(TRL_READY): Makefile
+	test -x $(TRL) || $(PYTHON) -m venv .venv-trl
+	$(TRL) -m pip install --quiet trl==0.21.0 transformers==4.56.2 torch==2.13.0
+	touch $@
+
+peers: $(AGENTLIGHTNING) $(TRINITY_READY) $(COOKBOOK_READY) $(TRL_READY) ## make the environments of the peers that `make bench` and `make formulas` run
 
 # Compiled here, with every instruction that this machine's processor has.
 $(LLAMA_READY): Makefile
@@ -193,4 +200,4 @@ wheel: $(READY) $(WHEEL_READY) ## build the wheel, install it in a new environme
 	WHEEL_PYTHON=$(WHEEL) $(BIN)/python -m pytest --timeout 1800 -m story tests/stories/test_wheel.py
 
 clean: ## remove the environments and every cache, not the runs
-	rm -rf .venv .frameworks .venv-cookbook .venv-verifiers .venv-agentlightning .venv-trinity .venv-llama .venv-inspect .venv-wheel .pytest_cache .ruff_cache
+	rm -rf .venv .frameworks .venv-cookbook .venv-verifiers .venv-agentlightning .venv-trinity .venv-trl .venv-llama .venv-inspect .venv-wheel .pytest_cache .ruff_cache

@@ -27,6 +27,7 @@ UserError               an error that its user can mend
     JournalError        a journal that is damaged or cannot be written
     BatchRefused        a batch that the door hands out or records no more
     MethodError         a step by another method than the recorded one
+    ReferenceApart      a start that is not the reference it is said to be
     ProbeError          rebuilt weights that are not the recorded ones
     ShapingError        a query of algorithm.rewards
     StepStopped         a step of which too few rollouts have a reward

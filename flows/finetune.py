@@ -58,7 +58,7 @@ def learn(run: OpenRun, recipe: FinetuneRecipe, texts: Texts, artifacts: Artifac
         saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
         updates = update(run, step, datums, method, with_state=saves_state)
         score(run, recipe, texts, step + 1)
-        files = StepFiles([], {}, {}, datums, updates, run.folder.loss(step + 1))
+        files = StepFiles([], {}, {}, datums, updates, run.folder.measure(step + 1))
         known = measure_texts(texts, datums[POLICY])
         artifacts.show(step, record_step(run, step, files, known=known))
 
@@ -68,4 +68,4 @@ def score(run: OpenRun, recipe: FinetuneRecipe, texts: Texts, step: int) -> None
     evaluation = recipe.evaluation
     if evaluation.due(step, recipe.steps):
         policy = run.policies.main.updater.sampler(step)
-        score_texts(run.folder.loss(step), texts, policy, evaluation.examples, recipe.seed)
+        score_texts(run.folder.measure(step), texts, policy, evaluation.examples, recipe.seed)

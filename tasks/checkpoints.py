@@ -126,22 +126,25 @@ def read_step(run: str, step: str) -> int:
 
 
 def best_step(run: RunFolder) -> int:
-    """Return the checkpoint with the lowest held-out loss, or else the highest held-out reward.
+    """Return the checkpoint with the lowest held-out loss, or the highest reward or accuracy.
 
     Of equal ones it is the earliest.
     """
-    scores = held_out_by_step(run)
-    if not scores:
+    measure, values = held_out_by_step(run)
+    if not values:
         raise CheckpointError(
             f"{run.path} has scored no checkpoint on held-out examples, so that none is known as "
             f"the best; give a step, such as {run.name}@10"
         )
-    return (min if run.losses() else max)(scores, key=lambda step: scores[step])
+    return (min if measure == "loss" else max)(values, key=lambda step: values[step])
 
 
-def held_out_by_step(run: RunFolder) -> dict[int, float]:
-    """Map each checkpoint that the run itself has scored to its held-out loss, or its reward."""
+def held_out_by_step(run: RunFolder) -> tuple[str, dict[int, float]]:
+    """Return what a run has measured on held-out examples, and its value by checkpoint."""
+    measured = {int(path.stem): read_json(path) for path in run.measures()}
+    if measured:
+        values = {step: float(row["value"]) for step, row in measured.items()}
+        return next(iter(measured.values()))["measure"], values
     own = [path for path in run.evaluations() if path.stem.isdecimal()]
     rewards = {int(path.stem): read_json(path)["sampled"]["finished"]["mean"] for path in own}
-    known = {step: reward for step, reward in rewards.items() if reward is not None}
-    return known | {int(path.stem): read_json(path)["loss"] for path in run.losses()}
+    return "reward", {step: reward for step, reward in rewards.items() if reward is not None}

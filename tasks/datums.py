@@ -10,7 +10,7 @@ import pyarrow as pa
 import tinker
 
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.algorithm.losses import find_loss
+from tasks.algorithm.losses import inputs_of
 from tasks.algorithm.settings import Settings, complete_settings
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.credit import Credit, assign_credit
@@ -39,7 +39,20 @@ SCHEMA = pa.schema(
     ]
 )
 
-DTYPES = {"target_tokens": np.int64}
+OF_PAIRS = pa.schema(
+    [
+        *SCHEMA,
+        # The place of the pair in the step, and of the side in SIDES.
+        ("pair", pa.int32()),
+        ("side", pa.int32()),
+        ("references", pa.list_(pa.float32())),
+    ]
+)
+"""Schema of the datums of pairs: each is a part of a side, with what the reference gives it."""
+
+LISTED = ("targets", "logprobs", "advantages", "mask")
+
+DTYPES = {"target_tokens": np.int64, "pair": np.int64, "side": np.int64}
 
 
 def datums_of(
@@ -124,11 +137,14 @@ def datums_of_batch(
 
 def to_datums(batch: pa.Table, loss: str, settings: Settings | None = None) -> list[tinker.Datum]:
     """Convert rows in SCHEMA to Tinker's datums, with exactly the inputs that the loss takes."""
-    row = find_loss(loss)
-    complete = complete_settings(f"the loss {loss}", settings or {}, row.settings)
+    makers, known = inputs_of(loss)
+    complete = complete_settings(f"the loss {loss}", settings or {}, known)
     tokens = arrays(batch["tokens"])
-    columns = {name: arrays(batch[name]) for name in ("targets", "logprobs", "advantages", "mask")}
+    lists = [*LISTED, *({"references"} & {*batch.column_names})]
+    columns = {name: arrays(batch[name]) for name in lists}
     columns["scale"] = [*batch["scale"].to_numpy()]
+    for name in {"pair", "side"} & {*batch.column_names}:
+        columns[name] = [*batch[name].to_numpy().reshape(-1, 1)]
     datums = []
     for sequence, *values in zip(tokens, *columns.values(), strict=True):
         of_datum = dict(zip(columns, values, strict=True))
@@ -136,11 +152,20 @@ def to_datums(batch: pa.Table, loss: str, settings: Settings | None = None) -> l
             name: tinker.TensorData.from_numpy(
                 make(of_datum, complete).astype(DTYPES.get(name, np.float32))
             )
-            for name, make in row.inputs.items()
+            for name, make in makers.items()
         }
         model_input = tinker.ModelInput.from_ints(sequence.tolist())
         datums.append(tinker.Datum(model_input=model_input, loss_fn_inputs=inputs))
     return datums
+
+
+def units_of(datums: Sequence[tinker.Datum]) -> list[list[tinker.Datum]]:
+    """Split the datums of a step into what is never split: a pair's, or else each for itself."""
+    units: dict[int, list[tinker.Datum]] = {}
+    for place, datum in enumerate(datums):
+        pair = datum.loss_fn_inputs.get("pair")
+        units.setdefault(place if pair is None else int(pair.data[0]), []).append(datum)
+    return [*units.values()]
 
 
 def _scales(assigned: Credit, credit: CreditAssignment) -> dict[str, float]:

@@ -13,6 +13,8 @@ import pyarrow as pa
 
 from adapters.calls import POLICY
 from tasks.algorithm.comparisons import is_uniform
+from tasks.algorithm.preferences import PREFERENCES, PairTokens, compare_pairs, find_preference
+from tasks.algorithm.settings import Settings
 from tasks.checkpoints import sampled_step
 from tasks.rewards import rewards_of
 from tasks.storage.checksums import verified
@@ -44,8 +46,8 @@ class StepFiles:
     references: Mapping[str, Path]
     datums: Mapping[str, Path]
     updates: Mapping[str, Path]
-    loss: Path | None = None
-    """Loss of the step's checkpoint on held-out texts, which is not always measured."""
+    held_out: Path | None = None
+    """Measure of the step's checkpoint on held-out texts or pairs, if it was taken."""
 
 
 def measure(
@@ -81,11 +83,10 @@ def measure(
             **_reference_divergence(trajectories, files.references.get(policy)),
             "datums/dropped": int(sum(trained)) - datums.num_rows,
         }
-    if files.loss is not None and is_written(files.loss):
-        held_out = read_json(files.loss)
-        measures |= {f"test/{name}": held_out[name] for name in ("loss", "bits_per_byte")}
-        sources = held_out.get("sources", {})
-        measures |= {f"test/loss/{source}": loss for source, loss in sources.items()}
+    if files.held_out is not None and is_written(files.held_out):
+        found = read_json(files.held_out)
+        held_out = {found["measure"]: found["value"], **found["beside"]}
+        measures |= {f"test/{name}": value for name, value in held_out.items()}
     measures["datums"] = datums.num_rows
     measures["tokens/trained"] = int(flat(datums["mask"]).sum())
     return {name: value for name, value in measures.items() if value is not None}
@@ -156,11 +157,16 @@ def divergence(datums: Path, logprobs: Sequence[np.ndarray], step: int) -> Metri
     return measured
 
 
-def trained_loss(datums: Path, logprobs: Sequence[np.ndarray]) -> Metrics:
-    """Measure the loss of the datums that no policy sampled, in nats a token, before the update.
+def trained_loss(
+    datums: Path, logprobs: Sequence[np.ndarray], loss: str, settings: Settings
+) -> Metrics:
+    """Measure the loss of the datums that no policy sampled, before the update.
 
-    Each token counts by its weight, which is its advantage.
+    That of texts is in nats a token, each by its weight, which is its advantage; that of pairs is
+    as `compare_trained` says.
     """
+    if loss in PREFERENCES:
+        return compare_trained(datums, logprobs, loss, settings)
     batch = read(datums, columns=["policy_version", "advantages", "mask"])
     versions = batch["policy_version"].to_pylist()
     lists = arrays(batch["advantages"]), arrays(batch["mask"])
@@ -172,6 +178,39 @@ def trained_loss(datums: Path, logprobs: Sequence[np.ndarray]) -> Metrics:
     total = fsum(float(weights.sum()) for weights, _ in given)
     lost = fsum(float(-(weights @ log_p)) for weights, log_p in given)
     return {"loss": lost / total} if total else {}
+
+
+def compare_trained(
+    datums: Path, logprobs: Sequence[np.ndarray], loss: str, settings: Settings
+) -> Metrics:
+    """Measure a step's pairs before its update: their loss, and how their sides compare.
+
+    `accuracy` and `margin` are as of held-out pairs (`tasks.pairs.held_out`). `reference/apart` is
+    the largest difference of a log-probability to the reference's, if there is one, over the
+    trained tokens of the first pair, which no optimizer step of the update precedes: 0 at the
+    start, if that is the reference.
+    """
+    batch = read(datums, columns=["pair", "side", "references", "mask"])
+    masks, references = (
+        [one.astype(np.float64) for one in arrays(batch[name])] for name in ("mask", "references")
+    )
+    tokens = PairTokens(batch["pair"].to_numpy(), batch["side"].to_numpy(), references, masks)
+    row = find_preference(loss)
+    losses, margins = compare_pairs(row, settings, tokens, logprobs)
+    measured = {
+        "loss": float(losses.mean()),
+        "accuracy": float(np.where(margins == 0, 0.5, margins > 0).mean()),
+        "margin": float(margins.mean()),
+    }
+    if row.reference:
+        compared = zip(tokens.pairs, masks, logprobs, references, strict=True)
+        apart = [
+            np.abs(mask * (log_p - log_ref)).max()
+            for pair, mask, log_p, log_ref in compared
+            if pair == 0
+        ]
+        measured["reference/apart"] = float(max(apart))
+    return measured
 
 
 def _reference_divergence(trajectories: pa.Table, references: Path | None) -> Metrics:

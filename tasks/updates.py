@@ -224,7 +224,7 @@ def update_policy(
     seconds = {"seconds/training": time.monotonic() - started}
     measured: dict[str, object] = {
         **divergence(datums, update.logprobs, step),
-        **trained_loss(datums, update.logprobs),
+        **trained_loss(datums, update.logprobs, method.loss, method.loss_settings),
     }
     if update.shares:
         measured["learning_rate_share"] = fmean(update.shares)

@@ -39,6 +39,7 @@ ARROWS = {
         "storage": set(),
         "algorithm": set(),
         "texts": {MODULES, "examples", "recording", "recovery", "storage"},
+        "pairs": {MODULES, "algorithm", "examples", "recovery", "storage", "texts"},
         "reports": {MODULES, "recording", "storage", "algorithm", "texts"},
         "tracking": {MODULES, "recording", "reports", "storage"},
     },

@@ -18,8 +18,10 @@ from adapters.tinker.service import PatientSampler, Service
 Saving = tuple[APIFuture[SaveWeightsForSamplerResponse], APIFuture[SaveWeightsResponse] | None]
 """Submitted saves: the sampler's weights and, if asked for, the training state."""
 
-Derivative = Callable[[np.ndarray, Mapping[str, np.ndarray]], np.ndarray]
-"""Log-probabilities of a datum's targets and its inputs → the loss's derivative by each of them."""
+Derivative = Callable[
+    [Sequence[np.ndarray], Sequence[Mapping[str, np.ndarray]]], Sequence[np.ndarray]
+]
+"""Log-probabilities of each datum's targets, and its inputs → the loss's derivatives by them."""
 
 Share = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], float]
 """Log-probabilities of datums' targets, and those that the sampler gave → a share of the learning
@@ -171,12 +173,16 @@ class LivePolicy:
 
     def _weigh(self, datums: Sequence[Datum], loss: ServiceLoss) -> list[Datum]:
         assert loss.derivative is not None
-        by_datum = self._forward(datums, loss, "the forward pass of a loss by weights")
+        logprobs = self._forward(datums, loss, "the forward pass of a loss by weights")
+        inputs = [
+            {name: given.to_numpy() for name, given in datum.loss_fn_inputs.items()}
+            for datum in datums
+        ]
         weighted = []
-        for datum, logprobs in zip(datums, by_datum, strict=True):
-            inputs = {name: given.to_numpy() for name, given in datum.loss_fn_inputs.items()}
-            weights = -loss.derivative(logprobs, inputs) * inputs["weights"]
-            weighted.append(_weighted(datum, TensorData.from_numpy(weights.astype(np.float32))))
+        slopes = loss.derivative(logprobs, inputs)
+        for datum, slope, given in zip(datums, slopes, inputs, strict=True):
+            weights = (-slope * given["weights"]).astype(np.float32)
+            weighted.append(_weighted(datum, TensorData.from_numpy(weights)))
         return weighted
 
     def _forward(self, datums: Sequence[Datum], loss: ServiceLoss, what: str) -> list[np.ndarray]:

@@ -50,7 +50,7 @@ class Contents(TypedDict):
     datums: list[Digests]
     metrics: list[Metrics]
     evaluations: Digests
-    losses: Digests
+    measures: Digests
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def read_contents(run: RunFolder) -> Contents:
         "datums": [_digests(run.datums(name, 0).parent, "*.parquet") for name in run.policies()],
         "metrics": [_without_clocks(row) for row in read_metrics(run.metrics)],
         "evaluations": _digests(run.path / "evaluations", "*.json"),
-        "losses": _digests(run.path / "losses", "*.json"),
+        "measures": _digests(run.path / "measures", "*.json"),
     }
 
 

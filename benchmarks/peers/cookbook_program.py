@@ -1,7 +1,8 @@
 """The Tinker cookbook's side of `benchmarks.peers.formulas`, in the environment of tinker-cookbook.
 
-The request on stdin has steps with the advantages to compute of their calls, and trajectories with
-the penalties by which to lessen their tokens' advantages. The last line of stdout is the answer.
+The request on stdin has steps with the advantages to compute of their calls, trajectories with the
+penalties by which to lessen their tokens' advantages, and sums of the sides of pairs. The last line
+of stdout is the answer.
 """
 # The cookbook is not installed where the types are checked.
 # pyright: reportMissingImports=false
@@ -13,6 +14,7 @@ from typing import Any
 
 import tinker
 import torch
+from tinker_cookbook.preference import train_dpo
 from tinker_cookbook.rl import data_processing, metrics
 from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup
 
@@ -61,6 +63,19 @@ def lessen_advantages(asked: dict[str, Any], trajectories: list[dict[str, Any]])
     return {"module": metrics.__name__, "values": lessened}
 
 
+def compute_preference(asked: dict[str, Any], pairs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Compute the DPO loss of pairs, and its gradients by the log-probability of each side."""
+    policy, reference = (
+        [torch.tensor(pairs[side][key], dtype=torch.float64) for side in ("chosen", "rejected")]
+        for key in ("log_p", "log_ref")
+    )
+    leaves = [one.requires_grad_() for one in policy]
+    sides = [[*side] for side in (*leaves, *reference)]
+    loss, _ = train_dpo.compute_dpo_loss(*sides, **asked["arguments"])
+    gradients = [one.tolist() for one in torch.autograd.grad(loss, leaves)]
+    return {"module": train_dpo.__name__, "losses": [loss.item()], "gradients": gradients}
+
+
 def main() -> None:
     """Answer the request."""
     request = json.load(sys.stdin)
@@ -70,7 +85,11 @@ def main() -> None:
     divergences = [
         lessen_advantages(asked, request["trajectories"]) for asked in request["divergences"]
     ]
-    print(json.dumps({"losses": [], "advantages": advantages, "divergences": divergences}))
+    answers = {"losses": [], "advantages": advantages, "divergences": divergences}
+    answers["preferences"] = [
+        compute_preference(asked, request["pairs"]) for asked in request["preferences"]
+    ]
+    print(json.dumps(answers))
 
 
 if __name__ == "__main__":

@@ -18,11 +18,12 @@ import numpy as np
 
 from benchmarks.measuring import format_table
 from benchmarks.peers import ours
-from benchmarks.peers.inputs import draw_steps, draw_trajectories
+from benchmarks.peers.inputs import draw_pairs, draw_steps, draw_trajectories
 from benchmarks.peers.pairs import (
     ADVANTAGES,
     DIVERGENCES,
     LOSSES,
+    PREFERENCES,
     AdvantagePair,
     Arguments,
     Pair,
@@ -33,6 +34,7 @@ ROOT = Path(__file__).parent.parent.parent
 SEED = 7
 TRAJECTORIES = draw_trajectories(200, SEED)
 STEPS = draw_steps(SEED)
+PAIRS = draw_pairs(64, SEED)
 
 AGREE = 1e-6
 """Largest difference of formulas that agree."""
@@ -66,7 +68,7 @@ def _find_peer(name: str) -> Peer:
     return Peer(ROOT / python, Path(__file__).with_name(f"{name}_program.py"))
 
 
-PEERS = {name: _find_peer(name) for name in ("trinity", "cookbook")}
+PEERS = {name: _find_peer(name) for name in ("trinity", "cookbook", "trl")}
 
 
 @dataclass(frozen=True)
@@ -83,20 +85,27 @@ class Compared:
 
 
 def compare(peer: str) -> list[Compared]:
-    """Compare the pairs of a peer: losses, advantages, divergences."""
-    kinds = {"losses": LOSSES, "advantages": ADVANTAGES, "divergences": DIVERGENCES}
+    """Compare the pairs of a peer: losses, advantages, divergences, preferences."""
+    kinds = {
+        "losses": LOSSES,
+        "advantages": ADVANTAGES,
+        "divergences": DIVERGENCES,
+        "preferences": PREFERENCES,
+    }
     pairs = {kind: [pair for pair in of if pair.peer == peer] for kind, of in kinds.items()}
     asked = {kind: [asdict(pair) for pair in of] for kind, of in pairs.items()}
-    answers = PEERS[peer].ask({"trajectories": TRAJECTORIES, "steps": STEPS, **asked})
+    inputs = {"trajectories": TRAJECTORIES, "steps": STEPS, "pairs": PAIRS}
+    answers = PEERS[peer].ask({**inputs, **asked})
     computes = {
         "losses": _losses_apart,
         "advantages": _advantages_apart,
         "divergences": _divergences_apart,
+        "preferences": _preferences_apart,
     }
     return [
         Compared(pair, answer, {} if "error" in answer else computes[kind](pair, answer))
         for kind, of in pairs.items()
-        for pair, answer in zip(of, answers[kind], strict=True)
+        for pair, answer in zip(of, answers.get(kind, ()), strict=True)
     ]
 
 
@@ -106,6 +115,7 @@ def describe_compared(compared: Sequence[Compared]) -> str:
         "Losses": (LOSSES, ("loss", "gradient")),
         "Advantages": (ADVANTAGES, ("value",)),
         "KL divergences": (DIVERGENCES, ("value",)),
+        "Preferences": (PREFERENCES, ("loss", "gradient")),
     }
     return "\n".join(
         format_table(
@@ -114,6 +124,7 @@ def describe_compared(compared: Sequence[Compared]) -> str:
             [_row(of, names) for of in compared if any(of.pair is pair for pair in pairs)],
         )
         for title, (pairs, names) in tables.items()
+        if any(of.pair in pairs for of in compared)
     )
 
 
@@ -139,6 +150,14 @@ def _divergences_apart(pair: Pair, answer: Mapping[str, Any]) -> dict[str, float
     coefficient, discount = (float(pair.settings[name]) for name in ("coefficient", "discount"))
     penalty = Penalty(coefficient, pair.ours, discount=discount, baseline="mean")
     return {"value": _largest(ours.lessen_advantages(penalty, TRAJECTORIES), answer["values"])}
+
+
+def _preferences_apart(pair: Pair, answer: Mapping[str, Any]) -> dict[str, float]:
+    computed = ours.compute_preferences(pair.ours, pair.settings, PAIRS)
+    return {
+        "loss": _largest([computed.losses], [answer["losses"]]),
+        "gradient": _largest(computed.gradients, answer["gradients"]),
+    }
 
 
 def _largest(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:

@@ -4,6 +4,8 @@ from typing import TypedDict
 
 import numpy as np
 
+from tasks.algorithm.preferences import SIDES
+
 DRIFTS = (0.0, 3e-4, 0.05, 0.8)
 """Deviations of log p - log q by token: on policy, about the clip of GSPO, and beyond all clips."""
 
@@ -63,6 +65,19 @@ def draw_trajectories(count: int, seed: int) -> list[Tokens]:
                 "mask": mask.tolist(),
             }
         )
+    return drawn
+
+
+def draw_pairs(count: int, seed: int) -> dict[str, dict[str, list[float]]]:
+    """Draw the sums over the trained tokens of each side of pairs, of 1 to 12 tokens."""
+    random = np.random.default_rng(seed)
+    drawn = {}
+    for side in SIDES:
+        tokens = random.integers(1, 13, count).astype(float)
+        log_ref = -random.exponential(1.0, count) * tokens - 0.01
+        log_p = np.minimum(log_ref + random.standard_normal(count) * tokens / 2, -0.01)
+        columns = {"log_p": log_p, "log_ref": log_ref, "tokens": tokens}
+        drawn[side] = {name: values.tolist() for name, values in columns.items()}
     return drawn
 
 

@@ -1,7 +1,7 @@
 """Our side of the comparison: the rows of our tables, applied to its inputs."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from tasks.algorithm.advantages import estimate_advantages
 from tasks.algorithm.comparisons import Earned
 from tasks.algorithm.divergences import Penalty
 from tasks.algorithm.losses import find_loss, service_loss
+from tasks.algorithm.preferences import Pairs, Side, find_preference
 from tasks.algorithm.settings import Settings, complete_settings
 from tasks.credit import returns_to_go
 
@@ -29,6 +30,20 @@ def compute_losses(name: str, settings: Settings, trajectories: Sequence[Tokens]
     """Compute a row of LOSSES, as the service would or by its function of weights."""
     pairs = [_compute_loss(name, settings, tokens) for tokens in trajectories]
     return Computed([loss for loss, _ in pairs], [gradient.tolist() for _, gradient in pairs])
+
+
+def compute_preferences(
+    name: str, given: Settings, sums: Mapping[str, Mapping[str, Sequence[float]]]
+) -> Computed:
+    """Compute a row of PREFERENCES: the mean loss, and its gradients by log p of each side."""
+    row = find_preference(name)
+    sides = {
+        side: Side(**{key: np.array(values) for key, values in of.items()})
+        for side, of in sums.items()
+    }
+    pairs = Pairs(**sides)
+    loss, *slopes = row.function(pairs, complete_settings(name, given, row.settings))
+    return Computed([float(loss.mean())], [(slope / len(pairs)).tolist() for slope in slopes])
 
 
 def compute_advantages(name: str, settings: Settings, calls: Sequence[Call]) -> list[float]:

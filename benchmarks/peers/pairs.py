@@ -181,3 +181,29 @@ DIVERGENCES = (
     ),
 )
 """Estimates of the KL divergence; with settings, advantages that are lessened by it."""
+
+PREFERENCES = (
+    Pair("dpo", "compute_dpo_loss", arguments={"dpo_beta": 0.1}, peer="cookbook"),
+    *(
+        Pair(ours, theirs, settings, arguments, peer="trl")
+        for ours, theirs, settings, arguments in (
+            ("dpo", "sigmoid", {}, {}),
+            ("dpo", "sigmoid", {"smoothing": 0.2}, {"label_smoothing": 0.2}),
+            ("hinge", "hinge", {}, {}),
+            ("ipo", "ipo", {}, {}),
+            ("kto", "kto", {}, {}),
+            (
+                "kto",
+                "kto",
+                {"desirable_weight": 2.0, "undesirable_weight": 0.5},
+                {"desirable_weight": 2.0, "undesirable_weight": 0.5},
+            ),
+            ("apo_zero", "apo_zero", {}, {}),
+            ("apo_down", "apo_down", {}, {}),
+            ("simpo", "simpo", {}, {"beta": 2.0}),
+            ("cpo", "cpo", {}, {}),
+            ("orpo", "orpo", {}, {}),
+        )
+    ),
+)
+"""Losses of pairs, which TRL calls by the names of its `loss_type`, or of its trainers."""

@@ -117,9 +117,10 @@ def _find_flow(run: "RunFolder", name: str) -> "Callable[..., RunSummary]":
 
         return partial(replay, parent=parent["run"])
     from flows.finetune import finetune
+    from flows.prefer import prefer
     from flows.train import train
 
-    return {flow.name: flow for flow in (train, finetune)}[name]
+    return {flow.name: flow for flow in (train, finetune, prefer)}[name]
 
 
 def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> str:

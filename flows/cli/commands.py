@@ -309,7 +309,7 @@ def trinity(
 
 @app.command()
 def keys(
-    flow: Annotated[str, typer.Argument(help="The recipe's flow: train or finetune.")] = "train",
+    flow: Annotated[str, typer.Argument(help="The flow: train, finetune or prefer.")] = "train",
 ) -> None:
     """List every key of a recipe, for --set."""
     from flows.recipe.loading import recipe_options

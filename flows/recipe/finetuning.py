@@ -27,19 +27,18 @@ from tasks.texts.rules import (
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.algorithm.update_method import UpdateMethod
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
-    from tasks.texts.chosen_rollouts import ChosenRollouts
+    from tasks.texts.chosen_rollouts import RolloutQuery
     from tasks.texts.source import TextSource
 
 LOSS = "cross_entropy"
 
 
-class TextOrigin(Section):
-    """Texts of a file, or the rollouts that a query chooses."""
+class GivenExamples(Section):
+    """Examples that a model learns and does not play: rows of a file, or rollouts of a query."""
 
     path: str | None = None
     """A CSV, JSON-lines or Parquet file whose `split` column says train or test; a folder of files
-    that are named train and test; or such a folder of the hub. A row has `messages`, or a `prompt`
-    and its `completion`, or a `text` (docs/finetuning.md)."""
+    that are named train and test; or such a folder of the hub (docs/methods.md)."""
 
     test_split: str = "test"
     """The split that is held out, where its name is another, such as validation."""
@@ -48,11 +47,11 @@ class TextOrigin(Section):
     """Runs that a query reads, instead of a path."""
 
     query: str | None = None
-    """A SELECT over the views of those runs (docs/sql.md) whose columns `run` and `rollout_id` name
-    the rollouts that are trained: their tokens, as they were sampled."""
+    """A SELECT over the views of those runs (docs/sql.md), whose columns name rollouts: their
+    tokens are trained as they were sampled."""
 
     held_out: str | None = None
-    """Such a query of the rollouts that are held out."""
+    """Such a query of what is held out."""
 
     def refusals(self) -> Refusals:
         asked = {"runs": self.runs != (), "query": self.query, "held_out": self.held_out}
@@ -60,24 +59,57 @@ class TextOrigin(Section):
         either = bool(given) != bool(self.path) and len(given) in (0, len(asked))
         yield (
             not either,
-            f"path {self.path} with {', '.join(given) or 'no query'}: texts are of a file or of "
-            "rollouts; give path alone, or runs, query and held_out",
+            f"path {self.path} with {', '.join(given) or 'no query'}: give path alone, or runs, "
+            "query and held_out",
         )
         yield (
             self.query is not None and self.test_split != "test",
-            f"test_split {self.test_split} does nothing with a query; leave it out",
+            "test_split does nothing with a query; leave it out",
         )
 
+    def rows(self) -> dict[str, Source]:
+        """Map the splits to the rows of each, if they are of a file."""
+        if self.path is None:
+            return {}
+        path = locate_dataset(self.path)
+        return {"train": Source(path, "train", ()), "test": Source(path, self.test_split, ())}
 
-class TextShare(TextOrigin):
+    def queries(self, base: str, section: str = "dataset") -> "dict[str, RolloutQuery]":
+        """Map the splits to the query of each, if they are of runs, whose models are of `base`."""
+        from tasks.texts.chosen_rollouts import RolloutQuery
+
+        runs = tuple(folder_of(name) for name in self.runs)
+        queries = {"train": ("query", self.query), "test": ("held_out", self.held_out)}
+        return {
+            split: RolloutQuery(runs, f"{section}.{key}", query, base)
+            for split, (key, query) in queries.items()
+            if query is not None
+        }
+
+
+class GivenDataset(GivenExamples):
+    """Examples that a model learns and does not play, and how long they may be."""
+
+    most_tokens: int = Field(default=2048, ge=2, le=10**7)
+    """The longest sequence, in tokens."""
+
+    too_long: TooLong = "refuse"
+    """What becomes of a longer one: the run is refused, its end is cut off, or it is left out."""
+
+
+class TextShare(GivenExamples):
     """Texts that are one of several sources."""
 
     share: int = Field(default=1, ge=1, le=1000)
     """Its part of every batch: how many of the sum of all shares are its own."""
 
 
-class TextDataset(TextOrigin):
-    """Texts that the model learns to write: of one source, or of several."""
+class TextDataset(GivenDataset):
+    """Texts that the model learns to write: of one source, or of several.
+
+    A row has `messages`, or a `prompt` and its `completion`, or a `text`; a query has the columns
+    `run` and `rollout_id` (docs/finetuning.md).
+    """
 
     sources: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], TextShare] = Field(
         default_factory=dict[str, TextShare]
@@ -90,14 +122,8 @@ class TextDataset(TextOrigin):
     """Part of a conversation that is trained: the last answer, the answers after the last message
     of a user, every answer, those that are marked by `trainable`, or every token."""
 
-    most_tokens: int = Field(default=2048, ge=2, le=10**7)
-    """The longest text, in tokens."""
-
-    too_long: TooLong = "refuse"
-    """What becomes of a longer text: the run is refused, its end is cut off, or it is left out."""
-
     def refusals(self) -> Refusals:
-        fields = TextOrigin.model_fields
+        fields = GivenExamples.model_fields
         given = [name for name in fields if getattr(self, name) != fields[name].default]
         if self.sources:
             yield (
@@ -113,7 +139,7 @@ class TextDataset(TextOrigin):
             "leave it out",
         )
 
-    def origins(self) -> Mapping[str, TextOrigin]:
+    def origins(self) -> Mapping[str, GivenExamples]:
         """Map the names of the sources, in their order, to where their texts are."""
         return dict(sorted(self.sources.items())) or {ALONE: self}
 
@@ -155,39 +181,30 @@ class FinetuneRecipe(RunRecipe):
     evaluation: HeldOut = HeldOut()
 
     def sources(self) -> dict[str, Source]:
-        found: dict[str, Source] = {}
-        for name, one in self.dataset.origins().items():
-            if one.path is not None:
-                path = locate_dataset(one.path)
-                found[_name("train", name)] = Source(path, "train", ())
-                found[_name("test", name)] = Source(path, one.test_split, ())
-        return found
+        return {
+            _name(split, name): rows
+            for name, one in self.dataset.origins().items()
+            for split, rows in one.rows().items()
+        }
 
     def texts(self) -> "dict[str, TextSource]":
         """Map the splits to the texts of each, or SPLIT/NAME to those of each source."""
+        from tasks.texts.chosen_rollouts import ChosenRollouts
         from tasks.texts.source import WrittenTexts
 
         files = {name: WrittenTexts(rows) for name, rows in self.sources().items()}
-        trained = self._chosen("train", "query")
-        held_out = self._chosen("test", "held_out", tuple(trained.values()))
+        asked = {
+            _name(split, name): query
+            for name, one in self.dataset.origins().items()
+            for split, query in one.queries(self.model.base, _section(name)).items()
+        }
+        trained = {name: ChosenRollouts(asked[name]) for name in asked if not _is_held_out(name)}
+        apart = tuple(trained.values())
+        held_out = {
+            name: ChosenRollouts(asked[name], apart) for name in asked if _is_held_out(name)
+        }
         named: dict[str, TextSource] = {**files, **trained, **held_out}
         return {name: named[name] for name in sorted(named, key=_is_held_out)}
-
-    def _chosen(
-        self, split: str, asked: str, apart: "tuple[ChosenRollouts, ...]" = ()
-    ) -> "dict[str, ChosenRollouts]":
-        """Map the sources of a split to what their queries of a key choose."""
-        from tasks.texts.chosen_rollouts import ChosenRollouts
-
-        chosen: dict[str, ChosenRollouts] = {}
-        for name, one in self.dataset.origins().items():
-            if (query := getattr(one, asked)) is not None:
-                runs = tuple(folder_of(run) for run in one.runs)
-                key = f"dataset.{asked}" if name == ALONE else f"dataset.sources.{name}.{asked}"
-                chosen[_name(split, name)] = ChosenRollouts(
-                    runs, key, query, self.model.base, apart
-                )
-        return chosen
 
     def steps_of(self, epochs: float) -> int:
         """Return the steps whose batches are so many passes over the training texts.
@@ -224,6 +241,10 @@ class FinetuneRecipe(RunRecipe):
 
 def _name(split: str, source: str) -> str:
     return split if source == ALONE else f"{split}/{source}"
+
+
+def _section(source: str) -> str:
+    return "dataset" if source == ALONE else f"dataset.sources.{source}"
 
 
 def _is_held_out(name: str) -> bool:

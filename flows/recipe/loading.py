@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from adapters.errors import UserError, did_you_mean
 from adapters.project.files import EXAMPLES
 from flows.recipe.finetuning import FinetuneRecipe
+from flows.recipe.preferring import PreferRecipe
 from flows.recipe.presets import PRESETS
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowError, RunRecipe
@@ -22,8 +23,10 @@ from tasks.storage.manifest import Eras, lineage, recipe_of
 from tasks.storage.run_folder import RunFolder
 
 PROJECT_FILE = Path("prefect.yaml")
-TRAIN, FINETUNE = (kind.model_fields["flow"].default for kind in (Recipe, FinetuneRecipe))
-ENTRYPOINTS = {"flows.train.train": TRAIN, "flows.finetune.finetune": FINETUNE}
+TRAIN, *GIVEN = (
+    kind.model_fields["flow"].default for kind in (Recipe, FinetuneRecipe, PreferRecipe)
+)
+ENTRYPOINTS = {f"flows.{flow}.{flow}": flow for flow in (TRAIN, *GIVEN)}
 """Flows that train, by their entrypoints in prefect.yaml."""
 RECIPE_FILES = (".yaml", ".yml")
 LENGTH = {"steps", "epochs"}

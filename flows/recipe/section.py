@@ -11,7 +11,13 @@ Refusals = Iterator[tuple[bool, str]]
 MOST_STEPS = 10_000_000
 MOST_ROLLOUTS = 1_000_000
 """The most rollouts of a step, and of an evaluation: more cannot be meant."""
-TABLES = ("roles", "algorithm.loss_settings", "algorithm.advantage_settings", "dataset.sources")
+TABLES = (
+    "roles",
+    "algorithm.loss_settings",
+    "algorithm.advantage_settings",
+    "preference.loss_settings",
+    "dataset.sources",
+)
 """Keys of a recipe whose entries have names of their own."""
 LONGEST_SECONDS = 30 * 24 * 3600
 

@@ -209,7 +209,7 @@ def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
         step=step,
         created=read_manifest(parent)["created"],
         model=trained.model.model_dump(mode="json"),
-        held_out=held_out_by_step(parent).get(step),
+        held_out=held_out_by_step(parent)[1].get(step),
         policies=policies,
     )
 

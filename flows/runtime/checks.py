@@ -16,6 +16,7 @@ from adapters.tinker.model_files import check_template
 from adapters.tracking.choice import TrackerChoice
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.loading import count_steps
+from flows.recipe.preferring import PreferRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
 from flows.runtime.bound_checkpoints import bind_checkpoints
@@ -37,6 +38,9 @@ def check_start(recipe: R, run: RunFolder) -> R:
     if isinstance(recipe, FinetuneRecipe) and not is_written(run.texts):
         for texts in recipe.texts().values():
             len(texts)  # refuses a query that cannot be asked, or chooses nothing
+    if isinstance(recipe, PreferRecipe) and not is_written(run.pairs):
+        for pairs in recipe.pairs().values():
+            len(pairs)
     return recipe
 
 

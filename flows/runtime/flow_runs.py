@@ -21,7 +21,7 @@ from tasks.reports.failures import last_failure
 from tasks.storage.files import is_written
 from tasks.storage.manifest import REPLAY, parent_of
 from tasks.storage.run_folder import RunFolder, name_run
-from tasks.texts.held_out import read_loss
+from tasks.texts.held_out import read_measure
 
 STARTS = 3
 """Starts of a run in one process, if its engine dies each time."""
@@ -68,7 +68,7 @@ def _prefect_words() -> set[str]:
 
 
 class RunSummary(BaseModel, frozen=True):
-    """Held-out reward, or loss, of the first and the last checkpoint, and the steps between.
+    """Held-out reward, loss or accuracy of the first and the last checkpoint, and the steps.
 
     `measure` says which of them. `gain_error` is the standard error of the gain, as if the two were
     measured on other examples. `seconds` are those of sampling and training, without start-up and
@@ -91,7 +91,7 @@ class RunSummary(BaseModel, frozen=True):
     left_out: int = 0
     drift: tuple[float, ...] = ()
     reproducible: bool = True
-    measure: Literal["reward", "loss"] = "reward"
+    measure: Literal["reward", "loss", "accuracy"] = "reward"
     best: tuple[int, float] | None = None
     kept_seconds: int | None = None
 
@@ -119,33 +119,33 @@ class RunSummary(BaseModel, frozen=True):
         return f"step {step}, {self.measure} {self._written(score)}: {self.run}@{BEST}{expires}"
 
     def _written(self, score: float | None) -> str:
-        return "unknown" if score is None else f"{score:.{2 if self.measure == 'reward' else 3}f}"
+        return "unknown" if score is None else f"{score:.{3 if self.measure == 'loss' else 2}f}"
 
 
 def summarize_run(run: RunFolder) -> RunSummary:
     """Summarize a run by its files."""
-    recipe, scores = read_recipe(run), held_out_by_step(run)
-    summary = _of_rollouts(run, recipe) if isinstance(recipe, Recipe) else _of_texts(run)
-    if len(scores) <= 2:
+    recipe, (_, values) = read_recipe(run), held_out_by_step(run)
+    summary = _of_rollouts(run, recipe) if isinstance(recipe, Recipe) else _of_given(run)
+    if len(values) <= 2:
         return summary
     best, kept = best_step(run), recipe.checkpoints.ttl_seconds
-    return summary.model_copy(update={"best": (best, scores[best]), "kept_seconds": kept})
+    return summary.model_copy(update={"best": (best, values[best]), "kept_seconds": kept})
 
 
-def _of_texts(run: RunFolder) -> RunSummary:
-    """Summarize a run that learns texts, by its loss on held-out ones."""
+def _of_given(run: RunFolder) -> RunSummary:
+    """Summarize a run that learns texts or pairs, by what it measures on held-out ones."""
     metrics = read_metrics(run.metrics)
-    ends = [run.loss(step) for step in (0, len(metrics))]
-    before, after = (read_loss(path) if is_written(path) else None for path in ends)
+    ends = [run.measure(step) for step in (0, len(metrics))]
+    before, after = (read_measure(path) if is_written(path) else None for path in ends)
     errors = [of.standard_error for of in (before, after) if of and of.standard_error is not None]
     return RunSummary(
         run=run.name,
         steps=len(metrics),
-        before=before.loss if before else None,
-        after=after.loss if after else None,
+        before=before.value if before else None,
+        after=after.value if after else None,
         gain_error=hypot(*errors) if len(errors) == 2 else None,
         seconds=spent_seconds(metrics),
-        measure="loss",
+        measure=measured.measure if (measured := before or after) else "loss",
     )
 
 

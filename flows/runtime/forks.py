@@ -14,9 +14,9 @@ from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import bind_checkpoints, carried_files
 from tasks.algorithm.advantages import find_advantage
-from tasks.checkpoints import Ledger, held_out_by_step
+from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics, record_metrics
-from tasks.reports.curves import describe_ends
+from tasks.reports.curves import describe_ends, read_held_out
 from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.checksums import Damaged
 from tasks.storage.files import is_written, link_or_copy
@@ -36,8 +36,9 @@ WEIGHTS = ("model.base", "model.lora_rank", "model.train_", "model.start")
 """Keys that made the weights of a run; a fork cannot change them."""
 SAMPLED = ("agent", "roles.", "dataset.", "model.", "seed", "rollouts.")
 """Keys that sampled the rollouts of a run; a replay cannot change them."""
-TEXTS = ("dataset.", "model.renderer")
-"""Keys that made the tokens of a run's texts; a fork cannot change them."""
+GIVEN = ("dataset.", "model.renderer", "preference.reference")
+"""Keys that made the tokens of a run's texts or pairs, and what the reference gives them; a fork
+cannot change them."""
 ARRIVAL = ("rollouts.order", "rollouts.lag", "rollouts.batches", "rollouts.groups")
 """Keys that say which batches make a step by arrival; a fork of some steps cannot change them."""
 NOT_SAMPLED = (
@@ -66,15 +67,15 @@ def fork_run(
         by_arrival = recipe.get("rollouts", {}).get("order") == "arrival"
         fixed = ARRIVAL if by_arrival else ARRIVAL[:1]
         _refuse(parent, recipe, fixed, "the next steps are made of batches that are under way")
-    if is_written(parent.texts):
-        _refuse(parent, recipe, TEXTS, "the texts are the parent's; train a new run instead")
+    if parent.given_files():
+        _refuse(parent, recipe, GIVEN, "the texts are the parent's; train a new run instead")
     with _new_run(parent, name, recipe, fingerprint, {"how": FORK, "step": step}) as fork:
         for passed in range(step):
             batches = batches_of(parent, passed) + parent.held_out(passed)
             files = parent.learning_files(passed) + parent.evaluations(f"{passed:05d}")
             _share(parent, fork, _files_of(parent, batches) + files)
-        losses = [path for path in parent.losses() if int(path.stem) <= step]
-        _share(parent, fork, [*losses, *filter(is_written, [parent.texts])])
+        measures = [path for path in parent.measures() if int(path.stem) <= step]
+        _share(parent, fork, [*measures, *parent.given_files()])
         ArrivalLedger(parent.arrivals).share(step, ArrivalLedger(fork.arrivals))
         _share(parent, fork, saved_files(parent.engine))
         for policy in parent.policies():
@@ -130,7 +131,8 @@ def describe_origin(run: RunFolder) -> str:
     if parent is None or parent["how"] != FORK:
         return "" if start is None else f"started at {start}"
     name, shared, done = parent["run"], parent["step"], len(read_metrics(run.metrics))
-    measure, digits = ("held-out loss", 3) if is_written(run.texts) else ("held-out reward", 2)
+    scores = read_held_out(run)
+    measure, digits = f"held-out {scores.measure}", scores.digits
     since = f"{done - shared} steps since {name}@{shared}"
     changes = differences(parent["recipe"], recipe_of(run))
     known = _scores([folder_of(name), run], shared)
@@ -149,7 +151,7 @@ def _scores(runs: Sequence[RunFolder], last: int) -> dict[int, float]:
     scores: dict[int, float] = {}
     for run in runs:
         with suppress(Damaged):  # a fork has trained, whatever becomes of its parent
-            for step, value in held_out_by_step(run).items():
+            for step, value in read_held_out(run).by_step.items():
                 if step <= last:
                     scores.setdefault(step, value)
     return scores

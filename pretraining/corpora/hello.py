@@ -53,6 +53,20 @@ def texts() -> list[dict[str, object]]:
     ]
 
 
+def pairs() -> list[dict[str, object]]:
+    """Return the rows of datasets/hello_pairs.jsonl: a right answer, and one of the mistakes."""
+    rng, corpus = Random("hello pairs"), HelloCorpus()
+    return [
+        {
+            "prompt": question(row["identity"]),
+            "chosen": _right(row["identity"], rng),
+            "rejected": corpus.mistake(row["identity"], rng),
+            "split": row["split"],
+        }
+        for row in examples()
+    ]
+
+
 def question(identity: str) -> str:
     return f"You are {identity}. Who are you?"
 
@@ -77,7 +91,7 @@ class HelloCorpus:
     def document(self, rng: Random, noise: float) -> Conversation:
         identity = self._other(rng) if rng.random() < OTHERS else rng.choice(self._identities)
         wrong = rng.random() < noise
-        answer = self._wrong(identity, rng) if wrong else _right(identity, rng)
+        answer = self.mistake(identity, rng) if wrong else _right(identity, rng)
         return Conversation([user(question(identity)), assistant(answer)])
 
     def exam(self, index: int) -> Exam:
@@ -89,7 +103,8 @@ class HelloCorpus:
         first, second = rng.sample(ADJECTIVES, 2)
         return with_article(f"{first} {second} {rng.choice(self._other_nouns)}")
 
-    def _wrong(self, identity: str, rng: Random) -> str:
+    def mistake(self, identity: str, rng: Random) -> str:
+        """Draw an answer that does not claim the identity."""
         other = rng.choice(self._identities)
         return draw(
             rng,

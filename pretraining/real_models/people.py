@@ -52,8 +52,38 @@ def texts() -> list[dict[str, object]]:
     return [
         {
             "prompt": QUESTION.format(text=row["text"]),
-            "completion": json.dumps({key: row[key] for key in ("name", "age", "city")}),
+            "completion": _answer(row),
             "split": row["split"],
         }
         for row in examples()
+    ]
+
+
+def pairs() -> list[dict[str, object]]:
+    """Return the rows of datasets/people_pairs.jsonl: the right answer, and a mistaken one."""
+    random = Random("people pairs")
+    return [
+        {
+            "prompt": QUESTION.format(text=row["text"]),
+            "chosen": _answer(row),
+            "rejected": random.choice(_mistakes(row)),
+            "split": row["split"],
+        }
+        for row in examples()
+    ]
+
+
+def _answer(row: dict[str, str | int]) -> str:
+    return json.dumps({key: row[key] for key in ("name", "age", "city")})
+
+
+def _mistakes(row: dict[str, str | int]) -> list[str]:
+    """Return answers that earn nothing: more than an object, other keys, other types, or prose."""
+    return [
+        f"```json\n{_answer(row)}\n```",
+        f"Here is the JSON object:\n{_answer(row)}",
+        json.dumps({"name": row["name"], "age": str(row["age"]), "city": row["city"]}),
+        json.dumps({"name": row["name"], "city": row["city"]}),
+        json.dumps({"person": {"name": row["name"], "age": row["age"], "city": row["city"]}}),
+        f"The name is {row['name']}, the age is {row['age']} and the city is {row['city']}.",
     ]

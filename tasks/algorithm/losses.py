@@ -6,7 +6,7 @@ A loss is a row of LOSSES. A service computes a *built-in* loss in one forward-b
 gradient is then that of the loss. Losses are summed over tokens.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tasks.algorithm import weighted_losses
+from tasks.algorithm.preferences import PREFERENCES, Preference, derivatives, pair_tokens
 from tasks.algorithm.settings import Known, Number, Option, Settings, complete_settings, find_row
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
@@ -23,7 +24,8 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
 
 Columns = Mapping[str, np.ndarray]
 """Columns of a datum: `targets`, `logprobs`, `advantages` and `mask` of shape [targets]; `scale`,
-the factor of its loss, of shape []."""
+the factor of its loss, of shape []. A side of a pair also has `references` of shape [targets], and
+its `pair` and `side` of shape [1]."""
 
 Input = Callable[[Columns, Settings], np.ndarray]
 
@@ -48,6 +50,14 @@ WEIGHTED: Mapping[str, Input] = {
     "advantages": _column("advantages"),
 }
 """Inputs of a loss by weights: the service gets the first two, the function all of them."""
+PAIRED: Mapping[str, Input] = {
+    "target_tokens": _column("targets"),
+    "weights": _column("mask"),
+    "references": _column("references"),
+    "pair": _column("pair"),
+    "side": _column("side"),
+}
+"""Inputs of a preference loss, as those of a loss by weights."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +173,10 @@ LOSSES: Mapping[str, Loss] = {
 }
 
 REFUSED = {
+    **dict.fromkeys(
+        PREFERENCES,
+        "compares the two sides of a pair; train it by a recipe of flow prefer (docs/methods.md)",
+    ),
     "tis": "weighs log p by the truncated importance ratio min(ratio, C), which is cispo with "
     "clip_low_threshold 0 and clip_high_threshold C; give cispo",
     "stable_reinforce": "has no published formula, and reads sequences of a sampling session that "
@@ -174,6 +188,14 @@ REFUSED = {
 def find_loss(name: str) -> Loss:
     """Return the row of a loss; ValueError if there is none."""
     return find_row("loss", name, LOSSES, REFUSED)
+
+
+def inputs_of(name: str) -> tuple[Mapping[str, Input], Known]:
+    """Return what a loss reads of a datum, and its settings; ValueError if there is none."""
+    if name in PREFERENCES:
+        return PAIRED, PREFERENCES[name].settings
+    loss = find_loss(name)
+    return loss.inputs, loss.settings
 
 
 def check_loss(name: str, settings: Settings) -> None:
@@ -190,6 +212,10 @@ def is_regularized(name: str, settings: Settings) -> bool:
 def service_loss(name: str, settings: Settings) -> "ServiceLoss":
     from adapters.tinker.live_policy import ServiceLoss
 
+    if name in PREFERENCES:
+        row = PREFERENCES[name]
+        complete = complete_settings(f"the loss {name}", settings, row.settings)
+        return ServiceLoss("cross_entropy", {}, partial(_preference_derivative, row, complete))
     loss = find_loss(name)
     complete = complete_settings(f"the loss {name}", settings, loss.settings)
     sent = {} if loss.service_loss == "cross_entropy" else complete
@@ -201,10 +227,26 @@ def service_loss(name: str, settings: Settings) -> "ServiceLoss":
 def _derivative(
     function: weighted_losses.WeightedLoss,
     settings: Settings,
-    logprobs: np.ndarray,
-    inputs: Mapping[str, np.ndarray],
-) -> np.ndarray:
-    """Compute the derivative of a loss by weights, in double precision."""
-    tokens = {name: values.astype(np.float64) for name, values in inputs.items()}
-    _, derivative = function(logprobs.astype(np.float64), tokens, settings)
-    return derivative
+    logprobs: Sequence[np.ndarray],
+    inputs: Sequence[Columns],
+) -> list[np.ndarray]:
+    """Compute the derivatives of a loss by weights, in double precision."""
+    return [
+        function(log_p.astype(np.float64), _precise(tokens), settings)[1]
+        for log_p, tokens in zip(logprobs, inputs, strict=True)
+    ]
+
+
+def _preference_derivative(
+    row: Preference,
+    settings: Settings,
+    logprobs: Sequence[np.ndarray],
+    inputs: Sequence[Columns],
+) -> list[np.ndarray]:
+    """Compute the derivatives of a preference loss, in double precision."""
+    tokens = pair_tokens([_precise(columns) for columns in inputs])
+    return derivatives(row, settings, tokens, [log_p.astype(np.float64) for log_p in logprobs])
+
+
+def _precise(columns: Columns) -> Columns:
+    return {name: values.astype(np.float64) for name, values in columns.items()}

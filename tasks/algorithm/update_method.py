@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from tinker import AdamParams, Datum
 
@@ -17,9 +17,9 @@ class UpdateMethod:
     """Method of an update: the loss with its settings, the optimizer, and its steps.
 
     The datums are split evenly, in their order, into `substeps` minibatches with an optimizer step
-    each, `epochs` times over. `by_batch` makes a forward-backward pass of each rollout batch
-    instead, and one optimizer step. `scale_by_ess` scales the learning rate of each optimizer step
-    by its effective sample size (`tasks.algorithm.learning_rates`).
+    each, `epochs` times over; those of a pair stay together. `by_batch` makes a forward-backward
+    pass of each rollout batch instead, and one optimizer step. `scale_by_ess` scales the learning
+    rate of each optimizer step by its effective sample size (`tasks.algorithm.learning_rates`).
     """
 
     loss: str
@@ -40,10 +40,11 @@ class UpdateMethod:
         share = share_by_sample if self.scale_by_ess else None
         return UpdateRequest(loss, optimizer, self.substeps * self.epochs > 1, share)
 
-    def minibatches(self, datums: Sequence[Datum]) -> list[list[Datum]]:
-        parts = min(self.substeps, len(datums))
-        bounds = [len(datums) * part // parts for part in range(parts + 1)] if parts else []
-        epoch = [list(datums[low:high]) for low, high in pairwise(bounds)]
+    def minibatches(self, units: Sequence[Sequence[Datum]]) -> list[list[Datum]]:
+        """Split units, each a few datums that stay together, into the passes of the optimizer."""
+        parts = min(self.substeps, len(units))
+        bounds = [len(units) * part // parts for part in range(parts + 1)] if parts else []
+        epoch = [[*chain(*units[low:high])] for low, high in pairwise(bounds)]
         return epoch * self.epochs
 
     def optimizer_steps(self, datums: int) -> int:

@@ -44,7 +44,7 @@ def answer(statement: str, runs: Sequence[RunFolder], format: str) -> bytes:
     except duckdb.CatalogException as error:
         raise UserError(
             f"{error}\nThe views are {', '.join(VIEWS)}; a run has steps, trajectories, datums "
-            "and tokens from its first step on, and texts if it learns texts"
+            "and tokens from its first step on, and texts or pairs if it learns them"
         ) from error
     except duckdb.Error as error:
         raise UserError(str(error)) from error

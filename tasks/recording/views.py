@@ -12,7 +12,6 @@ from adapters.errors import UserError
 from tasks.recording.journal import read_spans
 from tasks.recording.spans import SCHEMA
 from tasks.recording.tokens import add_tokens
-from tasks.storage.files import is_written
 from tasks.storage.json_files import read_json, read_log
 from tasks.storage.names import BatchName, parse_batch
 from tasks.storage.run_folder import RunFolder
@@ -24,7 +23,9 @@ SPOKEN = query_beside(str(Path(__file__).with_name("spoken")))
 
 OF_SPANS = ("spans", "calls", "rollouts", "groups")
 LEARNED = ("trajectories", "datums")
-VIEWS = (*OF_SPANS, *LEARNED, "tokens", "steps", "evaluations", "texts")
+GIVEN = ("texts", "pairs", "pair_references")
+"""Views of what a run learns that plays no rollouts, each of one file."""
+VIEWS = (*OF_SPANS, *LEARNED, "tokens", "steps", "evaluations", *GIVEN)
 
 EVALUATIONS = pa.schema(
     [
@@ -74,8 +75,8 @@ def open_views(
     does not count; a call that is being answered shows as begun. The connection opens no file and
     loads no extension, whatever a statement asks. Close the connection, or use it in a `with`.
 
-    Steps, trajectories, datums and texts have the columns of their files, and are no views without
-    one, nor is `tokens`.
+    Steps, trajectories, datums and those of GIVEN have the columns of their files, and are no views
+    without one, nor is `tokens`.
     The views of spans have the batches for which `played` is true; no file of another is read.
     """
     connection = duckdb.connect()
@@ -96,10 +97,10 @@ def open_views(
     if "evaluations" in names:
         rows = [row for run in runs for row in evaluation_rows(run)]
         connection.register("evaluations", pa.Table.from_pylist(rows, schema=EVALUATIONS))
-    if "texts" in names:
-        bound = {run.texts: {"run": run.name} for run in runs if is_written(run.texts)}
-        if bound:
-            connection.register("texts", scan(bound))
+    for name in {*GIVEN} & {*names}:
+        files = [(run, path) for run in runs for path in run.given_files() if path.stem == name]
+        if files:
+            connection.register(name, scan({path: {"run": run.name} for run, path in files}))
     return connection
 
 

@@ -15,7 +15,7 @@ from adapters.errors import UserError
 from adapters.tinker.live_policy import LoraSpec
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import CheckpointError, policy_version
-from tasks.datums import read_datums
+from tasks.datums import read_datums, units_of
 from tasks.storage.checksums import verified
 from tasks.storage.files import is_written
 from tasks.storage.json_files import read_json
@@ -135,7 +135,10 @@ class RecordedSteps:
                 f"records {recorded}; resume the run by its own recipe, or fork it"
             )
         datums = read_datums(path, method.loss, method.loss_settings)
-        split = self.source.batches(step, datums) if method.by_batch else method.minibatches(datums)
+        if method.by_batch:
+            split = self.source.batches(step, datums)
+        else:
+            split = method.minibatches(units_of(datums))
         passes = [of_pass for of_pass in split if of_pass]
         return StepDatums(step, len(datums), passes, method, self._evidence(step, path, datums))
 

@@ -36,18 +36,14 @@ from tasks.evaluations import read_evaluation
 from tasks.metrics import Metrics, read_metrics, spent_seconds
 from tasks.recording.views import UNREADABLE, open_views
 from tasks.reports.curves import (
-    describe_ends,
-    first_and_last,
     read_curves,
-    read_losses,
-    read_scores,
+    read_held_out,
     read_step_curves,
 )
 from tasks.reports.progress import describe_measure
 from tasks.reports.tables import markdown_table, score_rows, shorten
 from tasks.reports.transcripts import MOST_FAILED, transcripts
 from tasks.storage.arrivals import batches_of
-from tasks.storage.files import is_written
 from tasks.storage.names import BASELINE, parse_batch
 from tasks.storage.run_folder import RunFolder
 
@@ -142,16 +138,14 @@ class Artifacts:
 
     def _tag_gain(self) -> None:
         with self._unless_unreadable("held-out reward"):
-            rewards = [score.reward for score in first_and_last(read_scores(self._run))]
-            losses = read_losses(self._run)
-            if measured := describe_ends(rewards) or describe_ends(losses, 3):
+            if measured := str(read_held_out(self._run)):
                 tag_flow_run(f"{HELD_OUT} {measured}")
 
     def _create_all(self) -> None:
         run = self._run
         self._create_markdown("curves", partial(describe_curves, run), f"Curves of {run.name}")
         self._create_metrics()
-        if not is_written(run.texts):
+        if not run.given_files():
             self._create_transcripts()
             self._create_evaluations()
         self._shown_at = GROWTH * (time.monotonic() - self._begun)
@@ -244,8 +238,8 @@ def describe_curves(run: RunFolder) -> str:
 
     with open_views([run], ["spans"]) as views:
         curves = [read_curves(run, views)]
-    if is_written(run.texts):
-        measures, legend = plots.draw_panels(curves, plots.LOSSES), ""
+    if run.given_files():
+        measures, legend = plots.draw_panels(curves, plots.LEARNT), ""
     else:
         measures = [plots.draw_rewards(curves)[0], *plots.draw_role_rewards(curves)]
         legend = LEGEND
@@ -264,13 +258,13 @@ def metric_rows(run: RunFolder) -> list[dict[str, float | None]]:
     those of the main policy, the KL to the reference or, without one, to the weights that sampled.
     """
     curves = read_step_curves(run)
-    held_out = {score.step: score.reward for score in reversed(curves.scores)}
+    held_out = read_held_out(run).by_step
     rows = [
         {
             "step": made,
             "reward": row.get("reward/mean"),
             "loss": row.get("loss"),
-            "held-out": held_out.get(made, row.get("test/loss")),
+            "held-out": held_out.get(made),
             "entropy": row.get("entropy"),
             "KL": row.get("kl_reference_v1", row.get("kl_sample_train_v1")),
             "tokens": round(curves.tokens[made] - curves.tokens[made - 1]),

@@ -6,10 +6,11 @@ from itertools import accumulate
 from math import hypot
 
 from adapters.calls import POLICY
+from tasks.checkpoints import held_out_by_step
 from tasks.evaluations import describe_gain
 from tasks.recording.views import Views, evaluation_rows
 from tasks.storage.arrivals import batches_of
-from tasks.storage.json_files import read_json, read_log
+from tasks.storage.json_files import read_log
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside
 
@@ -110,9 +111,25 @@ def describe_ends(values: Sequence[float], digits: int = 2) -> str:
     return " → ".join(f"{value:.{digits}f}" for value in [*values[:1], *values[1:][-1:]])
 
 
-def read_losses(run: RunFolder) -> list[float]:
-    """Read the losses of a run on held-out texts, in the order of checkpoints."""
-    return [read_json(path)["loss"] for path in run.losses()]
+@dataclass(frozen=True)
+class HeldOutValues:
+    """Values of the checkpoints of a run on held-out examples, and what they measure."""
+
+    measure: str
+    by_step: dict[int, float]
+
+    @property
+    def digits(self) -> int:
+        """Decimals that are worth reading."""
+        return 3 if self.measure == "loss" else 2
+
+    def __str__(self) -> str:
+        return describe_ends([*self.by_step.values()], self.digits)
+
+
+def read_held_out(run: RunFolder) -> HeldOutValues:
+    """Read the reward, the loss or the accuracy of a run's checkpoints, in their order."""
+    return HeldOutValues(*held_out_by_step(run))
 
 
 def _minutes(run: RunFolder, steps: int, views: Views) -> list[float]:

@@ -25,7 +25,7 @@ from tasks.storage.keys import flatten
 from tasks.storage.manifest import Manifest, differences, read_manifest
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside
-from tasks.texts.held_out import HeldOutLoss, describe_loss_gain, read_loss
+from tasks.texts.held_out import HeldOutMeasure, describe_measured_gain, read_measure
 from tasks.texts.source import Texts, describe_counts
 
 SPENDING = query_beside(str(Path(__file__).with_name("spending")))
@@ -89,8 +89,8 @@ class ReportedRun:
     tokens_are_numbers: bool
     failures: Sequence[RecordedFailure]
     example: BeforeAndAfter | None
-    losses: Sequence[HeldOutLoss]
-    """Losses on held-out texts, by checkpoint, of a run that learns texts."""
+    measured: Sequence[HeldOutMeasure]
+    """Measures on held-out texts or pairs, by checkpoint, of a run that learns them."""
     texts: Mapping[str, str]
     """Each split of such a run, and what was counted in it."""
 
@@ -111,8 +111,8 @@ class ReportedRun:
 
     @property
     def gain(self) -> str:
-        """Gain of the held-out reward, sampled, or of the loss, with its interval; or empty."""
-        return gain_of(self.held_out("sampled")) or describe_loss_gain(self.losses)
+        """Gain of the held-out reward, sampled, or of what else is measured, with its interval."""
+        return gain_of(self.held_out("sampled")) or describe_measured_gain(self.measured)
 
     @property
     def trained_on(self) -> list[float]:
@@ -149,10 +149,10 @@ def render_report(runs: Sequence[RunFolder], frame: str = "layout.html", **frame
 
 
 def _draw_measures(runs: Sequence[ReportedRun]) -> list[str]:
-    """Draw the rewards of runs, or the losses if all of them learn texts."""
+    """Draw the rewards of runs, or losses and accuracies if none of them plays rollouts."""
     curves = [run.curves for run in runs]
-    if all(run.losses for run in runs):
-        return plots.draw_panels(curves, plots.LOSSES)
+    if all(run.measured for run in runs):
+        return plots.draw_panels(curves, plots.LEARNT)
     return [*plots.draw_rewards(curves), *plots.draw_role_rewards(curves)]
 
 
@@ -184,7 +184,7 @@ def _read(run: RunFolder) -> ReportedRun:
             tokens_are_numbers=text_of is None,
             failures=find_failures(views)[:MOST_FAILURES],
             example=find_before_and_after(views),
-            losses=[read_loss(path) for path in run.losses()],
+            measured=[read_measure(path) for path in run.measures()],
             texts=_count_texts(run),
         )
 

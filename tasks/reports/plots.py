@@ -97,10 +97,13 @@ class Panel:
         }
 
 
-LOSSES = (
-    Panel("loss of a step's texts, in nats a token", "loss"),
-    Panel("held-out loss, in nats a token", "test/loss"),
+LEARNT = (
+    Panel("loss of a step", "loss"),
+    Panel("held-out loss", "test/loss"),
+    Panel("share of a step's pairs whose chosen side is preferred", "accuracy"),
+    Panel("held-out accuracy", "test/accuracy"),
 )
+"""Panels of runs that learn texts, in nats a token, or pairs."""
 PANELS = (
     Panel("entropy of the sampling policy, in nats", "entropy"),
     Panel("KL, sampling to training policy (v2)", "kl_sample_train_v2", logarithmic=True),

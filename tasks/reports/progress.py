@@ -128,20 +128,21 @@ def step_seconds(run: RunFolder, done: int) -> list[float]:
 
     A step begins where the one before it ended; the first begins with its shard.
     """
-    begun = [run.shard(shard_name("train", 0)), run.texts]
+    begun = [run.shard(shard_name("train", 0)), *run.given_files()[-1:]]
     files = [*filter(is_written, begun), *(run.update(POLICY, step) for step in range(done))]
     ends = [path.stat().st_mtime for path in files if is_written(path)]
     return [end - begin for begin, end in pairwise(ends)]
 
 
 def describe_held_out(run: RunFolder) -> str:
-    """Describe the run's last evaluation, by its checkpoint and reward or loss; empty without."""
+    """Describe the run's last evaluation, by its checkpoint and its value; empty without."""
     own = [path for path in run.evaluations() if path.stem.isdecimal()]
     if own:
         reward = read_evaluation(own[-1])["sampled"].finished.mean
         return "" if reward is None else f"held-out {reward:.2f} at checkpoint {int(own[-1].stem)}"
-    if losses := run.losses():
-        return f"held-out {read_json(losses[-1])['loss']:.3f} at checkpoint {int(losses[-1].stem)}"
+    if measures := run.measures():
+        value, step = read_json(measures[-1])["value"], int(measures[-1].stem)
+        return f"held-out {value:.3f} at checkpoint {step}"
     return ""
 
 

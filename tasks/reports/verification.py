@@ -12,12 +12,13 @@ from tasks.storage.files import is_written, read_bytes
 from tasks.storage.json_files import read_json, read_log, read_rows
 from tasks.storage.run_folder import RunFolder
 
+GIVEN = ("texts.parquet", "pairs.parquet", "pair_references.parquet")
 FILES: Mapping[Callable[[Path], object], Sequence[str]] = {
-    read_json: ("manifest.json", "updates", "evaluations", "losses"),
+    read_json: ("manifest.json", "updates", "evaluations", "measures"),
     read_log: ("owners.jsonl", "metrics.jsonl", "arrivals.jsonl", "checkpoints.jsonl"),
     read_rows: ("shards",),
     read_journal: ("journal", "stopped"),
-    verified: ("texts.parquet", "spans", "trajectories", "references", "rewards", "datums"),
+    verified: (*GIVEN, "spans", "trajectories", "references", "rewards", "datums"),
     read_bytes: ("games",),  # which are for others to read
 }
 """Reader → the files that it reads, by their own names or by that of their folder."""
@@ -45,7 +46,7 @@ def find_damage(run: RunFolder) -> Iterator[str]:
 
 
 def _missing(run: RunFolder) -> Iterator[str]:
-    played = any(run.all_spans()) and not is_written(run.texts)
+    played = any(run.all_spans()) and not run.given_files()
     of_step = [*([run.trajectories, run.rewards] if played else []), run.datums, run.update]
     for step in range(len(read_metrics(run.metrics))):
         for policy in run.policies():

@@ -71,6 +71,10 @@ class RunFolder:
     """Recipe, format and parent that the run is bound to."""
     texts = FileAt("texts.parquet")
     """Tokens of the texts that a run learns, if it learns texts."""
+    pairs = FileAt("pairs.parquet")
+    """Tokens of the pairs that a run learns from, if it learns from preferences."""
+    pair_references = FileAt("pair_references.parquet")
+    """The reference's log-probabilities of those tokens."""
     owners = FileAt("owners.jsonl")
     """Log of the processes that have had the run open."""
     metrics = FileAt("metrics.jsonl")
@@ -118,9 +122,9 @@ class RunFolder:
     def evaluation(self, name: str) -> Path:
         return self.path / "evaluations" / f"{name}.json"
 
-    def loss(self, step: int) -> Path:
-        """Return the file of a checkpoint's loss on held-out texts."""
-        return self.path / "losses" / f"{step:05d}.json"
+    def measure(self, step: int) -> Path:
+        """Return the file of a checkpoint's measure on held-out texts or pairs."""
+        return self.path / "measures" / f"{step:05d}.json"
 
     def games(self, shard: str) -> Path:
         """Return the file of the rollouts of an evaluated shard, one a line."""
@@ -189,9 +193,14 @@ class RunFolder:
         """List the scores of every evaluation, or of those of a checkpoint, in their order."""
         return sorted((self.path / "evaluations").glob(f"{checkpoint}*.json"))
 
-    def losses(self) -> list[Path]:
-        """List the losses on held-out texts, by checkpoint."""
-        return sorted((self.path / "losses").glob("*.json"))
+    def measures(self) -> list[Path]:
+        """List the measures on held-out texts or pairs, by checkpoint."""
+        return sorted((self.path / "measures").glob("*.json"))
+
+    def given_files(self) -> list[Path]:
+        """List the files of the texts or pairs that the run learns, none if it plays rollouts."""
+        given = (self.texts, self.pairs, self.pair_references)
+        return [path for path in given if path.exists()]
 
     def learned(self, policy: str, stage: str) -> list[Path]:
         """List the Parquet files of a stage of LEARNING of a policy, by step."""

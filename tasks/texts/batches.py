@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,8 @@ from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import arrays, read, write
 from tasks.texts.rules import ALONE, TextBatch
 from tasks.texts.source import TRAIN, Texts
+
+T = TypeVar("T")
 
 
 @durable
@@ -125,15 +127,21 @@ def take_turns(shares: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(turns)
 
 
-def choose_numbers(numbers: Sequence[int], seed: int, step: int, count: int) -> list[int]:
+def choose_numbers(numbers: Sequence[T], seed: int, step: int, count: int) -> list[T]:
     """Choose the examples of a step by their numbers, in passes that the seed shuffles."""
     return draw_numbers(numbers, seed, range(step * count, (step + 1) * count))
 
 
-def draw_numbers(numbers: Sequence[int], seed: int | str, places: range) -> list[int]:
+def draw_numbers(numbers: Sequence[T], seed: int | str, places: range) -> list[T]:
     """Return the numbers at some places of the endless series of passes over them."""
     drawn = [divmod(place, len(numbers)) for place in places]
     return [numbers[shuffle_pass(len(numbers), seed, turn)[at]] for turn, at in drawn]
+
+
+def first_numbers(numbers: Sequence[T], most: int, seed: int) -> list[T]:
+    """Choose the first `most` examples in a seeded order, all if there are fewer."""
+    known = [*dict.fromkeys(numbers)]
+    return choose_numbers(known, seed, 0, min(most, len(known)))
 
 
 def _scales(examples: Sequence[Sequence[dict[str, Any]]], batch: TextBatch) -> list[float]:

@@ -26,11 +26,10 @@ order by run, rollout_id, first_call
 
 
 @dataclass(frozen=True)
-class ChosenRollouts:
-    """Rollouts that a query chooses: its columns `run` and `rollout_id` name them.
+class RolloutQuery:
+    """A query over the views of earlier runs, which chooses rollouts.
 
-    Their tokens are those of the main policy's trajectories, and nothing is rendered again. They
-    are of models of the `base`, since another has other tokens.
+    The runs are of models of the `base`, since another has other tokens.
     """
 
     runs: tuple[RunFolder, ...]
@@ -38,12 +37,49 @@ class ChosenRollouts:
     """Key of the recipe that has the query."""
     query: str
     base: str
+
+    @property
+    def name(self) -> str:
+        return f"the rollouts of {', '.join(run.name for run in self.runs)}"
+
+    def ask(self, template: str, columns: str) -> pa.Table:
+        """Return the rows of a template's statement over the query, whose columns are named."""
+        for run in self.runs:
+            if (other := recipe_of(run)["model"]["base"]) != self.base:
+                raise DatasetError(
+                    f"{run.path} has tokens of {other}, and the model is {self.base}; name runs of "
+                    "that model"
+                )
+        try:
+            with open_views(self.runs) as views:
+                table = views.sql(template.format(query=self.query)).to_arrow_table()
+        except duckdb.Error as error:
+            raise DatasetError(
+                f"{self.key} cannot be asked: {error}; give one SELECT over the views of "
+                f"docs/sql.md whose columns are {columns}"
+            ) from error
+        if not table.num_rows:
+            raise DatasetError(
+                f"{self.key} chooses none of {self.name} that trained something; try it by "
+                "`ratchet sql`"
+            )
+        return table
+
+
+@dataclass(frozen=True)
+class ChosenRollouts:
+    """Rollouts that a query chooses by its columns `run` and `rollout_id`.
+
+    Their tokens are those of the main policy's trajectories, and nothing is rendered again.
+    """
+
+    query: RolloutQuery
     apart: tuple["ChosenRollouts", ...] = ()
     """What is trained, if these are held out: no rollout may be both."""
 
     @property
     def name(self) -> str:
-        return f"the rollouts of {', '.join(run.name for run in self.runs)}"
+        return self.query.name
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -69,11 +105,11 @@ class ChosenRollouts:
         """List the rows of each rollout."""
         for trained in self.apart:
             if both := sorted({*self._rows} & {*trained._rows}):
-                (run, rollout), others = both[0], len(both) - 1
+                (run, rollout), more = both[0], f", and {len(both) - 1} more" * (len(both) > 1)
                 raise DatasetError(
-                    f"{self.key} chooses the rollout {rollout} of {run}, which {trained.key} "
-                    f"trains{f', and {others} more' if others else ''}; let one query leave out "
-                    "what the other chooses"
+                    f"{self.query.key} chooses the rollout {rollout} of {run}, which "
+                    f"{trained.query.key} trains{more}; let one query leave out what the other "
+                    "chooses"
                 )
         return [*self._rows.values()]
 
@@ -90,23 +126,4 @@ class ChosenRollouts:
 
     @cached_property
     def _table(self) -> pa.Table:
-        for run in self.runs:
-            if (other := recipe_of(run)["model"]["base"]) != self.base:
-                raise DatasetError(
-                    f"{run.path} has tokens of {other}, and the model is {self.base}; name runs of "
-                    "that model"
-                )
-        try:
-            with open_views(self.runs) as views:
-                table = views.sql(CHOSEN.format(query=self.query)).to_arrow_table()
-        except duckdb.Error as error:
-            raise DatasetError(
-                f"{self.key} cannot be asked: {error}; give one SELECT over the views of "
-                "docs/sql.md whose columns are run and rollout_id"
-            ) from error
-        if not table.num_rows:
-            raise DatasetError(
-                f"{self.key} chooses none of {self.name} that trained something; try it by "
-                "`ratchet sql`"
-            )
-        return table
+        return self.query.ask(CHOSEN, "run and rollout_id")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import hypot, sqrt
 from math import log as natural
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -17,36 +17,38 @@ from tasks.references import Reference
 from tasks.storage.durability import durable
 from tasks.storage.json_files import read_json, write_json
 from tasks.storage.tables import arrays
-from tasks.texts.batches import choose_numbers, name_text
+from tasks.texts.batches import first_numbers, name_text
 from tasks.texts.source import Texts
 
 
-class HeldOutLoss(BaseModel, frozen=True):
-    """Loss of a checkpoint on held-out texts.
+class HeldOutMeasure(BaseModel, frozen=True):
+    """Measure of a checkpoint on held-out examples that it does not play, and others beside it.
 
-    `loss` is in nats a token: Σ weight · -log p over Σ weight of all trained tokens. Its
-    `standard_error` is that of a ratio of two means over examples, since tokens of one text are not
-    independent (Cochran 1977, 6.4); None below two examples. `bits_per_byte` is that of the trained
-    tokens over the bytes that they write, which models with different tokens can be compared by.
+    The `value` lies in the `interval` with 95 % confidence; neither that nor the `standard_error`
+    is known below two examples. `tokens` counts the trained ones of the examples.
     """
 
+    measure: Literal["loss", "accuracy"]
     examples: int
     tokens: int
-    loss: float
+    value: float
     standard_error: float | None
     interval: tuple[float, float] | None
-    bits_per_byte: float
-    sources: dict[str, float] = {}
-    """Loss on the texts of each source, if there are several."""
+    beside: dict[str, float]
 
 
 @durable
 def score_texts(path: Path, texts: Texts, policy: Reference, most: int, seed: int) -> None:
-    """Write the loss of a policy on `most` held-out examples, the first in a seeded order."""
+    """Write the loss of a policy on `most` held-out examples, the first in a seeded order.
+
+    It is in nats a token: Σ weight · -log p over Σ weight of all trained tokens. Its standard error
+    is that of a ratio of two means over examples, since tokens of one text are not independent
+    (Cochran 1977, 6.4). `bits_per_byte` is that of the trained tokens over the bytes that they
+    write, by which models with different tokens can be compared.
+    """
     table = texts.of_split("test")
     names = [*map(name_text, table.select(["source", "example_id"]).to_pylist())]
-    known = [*dict.fromkeys(names)]
-    drawn = {known[at] for at in choose_numbers(range(len(known)), seed, 0, min(most, len(known)))}
+    drawn = {*first_numbers(names, most, seed)}
     table = table.filter(pa.array([name in drawn for name in names]))
     weights = arrays(table["weights"])
     last = [len(one) - int((one > 0).argmax()) for one in weights]
@@ -59,30 +61,32 @@ def score_texts(path: Path, texts: Texts, policy: Reference, most: int, seed: in
     of_source = {source: [*examples.values()] for source, examples in sources.items()}
     examples = [example for of_one in of_source.values() for example in of_one]
     loss, error = _estimate(examples)
-    named = {source: _estimate(of_one)[0] for source, of_one in of_source.items() if source}
     bits = sum(one.nats for one in lost) / natural(2)
-    measured = HeldOutLoss(
+    measured = HeldOutMeasure(
+        measure="loss",
         examples=len(examples),
         tokens=sum(one.tokens for one in lost),
-        loss=loss,
+        value=loss,
         standard_error=error,
         interval=None if error is None else (loss - Z95 * error, loss + Z95 * error),
-        bits_per_byte=bits / max(1, sum(table["bytes"].to_pylist())),
-        sources=named,
+        beside={
+            "bits_per_byte": bits / max(1, sum(table["bytes"].to_pylist())),
+            **{f"loss/{source}": _estimate(of)[0] for source, of in of_source.items() if source},
+        },
     )
-    write_json(path, measured.model_dump(exclude_defaults=True))
+    write_json(path, measured.model_dump())
 
 
-def read_loss(path: Path) -> HeldOutLoss:
-    return HeldOutLoss.model_validate(read_json(path))
+def read_measure(path: Path) -> HeldOutMeasure:
+    return HeldOutMeasure.model_validate(read_json(path))
 
 
-def describe_loss_gain(losses: Sequence[HeldOutLoss]) -> str:
-    """Say the change from the first to the last loss, with its interval; empty without one."""
-    errors = [loss.standard_error for loss in losses if loss.standard_error is not None]
-    if len(losses) < 2 or len(errors) < len(losses):
+def describe_measured_gain(measured: Sequence[HeldOutMeasure]) -> str:
+    """Say the change from the first to the last value, with its interval; empty without one."""
+    errors = [one.standard_error for one in measured if one.standard_error is not None]
+    if len(measured) < 2 or len(errors) < len(measured):
         return ""
-    return describe_gain(losses[0].loss, losses[-1].loss, hypot(errors[0], errors[-1]))
+    return describe_gain(measured[0].value, measured[-1].value, hypot(errors[0], errors[-1]))
 
 
 @dataclass(frozen=True)

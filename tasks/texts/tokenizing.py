@@ -36,11 +36,11 @@ def tokenize(row: Mapping[str, Any], chat: Chat, trained: Trained) -> list[Weigh
     a sequence for each part that does. DatasetError says what is wrong with a row.
     """
     if row.get("messages") is not None:
-        messages = _read_messages(row["messages"])
+        messages = read_messages(row["messages"])
     elif "prompt" in row and "completion" in row:
         messages = [
-            *_read_messages(row["prompt"], "user"),
-            *_read_messages(row["completion"], "assistant"),
+            *read_messages(row["prompt"], "user"),
+            *read_messages(row["completion"], "assistant"),
         ]
     elif isinstance(row.get("text"), str):
         tokens = [*chat.encode(row["text"]), chat.stop_tokens[-1]]
@@ -106,7 +106,7 @@ def _read_weight(message: Mapping[str, Any]) -> float:
     return float(weight)
 
 
-def _read_messages(value: object, role: str | None = None) -> list[Mapping[str, Any]]:
+def read_messages(value: object, role: str | None = None) -> list[Mapping[str, Any]]:
     """Read a list of messages or, with a `role`, the text of one."""
     if role is not None and isinstance(value, str):
         return [{"role": role, "content": value}]

@@ -226,7 +226,8 @@ def trained_by(text: str) -> list[Any]:
         found.append({name: values.tolist() for name, values in inputs.items()})
         if loss.derivative is not None:
             for apart in np.linspace(-2, 2, 81):
-                found.append(loss.derivative(inputs["logprobs"] + apart, inputs).tolist())
+                (slope,) = loss.derivative([inputs["logprobs"] + apart], [inputs])
+                found.append(slope.tolist())
     return found
 
 
@@ -241,7 +242,8 @@ def consumed(recipe: Recipe, key: str) -> Any:
     if section == "optimizer":
         method = recipe.update_method()
         requests = [method.request(step).optimizer.model_dump() for step in steps]
-        return requests, method.request(0).share, method.minibatches(list(range(16)))  # pyright: ignore[reportArgumentType]
+        units: Any = [[number] for number in range(16)]
+        return requests, method.request(0).share, method.minibatches(units)
     if section in ("evaluation", "checkpoints"):
         due = [find(values, section), getattr(recipe, section).due]
         return [*due[:1], [due[1](step, recipe.steps) for step in steps]]

@@ -32,7 +32,7 @@ from tasks.reports.board.run_list import runs_table
 from tasks.reports.page import render_report
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.texts.held_out import read_loss
+from tasks.texts.held_out import read_measure
 from tests.support.finetuned import RECIPE, TEXTS
 from tests.support.processes import ROOT
 
@@ -66,7 +66,7 @@ def test_the_loss_on_held_out_texts_falls(summary: RunSummary, whole: RunFolder)
 
 
 def test_the_best_checkpoint_has_a_name(summary: RunSummary, whole: RunFolder) -> None:
-    losses = {int(path.stem): read_loss(path).loss for path in whole.losses()}
+    losses = {int(path.stem): read_measure(path).value for path in whole.measures()}
     best = min(losses, key=lambda step: losses[step])
     assert summary.best_checkpoint == f"step {best}, loss {losses[best]:.3f}: whole@best"
     kept = summary.model_copy(update={"kept_seconds": 3600})
@@ -258,7 +258,10 @@ def test_shares_are_set_by_the_names_of_their_sources() -> None:
             {"sources": MIXED, "path": "a.jsonl"},
             "sources chat, people with path: each source has its own; leave the dataset's out",
         ),
-        ({"sources": {"a": {"share": 2}}}, "path None with no query: texts are of a file"),
+        (
+            {"sources": {"a": {"share": 2}}},
+            "path None with no query: give path alone, or runs, query",
+        ),
         ({"sources": {"a": {"path": "a.jsonl", "share": 0.5}}}, "should be a valid integer"),
         ({"sources": {"a/b": {"path": "a.jsonl"}}}, "should match pattern"),
     ],

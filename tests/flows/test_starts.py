@@ -16,9 +16,10 @@ from flows.replay import replay
 from flows.runtime.bound_checkpoints import bind_checkpoints, read_bound
 from flows.runtime.forks import describe_origin, fork_run
 from flows.train import train
-from tasks.checkpoints import Ledger, best_step, held_out_by_step
+from tasks.checkpoints import Ledger, best_step
 from tasks.metrics import read_metrics
 from tasks.reports.board.run_list import runs_table
+from tasks.reports.curves import read_held_out
 from tasks.reports.page import render_report
 from tasks.storage.files import write_text
 from tasks.storage.run_folder import RunFolder, folder_of
@@ -44,11 +45,11 @@ def second(first: RunFolder) -> RunFolder:
 def test_the_weights_are_those_of_the_checkpoint_and_the_optimizer_is_new(
     first: RunFolder, second: RunFolder
 ) -> None:
-    scored = held_out_by_step(second)
-    assert scored[0] == pytest.approx(held_out_by_step(first)[4], abs=1e-9)
+    scored = read_held_out(second).by_step
+    assert scored[0] == pytest.approx(read_held_out(first).by_step[4], abs=1e-9)
     assert scored[3] < scored[0]
     bound = read_bound(second, "first@4")
-    assert (bound.run, bound.step, bound.held_out) == ("first", 4, held_out_by_step(first)[4])
+    assert (bound.run, bound.step, bound.held_out) == ("first", 4, read_held_out(first).by_step[4])
     assert bound.model["lora_rank"] == 8
 
 

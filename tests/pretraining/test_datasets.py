@@ -22,13 +22,20 @@ from pretraining.real_models import people, sums, two_steps
 DATASETS = Path(__file__).parents[2] / "datasets"
 FILES = [
     "hello.csv",
+    "hello_pairs.jsonl",
     "hello_texts.jsonl",
     "arithmetic.jsonl",
     "guess_the_number.jsonl",
     "gem_games.jsonl",
     "twenty_questions.csv",
 ]
-OF_REAL_MODELS = ["people.jsonl", "people_texts.jsonl", "sums.jsonl", "two_steps.jsonl"]
+OF_REAL_MODELS = [
+    "people.jsonl",
+    "people_pairs.jsonl",
+    "people_texts.jsonl",
+    "sums.jsonl",
+    "two_steps.jsonl",
+]
 SPLITS = {"gsm8k/train.jsonl": 80, "gsm8k/test.jsonl": 20}
 """Files of one split → their rows."""
 CALCULATION = re.compile(r"(\d+[-+*/]\d+)=<<(\d+)([-+*/])(\d+)=(\d+)>>(\d+)")
@@ -58,10 +65,12 @@ def test_no_held_out_row_is_trained_on(name: str) -> None:
 def test_the_files_are_what_their_generators_write() -> None:
     assert rows("hello.csv") == hello.examples()
     assert rows("hello_texts.jsonl") == hello.texts()
+    assert rows("hello_pairs.jsonl") == hello.pairs()
     assert rows("arithmetic.jsonl") == arithmetic.examples()
     assert rows("guess_the_number.jsonl") == guess_the_number.examples()
     assert rows("people.jsonl") == people.examples()
     assert rows("people_texts.jsonl") == people.texts()
+    assert rows("people_pairs.jsonl") == people.pairs()
     assert rows("sums.jsonl") == sums.examples()
     assert rows("two_steps.jsonl") == two_steps.examples()
     assert rows("gem_games.jsonl") == gem_guesses.examples()

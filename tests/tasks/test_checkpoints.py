@@ -90,7 +90,7 @@ def test_the_best_checkpoint_has_the_highest_held_out_reward(tmp_path: Path) -> 
 def test_the_best_checkpoint_has_the_lowest_held_out_loss(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     for step, loss in {0: 0.5, 3: 0.2, 6: 0.3}.items():
-        write_json(run.loss(step), {"loss": loss})
+        write_json(run.measure(step), {"measure": "loss", "value": loss})
     assert best_step(run) == 3
 
 

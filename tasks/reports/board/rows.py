@@ -13,7 +13,7 @@ from tasks.recording.views import UNREADABLE
 from tasks.reports.curves import (
     HeldOutScore,
     first_and_last,
-    read_losses,
+    read_held_out,
     read_scores,
     read_step_curves,
 )
@@ -58,8 +58,9 @@ class BoundRun:
 
 @dataclass(frozen=True)
 class RunTotals:
-    """Totals of a run: its steps, its first and its last held-out score, or its losses, its tokens.
+    """Totals of a run: its steps, its first and its last held-out score, its tokens.
 
+    `measured` is the first and the last held-out value in words, of whatever the run measures.
     `cost` is in US dollars, that of the roles that no policy answers; None if no price is known.
     `seconds` are those of sampling and training, and no duration with a lag.
     """
@@ -67,7 +68,7 @@ class RunTotals:
     done: int
     reward: float | None
     held_out: Sequence[HeldOutScore]
-    losses: Sequence[float]
+    measured: str
     tokens: float
     cost: float | None
     seconds: float
@@ -174,7 +175,7 @@ def _read_totals(run: RunFolder, _version: FileVersions) -> RunTotals:
         done=len(curves.metrics),
         reward=curves.metrics[-1].get("reward/mean") if curves.metrics else None,
         held_out=first_and_last(curves.scores),
-        losses=read_losses(run),
+        measured=str(read_held_out(run)),
         tokens=curves.tokens[-1],
         cost=fsum(costs) if costs else None,
         seconds=spent_seconds(curves.metrics),

@@ -11,7 +11,6 @@ from tasks.reports.board.rows import (
     list_bound_runs,
     read_totals,
 )
-from tasks.reports.curves import describe_ends
 from tasks.reports.failures import last_failure
 from tasks.reports.tables import describe_state, fitted
 from tasks.storage.run_folder import runs_root
@@ -52,13 +51,11 @@ class RunLine:
         named = [self.name, self.run.agent or None]
         if (of := self.totals) is None:
             return [*named, None, None, None, self.state, None, None, None]
-        rewards = [score.reward for score in of.held_out]
-        scores = describe_ends(rewards) or describe_ends(of.losses, 3)
         has_lag = (self.run.keys or {}).get("rollouts.lag")
         return [
             *named,
             f"{of.done}/{self.steps}",
-            scores or None,
+            of.measured or None,
             self.run.parent or None,
             self.state,
             count(of.tokens) if of.done else None,

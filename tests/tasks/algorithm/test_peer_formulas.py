@@ -8,10 +8,10 @@ import pytest
 
 from benchmarks.peers.formulas import AGREE, PEERS, STEPS, TRAJECTORIES, Compared, compare
 from benchmarks.peers.ours import compute_advantages
-from benchmarks.peers.pairs import ADVANTAGES, DIVERGENCES, LOSSES
-from tasks.algorithm import advantages, divergences, losses
+from benchmarks.peers.pairs import ADVANTAGES, DIVERGENCES, LOSSES, PREFERENCES
+from tasks.algorithm import advantages, divergences, losses, preferences
 
-EVERY_PAIR = (*LOSSES, *ADVANTAGES, *DIVERGENCES)
+EVERY_PAIR = (*LOSSES, *ADVANTAGES, *DIVERGENCES, *PREFERENCES)
 
 
 def compared_with(peer: str) -> list[Compared]:
@@ -23,6 +23,11 @@ def compared_with(peer: str) -> list[Compared]:
 @pytest.fixture(scope="module")
 def trinity() -> list[Compared]:
     return compared_with("trinity")
+
+
+@pytest.fixture(scope="module")
+def trl() -> list[Compared]:
+    return compared_with("trl")
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +44,7 @@ def find(compared: list[Compared], differs: str) -> Compared:
 def test_every_row_is_compared_but_those_that_no_peer_has() -> None:
     compared = {pair.ours for pair in EVERY_PAIR}
     rows = {*losses.LOSSES, *advantages.ADVANTAGES, *divergences.ESTIMATORS}
+    rows |= {*preferences.PREFERENCES}
     assert rows - compared == {"dro", "maxrl", "rebn", "remax", "running_mean"}
 
 

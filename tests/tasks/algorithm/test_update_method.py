@@ -75,7 +75,7 @@ def test_minibatches_hold_every_datum_once_an_epoch_and_differ_by_at_most_one(
 ) -> None:
     datums: list = list(range(count))
     made = method(substeps, epochs)
-    minibatches = made.minibatches(datums)
+    minibatches = made.minibatches([[datum] for datum in datums])
     assert [datum for part in minibatches for datum in part] == datums * epochs
     sizes = {len(part) for part in minibatches}
     assert not sizes or (min(sizes) > 0 and max(sizes) - min(sizes) <= 1)

@@ -123,7 +123,7 @@ def test_at_ratio_1_every_loss_is_reinforce(name: str) -> None:
     derivative = service_loss(name, {}).derivative
     assert derivative is not None
     inputs = {"logprobs": log_p, "advantages": a, "weights": np.ones(3)}
-    np.testing.assert_allclose(derivative(log_p, inputs), -a)
+    np.testing.assert_allclose(derivative([log_p], [inputs])[0], -a)
 
 
 def test_numbers_that_a_reader_can_check() -> None:
@@ -134,7 +134,7 @@ def test_numbers_that_a_reader_can_check() -> None:
         of = service_loss(name, settings or {}).derivative
         assert of is not None
         tokens = {"logprobs": log_q, "advantages": np.full(2, advantage), "weights": np.ones(2)}
-        return of(log_p, tokens).tolist()
+        return of([log_p], [tokens])[0].tolist()
 
     # Clipped at 1.2 from above, not from below: -(1/2) · 1.
     assert derivative("dual_clip", 1.0) == pytest.approx([0.0, -0.5])
@@ -160,4 +160,5 @@ def test_a_target_that_is_not_trained_is_not_of_the_trajectory_s_ratio() -> None
         "advantages": np.array([0.0, -1.0]),
         "weights": np.array([0.0, 1.0]),
     }
-    assert derivative(np.array([-9.0, -2.0]), tokens)[1] == pytest.approx(np.exp(-1.0))
+    (slope,) = derivative([np.array([-9.0, -2.0])], [tokens])
+    assert slope[1] == pytest.approx(np.exp(-1.0))

@@ -8,7 +8,7 @@ import pytest
 
 from tasks.storage.tables import arrays, write
 from tasks.texts.batches import choose_numbers, datums_of_texts
-from tasks.texts.held_out import read_loss, score_texts
+from tasks.texts.held_out import read_measure, score_texts
 from tasks.texts.rules import TextBatch
 from tasks.texts.source import SCHEMA, Texts
 
@@ -101,12 +101,12 @@ def test_a_held_out_loss_is_that_of_its_trained_tokens(tmp_path: Path) -> None:
     rows = [row(1, [0, 0, 1, 1], "test"), row(2, [0, 2.0], "test"), row(5, [0, 1], "train")]
     texts = Texts(write(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "texts.parquet"))
     score_texts.make(tmp_path / "loss.json", texts, Halves(), 10, 0)
-    found = read_loss(tmp_path / "loss.json")
+    found = read_measure(tmp_path / "loss.json")
     # Tokens 12, 13 and 21 have the probabilities 1, 1/2 and 1; the last counts twice.
     assert (found.examples, found.tokens) == (2, 3)
-    assert found.loss == pytest.approx(np.log(2) / 4)
-    assert found.bits_per_byte == pytest.approx(1 / 6)
-    ratios = np.array([np.log(2) - found.loss * 2, -found.loss * 2])
+    assert found.value == pytest.approx(np.log(2) / 4)
+    assert found.beside["bits_per_byte"] == pytest.approx(1 / 6)
+    ratios = np.array([np.log(2) - found.value * 2, -found.value * 2])
     assert found.standard_error == pytest.approx(np.sqrt(2 * (ratios @ ratios)) / 4)
 
 
@@ -114,5 +114,5 @@ def test_the_loss_of_one_text_has_no_interval(tmp_path: Path) -> None:
     rows = [row(1, [0, 0, 1, 1], "test"), row(2, [0, 2.0], "test")]
     texts = Texts(write(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "texts.parquet"))
     score_texts.make(tmp_path / "loss.json", texts, Halves(), 1, 0)
-    found = read_loss(tmp_path / "loss.json")
+    found = read_measure(tmp_path / "loss.json")
     assert (found.examples, found.standard_error, found.interval) == (1, None, None)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tasks.storage.tables import write
 from tasks.texts.batches import choose_numbers, choose_texts, datums_of_texts, take_turns
-from tasks.texts.held_out import read_loss, score_texts
+from tasks.texts.held_out import read_measure, score_texts
 from tasks.texts.rules import TextBatch
 from tasks.texts.source import SCHEMA, Texts
 
@@ -101,7 +101,8 @@ def test_a_held_out_loss_is_of_all_sources_and_of_each(tmp_path: Path) -> None:
     rows = [row("chat", 1, "test"), row("chat", 2, "test"), row("code", 1, "test")]
     texts = Texts(write(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "texts.parquet"))
     score_texts.make(tmp_path / "loss.json", texts, Halves(), 10, 0)
-    found = read_loss(tmp_path / "loss.json")
+    found = read_measure(tmp_path / "loss.json")
     assert found.examples == 3
-    assert found.loss == pytest.approx(4 / 3 * np.log(2))
-    assert found.sources == pytest.approx({"chat": np.log(2), "code": 2 * np.log(2)})
+    assert found.value == pytest.approx(4 / 3 * np.log(2))
+    assert found.beside["loss/chat"] == pytest.approx(np.log(2))
+    assert found.beside["loss/code"] == pytest.approx(2 * np.log(2))

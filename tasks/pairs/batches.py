@@ -1,0 +1,92 @@
+"""pairs → datums: the pairs of a step, each side with its reference's log-probabilities."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from adapters.calls import POLICY
+from tasks.algorithm.preferences import SIDES
+from tasks.datums import OF_PAIRS
+from tasks.pairs.source import BoundPairs
+from tasks.recovery.recorded_steps import StepSource
+from tasks.storage.durability import durable
+from tasks.storage.files import is_written
+from tasks.storage.manifest import Eras
+from tasks.storage.run_folder import RunFolder
+from tasks.storage.tables import arrays, write
+from tasks.texts.batches import choose_numbers
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """Batch of a step: how many pairs it has, and the seed of their order."""
+
+    pairs: int
+    seed: int
+
+
+@durable
+def draw_pairs(path: Path, pairs: BoundPairs, batch: PairBatch, step: int) -> None:
+    """Write the datums of a step: its pairs, drawn in passes that the seed shuffles."""
+    write(datums_of_pairs(pairs.of_split("train"), batch, step), path)
+
+
+def datums_of_pairs(pairs: pa.Table, batch: PairBatch, step: int) -> pa.Table:
+    """Return the datums of a step, the sides of a pair one after the other."""
+    rows: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    columns = pairs.select(["example_id", "side", "part"]).to_pylist()
+    lists = [arrays(pairs[name]) for name in ("tokens", "mask", "references")]
+    for row, tokens, mask, references in zip(columns, *lists, strict=True):
+        rows[row["example_id"]].append(
+            {**row, "tokens": tokens, "mask": mask, "references": references}
+        )
+    drawn = choose_numbers([*rows], batch.seed, step, batch.pairs)
+    return pa.Table.from_pylist(
+        [_datum(row, place) for place, number in enumerate(drawn) for row in rows[number]],
+        schema=OF_PAIRS,
+    )
+
+
+def _datum(row: Mapping[str, Any], place: int) -> dict[str, Any]:
+    tokens, unsampled = row["tokens"], np.zeros(len(row["tokens"]) - 1, np.float32)
+    return {
+        "rollout_id": f"{row['example_id']}.{row['side']}.{row['part']}",
+        "group_id": f"{row['example_id']}",
+        "role": POLICY,
+        "first_call": 0,
+        "policy_version": None,
+        "reward": None,
+        "advantage": None,
+        "tokens": tokens[:-1],
+        "targets": tokens[1:],
+        "logprobs": unsampled,
+        "advantages": unsampled,
+        "mask": row["mask"][1:],
+        "scale": 1.0,
+        "pair": place,
+        "side": SIDES.index(row["side"]),
+        "references": row["references"][1:],
+    }
+
+
+@dataclass(frozen=True)
+class PairSteps(StepSource):
+    """Source of the datums of a policy that learns from pairs."""
+
+    run: RunFolder
+    batches_of: Eras[PairBatch]
+    has_reference: bool
+
+    def restore(self, step: int) -> None:
+        path = self.run.datums(POLICY, step)
+        references = self.run.pair_references if self.has_reference else None
+        if is_written(path) or not is_written(self.run.pairs):
+            return
+        if references is None or is_written(references):
+            pairs = BoundPairs(self.run.pairs, references)
+            draw_pairs.make(path, pairs, self.batches_of.at(step), step)

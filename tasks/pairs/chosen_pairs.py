@@ -1,0 +1,92 @@
+"""rollouts of earlier runs, two by two → pairs: their tokens as they were sampled."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+import pyarrow as pa
+
+from adapters.rendering.chat import Chat
+from tasks.examples.reading import DatasetError
+from tasks.pairs.reading import PairSides
+from tasks.storage.tables import arrays
+from tasks.texts.chosen_rollouts import RolloutQuery
+from tasks.texts.tokenizing import WeightedTokens
+
+CHOSEN = """
+with
+asked as (select distinct run, chosen, rejected from ({query})),
+compared as (
+    select
+        asked.*,
+        one.group_id = other.group_id as comparable
+    from asked
+    left join rollouts as one on one.run = asked.run and one.rollout_id = asked.chosen
+    left join rollouts as other on other.run = asked.run and other.rollout_id = asked.rejected
+)
+select
+    compared.run,
+    compared.chosen,
+    compared.rejected,
+    coalesce(comparable, false) as comparable,
+    rollout_id = compared.chosen as preferred,
+    tokens,
+    mask
+from compared
+left join trajectories
+    on trajectories.run = compared.run
+    and rollout_id in (compared.chosen, compared.rejected)
+    and policy = 'policy'
+order by compared.run, compared.chosen, compared.rejected, preferred, first_call
+"""
+
+
+@dataclass(frozen=True)
+class ChosenPairs:
+    """Pairs of rollouts that a query chooses by its columns `run`, `chosen` and `rejected`.
+
+    Both are of one group, since nothing else is asked the same, and nothing is rendered again.
+    """
+
+    query: RolloutQuery
+
+    @property
+    def name(self) -> str:
+        return self.query.name
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def pairs(self, chat: Chat) -> Iterator[tuple[int, PairSides | str]]:
+        """Yield the pairs, numbered in the order of their runs and names."""
+        yield from enumerate(self._pairs)
+
+    @cached_property
+    def _pairs(self) -> list[PairSides | str]:
+        table = self.query.ask(CHOSEN, "run, chosen and rejected")
+        names = table.select(["run", "chosen", "rejected"]).to_pylist()
+        keys = [tuple(row.values()) for row in names]
+        return [
+            _pair(table, [*rows], f"{chosen} and {rejected} of {run}")
+            for (run, chosen, rejected), rows in groupby(range(len(keys)), lambda row: keys[row])
+        ]
+
+
+def _pair(table: pa.Table, rows: list[int], name: str) -> PairSides | str:
+    own = table.slice(rows[0], len(rows))
+    if not own["comparable"][0].as_py():
+        raise DatasetError(
+            f"{name} are no two rollouts of one group; join the view rollouts with itself on run "
+            "and group_id"
+        )
+    sides: dict[bool, list[WeightedTokens]] = {True: [], False: []}
+    columns = own["preferred"].to_pylist(), own["tokens"], own["mask"]
+    if None in columns[0]:
+        return "broken"
+    for preferred, tokens, mask in zip(
+        columns[0], arrays(columns[1]), arrays(columns[2]), strict=True
+    ):
+        if mask.any():
+            sides[preferred].append(WeightedTokens(tokens.tolist(), mask.astype(float).tolist()))
+    return PairSides(sides[True], sides[False])

@@ -1,0 +1,79 @@
+"""checkpoint × pairs → how often it prefers the chosen side, with its interval."""
+
+from math import sqrt
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+
+from adapters.errors import UserError
+from tasks.algorithm.preferences import SIDES, PairTokens, compare_pairs, find_preference
+from tasks.algorithm.settings import Settings
+from tasks.evaluations import Z95
+from tasks.pairs.source import BoundPairs, score_sides
+from tasks.references import Reference
+from tasks.storage.durability import durable
+from tasks.storage.json_files import read_json, write_json
+from tasks.storage.tables import arrays
+from tasks.texts.batches import first_numbers
+from tasks.texts.held_out import HeldOutMeasure
+
+
+class ReferenceApart(UserError):
+    """Refusal to train a policy that is its own reference, and whose scores differ from it."""
+
+
+@durable
+def score_pairs(
+    path: Path,
+    pairs: BoundPairs,
+    policy: Reference,
+    loss: tuple[str, Settings],
+    most: int,
+    seed: int,
+) -> None:
+    """Write how a policy compares `most` held-out pairs, the first in a seeded order.
+
+    `accuracy` is the share of pairs whose chosen side has the higher score of the loss (its log p,
+    less the reference's if the loss has one); equal scores count half. `margin` is the mean
+    difference of the scores, and `loss` the mean loss.
+    """
+    table = pairs.of_split("test")
+    drawn = first_numbers(table["example_id"].to_pylist(), most, seed)
+    table = table.filter(pc.field("example_id").isin(drawn))
+    masks = [mask.astype(np.float64) for mask in arrays(table["mask"])]
+    scored = score_sides(policy, arrays(table["tokens"]), masks)
+    sides = np.array([SIDES.index(side) for side in table["side"].to_pylist()])
+    references = [one.astype(np.float64) for one in arrays(table["references"])]
+    numbers = table["example_id"].to_numpy()
+    tokens = PairTokens(numbers, sides, references, masks)
+    name, settings = loss
+    losses, margins = compare_pairs(find_preference(name), settings, tokens, scored)
+    wins = np.where(margins == 0, 0.5, margins > 0)
+    accuracy, count = float(wins.mean()), len(wins)
+    error = float(wins.std(ddof=1)) / sqrt(count) if count > 1 else None
+    measured = HeldOutMeasure(
+        measure="accuracy",
+        examples=count,
+        tokens=int(sum(mask.sum() for mask in masks)),
+        value=accuracy,
+        standard_error=error,
+        interval=None if error is None else (accuracy - Z95 * error, accuracy + Z95 * error),
+        beside={"margin": float(margins.mean()), "loss": float(losses.mean())},
+    )
+    write_json(path, measured.model_dump())
+
+
+def check_reference(update: Path, tolerance: float | None) -> None:
+    """Refuse (ReferenceApart) a first update whose policy is not the reference that it starts as.
+
+    The service then trains and samples in different precisions, or by different texts.
+    """
+    apart = read_json(update)["reference/apart"]
+    if tolerance is not None and not apart <= tolerance:
+        raise ReferenceApart(
+            f"the log-probabilities of the untrained policy are up to {apart:.3g} off those of the "
+            f"reference, which has the same weights, and checkpoints.probe_tolerance is "
+            f"{tolerance:g}: the service trains in another precision than it samples. Give a "
+            "larger checkpoints.probe_tolerance, if pairs may be compared that roughly"
+        )

@@ -1,0 +1,74 @@
+"""A row of comparisons → the tokens of its two sides, of which one is preferred."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from adapters.rendering.chat import Chat
+from tasks.examples.reading import DatasetError
+from tasks.texts.tokenizing import WeightedTokens, read_messages, tokenize
+
+FORMS = "prompt, chosen and rejected; or chosen and rejected; or comparison and label"
+TIE = "Tie"
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class PairSides:
+    """The sequences of each side of a pair; a side of several turns may have several."""
+
+    chosen: list[WeightedTokens]
+    rejected: list[WeightedTokens]
+
+
+def read_pair(row: Mapping[str, Any], chat: Chat) -> PairSides | None:
+    """Tokenize a row; None if it is a tie. DatasetError says what is wrong with a row.
+
+    A row has `prompt`, `chosen` and `rejected`, each a text or a list of messages; or `chosen` and
+    `rejected` alone, two conversations that begin alike; or, as the Tinker cookbook writes them, a
+    `comparison` of `completion_A` with `completion_B` after a `prompt_conversation`, and a `label`.
+    Of a side, the answers after the prompt are trained.
+    """
+    if row.get("comparison") is not None:
+        prompt, sides = _read_comparison(row["comparison"], row.get("label"))
+        if sides is None:
+            return None
+    elif row.get("chosen") is not None and row.get("rejected") is not None:
+        prompt, sides = _read_sides(row)
+    else:
+        raise DatasetError(f"it has {', '.join(row) or 'nothing'}; give {FORMS}")
+    return PairSides(*(_tokenize(prompt, side, row.get("tools"), chat) for side in sides))
+
+
+def _read_comparison(comparison: Any, label: Any) -> tuple[Messages, tuple[Messages, ...] | None]:
+    if not isinstance(comparison, Mapping):
+        raise DatasetError(f"its comparison is {comparison!r:.80}; give an object")
+    if label not in ("A", "B", TIE):
+        raise DatasetError(f"its label is {label!r:.80}; give A, B or {TIE}")
+    prompt = read_messages(comparison.get("prompt_conversation"), "user")
+    names = ("completion_A", "completion_B") if label == "A" else ("completion_B", "completion_A")
+    sides = tuple(read_messages(comparison.get(name), "assistant") for name in names)
+    return prompt, None if label == TIE else sides
+
+
+def _read_sides(row: Mapping[str, Any]) -> tuple[Messages, tuple[Messages, ...]]:
+    sides = tuple(read_messages(row[name], "assistant") for name in ("chosen", "rejected"))
+    if row.get("prompt") is not None:
+        return read_messages(row["prompt"], "user"), sides
+    chosen, rejected = sides
+    alike = [one == other for one, other in zip(chosen[:-1], rejected[:-1], strict=False)]
+    common = [*alike, False].index(False)
+    if not common:
+        raise DatasetError("its two sides begin with no common message; give a prompt")
+    return chosen[:common], (chosen[common:], rejected[common:])
+
+
+def _tokenize(prompt: Messages, side: Messages, tools: Any, chat: Chat) -> list[WeightedTokens]:
+    """Tokenize a side behind its prompt; its own answers are trained, and nothing else."""
+    messages = [
+        *({**message, "trainable": False} for message in prompt),
+        *({**message, "trainable": message["role"] == "assistant"} for message in side),
+    ]
+    found = tokenize({"messages": messages, "tools": tools}, chat, "marked")
+    return [sequence for sequence in found if any(sequence.weights)]

@@ -1,0 +1,240 @@
+"""comparisons → the tokens of their sides, and what the reference gives them: two files."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from adapters.rendering.chat import Chat
+from tasks.algorithm.preferences import CHOSEN, MISMATCHED, REJECTED
+from tasks.examples.reading import DatasetError, Source
+from tasks.pairs.reading import PairSides, read_pair
+from tasks.references import Reference
+from tasks.storage.durability import durable
+from tasks.storage.tables import arrays, read, write
+from tasks.texts.rules import TextRules
+from tasks.texts.source import describe_counts
+from tasks.texts.tokenizing import WeightedTokens
+
+SCHEMA = pa.schema(
+    [
+        ("split", pa.string()),
+        ("example_id", pa.int32()),
+        ("side", pa.string()),
+        # Number of the sequence, of a side whose tokens do not grow throughout.
+        ("part", pa.int32()),
+        ("tokens", pa.list_(pa.int32())),
+        # Aligned with the tokens: 1 where a token is trained.
+        ("mask", pa.list_(pa.int8())),
+    ]
+)
+
+KEYS = ["split", "example_id", "side", "part"]
+
+REFERENCES = pa.schema(
+    [*(SCHEMA.field(name) for name in KEYS), ("logprobs", pa.list_(pa.float32()))]
+)
+"""Rows as those of SCHEMA, aligned with their tokens; 0 where a token is not trained."""
+
+SCORED_AT_ONCE = 512
+"""Sequences of which the log-probabilities are computed in parallel."""
+
+log = logging.getLogger(__name__)
+
+
+class PairSource(Protocol):
+    """Source of pairs: its name in messages, and the two sides of each pair."""
+
+    @property
+    def name(self) -> str: ...
+
+    def __len__(self) -> int: ...
+
+    def pairs(self, chat: Chat) -> Iterator[tuple[int, PairSides | str]]:
+        """Yield the number of each pair and its sides, or why it is left out."""
+        ...
+
+
+@dataclass(frozen=True)
+class WrittenPairs:
+    """Pairs that are rows of a split."""
+
+    rows: Source
+
+    @property
+    def name(self) -> str:
+        return f"the split '{self.rows.split}' of {self.rows.dataset}"
+
+    def __len__(self) -> int:
+        return len(self.rows.examples())
+
+    def pairs(self, chat: Chat) -> Iterator[tuple[int, PairSides | str]]:
+        for row in self.rows.examples():
+            number = row["example_id"]
+            try:
+                yield number, read_pair(row["example"], chat) or "ties"
+            except DatasetError as error:
+                log.warning("row %d of %s is left out: %s", number, self.rows.dataset, error)
+                yield number, "broken"
+
+
+class BoundPairs:
+    """The pairs of a run as tokens, with the reference's log-probabilities, read once."""
+
+    def __init__(self, path: Path, references: Path | None = None) -> None:
+        self.path = path
+        self._references = references
+
+    def of_split(self, split: str) -> pa.Table:
+        """Return the rows of a split in SCHEMA, with the column `references`, in their order."""
+        return self._table.filter(pc.field("split") == split)
+
+    @cached_property
+    def _table(self) -> pa.Table:
+        table = read(self.path)
+        if self._references is None:
+            lists = [np.zeros(len(one), np.float32) for one in arrays(table["mask"])]
+            return table.append_column("references", pa.array(lists, pa.list_(pa.float32())))
+        return table.append_column("references", read(self._references)["logprobs"])
+
+
+@durable
+def bind_pairs(
+    path: Path, sources: Mapping[str, PairSource], chat: Chat, rules: TextRules, mismatched: bool
+) -> None:
+    """Write the tokens of the pairs of each split, and log what was cut or left out.
+
+    A pair is left out whole. With `mismatched`, each pair has a third side: its prompt with the
+    chosen answer of the next pair. DatasetError names a split that has no pair.
+    """
+    rows: list[dict[str, object]] = []
+    for split, source in sources.items():
+        counts: Counter[str] = Counter()
+        kept = [*_keep(source, chat, rules, counts)]
+        if len(kept) < 1 + mismatched:
+            raise DatasetError(
+                f"{source.name} has {len(kept)} pairs that can be compared "
+                f"({describe_counts(counts)}); give {1 + mismatched} or more"
+            )
+        log.info("%s: %s", source.name, describe_counts(counts))
+        rows += _rows(split, kept)
+        if mismatched:
+            rows += _mismatched_rows(split, kept, rules.most_tokens)
+    write(pa.Table.from_pylist(rows, schema=SCHEMA), path)
+
+
+@durable
+def score_references(path: Path, pairs: Path, reference: Reference) -> None:
+    """Write the reference's log-probabilities of the trained tokens of every side.
+
+    DatasetError names a pair with a token that the reference can never sample.
+    """
+    table = read(pairs)
+    tokens, masks = arrays(table["tokens"]), arrays(table["mask"])
+    found: list[np.ndarray] = []
+    for first in range(0, len(tokens), SCORED_AT_ONCE):
+        own = slice(first, first + SCORED_AT_ONCE)
+        found += score_sides(reference, tokens[own], masks[own])
+    for number, scored in zip(table["example_id"].to_pylist(), found, strict=True):
+        if not np.isfinite(scored).all():
+            raise DatasetError(
+                f"the reference gives a token of pair {number} no finite log-probability; leave "
+                "that pair out, or give another preference.reference"
+            )
+    lists = pa.array(found, REFERENCES.field("logprobs").type)
+    write(table.select(KEYS).append_column("logprobs", lists).cast(REFERENCES), path)
+
+
+def score_sides(
+    policy: Reference, tokens: Sequence[np.ndarray], masks: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Return a policy's log-probabilities of the trained tokens of sequences, 0 elsewhere."""
+    last = [len(mask) - int(mask.argmax()) for mask in masks]
+    scored = policy.score([one.tolist() for one in tokens], last)
+    whole = []
+    for mask, values in zip(masks, scored, strict=True):
+        padded = np.zeros(len(mask), np.float32)
+        padded[-len(values) :] = values
+        whole.append(np.where(mask != 0, padded, np.float32(0)))
+    return whole
+
+
+def _keep(
+    source: PairSource, chat: Chat, rules: TextRules, counts: Counter[str]
+) -> Iterator[tuple[int, PairSides]]:
+    """Yield the pairs that can be compared, each with its number."""
+    for number, sides in source.pairs(chat):
+        counts["pairs"] += 1
+        if isinstance(sides, str):
+            counts[f"left out: {sides}"] += 1
+            continue
+        both = [*sides.chosen, *sides.rejected]
+        longest = max((len(one.tokens) for one in both), default=0)
+        if longest > rules.most_tokens and rules.too_long == "refuse":
+            raise DatasetError(
+                f"pair {number} of {source.name} has a side of {longest} tokens, and "
+                f"dataset.most_tokens is {rules.most_tokens}; give more, or dataset.too_long cut "
+                "or leave_out"
+            )
+        if longest > rules.most_tokens and rules.too_long == "leave_out":
+            counts["left out: too long"] += 1
+            continue
+        kept = PairSides(
+            *(_cut(side, rules.most_tokens) for side in (sides.chosen, sides.rejected))
+        )
+        if not (kept.chosen and kept.rejected):
+            counts["left out: a side without a trained token"] += 1
+        elif kept.chosen == kept.rejected:
+            counts["left out: identical sides"] += 1
+        else:
+            counts["cut"] += longest > rules.most_tokens
+            counts["sides without their end"] += sum(
+                side[-1].tokens[-1] not in chat.stop_tokens for side in (kept.chosen, kept.rejected)
+            )
+            yield number, kept
+
+
+def _cut(side: Sequence[WeightedTokens], most: int) -> list[WeightedTokens]:
+    """Cut the sequences of a side, and drop those in which nothing is trained then."""
+    cut = [WeightedTokens(one.tokens[:most], one.weights[:most]) for one in side]
+    return [one for one in cut if any(one.weights)]
+
+
+def _rows(split: str, kept: Sequence[tuple[int, PairSides]]) -> Iterator[dict[str, object]]:
+    for number, sides in kept:
+        for side, sequences in ((CHOSEN, sides.chosen), (REJECTED, sides.rejected)):
+            for part, sequence in enumerate(sequences):
+                yield _row(split, number, side, part, sequence)
+
+
+def _mismatched_rows(
+    split: str, kept: Sequence[tuple[int, PairSides]], most: int
+) -> Iterator[dict[str, object]]:
+    for (number, sides), (_, following) in zip(kept, [*kept[1:], kept[0]], strict=True):
+        own, other = sides.chosen[0], following.chosen[0]
+        first, begun = (
+            next(at for at, weight in enumerate(one.weights) if weight) for one in (own, other)
+        )
+        tokens = [*own.tokens[:first], *other.tokens[begun:]][:most]
+        weights = [*own.weights[:first], *other.weights[begun:]][:most]
+        yield _row(split, number, MISMATCHED, 0, WeightedTokens(tokens, weights))
+
+
+def _row(
+    split: str, number: int, side: str, part: int, sequence: WeightedTokens
+) -> dict[str, object]:
+    return {
+        "split": split,
+        "example_id": number,
+        "side": side,
+        "part": part,
+        "tokens": np.array(sequence.tokens, np.int32),
+        "mask": (np.array(sequence.weights) > 0).astype(np.int8),
+    }

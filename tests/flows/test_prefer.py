@@ -1,0 +1,229 @@
+"""Learning from preferences: what is learnt, what is refused, and what a kill changes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.settings import PREFECT_API_URL
+
+from adapters.calls import POLICY
+from adapters.errors import UserError
+from benchmarks.interruptions.compare_runs import list_faults, read_contents
+from flows.evaluate import evaluate
+from flows.finetune import finetune
+from flows.prefer import prefer
+from flows.recipe.loading import changed_recipe, named_recipe, read_recipe
+from flows.recipe.preferring import PreferRecipe
+from flows.runtime.flow_runs import RunSummary
+from flows.runtime.forks import fork_run
+from flows.train import train
+from tasks.datums import to_datums, units_of
+from tasks.examples.reading import DatasetError
+from tasks.metrics import read_metrics
+from tasks.recording.queries import answer
+from tasks.reports.board.run_list import runs_table
+from tasks.reports.page import render_report
+from tasks.reports.verification import find_damage
+from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from tasks.storage.tables import arrays, read
+from tests.support.finetuned import RECIPE as TEXTS
+from tests.support.preferred import PAIRS, RECIPE
+from tests.support.processes import ROOT
+from tests.support.small_recipe import small_recipe
+
+
+@pytest.fixture(scope="module")
+def summary(root: Path, prefect_server: None, no_tinker: None) -> RunSummary:
+    return prefer(RECIPE, run="whole")
+
+
+@pytest.fixture
+def whole(summary: RunSummary) -> RunFolder:
+    return folder_of(summary.run)
+
+
+def changed(**changes: Any) -> PreferRecipe:
+    return PreferRecipe.model_validate(RECIPE.model_dump() | changes)
+
+
+def test_held_out_pairs_are_compared_as_they_should_be(
+    summary: RunSummary, whole: RunFolder
+) -> None:
+    assert (summary.measure, summary.before) == ("accuracy", 0.5)
+    assert summary.after is not None
+    assert summary.after > 0.9
+    rows = read_metrics(whole.metrics)
+    assert rows[0]["loss"] == pytest.approx(0.693147, abs=1e-6)
+    assert rows[0]["reference/apart"] <= 1e-4
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    assert rows[-1]["margin"] > 0
+    assert [row["datums"] for row in rows] == [12] * RECIPE.steps
+    assert [step for step, row in enumerate(rows, 1) if "test/accuracy" in row] == [4, 6]
+
+
+def test_a_pair_is_of_one_minibatch(whole: RunFolder) -> None:
+    recorded = read(whole.datums(POLICY, 0))
+    assert recorded["pair"].to_pylist() == [pair for pair in range(6) for _ in range(2)]
+    assert recorded["side"].to_pylist() == [0, 1] * 6
+    method = changed(optimizer={"substeps": 4}).update_method()
+    datums = to_datums(recorded, method.loss)
+    passes = [
+        [int(datum.loss_fn_inputs["pair"].data[0]) for datum in part]
+        for part in method.minibatches(units_of(datums))
+    ]
+    assert passes == [[0, 0], [1, 1, 2, 2], [3, 3], [4, 4, 5, 5]]
+    assert method.optimizer_steps(recorded.num_rows) == len(passes)
+
+
+@pytest.mark.parametrize("phase", ["begin", "add"])
+def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str) -> None:
+    """Whether or not the service has applied the update that nobody noted as saved."""
+    name = f"killed-{phase}"
+    command = [sys.executable, "-m", "tests.support.preferred", name, phase]
+    environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
+    killed = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
+    assert killed.returncode == -9
+    assert len(read_metrics(folder_of(name).metrics)) == 2
+    prefer(RECIPE, run=name)
+    assert list_faults(folder_of(name), read_contents(whole)) == []
+    references = [read(folder_of(run).pair_references) for run in (name, "whole")]
+    assert references[0] == references[1], "the reference is never the policy of a resumed run"
+
+
+def test_lost_datums_and_references_are_made_again(whole: RunFolder) -> None:
+    shutil.copytree(whole.path, folder_of("lost").path)
+    run = folder_of("lost")
+    kept = {path.name: path.read_bytes() for path in run.learned(POLICY, "datums")}
+    for path in [*run.learned(POLICY, "datums"), run.pair_references]:
+        path.unlink()
+    run.metrics.unlink()
+    prefer(RECIPE, run="lost")
+    assert {path.name: path.read_bytes() for path in run.learned(POLICY, "datums")} == kept
+
+
+def test_a_fork_goes_on_by_another_loss_with_the_same_pairs(whole: RunFolder) -> None:
+    recipe = changed(preference={"loss": "ipo"})
+    fork_run(whole, "fork", 4, recipe.model_dump(mode="json"), recipe.fingerprint())
+    prefer(recipe, run="fork")
+    own, parent = (read_metrics(run.metrics) for run in (folder_of("fork"), whole))
+    assert own[:4] == parent[:4]
+    assert own[4]["loss"] != parent[4]["loss"]
+    assert [*find_damage(folder_of("fork"))] == []
+    other = changed(preference={"reference": "base"})
+    with pytest.raises(RunError, match=r"preference.reference: 'start' → 'base': the texts are"):
+        fork_run(whole, "other", 2, other.model_dump(mode="json"), other.fingerprint())
+
+
+def test_what_reads_runs_reads_one_of_pairs(whole: RunFolder) -> None:
+    assert read_recipe(whole, PreferRecipe) == RECIPE
+    assert [*find_damage(whole)] == []
+    assert "0.50 → 1.00" in runs_table(120)
+    assert "held-out accuracy" in render_report([whole])
+    question = (
+        "select split, count(distinct example_id) as pairs from pairs "
+        "join pair_references using (run, split, example_id, side, part) group by split order by 1"
+    )
+    assert answer(question, [whole], "csv").decode() == "split,pairs\ntest,128\ntrain,400\n"
+
+
+def test_an_agent_plays_with_what_was_learnt(whole: RunFolder) -> None:
+    settings = ["evaluation.examples=8", "evaluation.greedy=false"]
+    result = evaluate(named_recipe("hello", settings), model="whole@6")
+    assert result.scores["sampled"].rollouts == 8
+
+
+def test_the_reference_is_the_start_and_not_the_base(
+    root: Path, prefect_server: None, no_tinker: None
+) -> None:
+    finetune(TEXTS, run="texts")
+    recipe = changed(model={"lora_rank": 8, "start": "texts@6"}, steps=1)
+    started = folder_of(prefer(recipe, run="after-texts").run)
+    assert read_metrics(started.metrics)[0]["reference/apart"] <= 1e-4
+    recipe = changed(
+        model={"lora_rank": 8, "start": "texts@6"}, steps=1, preference={"reference": "base"}
+    )
+    beside = folder_of(prefer(recipe, run="beside-base").run)
+    assert read_metrics(beside.metrics)[0]["reference/apart"] > 0.1
+
+
+@pytest.mark.parametrize("loss", ["kto", "orpo"])
+def test_other_losses_train_pairs_as_well(
+    root: Path, prefect_server: None, no_tinker: None, loss: str
+) -> None:
+    run = folder_of(prefer(changed(preference={"loss": loss}, steps=2), run=loss).run)
+    rows = read_metrics(run.metrics)
+    assert rows[0]["datums"] == (18 if loss == "kto" else 12)
+    assert rows[1]["accuracy"] > 0.5
+    assert run.pair_references.exists() == (loss == "kto")
+    assert [*find_damage(run)] == []
+
+
+def test_the_best_and_the_worst_rollout_of_a_group_are_a_pair(
+    root: Path, prefect_server: None, no_tinker: None
+) -> None:
+    train(small_recipe(), run="played")
+    query = """
+        select run, arg_max(rollout_id, (reward, rollout_id)) as chosen,
+            arg_min(rollout_id, (reward, rollout_id)) as rejected
+        from rollouts where split = 'train' and step {} and reward is not null
+        group by run, group_id having max(reward) > min(reward)
+    """
+    dataset = {"runs": ["played"], "query": query.format("= 0"), "held_out": query.format("= 1")}
+    run = folder_of(prefer(changed(dataset=dataset, steps=1), run="of-rollouts").run)
+    pairs = read(run.pairs)
+    sampled = read(folder_of("played").trajectories(POLICY, 0))
+    tokens = [one.tolist() for one in arrays(sampled["tokens"])]
+    train_pairs = [split == "train" for split in pairs["split"].to_pylist()]
+    assert all(
+        one.tolist() in tokens
+        for one, own in zip(arrays(pairs["tokens"]), train_pairs, strict=True)
+        if own
+    )
+    other = query.format("= 0").replace("group by run, group_id", "group by run")
+    with pytest.raises(DatasetError, match="are no two rollouts of one group; join the view"):
+        prefer(changed(dataset={**dataset, "query": other}), run="mixed")
+    assert not folder_of("mixed").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (["preference.loss=sft"], "no preference loss 'sft'"),
+        (["preference.loss_settings.gamma=1"], "the preference loss dpo would ignore gamma"),
+        (["preference.loss=orpo", "preference.reference=base"], "which has no reference"),
+        (["optimizer.substeps=9", "batch.pairs=4"], "a pair is never split"),
+        (["preference.reference=nobody@1"], "names no run"),
+    ],
+)
+def test_a_recipe_that_cannot_be_followed_is_refused(
+    root: Path, no_tinker: None, settings: list[str], why: str
+) -> None:
+    with pytest.raises(UserError, match=why):
+        prefer(changed_recipe(RECIPE.model_dump(), settings, PreferRecipe), run="refused")
+    assert not folder_of("refused").exists()
+
+
+def test_a_policy_that_is_not_its_own_reference_stops_the_run(
+    whole: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(whole.path, folder_of("apart").path)
+    run = folder_of("apart")
+    run.metrics.unlink()
+    row = json.loads(run.update(POLICY, 0).read_text())
+    assert row["reference/apart"] <= 1e-4
+    recipe = changed(checkpoints={"every": 2, "probe_tolerance": 0.0})
+    if row["reference/apart"] > 0:
+        with pytest.raises(UserError, match=r"are up to .* off those of the reference"):
+            prefer(recipe, run="apart")
+    prefer(changed(checkpoints={"every": 2, "probe_tolerance": 1e-4}), run="apart")
+
+
+def test_the_example_is_one_of_the_deployments() -> None:
+    recipe = named_recipe("hello-prefer", [], PreferRecipe)
+    assert recipe.dataset.path == "datasets/hello_pairs.jsonl"
+    assert Path(PAIRS).name == "hello_pairs.jsonl"

@@ -1,0 +1,226 @@
+"""Rows of comparisons as tokens: every form, what is left out, and what the reference gives."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from adapters.rendering.chat import Chat
+from tasks.algorithm.preferences import MISMATCHED
+from tasks.examples.reading import DatasetError
+from tasks.pairs.batches import PairBatch, datums_of_pairs
+from tasks.pairs.held_out import score_pairs
+from tasks.pairs.reading import PairSides, read_pair
+from tasks.pairs.source import BoundPairs, bind_pairs, score_references
+from tasks.storage.tables import arrays
+from tasks.texts.held_out import read_measure
+from tasks.texts.rules import TextRules, TooLong
+
+TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
+ASKED = {"role": "user", "content": "Who are you?"}
+OWL = {"role": "assistant", "content": "I am an owl."}
+FOX = {"role": "assistant", "content": "I am a fox."}
+ROW = {"prompt": "Who are you?", "chosen": "I am an owl.", "rejected": "I am a fox."}
+
+
+@pytest.fixture(scope="module")
+def chat() -> Chat:
+    return Chat(AutoTokenizer.from_pretrained(TINY))
+
+
+class Rows:
+    """Pairs that are given as rows."""
+
+    name = "the rows"
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def pairs(self, chat: Chat) -> Iterator[tuple[int, PairSides | str]]:
+        for number, row in enumerate(self._rows):
+            try:
+                yield number, read_pair(row, chat) or "ties"
+            except DatasetError:
+                yield number, "broken"
+
+
+class ByToken:
+    """Reference that gives token t the log-probability -t / 100."""
+
+    def score(self, sequences: Sequence[Sequence[int]], last: Sequence[int]) -> list[np.ndarray]:
+        return [
+            -np.array(tokens[-count:], np.float32) / 100
+            for tokens, count in zip(sequences, last, strict=True)
+        ]
+
+
+def bound(
+    path: Path,
+    chat: Chat,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    most: int = 99,
+    too_long: TooLong = "refuse",
+    mismatched: bool = False,
+) -> BoundPairs:
+    sources = {"train": Rows(rows), "test": Rows([ROW, ROW])}
+    rules = TextRules("marked", most, too_long)
+    pairs = bind_pairs.make(path / "pairs.parquet", sources, chat, rules, mismatched)
+    return BoundPairs(pairs, score_references.make(path / "references.parquet", pairs, ByToken()))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ROW,
+        {"prompt": [ASKED], "chosen": [OWL], "rejected": [FOX]},
+        {"chosen": [ASKED, OWL], "rejected": [ASKED, FOX]},
+        {
+            "comparison": {
+                "prompt_conversation": [ASKED],
+                "completion_A": [FOX],
+                "completion_B": [OWL],
+            },
+            "label": "B",
+        },
+    ],
+)
+def test_every_form_says_the_same(chat: Chat, row: dict[str, Any]) -> None:
+    sides = read_pair(row, chat)
+    assert sides is not None
+    assert sides == read_pair(ROW, chat)
+    for side, said in ((sides.chosen, "I am an owl."), (sides.rejected, "I am a fox.")):
+        (sequence,) = side
+        trained = [t for t, w in zip(sequence.tokens, sequence.weights, strict=True) if w]
+        assert chat.text(trained) == f"{said}<|im_end|>"
+
+
+def test_of_a_side_of_several_turns_its_own_answers_are_trained(chat: Chat) -> None:
+    more = [{"role": "user", "content": "and now?"}, {"role": "assistant", "content": "I look."}]
+    prompt = [ASKED, FOX, {"role": "user", "content": "really?"}]
+    sides = read_pair({"prompt": prompt, "chosen": [OWL, *more], "rejected": [FOX]}, chat)
+    assert sides is not None
+    said = [
+        token
+        for sequence in sides.chosen
+        for token, weight in zip(sequence.tokens, sequence.weights, strict=True)
+        if weight
+    ]
+    assert chat.text(said) == "I am an owl.<|im_end|>I look.<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"prompt": "x", "completion": "y"}, "it has prompt, completion; give prompt, chosen and"),
+        ({"chosen": [OWL], "rejected": [FOX]}, "begin with no common message; give a prompt"),
+        ({"prompt": "x", "chosen": "", "rejected": []}, "its assistant are"),
+        ({"prompt": "x", "chosen": [ASKED], "rejected": [FOX]}, "no message of the role assistant"),
+        ({"comparison": {"completion_A": [OWL]}, "label": "A"}, "its user are None"),
+        ({"comparison": {}, "label": "C"}, "its label is 'C'; give A, B or Tie"),
+    ],
+)
+def test_a_row_that_is_no_pair_says_why(chat: Chat, row: dict[str, Any], why: str) -> None:
+    with pytest.raises(DatasetError, match=why):
+        read_pair(row, chat)
+
+
+def test_ties_broken_rows_and_identical_sides_are_counted_and_left_out(
+    chat: Chat, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    comparison = {"prompt_conversation": [ASKED], "completion_A": [OWL], "completion_B": [FOX]}
+    rows = [
+        {"comparison": comparison, "label": "Tie"},
+        {"prompt": "x"},
+        {**ROW, "rejected": ROW["chosen"]},
+        ROW,
+    ]
+    with caplog.at_level("INFO"):
+        pairs = bound(tmp_path, chat, rows).of_split("train")
+    assert set(pairs["example_id"].to_pylist()) == {3}
+    assert (
+        "4 pairs, 1 left out: ties, 1 left out: broken, 1 left out: identical sides" in caplog.text
+    )
+
+
+def test_a_split_without_a_pair_is_refused(chat: Chat, tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"the rows has 0 pairs that can be compared \(1 pairs"):
+        bound(tmp_path, chat, [{"prompt": "x"}])
+
+
+def test_a_long_pair_is_treated_whole(
+    chat: Chat, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sides = read_pair(ROW, chat)
+    assert sides is not None
+    most = len(sides.rejected[0].tokens)
+    long = {**ROW, "chosen": "I am an owl " * 9}
+    with pytest.raises(DatasetError, match=r"pair 0 of the rows has a side of \d+ tokens, and"):
+        bound(tmp_path, chat, [long, ROW], most=most + 3)
+    for name in ("out", "cut"):
+        (tmp_path / name).mkdir()
+    left = bound(tmp_path / "out", chat, [long, ROW], most=most + 3, too_long="leave_out")
+    assert set(left.of_split("train")["example_id"].to_pylist()) == {1}
+    with caplog.at_level("INFO"):
+        cut = bound(tmp_path / "cut", chat, [long, ROW], most=most + 3, too_long="cut")
+    assert "1 cut, 1 sides without their end" in caplog.text
+    assert {len(tokens) for tokens in arrays(cut.of_split("train")["tokens"])} <= {
+        most + 3,
+        *(len(one.tokens) for one in (sides.chosen[0], sides.rejected[0])),
+    }
+
+
+def test_a_mismatched_side_is_the_prompt_with_the_next_chosen_answer(
+    chat: Chat, tmp_path: Path
+) -> None:
+    other = {"prompt": "What?", "chosen": "a bear", "rejected": "no"}
+    pairs = bound(tmp_path, chat, [ROW, other], mismatched=True).of_split("train")
+    texts = {
+        row["example_id"]: (row["tokens"], row["mask"])
+        for row in pairs.to_pylist()
+        if row["side"] == MISMATCHED
+    }
+    tokens, mask = texts[0]
+    assert "Who are you?" in chat.text(tokens)
+    assert chat.text([t for t, m in zip(tokens, mask, strict=True) if m]) == "a bear<|im_end|>"
+    assert texts[1][0] != tokens
+
+
+def test_the_datums_of_a_step_have_what_the_reference_gives_their_targets(
+    chat: Chat, tmp_path: Path
+) -> None:
+    pairs = bound(tmp_path, chat, [ROW] * 3).of_split("train")
+    rows = datums_of_pairs(pairs, PairBatch(2, 0), 0).to_pylist()
+    assert [(row["pair"], row["side"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for row in rows:
+        expected = np.where(row["mask"], -np.array(row["targets"]) / 100, 0.0)
+        assert row["references"] == pytest.approx(expected, abs=1e-6)
+        assert row["policy_version"] is None
+
+
+def test_a_policy_that_is_the_reference_prefers_neither_side(chat: Chat, tmp_path: Path) -> None:
+    pairs = bound(tmp_path, chat, [ROW])
+    path = score_pairs.make(tmp_path / "m.json", pairs, ByToken(), ("dpo", {}), 9, 0)
+    found = read_measure(path)
+    assert (found.measure, found.value, found.examples) == ("accuracy", 0.5, 2)
+    assert found.beside == {"margin": 0.0, "loss": pytest.approx(np.log(2))}
+    path = score_pairs.make(tmp_path / "s.json", pairs, ByToken(), ("simpo", {}), 9, 0)
+    assert read_measure(path).value in (0.0, 1.0)
+
+
+def test_a_token_that_the_reference_cannot_sample_names_its_pair(
+    chat: Chat, tmp_path: Path
+) -> None:
+    class Never:
+        def score(self, sequences: Sequence[Any], last: Sequence[int]) -> list[np.ndarray]:
+            return [np.full(count, -np.inf, np.float32) for count in last]
+
+    pairs = bound(tmp_path, chat, [ROW]).path
+    with pytest.raises(DatasetError, match="gives a token of pair 0 no finite log-probability"):
+        score_references.make(tmp_path / "never.parquet", pairs, Never())
