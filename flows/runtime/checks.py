@@ -68,10 +68,10 @@ def check_service(base: str) -> None:
 def check_recipe(recipe: RunRecipe, run: RunFolder | None = None) -> None:
     """Refuse (UserError) a recipe that names what does not exist; quick checks come first.
 
-    A `run` that has the tokens of its texts, and a fork of it, need their dataset no more.
+    A `run` that has the tokens of its texts or pairs, and a fork of it, need their dataset no more.
     """
     check_service(recipe.model.base)
-    if run is None or not is_written(run.texts):
+    if run is None or not run.given_files():
         for source in recipe.sources().values():
             source.examples()
     if isinstance(recipe, Recipe):

@@ -17,7 +17,7 @@ from adapters.errors import did_you_mean
 from adapters.project.hub import locate_dataset
 from adapters.tinker.bases import read_origin
 from tasks.storage.checksums import Damaged
-from tasks.storage.files import is_written, read_bytes
+from tasks.storage.files import read_bytes
 from tasks.storage.json_files import SEAL, read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of, runs_root
 
@@ -212,7 +212,7 @@ def differences(old: object, new: object, path: str = "") -> list[str]:
 
 def _dataset(run: RunFolder, described: Mapping[str, Any] | None) -> dict[str, object]:
     """Describe the examples that a recipe names by a path, if the run is to read any."""
-    if described is None or is_written(run.texts):
+    if described is None or run.given_files():
         return {}
     sources = {name: of["path"] for name, of in described.get("sources", {}).items()}
     hashes = {

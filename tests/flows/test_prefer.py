@@ -19,6 +19,7 @@ from flows.finetune import finetune
 from flows.prefer import prefer
 from flows.recipe.loading import changed_recipe, named_recipe, read_recipe
 from flows.recipe.preferring import PreferRecipe
+from flows.runtime.checks import check_recipe
 from flows.runtime.flow_runs import RunSummary
 from flows.runtime.forks import fork_run
 from flows.train import train
@@ -64,6 +65,13 @@ def test_held_out_pairs_are_compared_as_they_should_be(
     assert rows[-1]["margin"] > 0
     assert [row["datums"] for row in rows] == [12] * RECIPE.steps
     assert [step for step, row in enumerate(rows, 1) if "test/accuracy" in row] == [4, 6]
+
+
+def test_a_run_that_has_its_pairs_needs_their_file_no_more(whole: RunFolder) -> None:
+    recipe = changed(dataset={"path": "gone.jsonl"})
+    check_recipe(recipe, whole)
+    with pytest.raises(DatasetError, match=r"gone\.jsonl does not exist"):
+        check_recipe(recipe)
 
 
 def test_a_pair_is_of_one_minibatch(whole: RunFolder) -> None:
