@@ -18,7 +18,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic smollm smollm-seeds test stories short-stories faults check format constraints server worker deploy bench peers llama formulas kills windows stops signals algorithms cookbook frameworks fuzz verifiers inspect wheel clean
+.PHONY: help setup hello arithmetic smollm smollm-seeds methods test stories short-stories faults check format constraints server worker deploy bench peers llama formulas kills windows stops signals algorithms cookbook frameworks fuzz verifiers inspect wheel clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -39,6 +39,9 @@ arithmetic: $(READY) ## train the arithmetic agent
 smollm: $(READY) ## fetch a small real model (93 MB) and train it to answer in JSON
 	$(BIN)/ratchet fetch smollm2-135m
 	$(BIN)/ratchet train people
+
+methods: $(READY) ## train the tiny model by every method, by three seeds
+	$(BIN)/python -m benchmarks.methods
 
 smollm-seeds: $(READY) ## train the small real model by three seeds
 	$(BIN)/ratchet fetch smollm2-135m

@@ -65,7 +65,7 @@ def train(
     ] = IfExists.ASK,
     verbose: Verbose = False,
 ) -> None:
-    """Train a model: an agent's, or on texts."""
+    """Train a model: an agent's by its rewards or a teacher, or on texts or pairs."""
     from flows.recipe.loading import named_recipe
     from flows.recipe.run_recipe import RunRecipe
     from flows.runtime.checks import check_recipe

@@ -160,8 +160,8 @@ REFUSED = {
     "grpo, or the loss ppo alone as algorithm.loss",
     "sft": f"trains on answers that are given, {FINETUNING}; give grpo for rollouts",
     "cpt": f"trains on texts that are given, {FINETUNING}; give grpo for rollouts",
-    "dpo": f"trains on pairs of answers that are given, not on rollouts, {LATER}; give grpo for "
-    "rollouts that are rewarded",
+    "dpo": "trains on pairs of answers that are given, as a recipe of the flow prefer does "
+    "(docs/preferences.md); give grpo for rollouts that are rewarded",
     "raft": f"trains on answers that were selected, {FINETUNING}, whose dataset.query selects "
     "rollouts of a run; give algorithm.advantage none and algorithm.loss cross_entropy, which "
     "train on the rollouts of reward 1 alone if rewards are 0 and 1",

@@ -35,6 +35,10 @@ SHORT = {
         ("--seconds", "1", "--victims", "engine", "--folder", "s"),
         "| engine, 1 s |",
     ),
+    "methods": (
+        ("--seeds", "1", "--only", "pairs", "--set", "steps=2", "--folder", "m"),
+        "| pairs |",
+    ),
     "beside_cookbook": (BESIDE, "| all |"),
     "beside_cookbook_texts": (
         ("--steps", "3", "--kill-at", "2", "--save-every", "2"),
@@ -49,6 +53,7 @@ LONG = (
     "algorithms",
     "interruptions.resumed_run",
     "interruptions.stops",
+    "methods",
     "beside_cookbook",
     "beside_cookbook_texts",
 )

@@ -1,0 +1,122 @@
+"""Every method on one task: what the agent earns after each, what it took, and a table of it.
+
+python -m benchmarks.methods --seeds 3
+
+The agent is `hello`; its reward is of 128 held-out examples, sampled. Distillation has the run of
+rewards of the same seed as its teacher. Tokens and seconds are those of the method's own run.
+"""
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.measuring import describe_machine, format_table
+from flows.evaluate import evaluate
+from flows.finetune import finetune
+from flows.prefer import prefer
+from flows.recipe.loading import named_recipe
+from flows.recipe.run_recipe import RunRecipe
+from flows.train import train
+from tasks.metrics import read_metrics, spent_seconds
+from tasks.storage.run_folder import folder_of
+
+FLOWS = {"train": train, "finetune": finetune, "prefer": prefer}
+BEST = """
+select run, rollout_id from rollouts where split = 'train' and {steps}
+qualify row_number() over (partition by run, group_id order by reward desc, rollout_id) = 1
+"""
+"""Query of the best rollout of each group."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method: the deployment that trains by it, and what is changed in its recipe."""
+
+    title: str
+    deployment: str
+    changes: tuple[str, ...] = ()
+
+
+METHODS = {
+    "rewards": Method("rewards", "hello"),
+    "texts": Method("texts", "hello-finetune"),
+    "best": Method(
+        "the best of 8 rollouts of the run of rewards, as texts",
+        "hello-finetune",
+        (
+            "epochs=1",
+            "dataset.path=null",
+            "dataset.runs=rewards-{seed}",
+            f"dataset.query={BEST.format(steps='step < 12')}",
+            f"dataset.held_out={BEST.format(steps='step >= 12')}",
+        ),
+    ),
+    "pairs": Method("pairs", "hello-prefer"),
+    "after": Method(
+        "pairs after texts",
+        "hello-prefer",
+        ("model.start=texts-{seed}@50", "epochs=0.5", "optimizer.learning_rate=0.0002"),
+    ),
+    "teacher": Method("a teacher", "hello-distil", ("algorithm.teacher.models=rewards-{seed}",)),
+}
+"""Beginning of the runs' names → their method."""
+COLUMNS = ("method", "agent's reward", "of each seed", "sampled tokens", "trained tokens", "s")
+
+
+def train_by(name: str, seed: int, settings: Sequence[str]) -> Sequence[float]:
+    """Train by a method; return the agent's reward after it, and what the run took."""
+    method, run = METHODS[name], f"{name}-{seed}"
+    changes = (change.replace("{seed}", str(seed)) for change in method.changes)
+    recipe = named_recipe(method.deployment, [*changes, f"seed={seed}", *settings], RunRecipe)
+    FLOWS[recipe.flow](recipe, run=run)
+    rows = read_metrics(folder_of(run).metrics)
+    played = evaluate(named_recipe("hello", ["evaluation.greedy=false"]), model=run)
+    reward = played.scores["sampled"].finished.mean
+    assert reward is not None, "every agent of hello earns a reward"
+    tokens = (
+        sum(row.get(name, 0) for row in rows) for name in ("tokens/sampled", "tokens/trained")
+    )
+    return [reward, *tokens, spent_seconds(rows)]
+
+
+def describe(measured: Mapping[str, Sequence[Sequence[float]]]) -> str:
+    """Describe methods by the means over seeds."""
+    rows = []
+    for name, seeds in measured.items():
+        reward, sampled, trained, seconds = (fmean(values) for values in zip(*seeds, strict=True))
+        each = ", ".join(f"{of[0]:.2f}" for of in seeds)
+        rows.append(
+            [
+                METHODS[name].title,
+                f"{reward:.2f}",
+                each,
+                f"{sampled:,.0f}",
+                f"{trained:,.0f}",
+                f"{seconds:.0f}",
+            ]
+        )
+    return format_table("Methods", COLUMNS, rows)
+
+
+def main() -> None:
+    """Run the benchmark from the command line."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--only", choices=[*METHODS], nargs="+", default=[*METHODS])
+    options.add_argument("--set", action="append", default=[], help="a key of every recipe")
+    options.add_argument("--folder", type=Path, default=Path("runs/methods"))
+    arguments = options.parse_args()
+    os.environ["RATCHET_RUNS"] = str(arguments.folder)
+    print(describe_machine(), flush=True)
+    measured = {
+        name: [train_by(name, seed, arguments.set) for seed in range(arguments.seeds)]
+        for name in arguments.only
+    }
+    print(describe(measured))
+
+
+if __name__ == "__main__":
+    main()
