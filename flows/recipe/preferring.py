@@ -123,11 +123,11 @@ class PreferRecipe(RunRecipe):
         from tasks.pairs.chosen_pairs import ChosenPairs
         from tasks.pairs.source import WrittenPairs
 
-        written, chosen = self.dataset.files(), self.dataset.queries(self.model.base)
-        return {
-            **{split: WrittenPairs(rows) for split, rows in written.items()},
-            **{split: ChosenPairs(query) for split, query in chosen.items()},
-        }
+        chosen: dict[str, ChosenPairs] = {}
+        for split, query in self.dataset.queries(self.model.base).items():
+            chosen[split] = ChosenPairs(query, tuple(chosen.values()))
+        written = {split: WrittenPairs(rows) for split, rows in self.dataset.files().items()}
+        return {**written, **chosen}
 
     def steps_of(self, epochs: float) -> int:
         """Return the steps whose batches are so many passes over the training pairs."""

@@ -50,6 +50,8 @@ class ChosenPairs:
     """
 
     query: RolloutQuery
+    apart: tuple["ChosenPairs", ...] = ()
+    """What is trained, if these are held out: no rollout may be in both."""
 
     @property
     def name(self) -> str:
@@ -63,13 +65,27 @@ class ChosenPairs:
         yield from enumerate(self._pairs)
 
     @cached_property
+    def _names(self) -> list[tuple[str, str, str]]:
+        """List the run of each row, and the two rollouts of its pair."""
+        columns = (self._table[name].to_pylist() for name in ("run", "chosen", "rejected"))
+        return [*zip(*columns, strict=True)]
+
+    @cached_property
+    def _rollouts(self) -> set[tuple[str, str]]:
+        return {(run, one) for run, *pair in self._names for one in pair}
+
+    @cached_property
+    def _table(self) -> pa.Table:
+        return self.query.ask(CHOSEN, "run, chosen and rejected")
+
+    @cached_property
     def _pairs(self) -> list[PairSides | str]:
-        table = self.query.ask(CHOSEN, "run, chosen and rejected")
-        names = table.select(["run", "chosen", "rejected"]).to_pylist()
-        keys = [tuple(row.values()) for row in names]
+        for trained in self.apart:
+            self.query.refuse_both(self._rollouts, trained.query, trained._rollouts)
+        names = self._names
         return [
-            _pair(table, [*rows], f"{chosen} and {rejected} of {run}")
-            for (run, chosen, rejected), rows in groupby(range(len(keys)), lambda row: keys[row])
+            _pair(self._table, [*rows], f"{chosen} and {rejected} of {run}")
+            for (run, chosen, rejected), rows in groupby(range(len(names)), lambda row: names[row])
         ]
 
 

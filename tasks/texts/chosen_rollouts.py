@@ -1,6 +1,6 @@
 """rollouts of earlier runs, chosen by a query → texts: their tokens as they were sampled."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -67,6 +67,18 @@ class RolloutQuery:
             )
         return table
 
+    def refuse_both(
+        self, own: Set[tuple[str, str]], trained: "RolloutQuery", theirs: Set[tuple[str, str]]
+    ) -> None:
+        """Refuse (DatasetError) rollouts, by run and name, that are trained as well."""
+        if both := sorted(own & theirs):
+            (run, rollout), others = both[0], len(both) - 1
+            more = f", and {others} more" if others else ""
+            raise DatasetError(
+                f"{self.key} chooses the rollout {rollout} of {run}, which {trained.key} trains"
+                f"{more}; let one query leave out what the other chooses"
+            )
+
 
 @dataclass(frozen=True)
 class ChosenRollouts:
@@ -106,14 +118,7 @@ class ChosenRollouts:
     def _groups(self) -> Sequence[Sequence[int]]:
         """List the rows of each rollout."""
         for trained in self.apart:
-            if both := sorted({*self._rows} & {*trained._rows}):
-                (run, rollout), others = both[0], len(both) - 1
-                more = f", and {others} more" if others else ""
-                raise DatasetError(
-                    f"{self.query.key} chooses the rollout {rollout} of {run}, which "
-                    f"{trained.query.key} trains{more}; let one query leave out what the other "
-                    "chooses"
-                )
+            self.query.refuse_both({*self._rows}, trained.query, {*trained._rows})
         return [*self._rows.values()]
 
     @cached_property

@@ -192,6 +192,11 @@ def test_the_best_and_the_worst_rollout_of_a_group_are_a_pair(
         for one, own in zip(arrays(pairs["tokens"]), train_pairs, strict=True)
         if own
     )
+    both = {**dataset, "held_out": query.format("<= 1")}
+    with pytest.raises(
+        DatasetError, match=r"dataset.held_out chooses the rollout .* of played, wh"
+    ):
+        prefer(changed(dataset=both), run="both")
     other = query.format("= 0").replace("group by run, group_id", "group by run")
     with pytest.raises(DatasetError, match="are no two rollouts of one group; join the view"):
         prefer(changed(dataset={**dataset, "query": other}), run="mixed")
