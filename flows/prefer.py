@@ -28,6 +28,7 @@ from tasks.pairs.held_out import check_reference, score_pairs
 from tasks.pairs.source import BoundPairs, bind_pairs, score_references
 from tasks.references import Reference
 from tasks.reports.artifacts import Artifacts
+from tasks.storage.files import is_written
 from tasks.storage.run_folder import folder_of
 
 
@@ -43,17 +44,23 @@ def prefer(recipe: PreferRecipe, run: str | None = None) -> RunSummary:
     run = run or name_of_run()
     recipe = check_start(recipe, folder_of(run))
     with open_run(recipe, run) as opened, Artifacts(opened.folder, recipe.steps) as artifacts:
-        folder, references = opened.folder, None
-        with opened.beginning():
-            chat, row = opened.chat(recipe.model), recipe.preference.row()
-            path = bind_pairs(folder.pairs, recipe.pairs(), chat, recipe.rules(), row.mismatched)
-            if row.reference:
-                reference = open_reference(opened, recipe)
-                references = score_references(folder.pair_references, path, reference)
-        learn(opened, recipe, BoundPairs(path, references), artifacts)
+        learn(opened, recipe, bind(opened, recipe), artifacts)
         artifacts.publish()
-    summary = summarize_run(folder)
+    summary = summarize_run(opened.folder)
     return completed(summary, summary.outcome)
+
+
+def bind(run: OpenRun, recipe: PreferRecipe) -> BoundPairs:
+    """Bind a run to its pairs as tokens, and to what the reference gives them, if there is one."""
+    folder, row = run.folder, recipe.preference.row()
+    with run.beginning():
+        chat, rules = run.chat(recipe.model), recipe.rules()
+        path = bind_pairs(folder.pairs, recipe.pairs(), chat, rules, row.mismatched)
+    if not row.reference:
+        return BoundPairs(path)
+    if not is_written(folder.pair_references):
+        score_references(folder.pair_references, path, open_reference(run, recipe))
+    return BoundPairs(path, folder.pair_references)
 
 
 def open_reference(run: OpenRun, recipe: PreferRecipe) -> Reference:

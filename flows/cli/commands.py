@@ -225,7 +225,10 @@ def init(
     ] = Path(),
     kind: Annotated[
         str,
-        typer.Option(help="How its agent is written: function, resident, command, crewai or gem."),
+        typer.Option(
+            help="How its agent is written: function, resident, command, crewai or gem; or what it "
+            "learns from instead: finetune or prefer."
+        ),
     ] = "function",
 ) -> None:
     """Write a project of your own: an agent, its data set, its recipe and its test."""
@@ -233,7 +236,11 @@ def init(
 
     for path in write_project(folder, kind):
         print(path)
-    print(f"`ratchet dryrun {KINDS[kind].name}` in {folder.resolve()} plays the agent")
+    of_kind, place = KINDS[kind], folder.resolve()
+    if of_kind.agent_is:
+        print(f"`ratchet dryrun {of_kind.name}` in {place} plays the agent")
+    else:
+        print(f"`ratchet train {of_kind.name}` in {place} trains the model")
 
 
 @app.command()

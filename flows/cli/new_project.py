@@ -7,12 +7,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from string import Template
+from textwrap import indent
 
 from adapters.errors import UserError, did_you_mean
 from adapters.project.files import EXAMPLES
 from tasks.storage.files import check_output, write_text
 
 TEMPLATE = Path(__file__).with_name("template")
+RECIPES = TEMPLATE / "recipes"
+"""The recipe of each flow, in which the facts of a kind are filled in."""
 EVERY = "every"
 """The folder of the files that every kind has, in which `$name` and the like are filled in."""
 AGENT = "introduce"
@@ -33,8 +36,10 @@ class NoKind(UserError):
 class Kind:
     """The facts of a kind of project, with which the files that every kind has are filled in."""
 
-    agent_is: str
-    """What the agent is, in the project's README."""
+    agent_is: str = ""
+    """What the agent is, in the project's README, if the project has an agent."""
+    flow: str = "train"
+    """The flow that trains."""
     agent: str = AGENT
     name: str = AGENT
     """The recipe's name."""
@@ -48,7 +53,10 @@ class Kind:
 
     def fill(self, text: str) -> str:
         """Fill in a file that every kind has."""
-        return Template(text).substitute(asdict(self), blank=" " * len(f"ratchet {self.name}"))
+        facts = {**asdict(self), "blank": " " * len(f"ratchet {self.name}")}
+        recipe = (RECIPES / f"{self.flow}.yaml").read_text(encoding="utf-8")
+        lines = Template(recipe).substitute(facts)
+        return Template(text).substitute(facts, recipe=indent(lines, " " * 8))
 
 
 KINDS = {
@@ -73,6 +81,18 @@ KINDS = {
         column="seed",
         description="Teach the model to win GEM's GuessTheNumber.",
         needs={"gem": "gem-llm"},
+        folders=(),
+    ),
+    "finetune": Kind(
+        flow="finetune",
+        dataset=f"{AGENT}.jsonl",
+        description="Teach the model by texts to say who it is told to be.",
+        folders=(),
+    ),
+    "prefer": Kind(
+        flow="prefer",
+        dataset=f"{AGENT}.jsonl",
+        description="Teach the model by pairs of answers to say who it is told to be.",
         folders=(),
     ),
 }

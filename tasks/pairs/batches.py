@@ -38,21 +38,22 @@ def draw_pairs(path: Path, pairs: BoundPairs, batch: PairBatch, step: int) -> No
 
 def datums_of_pairs(pairs: pa.Table, batch: PairBatch, step: int) -> pa.Table:
     """Return the datums of a step, the sides of a pair one after the other."""
-    rows: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    columns = pairs.select(["example_id", "side", "part"]).to_pylist()
-    lists = [arrays(pairs[name]) for name in ("tokens", "mask", "references")]
-    for row, tokens, mask, references in zip(columns, *lists, strict=True):
-        rows[row["example_id"]].append(
-            {**row, "tokens": tokens, "mask": mask, "references": references}
-        )
-    drawn = choose_numbers([*rows], batch.seed, step, batch.pairs)
-    return pa.Table.from_pylist(
-        [_datum(row, place) for place, number in enumerate(drawn) for row in rows[number]],
-        schema=OF_PAIRS,
-    )
+    places: dict[int, list[int]] = defaultdict(list)
+    for place, number in enumerate(pairs["example_id"].to_pylist()):
+        places[number].append(place)
+    drawn = choose_numbers([*places], batch.seed, step, batch.pairs)
+    taken = pairs.take([place for number in drawn for place in places[number]])
+    numbers = [pair for pair, number in enumerate(drawn) for _ in places[number]]
+    keys = taken.select(["example_id", "side", "part"]).to_pylist()
+    lists = [arrays(taken[name]) for name in ("tokens", "mask", "references")]
+    rows = [
+        _datum({**key, "tokens": tokens, "mask": mask, "references": references}, pair)
+        for key, pair, tokens, mask, references in zip(keys, numbers, *lists, strict=True)
+    ]
+    return pa.Table.from_pylist(rows, schema=OF_PAIRS)
 
 
-def _datum(row: Mapping[str, Any], place: int) -> dict[str, Any]:
+def _datum(row: Mapping[str, Any], pair: int) -> dict[str, Any]:
     tokens, unsampled = row["tokens"], np.zeros(len(row["tokens"]) - 1, np.float32)
     return {
         "rollout_id": f"{row['example_id']}.{row['side']}.{row['part']}",
@@ -68,7 +69,7 @@ def _datum(row: Mapping[str, Any], place: int) -> dict[str, Any]:
         "advantages": unsampled,
         "mask": row["mask"][1:],
         "scale": 1.0,
-        "pair": place,
+        "pair": pair,
         "side": SIDES.index(row["side"]),
         "references": row["references"][1:],
     }

@@ -1,6 +1,5 @@
 """checkpoint × pairs → how often it prefers the chosen side, with its interval."""
 
-from math import sqrt
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ import pyarrow.compute as pc
 from adapters.errors import UserError
 from tasks.algorithm.preferences import SIDES, PairTokens, compare_pairs, find_preference
 from tasks.algorithm.settings import Settings
-from tasks.evaluations import Z95
+from tasks.evaluations import Z95, interval_of
 from tasks.pairs.source import BoundPairs, score_sides
 from tasks.references import Reference
 from tasks.storage.durability import durable
@@ -35,8 +34,9 @@ def score_pairs(
     """Write how a policy compares `most` held-out pairs, the first in a seeded order.
 
     `accuracy` is the share of pairs whose chosen side has the higher score of the loss (its log p,
-    less the reference's if the loss has one); equal scores count half. `margin` is the mean
-    difference of the scores, and `loss` the mean loss.
+    less the reference's if the loss has one); equal scores count half. Its standard error is that
+    of a normal interval as wide as its own (`interval_of`). `margin` is the mean difference of the
+    scores, and `loss` the mean loss.
     """
     table = pairs.of_split("test")
     drawn = choose_first(table["example_id"].to_pylist(), most, seed)
@@ -50,15 +50,14 @@ def score_pairs(
     name, settings = loss
     losses, margins = compare_pairs(find_preference(name), settings, tokens, scored)
     wins = np.where(margins == 0, 0.5, margins > 0)
-    accuracy, count = float(wins.mean()), len(wins)
-    error = float(wins.std(ddof=1)) / sqrt(count) if count > 1 else None
+    interval = interval_of(wins.tolist())
     measured = HeldOutMeasure(
         measure="accuracy",
-        examples=count,
+        examples=len(wins),
         tokens=int(sum(mask.sum() for mask in masks)),
-        value=accuracy,
-        standard_error=error,
-        interval=None if error is None else (accuracy - Z95 * error, accuracy + Z95 * error),
+        value=float(wins.mean()),
+        standard_error=None if interval is None else (interval[1] - interval[0]) / (2 * Z95),
+        interval=interval,
         beside={"margin": float(margins.mean()), "loss": float(losses.mean())},
     )
     write_json(path, measured.model_dump())

@@ -24,6 +24,8 @@ from flows.cli.new_project import (
     write_project,
 )
 from flows.recipe.loading import RecipeError, named_recipe
+from flows.recipe.run_recipe import RunRecipe
+from flows.runtime.checks import check_recipe
 from flows.server.prefect_server import POOL
 from tests.support.prefect_api import prefect_api
 from tests.support.scripted_door import scripted_door
@@ -37,7 +39,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture(params=KINDS)
+WITH_AGENTS = [name for name, kind in KINDS.items() if kind.agent_is]
+
+
+@pytest.fixture(params=WITH_AGENTS)
 def kind(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kind:
     """A kind of project; the working folder has a new one of it."""
     for module in KINDS[request.param].needs or ():
@@ -100,6 +105,31 @@ def test_the_readme_is_short_and_its_commands_and_files_exist(kind: Kind) -> Non
     files = re.findall(r"`([a-z]+/[^`]+|[a-z.]+yaml)`", text)
     assert f"datasets/{kind.dataset}" in files
     assert all(Path(file).exists() for file in files)
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name not in WITH_AGENTS])
+def test_a_project_without_an_agent_has_a_recipe_rows_and_a_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    write_project(tmp_path, name)
+    monkeypatch.chdir(tmp_path)
+    recipe = named_recipe(AGENT, kind=RunRecipe)
+    assert recipe.flow == name
+    assert [len(rows.examples()) for rows in recipe.sources().values()] == [64, 16]
+    check_recipe(recipe)
+    [deployment] = yaml.safe_load(Path("prefect.yaml").read_text())["deployments"]
+    assert deployment["entrypoint"] == f"flows.{name}.{name}"
+    text = Path("README.md").read_text()
+    assert set(re.findall(r"ratchet (\w+)", text)) <= get_group(app).commands.keys()
+    ran = subprocess.run(
+        [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    said = CliRunner().invoke(app, ["init", "--kind", name, str(tmp_path / "other")])
+    assert f"`ratchet train {AGENT}`" in said.output
 
 
 def test_an_unknown_kind_gets_the_nearest_name(tmp_path: Path) -> None:
