@@ -1,5 +1,6 @@
 """Rows of comparisons as tokens: every form, what is left out, and what the reference gives."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,11 @@ from transformers import AutoTokenizer
 
 from adapters.rendering.chat import Chat
 from tasks.algorithm.preferences import MISMATCHED
-from tasks.examples.reading import DatasetError
+from tasks.examples.reading import DatasetError, Source
 from tasks.pairs.batches import PairBatch, datums_of_pairs
 from tasks.pairs.held_out import score_pairs
 from tasks.pairs.reading import PairSides, read_pair
-from tasks.pairs.source import BoundPairs, bind_pairs, score_references
+from tasks.pairs.source import BoundPairs, WrittenPairs, bind_pairs, score_references
 from tasks.storage.tables import arrays
 from tasks.texts.held_out import read_measure
 from tasks.texts.rules import TextRules, TooLong
@@ -224,3 +225,20 @@ def test_a_token_that_the_reference_cannot_sample_names_its_pair(
     pairs = bound(tmp_path, chat, [ROW]).path
     with pytest.raises(DatasetError, match="gives a token of pair 0 no finite log-probability"):
         score_references.make(tmp_path / "never.parquet", pairs, Never())
+
+
+def test_the_log_says_what_is_wrong_with_the_first_broken_rows_of_a_file(
+    chat: Chat, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "pairs.jsonl"
+    rows = [{"prompt": "x", "split": "train"}] * 5 + [{**ROW, "split": "train"}]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    source = WrittenPairs(Source(file, "train", ()))
+    assert [kept for _, kept in source.pairs(chat)][:5] == ["broken"] * 5
+    assert len(source) == 6
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        f"row {number} of {file} is left out: it has prompt, split; give prompt, chosen and "
+        "rejected; or chosen and rejected; or comparison and label"
+        for number in range(3)
+    ]
