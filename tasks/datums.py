@@ -4,11 +4,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import tinker
 
+from adapters.calls import POLICY
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.losses import inputs_of
 from tasks.algorithm.settings import Settings, complete_settings
@@ -157,6 +159,22 @@ def to_datums(batch: pa.Table, loss: str, settings: Settings | None = None) -> l
         model_input = tinker.ModelInput.from_ints(sequence.tolist())
         datums.append(tinker.Datum(model_input=model_input, loss_fn_inputs=inputs))
     return datums
+
+
+def given_datum(name: str, group: str, tokens: np.ndarray) -> dict[str, Any]:
+    """Return the columns of a datum that no policy sampled, all but what its loss reads."""
+    return {
+        "rollout_id": name,
+        "group_id": group,
+        "role": POLICY,
+        "first_call": 0,
+        "policy_version": None,
+        "reward": None,
+        "advantage": None,
+        "tokens": tokens[:-1],
+        "targets": tokens[1:],
+        "logprobs": np.zeros(len(tokens) - 1, np.float32),
+    }
 
 
 def units_of(datums: Sequence[tinker.Datum]) -> list[list[tinker.Datum]]:

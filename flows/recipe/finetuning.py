@@ -236,12 +236,7 @@ class FinetuneRecipe(RunRecipe):
         """Return what restores the datums of the policy: the tokens of the texts."""
         from tasks.texts.batches import TextSteps
 
-        batches = (
-            (first, recipe.batches())
-            for first, recipe in recipes.begun
-            if isinstance(recipe, FinetuneRecipe)
-        )
-        return TextSteps(run, Eras(tuple(batches)))
+        return TextSteps(run, recipes.make(FinetuneRecipe, FinetuneRecipe.batches))
 
 
 def _name(split: str, source: str) -> str:

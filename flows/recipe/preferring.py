@@ -158,9 +158,5 @@ class PreferRecipe(RunRecipe):
         """Return what restores the datums of the policy: the tokens of the pairs."""
         from tasks.pairs.batches import PairSteps
 
-        batches = (
-            (first, recipe.batches())
-            for first, recipe in recipes.begun
-            if isinstance(recipe, PreferRecipe)
-        )
-        return PairSteps(run, Eras(tuple(batches)), self.preference.row().reference)
+        batches = recipes.make(PreferRecipe, PreferRecipe.batches)
+        return PairSteps(run, batches, self.preference.row().reference)

@@ -277,12 +277,7 @@ class Recipe(RunRecipe):
         """Return what restores the datums of a policy: the recorded rollouts."""
         from tasks.recovery.rollout_steps import RolloutSteps
 
-        credits = (
-            (first, recipe.credit())
-            for first, recipe in recipes.begun
-            if isinstance(recipe, Recipe)
-        )
-        return RolloutSteps(run, policy, Eras(tuple(credits)))
+        return RolloutSteps(run, policy, recipes.make(Recipe, Recipe.credit))
 
     def _bound_values(self) -> dict[str, Any]:
         values = super()._bound_values()

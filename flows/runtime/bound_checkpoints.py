@@ -25,7 +25,7 @@ from flows.recipe.run_recipe import Model, RunRecipe
 from tasks.checkpoints import Ledger, read_checkpoint, read_held_out
 from tasks.examples.reading import choose_teacher
 from tasks.storage.files import is_written, link_or_copy
-from tasks.storage.manifest import FORK, Eras, parent_of, read_manifest
+from tasks.storage.manifest import FORK, parent_of, read_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
 
 if TYPE_CHECKING:  # they import torch or Prefect, which take seconds
@@ -343,7 +343,7 @@ def _optimizer_steps(recipe: RunRecipe, parent: RunFolder, policy: str, step: in
     from tasks.recovery.recorded_steps import count_optimizer_steps  # imports torch
 
     recipes, start = read_lineage(parent, recipe), find_start(recipe, parent, policy)
-    methods = Eras(tuple((first, made.update_method()) for first, made in recipes.begun))
+    methods = recipes.make(RunRecipe, lambda made: made.update_method())
     return count_optimizer_steps(parent, policy, start, methods, step)
 
 

@@ -117,7 +117,7 @@ def recorded_steps(
     recipe: RunRecipe, recipes: Eras[RunRecipe], folder: RunFolder, name: str
 ) -> RecordedSteps:
     """Return the recorded steps of a policy of a run, whose steps the `recipes` have made."""
-    methods = Eras(tuple((first, made.update_method()) for first, made in recipes.begun))
+    methods = recipes.make(RunRecipe, lambda made: made.update_method())
     start = find_start(recipe, folder, name)
     trained = TrainedPolicy(name, recipe.policies()[name], _lora(recipe, name), start)
     return RecordedSteps(folder, trained, methods, recipe.source(folder, trained, recipes))

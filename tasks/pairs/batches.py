@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from adapters.calls import POLICY
 from tasks.algorithm.preferences import SIDES
-from tasks.datums import OF_PAIRS
+from tasks.datums import OF_PAIRS, given_datum
 from tasks.pairs.source import BoundPairs
 from tasks.recovery.recorded_steps import StepSource
 from tasks.storage.durability import durable
@@ -54,19 +54,10 @@ def datums_of_pairs(pairs: pa.Table, batch: PairBatch, step: int) -> pa.Table:
 
 
 def _datum(row: Mapping[str, Any], pair: int) -> dict[str, Any]:
-    tokens, unsampled = row["tokens"], np.zeros(len(row["tokens"]) - 1, np.float32)
+    number, tokens = row["example_id"], row["tokens"]
     return {
-        "rollout_id": f"{row['example_id']}.{row['side']}.{row['part']}",
-        "group_id": f"{row['example_id']}",
-        "role": POLICY,
-        "first_call": 0,
-        "policy_version": None,
-        "reward": None,
-        "advantage": None,
-        "tokens": tokens[:-1],
-        "targets": tokens[1:],
-        "logprobs": unsampled,
-        "advantages": unsampled,
+        **given_datum(f"{number}.{row['side']}.{row['part']}", f"{number}", tokens),
+        "advantages": np.zeros(len(tokens) - 1, np.float32),
         "mask": row["mask"][1:],
         "scale": 1.0,
         "pair": pair,

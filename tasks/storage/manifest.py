@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,6 +32,8 @@ FORK, REPLAY = "fork", "replay"
 RECORDED_VERSIONS = ("ratchet-rl", "tinker", "torch", "transformers", "renderers", "prefect")
 
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 Manifest = dict[str, Any]
 """created, format, recipe, fingerprint, versions, python, machine and, if the recipe names
@@ -166,6 +168,11 @@ class Eras(Generic[T]):
 
     def at(self, step: int) -> T:
         return next(value for first, value in reversed(self.begun) if first <= step)
+
+    def make(self, kind: type[K], made_of: Callable[[K], V]) -> "Eras[V]":
+        """Return what is made of the values that are of a kind."""
+        eras = ((first, value) for first, value in self.begun if isinstance(value, kind))
+        return Eras(tuple((first, made_of(value)) for first, value in eras))
 
 
 def lineage(run: RunFolder) -> list[tuple[int, dict[str, Any]]]:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from adapters.calls import POLICY
-from tasks.datums import SCHEMA
+from tasks.datums import SCHEMA, given_datum
 from tasks.examples.curricula import shuffle_pass
 from tasks.metrics import Metrics
 from tasks.recovery.recorded_steps import StepSource
@@ -160,18 +160,9 @@ def _scales(examples: Sequence[Sequence[dict[str, Any]]], batch: TextBatch) -> l
 
 
 def _datum(row: dict[str, Any], scale: float) -> dict[str, Any]:
-    tokens, weights = row["tokens"], row["weights"][1:]
+    weights = row["weights"][1:]
     return {
-        "rollout_id": name_sequence(row),
-        "group_id": name_text(row),
-        "role": POLICY,
-        "first_call": 0,
-        "policy_version": None,
-        "reward": None,
-        "advantage": None,
-        "tokens": tokens[:-1],
-        "targets": tokens[1:],
-        "logprobs": np.zeros(len(weights), np.float32),
+        **given_datum(name_sequence(row), name_text(row), row["tokens"]),
         "advantages": weights,
         "mask": (weights > 0).astype(np.int8),
         "scale": scale,
