@@ -1,6 +1,5 @@
 """Learning from preferences: what is learnt, what is refused, and what a kill changes."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -30,6 +29,7 @@ from tasks.recording.queries import answer
 from tasks.reports.board.run_list import runs_table
 from tasks.reports.page import render_report
 from tasks.reports.verification import find_damage
+from tasks.storage.json_files import read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.tables import arrays, read
 from tests.support.finetuned import RECIPE as TEXTS
@@ -221,19 +221,18 @@ def test_a_recipe_that_cannot_be_followed_is_refused(
     assert not folder_of("refused").exists()
 
 
-def test_a_policy_that_is_not_its_own_reference_stops_the_run(
-    whole: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_that_is_not_its_own_reference_stops_the_run(whole: RunFolder) -> None:
     shutil.copytree(whole.path, folder_of("apart").path)
     run = folder_of("apart")
     run.metrics.unlink()
-    row = json.loads(run.update(POLICY, 0).read_text())
-    assert row["reference/apart"] <= 1e-4
-    recipe = changed(checkpoints={"every": 2, "probe_tolerance": 0.0})
-    if row["reference/apart"] > 0:
-        with pytest.raises(UserError, match=r"are up to .* off those of the reference"):
-            prefer(recipe, run="apart")
-    prefer(changed(checkpoints={"every": 2, "probe_tolerance": 1e-4}), run="apart")
+    update = run.update(POLICY, 0)
+    write_json(update, {**read_json(update), "reference/apart": 0.5})
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"are up to 0\.5 off those of the reference"):
+            prefer(RECIPE, run="apart")
+        assert read_metrics(run.metrics) == []
+    prefer(changed(checkpoints={"every": 2, "probe_tolerance": 1}), run="apart")
+    assert len(read_metrics(run.metrics)) == RECIPE.steps
 
 
 def test_the_example_is_one_of_the_deployments() -> None:

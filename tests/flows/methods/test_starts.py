@@ -13,7 +13,7 @@ from flows.finetune import finetune
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.recipe import Recipe
 from flows.replay import replay
-from flows.runtime.bound_checkpoints import bind_checkpoints, read_bound
+from flows.runtime.bound_checkpoints import bind_checkpoints, find_start, read_bound
 from flows.runtime.forks import describe_origin, fork_run
 from flows.train import train
 from tasks.checkpoints import Ledger, best_step, read_held_out
@@ -21,6 +21,7 @@ from tasks.metrics import read_metrics
 from tasks.reports.board.run_list import runs_table
 from tasks.reports.page import render_report
 from tasks.storage.files import write_text
+from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.finetuned import RECIPE
 from tests.support.small_recipe import small_recipe
@@ -107,6 +108,23 @@ def test_a_checkpoint_may_be_the_start_and_the_reference_of_one_run(first: RunFo
     other = small_recipe(model={"lora_rank": 8, "start": "first:fox@6"})
     with pytest.raises(UserError, match="trains no policy fox; it trains policy"):
         bind_checkpoints(other, {})
+
+
+def test_each_policy_starts_at_the_one_of_its_name_or_else_at_the_main_one(
+    first: RunFolder,
+) -> None:
+    model = {"lora_rank": 8, "start": "first@6"}
+    recipe = small_recipe(model=model, roles={"judge": "policy:fox", "teller": "policy:owl"})
+    bound = bind_checkpoints(recipe, {})
+    saved = bound["first@6"]["policies"][POLICY]
+    bound["first@6"]["policies"]["fox"] = {**saved, "state": "tinker://fox/weights/6"}
+    write_manifest(folder_of("many"), recipe.model_dump(mode="json"), "f00d", bound=bound)
+    starts = {name: find_start(recipe, folder_of("many"), name) for name in recipe.policies()}
+    assert {name: start and start.state for name, start in starts.items()} == {
+        POLICY: saved["state"],
+        "fox": "tinker://fox/weights/6",
+        "owl": saved["state"],
+    }
 
 
 def test_reinforcement_learning_starts_where_supervised_learning_ended(first: RunFolder) -> None:

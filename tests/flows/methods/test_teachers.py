@@ -64,7 +64,7 @@ def of_two(folder: Path) -> Recipe:
         f"early={SHORT}",
         f"late={LATE}",
         teacher={"by": "topic", "coefficient": 0.5},
-        agent="tests.flows.test_teachers:play",
+        agent="tests.flows.methods.test_teachers:play",
         dataset={"path": str(dataset), "columns": ["identity"]},
     )
 
