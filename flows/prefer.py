@@ -52,11 +52,11 @@ def prefer(recipe: PreferRecipe, run: str | None = None) -> RunSummary:
 
 def bind(run: OpenRun, recipe: PreferRecipe) -> BoundPairs:
     """Bind a run to its pairs as tokens, and to what the reference gives them, if there is one."""
-    folder, row = run.folder, recipe.preference.row()
+    folder, method = run.folder, recipe.preference
     with run.beginning():
         chat, rules = run.chat(recipe.model), recipe.rules()
-        path = bind_pairs(folder.pairs, recipe.pairs(), chat, rules, row.mismatched)
-    if not row.reference:
+        path = bind_pairs(folder.pairs, recipe.pairs(), chat, rules, method.loss)
+    if not method.row().reference:
         return BoundPairs(path)
     if not is_written(folder.pair_references):
         score_references(folder.pair_references, path, open_reference(run, recipe))

@@ -10,10 +10,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from adapters.calls import POLICY
 from tasks.algorithm.comparisons import is_uniform
-from tasks.algorithm.preferences import PREFERENCES, PairTokens, compare_pairs, find_preference
+from tasks.algorithm.preferences import (
+    PREFERENCES,
+    TRAINED_SIDES,
+    PairTokens,
+    compare_pairs,
+    find_preference,
+)
 from tasks.algorithm.settings import Settings
 from tasks.checkpoints import sampled_step
 from tasks.references import TEACHER
@@ -90,6 +97,8 @@ def measure(
         held_out = {found["measure"]: found["value"], **found["beside"]}
         measures |= {f"test/{name}": value for name, value in held_out.items()}
     measures["datums"] = datums.num_rows
+    if "side" in datums.column_names:
+        datums = datums.filter(pc.field("side") < TRAINED_SIDES)
     measures["tokens/trained"] = int(flat(datums["mask"]).sum())
     return {name: value for name, value in measures.items() if value is not None}
 

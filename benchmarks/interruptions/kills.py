@@ -53,6 +53,13 @@ SHORT = (
     "evaluation.every=3",
     "checkpoints.every=3",
 )
+PAIRS = (
+    "steps=30",
+    "batch.pairs=6",
+    "evaluation.every=7",
+    "evaluation.examples=32",
+    "checkpoints.every=4",
+)
 WORKLOADS: dict[str, tuple[str, ...]] = {
     "hello": (*SHORT, "steps=12"),
     "guessing": (
@@ -85,18 +92,22 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "evaluation.examples=32",
         "checkpoints.every=4",
     ),
-    "pairs": (
-        "steps=30",
-        "batch.pairs=6",
-        "evaluation.every=7",
-        "evaluation.examples=32",
-        "checkpoints.every=4",
+    "pairs": PAIRS,
+    "labelled": (
+        *PAIRS,
+        "dataset.path=datasets/hello_labelled.jsonl",
+        "preference.loss=kto",
     ),
     "distil": (*SHORT, "steps=10", "rollouts.group_size=1", "algorithm.teacher.models=teacher"),
 }
-RECIPES = {"texts": "hello-finetune", "pairs": "hello-prefer", "distil": "hello-distil"}
+RECIPES = {
+    "texts": "hello-finetune",
+    "pairs": "hello-prefer",
+    "labelled": "hello-prefer",
+    "distil": "hello-distil",
+}
 """Recipes of the workloads that are none of `hello`."""
-GIVEN = ("texts", "pairs")
+GIVEN = ("texts", "pairs", "labelled")
 """Workloads of which no rollout is played."""
 TEACHER = ("steps=6", *SHORT)
 """Settings of the run `teacher`, whose last checkpoint teaches the workload `distil`."""

@@ -4,9 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 from prefect.settings import PREFECT_API_URL
 
@@ -22,6 +24,7 @@ from flows.runtime.checks import check_recipe
 from flows.runtime.flow_runs import RunSummary
 from flows.runtime.forks import fork_run
 from flows.train import train
+from tasks.algorithm.preferences import MISMATCHED, SIDES
 from tasks.datums import to_datums, units_of
 from tasks.examples.reading import DatasetError
 from tasks.metrics import read_metrics
@@ -169,6 +172,47 @@ def test_other_losses_train_pairs_as_well(
     assert rows[1]["accuracy"] > 0.5
     assert run.pair_references.exists() == (loss == "kto")
     assert [*find_damage(run)] == []
+
+
+def test_labelled_answers_are_learnt_without_pairs(
+    root: Path, prefect_server: None, no_tinker: None
+) -> None:
+    labelled = {"dataset": {"path": str(PAIRS.with_name("hello_labelled.jsonl"))}}
+    summary = prefer(changed(**labelled, preference={"loss": "kto"}), run="labelled")
+    run = folder_of(summary.run)
+    rows, datums = read_metrics(run.metrics), read(run.datums(POLICY, 0))
+    assert (summary.before, rows[0]["loss"]) == (0.5, pytest.approx(0.5, abs=1e-6))
+    assert summary.after is not None
+    assert summary.after > 0.7
+    sides = zip(datums["side"].to_pylist(), arrays(datums["mask"]), strict=True)
+    trained = sum(int(mask.sum()) for side, mask in sides if SIDES[side] != MISMATCHED)
+    assert (datums.num_rows, rows[0]["tokens/trained"]) == (12, trained)
+    assert [*find_damage(run)] == []
+    with pytest.raises(DatasetError, match="is a labelled answer, and"):
+        prefer(changed(**labelled), run="compared")
+
+
+def test_rollouts_are_labelled_by_a_query(
+    root: Path, prefect_server: None, no_tinker: None
+) -> None:
+    train(small_recipe(), run="rewarded")
+    query = """
+        select run, rollout_id, case when reward is not null then reward > 0 end as label
+        from rollouts where split = 'train' and step = {}
+    """
+    dataset = {"runs": ["rewarded"], "query": query.format(0), "held_out": query.format(1)}
+    kto = {"loss": "kto"}
+    run = folder_of(prefer(changed(dataset=dataset, preference=kto, steps=1), run="labels").run)
+    question = query.format(0).replace("select run, rollout_id,", "select count(*) as rollouts,")
+    counted = answer(f"{question} group by label order by label", [folder_of("rewarded")], "csv")
+    pairs = read(run.pairs).filter(pc.field("split") == "train")
+    sides = Counter(pairs["side"].to_pylist())
+    expected = f"rollouts,label\n{sides['rejected']},false\n{sides['chosen']},true\n"
+    assert counted.decode() == expected
+    assert sides[MISMATCHED] == sides["chosen"] + sides["rejected"]
+    none = {**dataset, "query": query.format(0).replace("reward > 0", "null")}
+    with pytest.raises(DatasetError, match=r"has 0 pairs .* left out: without a label"):
+        prefer(changed(dataset=none, preference=kto), run="unlabelled")
 
 
 def test_the_best_and_the_worst_rollout_of_a_group_are_a_pair(
