@@ -58,9 +58,10 @@ def bind(run: OpenRun, recipe: PreferRecipe) -> BoundPairs:
         path = bind_pairs(folder.pairs, recipe.pairs(), chat, rules, method.loss)
     if not method.row().reference:
         return BoundPairs(path)
-    if not is_written(folder.pair_references):
-        score_references(folder.pair_references, path, open_reference(run, recipe))
-    return BoundPairs(path, folder.pair_references)
+    scored = folder.pair_references
+    if not is_written(scored):
+        score_references(scored, path, open_reference(run, recipe), folder.reference_parts)
+    return BoundPairs(path, scored)
 
 
 def open_reference(run: OpenRun, recipe: PreferRecipe) -> Reference:

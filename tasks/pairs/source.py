@@ -19,6 +19,7 @@ from tasks.examples.reading import DatasetError, Source
 from tasks.pairs.reading import PairSides, read_pair
 from tasks.references import Reference
 from tasks.storage.durability import durable
+from tasks.storage.files import is_written, remove_folder
 from tasks.storage.tables import arrays, read, write
 from tasks.texts.rules import TextRules
 from tasks.texts.source import describe_counts
@@ -143,26 +144,36 @@ def bind_pairs(
 
 
 @durable
-def score_references(path: Path, pairs: Path, reference: Reference) -> None:
+def score_references(path: Path, pairs: Path, reference: Reference, parts: Path) -> None:
     """Write the reference's log-probabilities of the trained tokens of every side.
 
-    DatasetError names a pair with a token that the reference can never sample.
+    A part of SCORED_AT_ONCE sides is first a file in the folder `parts`, which is named after its
+    rows, so that an interrupted scoring goes on with the next part. DatasetError names a pair with
+    a token that the reference can never sample.
     """
-    table = read(pairs)
-    tokens, masks = arrays(table["tokens"]), arrays(table["mask"])
-    found: list[np.ndarray] = []
-    for first in range(0, len(tokens), SCORED_AT_ONCE):
-        own = slice(first, first + SCORED_AT_ONCE)
-        found += score_sides(reference, tokens[own], masks[own])
-        log.info("the reference has scored %d of %d sides", len(found), len(tokens))
-    for number, scored in zip(table["example_id"].to_pylist(), found, strict=True):
-        if not np.isfinite(scored).all():
+    table, scored = read(pairs), list[pa.Table]()
+    for first in range(0, table.num_rows, SCORED_AT_ONCE):
+        rows = table.slice(first, SCORED_AT_ONCE)
+        part = parts / f"{first:07d}-{first + rows.num_rows:07d}.parquet"
+        if not is_written(part):
+            write(_score(rows, reference), part)
+            log.info("the reference has scored %d of %d sides", first + len(rows), len(table))
+        scored.append(read(part))
+    write(pa.concat_tables(scored), path)
+    remove_folder(parts)
+
+
+def _score(rows: pa.Table, reference: Reference) -> pa.Table:
+    """Return the reference's log-probabilities of some sides, in REFERENCES."""
+    scored = score_sides(reference, arrays(rows["tokens"]), arrays(rows["mask"]))
+    for number, values in zip(rows["example_id"].to_pylist(), scored, strict=True):
+        if not np.isfinite(values).all():
             raise DatasetError(
                 f"the reference gives a token of pair {number} no finite log-probability; leave "
                 "that pair out, or give another preference.reference"
             )
-    lists = pa.array(found, REFERENCES.field("logprobs").type)
-    write(table.select(KEYS).append_column("logprobs", lists).cast(REFERENCES), path)
+    lists = pa.array(scored, REFERENCES.field("logprobs").type)
+    return rows.select(KEYS).append_column("logprobs", lists).cast(REFERENCES)
 
 
 def score_sides(

@@ -75,6 +75,8 @@ class RunFolder:
     """Tokens of the pairs that a run learns from, if it learns from preferences."""
     pair_references = FileAt("pair_references.parquet")
     """The reference's log-probabilities of those tokens."""
+    reference_parts = FileAt("reference_parts")
+    """Folder of parts of that file, until all of them are there."""
     owners = FileAt("owners.jsonl")
     """Log of the processes that have had the run open."""
     metrics = FileAt("metrics.jsonl")
@@ -207,6 +209,10 @@ class RunFolder:
         """List the files of the texts or pairs that the run learns, none if it plays rollouts."""
         given = (self.texts, self.pairs, self.pair_references)
         return [path for path in given if path.exists()]
+
+    def scored_parts(self) -> list[Path]:
+        """List the parts of the reference's log-probabilities, until all of them are one file."""
+        return sorted(self.reference_parts.glob("*.parquet"))
 
     def learned(self, policy: str, stage: str) -> list[Path]:
         """List the Parquet files of a stage of LEARNING of a policy, by step."""

@@ -28,10 +28,12 @@ from tasks.algorithm.preferences import MISMATCHED, SIDES
 from tasks.datums import to_datums, units_of
 from tasks.examples.reading import DatasetError
 from tasks.metrics import read_metrics
+from tasks.pairs.source import SCORED_AT_ONCE
 from tasks.recording.queries import answer
 from tasks.reports.board.run_list import runs_table
 from tasks.reports.page import render_report
 from tasks.reports.verification import find_damage
+from tasks.storage.checksums import Damaged
 from tasks.storage.json_files import read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.tables import arrays, read
@@ -49,6 +51,13 @@ def summary(root: Path, prefect_server: None, no_tinker: None) -> RunSummary:
 @pytest.fixture
 def whole(summary: RunSummary) -> RunFolder:
     return folder_of(summary.run)
+
+
+def kill_at(phase: str, run: RunFolder) -> subprocess.CompletedProcess[bytes]:
+    """Train a run that kills itself."""
+    command = [sys.executable, "-m", "tests.support.preferred", run.name, phase]
+    environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
 
 
 def changed(**changes: Any) -> PreferRecipe:
@@ -95,15 +104,29 @@ def test_a_pair_is_of_one_minibatch(whole: RunFolder) -> None:
 def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str) -> None:
     """Whether or not the service has applied the update that nobody noted as saved."""
     name = f"killed-{phase}"
-    command = [sys.executable, "-m", "tests.support.preferred", name, phase]
-    environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
-    killed = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
-    assert killed.returncode == -9
+    assert kill_at(phase, folder_of(name)).returncode == -9
     assert len(read_metrics(folder_of(name).metrics)) == 2
     prefer(RECIPE, run=name)
     assert list_faults(folder_of(name), read_contents(whole)) == []
     references = [read(folder_of(run).pair_references) for run in (name, "whole")]
     assert references[0] == references[1], "the reference is never the policy of a resumed run"
+
+
+def test_a_run_that_is_killed_while_the_reference_scores_keeps_what_it_has(
+    whole: RunFolder,
+) -> None:
+    run = folder_of("scoring")
+    assert kill_at("score", run).returncode == -9
+    kept = run.scored_parts()
+    assert sum(read(part).num_rows for part in kept) == 2 * SCORED_AT_ONCE
+    assert [*find_damage(run)] == []
+    kept[0].write_bytes(b"")
+    with pytest.raises(Damaged, match=str(kept[0])):
+        prefer(RECIPE, run=run.name)
+    kept[0].unlink()
+    prefer(RECIPE, run=run.name)
+    assert list_faults(run, read_contents(whole)) == []
+    assert read(run.pair_references) == read(whole.pair_references)
 
 
 def test_lost_datums_and_references_are_made_again(whole: RunFolder) -> None:

@@ -16,8 +16,14 @@ from tasks.examples.reading import DatasetError, Source
 from tasks.pairs.batches import PairBatch, datums_of_pairs
 from tasks.pairs.held_out import score_pairs
 from tasks.pairs.reading import PairSides, read_pair
-from tasks.pairs.source import BoundPairs, WrittenPairs, bind_pairs, score_references
-from tasks.storage.tables import arrays
+from tasks.pairs.source import (
+    SCORED_AT_ONCE,
+    BoundPairs,
+    WrittenPairs,
+    bind_pairs,
+    score_references,
+)
+from tasks.storage.tables import arrays, read
 from tasks.texts.held_out import read_measure
 from tasks.texts.rules import TextRules, TooLong
 
@@ -77,7 +83,8 @@ def bound(
     sources = {"train": Rows(rows), "test": Rows([ROW, OTHER])}
     rules = TextRules("marked", most, too_long)
     pairs = bind_pairs.make(path / "pairs.parquet", sources, chat, rules, loss)
-    return BoundPairs(pairs, score_references.make(path / "references.parquet", pairs, ByToken()))
+    references = path / "references.parquet"
+    return BoundPairs(pairs, score_references.make(references, pairs, ByToken(), path / "parts"))
 
 
 @pytest.mark.parametrize(
@@ -265,7 +272,36 @@ def test_a_token_that_the_reference_cannot_sample_names_its_pair(
 
     pairs = bound(tmp_path, chat, [ROW]).path
     with pytest.raises(DatasetError, match="gives a token of pair 0 no finite log-probability"):
-        score_references.make(tmp_path / "never.parquet", pairs, Never())
+        score_references.make(tmp_path / "never.parquet", pairs, Never(), tmp_path / "parts")
+
+
+def test_a_scoring_that_was_interrupted_goes_on_with_the_next_part(
+    chat: Chat, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Interrupted(ByToken):
+        scored = 0
+
+        def score(self, sequences: Sequence[Sequence[int]], last: Sequence[int]) -> list[Any]:
+            if self.scored == 2 * SCORED_AT_ONCE:
+                raise ConnectionError
+            self.scored += len(sequences)
+            return super().score(sequences, last)
+
+    whole = bound(tmp_path, chat, [ROW, OTHER] * SCORED_AT_ONCE)
+    path, parts = tmp_path / "again.parquet", tmp_path / "scored"
+    with pytest.raises(ConnectionError):
+        score_references.make(path, whole.path, Interrupted(), parts)
+    names = [part.stem for part in sorted(parts.iterdir())]
+    assert names == ["0000000-0000128", "0000128-0000256"]
+    later = Interrupted()
+    later.scored = -SCORED_AT_ONCE
+    with caplog.at_level("INFO"):
+        score_references.make(path, whole.path, later, parts)
+    sides = read(whole.path).num_rows
+    assert later.scored + SCORED_AT_ONCE == sides - 2 * SCORED_AT_ONCE
+    assert read(path) == read(tmp_path / "references.parquet")
+    assert caplog.messages[-1] == f"the reference has scored {sides} of {sides} sides"
+    assert not parts.exists()
 
 
 def test_the_log_says_what_is_wrong_with_the_first_broken_rows_of_a_file(
