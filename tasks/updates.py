@@ -23,7 +23,8 @@ from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.metrics import Metrics, divergence, trained_loss
 from tasks.recovery.rebuilding import Rebuilder, RebuiltPolicy
-from tasks.recovery.recorded_steps import FIRST_LOGPROBS, RecordedSteps
+from tasks.recovery.recorded_steps import FIRST_LOGPROBS, Evidence, RecordedSteps, StepDatums
+from tasks.recovery.scored_datums import MOST_SCORED, compare_sampler, score_datums
 from tasks.storage.durability import durable
 from tasks.storage.json_files import read_json, write_json
 
@@ -36,12 +37,14 @@ class Update:
 
     `logprobs` are each datum's log-probabilities in its first pass; `shares` those of the learning
     rate that its optimizer steps took, if it was scaled; `probe_metrics` those of the rebuild
-    before it (`RebuiltPolicy`), empty if the client was live.
+    before it (`RebuiltPolicy`), empty if the client was live; `at_start` compares the first update
+    with its sampler.
     """
 
     logprobs: list[np.ndarray]
     shares: list[float]
     probe_metrics: dict[str, float]
+    at_start: dict[str, float]
 
 
 class PolicyUpdater:
@@ -132,8 +135,9 @@ class PolicyUpdater:
         with self._owning, self._refusals_explained(step):
             with self._client(step) as live:
                 rebuilt, self._rebuilt = self._rebuilt, None
+                recorded, scored = self._evidence(datums, rebuilt)
                 if rebuilt is not None:
-                    rebuilt.probe(datums, self.recorded.evidence(datums))
+                    rebuilt.probe(datums, recorded or next(iter(scored), None))
                 self.ledger.begin(step + 1)
                 submitted = live.submit(step, datums.passes, method.request(step))
                 name = self.ledger.name(step + 1)
@@ -141,12 +145,28 @@ class PolicyUpdater:
                 result = live.result(submitted)
                 if rebuilt is not None:
                     rebuilt.check_optimizer_step(result)
+                own = scored if step == 0 else []
+                at_start = compare_sampler(own, result.logprobs, self._probe_tolerance)
                 self.ledger.add(_saved(live, step + 1, saving))
                 self._step = step + 1
             if self._inflight is not None:
                 self._publish(live)
         probed = rebuilt.probe_metrics if rebuilt else {}
-        return Update(result.logprobs[: datums.count], result.shares, probed)
+        return Update(result.logprobs[: datums.count], result.shares, probed, at_start)
+
+    def _evidence(
+        self, datums: StepDatums, rebuilt: RebuiltPolicy | None
+    ) -> tuple[Evidence | None, list[Evidence]]:
+        """Return what is recorded of the weights a step begins with or, without, their scores.
+
+        Neither is read of a live client, but for its first step.
+        """
+        if rebuilt is None and datums.step > 0:
+            return None, []
+        if (recorded := self.recorded.evidence(datums)) is not None:
+            return recorded, []
+        most = MOST_SCORED if datums.step == 0 else 1
+        return None, score_datums(self.service, self.ledger.find(datums.step), datums, most)
 
     @contextmanager
     def _refusals_explained(self, step: int) -> Iterator[None]:
@@ -230,7 +250,7 @@ def update_policy(
         measured["learning_rate_share"] = fmean(update.shares)
     if update.logprobs:
         measured[FIRST_LOGPROBS] = update.logprobs[0].tolist()
-    write_json(path, {**measured, **update.probe_metrics, **seconds})
+    write_json(path, {**measured, **update.at_start, **update.probe_metrics, **seconds})
 
 
 def read_update(path: Path) -> Metrics:

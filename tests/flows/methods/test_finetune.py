@@ -61,6 +61,8 @@ def test_the_loss_on_held_out_texts_falls(summary: RunSummary, whole: RunFolder)
     assert [row["datums"] for row in rows] == [8] * RECIPE.steps
     assert {(row["texts"], row["texts/cut"], row["texts/ends"]) for row in rows} == {(8, 0, 1.0)}
     assert rows[-1]["loss"] < rows[0]["loss"]
+    assert rows[0]["sampler/apart"] <= 1e-4
+    assert [step for step, row in enumerate(rows) if "sampler/kl" in row] == [0]
     assert [step for step, row in enumerate(rows, 1) if "test/loss" in row] == [4, 6]
     assert rows[-1]["test/loss"] == summary.after
 
