@@ -28,12 +28,13 @@ class SamplerApart(UserError):
 def score_datums(
     service: Service, checkpoint: Checkpoint | None, datums: StepDatums, most: int
 ) -> list[Evidence]:
-    """Have a checkpoint's sampler score the first datums of a step, all of the first pass.
+    """Have a checkpoint's sampler score the first datums of a step, all of its first file's.
 
     There is no evidence if their loss has no weights, which tell what is trained, or if the
     checkpoint is gone.
     """
-    scored = [*datums.passes[:1], []][0][:most]
+    scored = [datum for one in datums.request.passes[:1] if one.term == 0 for datum in one.datums]
+    scored = scored[:most]
     inputs = [datum.loss_fn_inputs for datum in scored]
     if checkpoint is None or not scored or any("weights" not in given for given in inputs):
         return []

@@ -57,7 +57,7 @@ def trained(service: tinker.ServiceClient, address: Address, tmp_path: Path) -> 
 def test_the_first_step_is_measured_against_the_sampler(trained: Trained) -> None:
     updater = trained.updater()
     first, second = (
-        updater.update(step, trained.datums(step), METHOD, with_state=True) for step in (0, 1)
+        updater.update(step, [trained.datums(step)], METHOD, with_state=True) for step in (0, 1)
     )
     assert set(first.at_start) == {"sampler/apart", "sampler/kl"}
     assert max(map(abs, first.at_start.values())) <= 1e-4
@@ -65,25 +65,25 @@ def test_the_first_step_is_measured_against_the_sampler(trained: Trained) -> Non
 
 
 def test_rebuilt_weights_are_probed_by_the_sampler_of_their_checkpoint(trained: Trained) -> None:
-    trained.updater().update(0, trained.datums(0), METHOD, with_state=True)
-    again = trained.updater().update(1, trained.datums(1), METHOD, with_state=True)
+    trained.updater().update(0, [trained.datums(0)], METHOD, with_state=True)
+    again = trained.updater().update(1, [trained.datums(1)], METHOD, with_state=True)
     assert again.probe_metrics["probe/max_difference"] <= 1e-4
     trained.ledger.add(replace(trained.ledger.at(2), state=trained.ledger.at(0).state))
     with pytest.raises(ProbeError, match=r"recorded at step 2.*Nothing was applied"):
-        trained.updater().update(2, trained.datums(2), METHOD, with_state=True)
+        trained.updater().update(2, [trained.datums(2)], METHOD, with_state=True)
     assert trained.ledger.last_step() == 2
 
 
 def test_a_policy_that_its_sampler_does_not_sample_is_not_trained(trained: Trained) -> None:
-    trained.updater().update(0, trained.datums(0), METHOD, with_state=True)
+    trained.updater().update(0, [trained.datums(0)], METHOD, with_state=True)
     other = trained.ledger.at(1).sampler
     trained.ledger.path.unlink()
     updater = trained.updater()
     trained.ledger.add(Checkpoint(0, other, trained.ledger.at(0).state))
     with pytest.raises(SamplerApart, match=r"up to .* off those of its sampler, and checkpoints"):
-        updater.update(0, trained.datums(0), METHOD, with_state=True)
+        updater.update(0, [trained.datums(0)], METHOD, with_state=True)
     assert trained.ledger.last_step() == 0
-    update = trained.updater(None).update(0, trained.datums(0), METHOD, with_state=True)
+    update = trained.updater(None).update(0, [trained.datums(0)], METHOD, with_state=True)
     assert update.at_start["sampler/apart"] > 0.01
 
 
@@ -93,7 +93,6 @@ def test_weights_that_are_gone_score_nothing(
     updater = trained.updater()
     state = trained.ledger.at(0).state
     trained.ledger.add(Checkpoint(0, "tinker://gone:train:0/sampler_weights/none", state))
-    update = updater.update(0, trained.datums(0), METHOD, with_state=True)
+    update = updater.update(0, [trained.datums(0)], METHOD, with_state=True)
     assert update.at_start == {}
     assert "The first datums of step 0 are not scored" in caplog.text
-
