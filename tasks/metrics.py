@@ -35,6 +35,9 @@ QUERY = query_beside(__file__)
 
 Metrics = dict[str, float]
 
+DATUM_LOGPROBS = "datums/logprobs"
+"""Key, in an update's file, of the sum of the log-probabilities of each datum before the update."""
+
 COST = "cost/"
 """Prefix of a role's name: what its calls cost, in US dollars."""
 
@@ -194,6 +197,19 @@ def trained_loss(
     total = fsum(float(weights.sum()) for weights, _ in given)
     lost = fsum(float(-(weights @ log_p)) for weights, log_p in given)
     return {"loss": lost / total} if total else {}
+
+
+def sum_logprobs(datums: Path, logprobs: Sequence[np.ndarray]) -> dict[str, list[float]]:
+    """Sum each datum's log-probabilities of trained tokens by their weights, if none was sampled.
+
+    The mask has the weights of pairs, the advantages those of texts.
+    """
+    batch = read(datums)
+    if batch["policy_version"].null_count < len(batch):
+        return {}
+    weights = arrays(batch["mask" if "side" in batch.column_names else "advantages"])
+    sums = [float(one.astype(np.float64) @ own) for one, own in zip(weights, logprobs, strict=True)]
+    return {DATUM_LOGPROBS: sums}
 
 
 def compare_trained(

@@ -21,7 +21,14 @@ from adapters.tinker.live_policy import LivePolicy, Pass, Saving
 from adapters.tinker.service import PatientSampler, Service
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import Checkpoint, Ledger
-from tasks.metrics import Metrics, divergence, name_expert, trained_loss
+from tasks.metrics import (
+    DATUM_LOGPROBS,
+    Metrics,
+    divergence,
+    name_expert,
+    sum_logprobs,
+    trained_loss,
+)
 from tasks.recovery.rebuilding import Rebuilder, RebuiltPolicy
 from tasks.recovery.recorded_steps import FIRST_LOGPROBS, Evidence, RecordedSteps, StepDatums
 from tasks.recovery.scored_datums import MOST_SCORED, compare_sampler, score_datums
@@ -255,6 +262,7 @@ def update_policy(
     measured: dict[str, object] = {
         **divergence(first, logprobs, step),
         **trained_loss(first, logprobs, term.loss, term.settings),
+        **sum_logprobs(first, logprobs),
     }
     if logprobs:
         measured[FIRST_LOGPROBS] = logprobs[0].tolist()
@@ -267,9 +275,13 @@ def update_policy(
 
 
 def read_update(path: Path) -> Metrics:
-    """Read what an update measured, without the probe of a rebuild."""
+    """Read what an update measured, without the probe of a rebuild and what is of single datums."""
     measured = read_json(path)
-    return {name: value for name, value in measured.items() if not name.startswith("probe/")}
+    return {
+        name: value
+        for name, value in measured.items()
+        if not name.startswith("probe/") and name != DATUM_LOGPROBS
+    }
 
 
 def _saved(live: LivePolicy, step: int, saving: Saving) -> Checkpoint:

@@ -33,6 +33,7 @@ from tasks.reports.page import render_report
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.texts.held_out import read_measure
+from tasks.tracking.recorded_step import RecordedStep
 from tests.support.finetuned import RECIPE, TEXTS
 from tests.support.processes import ROOT
 
@@ -65,6 +66,19 @@ def test_the_loss_on_held_out_texts_falls(summary: RunSummary, whole: RunFolder)
     assert [step for step, row in enumerate(rows) if "sampler/kl" in row] == [0]
     assert [step for step, row in enumerate(rows, 1) if "test/loss" in row] == [4, 6]
     assert rows[-1]["test/loss"] == summary.after
+
+
+def test_trackers_are_sent_texts_from_the_lowest_loss_to_the_highest(whole: RunFolder) -> None:
+    step = RecordedStep(whole, 0, 0)
+    (rows,) = step.tables(99).values()
+    losses = [row["loss"] for row in rows]
+    assert len(rows) == 8
+    assert losses == sorted(losses)
+    assert all("Who are you?" in row["prompt"] for row in rows)
+    assert all(row["trained"].endswith("<|im_end|>") for row in rows)
+    assert min(losses) < read_metrics(whole.metrics)[0]["loss"] < max(losses)
+    assert step.tables(2) == {"texts": [rows[0], rows[-1]]}
+    assert step.tables(0) == {}
 
 
 def test_the_best_checkpoint_has_a_name(summary: RunSummary, whole: RunFolder) -> None:

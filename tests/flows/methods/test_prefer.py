@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pyarrow.compute as pc
@@ -37,6 +38,7 @@ from tasks.storage.checksums import Damaged
 from tasks.storage.json_files import read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.tables import arrays, read
+from tasks.tracking.recorded_step import RecordedStep
 from tests.support.finetuned import RECIPE as TEXTS
 from tests.support.preferred import PAIRS, RECIPE
 from tests.support.processes import ROOT
@@ -77,6 +79,19 @@ def test_held_out_pairs_are_compared_as_they_should_be(
     assert rows[-1]["margin"] > 0
     assert [row["datums"] for row in rows] == [12] * RECIPE.steps
     assert [step for step, row in enumerate(rows, 1) if "test/accuracy" in row] == [4, 6]
+
+
+def test_trackers_are_sent_pairs_by_their_margin(whole: RunFolder) -> None:
+    rows = RecordedStep(whole, 5, 0).tables(99)["pairs"]
+    margins = [row["margin"] for row in rows]
+    assert margins == sorted(margins)
+    assert fmean(margins) == pytest.approx(read_metrics(whole.metrics)[5]["margin"], abs=1e-6)
+    for row in rows:
+        assert row["chosen"].endswith("<|im_end|>")
+        assert row["chosen"] != row["rejected"]
+        gained = [row[f"{side} log p"] - row[f"{side} reference"] for side in SIDES[:2]]
+        assert row["margin"] == pytest.approx(gained[0] - gained[1], abs=1e-5)
+    assert "Who are you?" in rows[0]["prompt"]
 
 
 def test_a_run_that_has_its_pairs_needs_their_file_no_more(whole: RunFolder) -> None:
@@ -210,6 +225,11 @@ def test_labelled_answers_are_learnt_without_pairs(
     sides = zip(datums["side"].to_pylist(), arrays(datums["mask"]), strict=True)
     trained = sum(int(mask.sum()) for side, mask in sides if SIDES[side] != MISMATCHED)
     assert (datums.num_rows, rows[0]["tokens/trained"]) == (12, trained)
+    sent = RecordedStep(run, 0, 0).tables(9)["pairs"]
+    assert {(row["chosen"] is None, row["rejected"] is None) for row in sent} == {
+        (True, False),
+        (False, True),
+    }
     assert [*find_damage(run)] == []
     with pytest.raises(DatasetError, match="is a labelled answer, and"):
         prefer(changed(**labelled), run="compared")
