@@ -93,8 +93,14 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "checkpoints.every=4",
     ),
     "distil": (*SHORT, "steps=10", "rollouts.group_size=1", "algorithm.teacher.models=teacher"),
+    "chord": (*SHORT, "steps=8", "algorithm.expert.examples=8"),
 }
-RECIPES = {"texts": "hello-finetune", "pairs": "hello-prefer", "distil": "hello-distil"}
+RECIPES = {
+    "texts": "hello-finetune",
+    "pairs": "hello-prefer",
+    "distil": "hello-distil",
+    "chord": "hello-chord",
+}
 """Recipes of the workloads that are none of `hello`."""
 GIVEN = ("texts", "pairs")
 """Workloads of which no rollout is played."""
