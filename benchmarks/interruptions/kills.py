@@ -99,12 +99,14 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "preference.loss=kto",
     ),
     "distil": (*SHORT, "steps=10", "rollouts.group_size=1", "algorithm.teacher.models=teacher"),
+    "chord": (*SHORT, "steps=8", "algorithm.expert.examples=8"),
 }
 RECIPES = {
     "texts": "hello-finetune",
     "pairs": "hello-prefer",
     "labelled": "hello-prefer",
     "distil": "hello-distil",
+    "chord": "hello-chord",
 }
 """Recipes of the workloads that are none of `hello`."""
 GIVEN = ("texts", "pairs", "labelled")

@@ -82,7 +82,7 @@ def test_held_out_pairs_are_compared_as_they_should_be(
 
 
 def test_trackers_are_sent_pairs_by_their_margin(whole: RunFolder) -> None:
-    rows = RecordedStep(whole, 5, 0).tables(99)["pairs"]
+    rows: Any = RecordedStep(whole, 5, 0).tables(99)["pairs"]
     margins = [row["margin"] for row in rows]
     assert margins == sorted(margins)
     assert fmean(margins) == pytest.approx(read_metrics(whole.metrics)[5]["margin"], abs=1e-6)
