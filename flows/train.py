@@ -91,7 +91,7 @@ def learn(
         for step, spans in steps:
             trajectories = assemble(run, step, spans)
             rewards = reward(run, step, trajectories, algorithm.rewards)
-            references = refer(run, step, trajectories, others)
+            references = refer(run, step, spans, trajectories, others)
             datums = build(run, step, trajectories, rewards, references, credit)
             saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
             updates = update(run, step, datums, method, with_state=saves_state)

@@ -285,4 +285,6 @@ class Recipe(RunRecipe):
             values["rollouts"]["batches"] = self.rollouts.batches
         if not self.algorithm.teacher.models:
             del values["algorithm"]["teacher"]  # as in recipes that are older than the section
+        elif self.algorithm.teacher.reads is None:
+            del values["algorithm"]["teacher"]["reads"]  # as in recipes that are older than the key
         return values

@@ -23,7 +23,7 @@ from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
 from tasks.checkpoints import Ledger, read_checkpoint, read_held_out
-from tasks.examples.reading import choose_teacher
+from tasks.examples.teaching import choose_teacher, fill_reads
 from tasks.storage.files import is_written, link_or_copy
 from tasks.storage.manifest import FORK, parent_of, read_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
@@ -31,7 +31,7 @@ from tasks.storage.run_folder import RunFolder, folder_of
 if TYPE_CHECKING:  # they import torch or Prefect, which take seconds
     from adapters.tinker.service import PatientSampler, Service
     from tasks.recovery.recorded_steps import Start
-    from tasks.references import References
+    from tasks.references import Reads, References
 
 START = "model.start"
 TEACHER_KEY = "RATCHET_TEACHER_KEY"
@@ -168,11 +168,12 @@ def check_teachers(recipe: Recipe, folder: RunFolder, bound: Mapping[str, Any]) 
     """Refuse (UserError) a teacher that is the policy itself, or cannot be asked.
 
     The policy is itself where its weights start: the base, a checkpoint of another run that it is
-    `bound` to, or what a fork begins with.
+    `bound` to, or what a fork begins with. A teacher that reads more than the policy is another.
     """
     start, parent = recipe.model.start or BASE, parent_of(folder) if folder.exists() else None
     if parent is not None and parent["how"] == FORK and parent["step"] > 0:
         start = f"{parent['run']}@{parent['step']}"
+    reads = recipe.algorithm.teacher.reads
     for model in recipe.algorithm.teacher.named().values():
         of = bound.get(model)
         untrained = (
@@ -180,11 +181,12 @@ def check_teachers(recipe: Recipe, folder: RunFolder, bound: Mapping[str, Any]) 
             if of is None
             else of["step"] == 0 and of["model"]["start"] is None
         )
-        if model == start or (untrained and start == BASE):
+        if reads is None and (model == start or (untrained and start == BASE)):
             raise CheckpointRefused(
                 f"algorithm.teacher.models {model} is the policy itself, which starts from "
-                f"{start}, and teaches it nothing; give a checkpoint of another run, RUN@STEP, or "
-                "another model; to stay near the start, give algorithm.kl.coefficient"
+                f"{start}, and teaches it nothing; give a checkpoint of another run, RUN@STEP, "
+                "another model, or what it reads and the policy does not, algorithm.teacher.reads; "
+                "to stay near the start, give algorithm.kl.coefficient"
             )
         if "://" in model:
             _check_place(model)
@@ -207,11 +209,15 @@ def _check_place(model: str) -> None:
 
 
 def check_choices(recipe: Recipe) -> None:
-    """Refuse (DatasetError) a training example that names none of several teachers."""
+    """Refuse (DatasetError) a training example without its teacher, or what that one reads."""
     teacher = recipe.algorithm.teacher
-    if teacher.by is not None:
-        for row in recipe.dataset.train_split().examples():
+    if teacher.by is None and teacher.reads is None:
+        return
+    for row in recipe.dataset.train_split().examples():
+        if teacher.by is not None:
             choose_teacher(row["example"], teacher.by, teacher.named())
+        if teacher.reads is not None:
+            fill_reads(teacher.reads, row["example"])
 
 
 @contextmanager
@@ -235,8 +241,19 @@ def open_references(
         if named:
             key = "algorithm.teacher.models"
             teachers = {name: opened(key, model) for name, model in named.items()}
-            asked["teachers"] = References(teachers, teacher.by)
+            reads = _read_by(teacher.reads, recipe.model, service)
+            asked["teachers"] = References(teachers, teacher.by, reads)
         yield asked
+
+
+def _read_by(text: str | None, model: Model, service: "Service") -> "Reads | None":
+    from adapters.rendering.chat import Chat  # imports the renderers
+    from tasks.references import Reads
+
+    if text is None:
+        return None
+    tokenizer = service.tokenizer_of(service.base_sampler(model.base))
+    return Reads(text, Chat(tokenizer, model.renderer))
 
 
 @contextmanager
