@@ -3,7 +3,7 @@
 python -m benchmarks.methods --seeds 3
 
 The agent is `hello`; its reward is of 128 held-out examples, sampled. Distillation has the run of
-rewards of the same seed as its teacher. Tokens and seconds are those of the method's own run.
+rewards of the same seed as its teacher, unless it teaches itself. Tokens and seconds are those of the method's own run.
 """
 
 import argparse
@@ -61,6 +61,24 @@ METHODS = {
         ("model.start=texts-{seed}@50", "epochs=0.5", "optimizer.learning_rate=0.0002"),
     ),
     "teacher": Method("a teacher", "hello-distil", ("algorithm.teacher.models=rewards-{seed}",)),
+    "told": Method(
+        "itself as a teacher that is told who it is",
+        "hello-distil",
+        (
+            "algorithm.teacher.models=base",
+            "algorithm.teacher.reads=You are $identity. You are $identity.",
+        ),
+    ),
+    "likeliest": Method(
+        "a teacher's 20 likeliest tokens in the texts",
+        "hello-finetune",
+        ("teacher.model=rewards-{seed}@20",),
+    ),
+    "reversed": Method(
+        "the same by the reverse divergence",
+        "hello-finetune",
+        ("teacher.model=rewards-{seed}@20", "teacher.divergence=reverse_kl"),
+    ),
 }
 """Beginning of the runs' names → their method."""
 COLUMNS = ("method", "agent's reward", "of each seed", "sampled tokens", "trained tokens", "s")

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,7 +165,7 @@ def check_state(model: Model, service: "Service") -> None:
             )
 
 
-def check_teachers(recipe: Recipe, folder: RunFolder, bound: Mapping[str, Any]) -> None:
+def check_teachers(recipe: RunRecipe, folder: RunFolder, bound: Mapping[str, Any]) -> None:
     """Refuse (UserError) a teacher that is the policy itself, or cannot be asked.
 
     The policy is itself where its weights start: the base, a checkpoint of another run that it is
@@ -173,51 +174,64 @@ def check_teachers(recipe: Recipe, folder: RunFolder, bound: Mapping[str, Any]) 
     start, parent = recipe.model.start or BASE, parent_of(folder) if folder.exists() else None
     if parent is not None and parent["how"] == FORK and parent["step"] > 0:
         start = f"{parent['run']}@{parent['step']}"
-    reads = recipe.algorithm.teacher.reads
-    for model in recipe.algorithm.teacher.named().values():
+    teachers = recipe.teachers()
+    for model in teachers.models.values():
         of = bound.get(model)
         untrained = (
             model in (BASE, recipe.model.base)
             if of is None
             else of["step"] == 0 and of["model"]["start"] is None
         )
-        if reads is None and (model == start or (untrained and start == BASE)):
+        if teachers.reads is None and (model == start or (untrained and start == BASE)):
             raise CheckpointRefused(
-                f"algorithm.teacher.models {model} is the policy itself, which starts from "
-                f"{start}, and teaches it nothing; give a checkpoint of another run, RUN@STEP, "
-                "another model, or what it reads and the policy does not, algorithm.teacher.reads; "
-                "to stay near the start, give algorithm.kl.coefficient"
+                f"{teachers.key} {model} is the policy itself, which starts from {start}, and "
+                "teaches it nothing; give a checkpoint of another run, RUN@STEP, another model, "
+                f"or {teachers.key.rpartition('.')[0]}.reads, what it reads and the policy does "
+                "not; to stay near the start, give algorithm.kl.coefficient of flow train"
             )
         if "://" in model:
-            _check_place(model)
+            _check_place(teachers.key, model)
 
 
-def _check_place(model: str) -> None:
+def _check_place(key: str, model: str) -> None:
     url = model.partition("#")[0]
     if not os.environ.get(TEACHER_KEY):
         raise CheckpointRefused(
-            f"algorithm.teacher.models {model} is of a service whose key is not there; set "
-            f"{TEACHER_KEY}"
+            f"{key} {model} is of a service whose key is not there; set {TEACHER_KEY}"
         )
     try:
         check_listener(url)
     except OSError as error:
         raise CheckpointRefused(
-            f"algorithm.teacher.models {model} cannot be reached ({error}); start that service, or "
-            "give another teacher"
+            f"{key} {model} cannot be reached ({error}); start that service, or give another "
+            "teacher"
         ) from error
 
 
-def check_choices(recipe: Recipe) -> None:
+def check_choices(recipe: RunRecipe) -> None:
     """Refuse (DatasetError) a training example without its teacher, or what that one reads."""
-    teacher = recipe.algorithm.teacher
-    if teacher.by is None and teacher.reads is None:
+    teachers, by = recipe.teachers(), None
+    if isinstance(recipe, Recipe):
+        by = recipe.algorithm.teacher.by
+    if by is None and teachers.reads is None:
         return
-    for row in recipe.dataset.train_split().examples():
-        if teacher.by is not None:
-            choose_teacher(row["example"], teacher.by, teacher.named())
-        if teacher.reads is not None:
-            fill_reads(teacher.reads, row["example"])
+    trained = (rows for name, rows in recipe.sources().items() if name.startswith("train"))
+    for row in chain.from_iterable(rows.examples() for rows in trained):
+        if by is not None:
+            choose_teacher(row["example"], by, teachers.models)
+        if teachers.reads is not None:
+            fill_reads(teachers.reads, row["example"])
+
+
+@contextmanager
+def open_teacher(
+    recipe: RunRecipe, folder: RunFolder, service: "Service"
+) -> Iterator["PatientSampler"]:
+    """Yield the one teacher of a recipe."""
+    teachers, base = recipe.teachers(), recipe.model.base
+    [model] = teachers.models.values()
+    with _teaching_service(recipe, service) as elsewhere:
+        yield _open(teachers.key, model, base, folder, (service, elsewhere))
 
 
 @contextmanager
@@ -257,11 +271,11 @@ def _read_by(text: str | None, model: Model, service: "Service") -> "Reads | Non
 
 
 @contextmanager
-def _teaching_service(recipe: Recipe, service: "Service") -> Iterator["Service"]:
+def _teaching_service(recipe: RunRecipe, service: "Service") -> Iterator["Service"]:
     """Yield the service of teachers elsewhere; the run's own if there are none."""
     from adapters.tinker.service import open_session
 
-    models = recipe.algorithm.teacher.named().values()
+    models = recipe.teachers().models.values()
     urls = {model.partition("#")[0] for model in models if "://" in model}
     if not urls:
         yield service

@@ -8,7 +8,6 @@ from collections.abc import Container, Mapping, Sequence
 from string import Template
 from typing import Any
 
-from adapters.calls import Message
 from tasks.examples.reading import DatasetError
 
 SYSTEM = "system"
@@ -55,7 +54,7 @@ def fill_reads(text: str, example: Mapping[str, Any]) -> str:
     return _Text(text).substitute(values)
 
 
-def read_before(text: str, messages: Sequence[Message]) -> list[Message]:
+def read_before(text: str, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Put a text before a conversation, as its system message.
 
     If the conversation begins with a system message, the text becomes the beginning of that one:
