@@ -3,7 +3,8 @@
 python -m benchmarks.methods --seeds 3
 
 The agent is `hello`; its reward is of 128 held-out examples, sampled. Distillation has the run of
-rewards of the same seed as its teacher, unless it teaches itself. Tokens and seconds are those of the method's own run.
+rewards of the same seed as its teacher, unless it teaches itself. Tokens and seconds are those of
+the method's own run.
 """
 
 import argparse

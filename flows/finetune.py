@@ -26,7 +26,7 @@ from tasks.reports.artifacts import Artifacts
 from tasks.storage.files import is_written
 from tasks.storage.run_folder import folder_of
 from tasks.texts.batches import draw_texts, measure_texts
-from tasks.texts.held_out import score_texts
+from tasks.texts.held_out import score_taught, score_texts
 from tasks.texts.source import Texts, bind_texts
 from tasks.texts.teacher import LongerTexts, ask_teacher
 
@@ -86,4 +86,8 @@ def score(run: OpenRun, recipe: FinetuneRecipe, texts: Texts, step: int) -> None
     evaluation = recipe.evaluation
     if evaluation.due(step, recipe.steps):
         policy = run.policies.main.updater.sampler(step)
-        score_texts(run.folder.measure(step), texts, policy, evaluation.examples, recipe.seed)
+        path, most, divergence = run.folder.measure(step), evaluation.examples, recipe.divergence()
+        if divergence is None:
+            score_texts(path, texts, policy, most, recipe.seed)
+        else:
+            score_taught(path, texts, policy, most, recipe.seed, divergence)

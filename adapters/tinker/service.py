@@ -280,6 +280,27 @@ class PatientSampler:
             found.append((scored.token_ids[-count:], scored.logprobs[-count:]))
         return found
 
+    def score_chosen(
+        self, sequences: Sequence[Sequence[int]], chosen: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        """Return the log-probabilities of chosen tokens, [places, k], at the last places of each.
+
+        A place may have any tokens; -1 is none, and its log-probability 0.
+        """
+        once = tinker.SamplingParams(max_tokens=1)
+        submitted = []
+        for tokens, own in zip(sequences, chosen, strict=True):
+            asked = np.full((len(tokens) - 1, own.shape[1]), -1, np.int64)
+            asked[-len(own) :] = own
+            targets = tinker.TensorData.from_numpy(asked)
+            prompt = tinker.ModelInput.from_ints([*tokens])
+            submitted.append(self.client.sample(prompt, 1, once, target_prompt_logprobs=targets))
+        found: list[np.ndarray] = []
+        for future, own in zip(submitted, chosen, strict=True):
+            scored = self._service.result(future, "chosen log-probabilities")
+            found.append(cast(Any, scored.target_prompt_logprobs).to_numpy()[-len(own) :])
+        return found
+
 
 @contextmanager
 def connect(base_model: str, state: Path, patience: float = PATIENCE_SECONDS) -> Iterator[Service]:

@@ -251,14 +251,11 @@ class FinetuneRecipe(RunRecipe):
         return {name: named[name] for name in sorted(named, key=_is_held_out)}
 
     def read_by_teacher(self) -> "dict[str, TextSource]":
-        """Map the training sources to their texts as the teacher reads them."""
+        """Map the sources to their texts as the teacher reads them."""
         from tasks.texts.source import WrittenTexts
 
-        return {
-            name: WrittenTexts(rows, self.teacher.reads)
-            for name, rows in self.sources().items()
-            if not _is_held_out(name)
-        }
+        reads = self.teacher.reads
+        return {name: WrittenTexts(rows, reads) for name, rows in self.sources().items()}
 
     def _chosen(
         self, split: str, apart: "tuple[ChosenRollouts, ...]" = ()
@@ -290,9 +287,11 @@ class FinetuneRecipe(RunRecipe):
         return TextBatch(batch.examples, self.seed, batch.normalisation, batch.divisor, shares)
 
     def update_method(self) -> "UpdateMethod":
-        teacher = self.teacher
-        loss = LOSS if teacher.model is None else teacher.divergence
-        return self.optimizer.method(loss, {}, self.steps)
+        return self.optimizer.method(self.divergence() or LOSS, {}, self.steps)
+
+    def divergence(self) -> str | None:
+        """Return the divergence from the teacher that is lessened; None without a teacher."""
+        return None if self.teacher.model is None else self.teacher.divergence
 
     def source(
         self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]

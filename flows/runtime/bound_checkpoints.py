@@ -215,8 +215,8 @@ def check_choices(recipe: RunRecipe) -> None:
         by = recipe.algorithm.teacher.by
     if by is None and teachers.reads is None:
         return
-    trained = (rows for name, rows in recipe.sources().items() if name.startswith("train"))
-    for row in chain.from_iterable(rows.examples() for rows in trained):
+    train = (rows for name, rows in recipe.sources().items() if name.startswith("train"))
+    for row in chain.from_iterable(rows.examples() for rows in train):
         if by is not None:
             choose_teacher(row["example"], by, teachers.models)
         if teachers.reads is not None:

@@ -171,19 +171,19 @@ def _datum(row: dict[str, Any], scale: float) -> dict[str, Any]:
         "mask": trained.astype(np.int8),
         "scale": scale,
         **{
-            name: _at_targets(row[name], trained, empty)
+            name: spread_cells(row[name], trained, empty).ravel()
             for name, empty in (("top_tokens", 0), ("top_logprobs", NONE))
             if name in row
         },
     }
 
 
-def _at_targets(cells: np.ndarray, trained: np.ndarray, empty: float) -> np.ndarray:
-    """Spread the cells of trained targets, equally many of each, over all of a datum's targets."""
+def spread_cells(cells: np.ndarray, trained: np.ndarray, empty: float) -> np.ndarray:
+    """Spread the cells of trained places, equally many of each, over all places: [places, k]."""
     of_trained = cells.reshape(int(trained.sum()), -1)
     spread = np.full((len(trained), of_trained.shape[1]), empty, cells.dtype)
     spread[trained] = of_trained
-    return spread.ravel()
+    return spread
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ SCHEMA = pa.schema(
         ("ends", pa.bool_()),
     ]
 )
-KEYS = ["source", "example_id", "part"]
-"""Columns that name a sequence of a split."""
+KEYS = ["split", "source", "example_id", "part"]
+"""Columns that name a sequence."""
 
 TAUGHT = pa.schema(
     [
@@ -53,10 +53,10 @@ TAUGHT = pa.schema(
         ("top_logprobs", pa.list_(pa.float32())),
     ]
 )
-"""What a teacher finds likeliest in the trained texts, a row for each of their sequences."""
+"""What a teacher finds likeliest in texts, a row for each of their sequences."""
 
 PART = 256
-"""Sequences of the trained texts that a file of TAUGHT has."""
+"""Sequences that a file of TAUGHT has."""
 
 COUNTS = b"counts"
 """Key of the file's metadata: what there is of the texts of each source, and what is lost."""
@@ -116,27 +116,25 @@ class Texts:
         self._taught = taught
 
     def parts(self) -> list[Path]:
-        """List the teacher's files that the trained texts need."""
+        """List the teacher's files that the texts need."""
         assert self._taught is not None, "the texts have a teacher"
-        return [*map(self._taught, range(ceil(self._of(TRAIN).num_rows / PART)))]
+        return [*map(self._taught, range(ceil(self._table.num_rows / PART)))]
 
     def of_part(self, part: int) -> pa.Table:
-        """Return the trained rows of a part in SCHEMA."""
-        return self._of(TRAIN).slice(part * PART, PART)
+        """Return the rows of a part in SCHEMA."""
+        return self._table.slice(part * PART, PART)
 
     def of_split(self, split: str) -> pa.Table:
         """Return the rows of a split in SCHEMA, in the order of its examples.
 
-        Those that are trained have the teacher's columns as well, if there is one.
+        They have the teacher's columns as well, if there is one.
         """
-        return self._with_teacher if split == TRAIN and self._taught else self._of(split)
+        table = self._with_teacher if self._taught else self._table
+        return table.filter(pc.field("split") == split)
 
     def counts(self) -> TextCounts:
         """Return for each source what was counted when its texts became tokens."""
         return json.loads(read(self.path, []).schema.metadata[COUNTS])
-
-    def _of(self, split: str) -> pa.Table:
-        return self._table.filter(pc.field("split") == split)
 
     @cached_property
     def _table(self) -> pa.Table:
@@ -144,7 +142,7 @@ class Texts:
 
     @cached_property
     def _with_teacher(self) -> pa.Table:
-        table, taught = self._of(TRAIN), pa.concat_tables(map(read, self.parts()))
+        table, taught = self._table, pa.concat_tables(map(read, self.parts()))
         if table.select(KEYS).to_pylist() != taught.select(KEYS).to_pylist():
             raise ValueError(
                 f"the teacher's files of {self.path} are those of other texts; remove them, and "

@@ -57,7 +57,7 @@ class LongerTexts:
     @cached_property
     def _sequences(self) -> Mapping[tuple[Any, ...], WeightedTokens]:
         return {
-            (name.partition("/")[2], number, part): sequence
+            (*name.partition("/")[::2], number, part): sequence
             for name, source in self._sources.items()
             for number, sequences in source.sequences(self._chat, self._trained)
             for part, sequence in enumerate(sequences)
@@ -73,7 +73,7 @@ def ask_teacher(texts: Texts, teacher: Teacher, k: int, longer: LongerTexts | No
         -1, k
     )
     log.info(
-        "the teacher has read %d tokens; its %d likeliest cover %.4f of its probability, %d times",
+        "the teacher has read %d tokens to train; its %d likeliest cover %.4f at %d places",
         sum(taught["read"].to_pylist()),
         k,
         covered.sum(1).mean(),
