@@ -54,7 +54,7 @@ def bind(run: OpenRun, recipe: FinetuneRecipe) -> Texts:
     folder, teacher = run.folder, recipe.teacher
     with run.beginning():
         chat, rules = run.chat(recipe.model), recipe.rules()
-        path = bind_texts(folder.texts, recipe.texts(), chat, rules)
+        path = bind_texts(folder.texts, recipe.given_examples(), chat, rules)
     if teacher.model is None:
         return Texts(path)
     texts = Texts(path, folder.text_teacher)
@@ -74,7 +74,7 @@ def learn(run: OpenRun, recipe: FinetuneRecipe, texts: Texts, artifacts: Artifac
     for step in run.steps_left():
         datums = {POLICY: draw_texts(run.folder.datums(POLICY, step), texts, batch, step)}
         saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
-        updates = update(run, step, datums, method, with_state=saves_state)
+        updates = update(run, step, [datums], method, with_state=saves_state)
         score(run, recipe, texts, step + 1)
         files = StepFiles([], {}, {}, datums, updates, run.folder.measure(step + 1))
         known = measure_texts(texts, datums[POLICY])

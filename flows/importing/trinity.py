@@ -5,6 +5,7 @@ from math import floor
 
 from flows.importing.translation import Translation, write_recipe
 from flows.importing.trinity_algorithm import TEACHINGS, translate_algorithm
+from flows.importing.trinity_expert import BUFFERS, SAMPLING, expert_texts
 from flows.importing.trinity_file import known_keys, read_trinity
 from flows.recipe.loading import parse_overrides
 from flows.recipe.section import MOST_STEPS, TABLES
@@ -128,7 +129,16 @@ def _translate_model(out: Translation) -> None:
 def _translate_rollouts(out: Translation) -> None:
     file = out.file
     groups, size = file.number("buffer.batch_size"), file.number("algorithm.repeat_times")
-    out.copy("rollouts.groups", "buffer.batch_size", int)
+    trained = file.number("buffer.train_batch_size") or groups * size
+    if expert := expert_texts(out):
+        trained -= expert
+        groups = trained / size
+        reason = "what the expert's texts leave of the batch, by algorithm.repeat_times"
+        out.give("rollouts.groups", int(groups), reason)
+    else:
+        out.copy("rollouts.groups", "buffer.batch_size", int)
+        if file.get(BUFFERS) or file.get(SAMPLING):
+            out.refuse(f"{BUFFERS} and {SAMPLING} have no counterpart without an expert")
     if size < 2 and file.get("algorithm.algorithm_type") not in TEACHINGS:
         out.refuse(
             f"algorithm.repeat_times {size:g} compares no rollouts with each other",
@@ -136,11 +146,10 @@ def _translate_rollouts(out: Translation) -> None:
         )
     else:
         out.copy("rollouts.group_size", "algorithm.repeat_times", int)
-    trained = file.number("buffer.train_batch_size") or groups * size
-    if trained != groups * size:
+    if trained != int(groups) * size:
         out.refuse(
-            f"buffer.train_batch_size {trained:g} is not buffer.batch_size × "
-            f"algorithm.repeat_times, {groups * size:g}",
+            f"buffer.train_batch_size leaves {trained:g} rollouts a step, which are not "
+            f"{int(groups)} groups × algorithm.repeat_times, {int(groups) * size:g}",
             "optimizer.substeps",
         )
     runners = file.number("explorer.runner_per_model")

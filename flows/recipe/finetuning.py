@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from adapters.network.addresses import check_place
-from adapters.project.hub import locate_dataset
+from flows.recipe.origins import HeldOutOrigin
 from flows.recipe.run_recipe import HeldOut, RunRecipe, Teachers
 from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.algorithm.distillation import DISTILLATIONS, find_distillation
 from tasks.examples.reading import Source
 from tasks.examples.teaching import check_reads
 from tasks.storage.manifest import Eras
-from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.run_folder import RunFolder
 from tasks.texts.rules import (
     ALONE,
     TEST,
@@ -24,6 +24,7 @@ from tasks.texts.rules import (
     Normalisation,
     Shares,
     TextBatch,
+    TextLoss,
     TextRules,
     TooLong,
     Trained,
@@ -32,77 +33,18 @@ from tasks.texts.rules import (
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.algorithm.update_method import UpdateMethod
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
-    from tasks.texts.chosen_rollouts import ChosenRollouts, RolloutQuery
+    from tasks.texts.chosen_rollouts import ChosenRollouts
     from tasks.texts.source import TextSource
 
-LOSS = "cross_entropy"
 
-
-class Origin(Section):
-    """Examples that a model learns and does not play: rows of a file, or rollouts of a query."""
-
-    path: str | None = None
-    """A CSV, JSON-lines or Parquet file whose `split` column says train or test; a folder of files
-    that are named train and test; or such a folder of the hub."""
-
-    test_split: str = "test"
-    """The split that is held out, where its name is another, such as validation."""
-
-    runs: tuple[str, ...] = ()
-    """Runs that a query reads, instead of a path."""
-
-    query: str | None = None
-    """A SELECT over the views of those runs (docs/sql.md), whose columns name rollouts: their
-    tokens are trained as they were sampled."""
-
-    held_out: str | None = None
-    """Such a query of what is held out."""
-
-    def refusals(self) -> Refusals:
-        asked = {"runs": self.runs != (), "query": self.query, "held_out": self.held_out}
-        given = [name for name, value in asked.items() if value]
-        either = bool(given) != bool(self.path) and len(given) in (0, len(asked))
-        yield (
-            not either,
-            f"path {self.path} with {', '.join(given) or 'no query'}: examples are of a file or of "
-            "rollouts; give path alone, or runs, query and held_out",
-        )
-        yield (
-            self.query is not None and self.test_split != "test",
-            f"test_split {self.test_split} does nothing with a query; leave it out",
-        )
-
-    def files(self) -> dict[str, Source]:
-        """Map the splits to the rows of each, if they are of a file."""
-        if self.path is None:
-            return {}
-        path = locate_dataset(self.path)
-        return {TRAIN: Source(path, TRAIN, ()), TEST: Source(path, self.test_split, ())}
-
-    def queries(self, base: str, where: str = "dataset") -> "dict[str, RolloutQuery]":
-        """Map the splits to the query of each, if they are of runs, whose models are of `base`.
-
-        The keys of the queries are `where` in the recipe.
-        """
-        from tasks.texts.chosen_rollouts import RolloutQuery
-
-        runs = tuple(folder_of(name) for name in self.runs)
-        asked = {TRAIN: ("query", self.query), TEST: ("held_out", self.held_out)}
-        return {
-            split: RolloutQuery(runs, f"{where}.{key}", query, base)
-            for split, (key, query) in asked.items()
-            if query is not None
-        }
-
-
-class TextShare(Origin):
+class TextShare(HeldOutOrigin):
     """Texts that are one of several sources."""
 
     share: int = Field(default=1, ge=1, le=1000)
     """Its part of every batch: how many of the sum of all shares are its own."""
 
 
-class TextDataset(Origin):
+class TextDataset(HeldOutOrigin):
     """Texts that the model learns to write: of one source, or of several.
 
     A row has `messages`, or a `prompt` and its `completion`, or a `text`; a query has the columns
@@ -127,7 +69,7 @@ class TextDataset(Origin):
     """What becomes of a longer text: the run is refused, its end is cut off, or it is left out."""
 
     def refusals(self) -> Refusals:
-        fields = Origin.model_fields
+        fields = HeldOutOrigin.model_fields
         given = [name for name in fields if getattr(self, name) != fields[name].default]
         if self.sources:
             yield (
@@ -143,7 +85,7 @@ class TextDataset(Origin):
             "leave it out",
         )
 
-    def origins(self) -> Mapping[str, Origin]:
+    def origins(self) -> Mapping[str, HeldOutOrigin]:
         """Map the names of the sources, in their order, to where their texts are."""
         return dict(sorted(self.sources.items())) or {ALONE: self}
 
@@ -219,6 +161,10 @@ class FinetuneRecipe(RunRecipe):
     teacher: TextTeacher = TextTeacher()
     evaluation: HeldOut = HeldOut()
 
+    loss: TextLoss = "cross_entropy"
+    """Loss of each trained token: `cross_entropy`; `dft`, which weighs it by the token's
+    probability p; or `phi`, by p (1 - p)."""
+
     def refusals(self) -> Refusals:
         yield from super().refusals()
         asked = [name for name, one in self.dataset.origins().items() if one.query is not None]
@@ -226,6 +172,11 @@ class FinetuneRecipe(RunRecipe):
             self.teacher.reads is not None and asked != [],
             "teacher.reads with dataset.query, whose rollouts are trained as they were sampled; "
             "leave it out, or give a file of conversations",
+        )
+        yield (
+            self.teacher.model is not None and self.loss != "cross_entropy",
+            f"loss {self.loss} does nothing with teacher.model, whose divergence is the loss; "
+            "leave it out",
         )
 
     def teachers(self) -> Teachers:
@@ -240,7 +191,7 @@ class FinetuneRecipe(RunRecipe):
             for split, rows in one.files().items()
         }
 
-    def texts(self) -> "dict[str, TextSource]":
+    def given_examples(self) -> "dict[str, TextSource]":
         """Map the splits to the texts of each, or SPLIT/NAME to those of each source."""
         from tasks.texts.source import WrittenTexts
 
@@ -275,7 +226,7 @@ class FinetuneRecipe(RunRecipe):
 
         With several sources these are the texts of all of them.
         """
-        texts = sum(len(of) for name, of in self.texts().items() if not _is_held_out(name))
+        texts = sum(len(of) for name, of in self.given_examples().items() if not _is_held_out(name))
         return ceil(Fraction(str(epochs)) * texts / self.batch.examples)
 
     def rules(self) -> TextRules:
@@ -287,7 +238,7 @@ class FinetuneRecipe(RunRecipe):
         return TextBatch(batch.examples, self.seed, batch.normalisation, batch.divisor, shares)
 
     def update_method(self) -> "UpdateMethod":
-        return self.optimizer.method(self.divergence() or LOSS, {}, self.steps)
+        return self.optimizer.method(self.divergence() or self.loss, {}, self.steps)
 
     def divergence(self) -> str | None:
         """Return the divergence from the teacher that is lessened; None without a teacher."""
@@ -300,12 +251,15 @@ class FinetuneRecipe(RunRecipe):
         from tasks.texts.batches import TextSteps
 
         batches = recipes.make(FinetuneRecipe, FinetuneRecipe.batches)
-        return TextSteps(run, batches, self.teacher.model is not None)
+        taught = None if self.teacher.model is None else run.text_teacher
+        return TextSteps(run.texts, run.datums, batches, taught)
 
     def _bound_values(self) -> dict[str, Any]:
-        values = super()._bound_values()
+        values = super()._bound_values()  # recipes that are older have neither
         if self.teacher.model is None:
-            del values["teacher"]  # as in recipes that are older than the section
+            del values["teacher"]
+        if self.loss == FinetuneRecipe.model_fields["loss"].default:
+            del values["loss"]
         return values
 
 

@@ -24,6 +24,7 @@ MADE_FROM = {
     "rewards": "trajectories",
     "datums": "trajectories",
     "text_teachers": "texts.parquet",
+    "expert": "expert_texts.parquet",
 }
 """Folder of a run → the folder whose files its own are made from."""
 

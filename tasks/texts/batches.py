@@ -1,7 +1,7 @@
 """texts → datums: the texts of a step, each token weighted by its share of the step's loss."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +20,6 @@ from tasks.recovery.recorded_steps import StepSource
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written
 from tasks.storage.manifest import Eras
-from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import arrays, read, write
 from tasks.texts.rules import ALONE, TRAIN, TextBatch
 from tasks.texts.source import KEYS, Texts
@@ -188,16 +187,18 @@ def spread_cells(cells: np.ndarray, trained: np.ndarray, empty: float) -> np.nda
 
 @dataclass(frozen=True)
 class TextSteps(StepSource):
-    """Source of the datums of a policy that is trained on texts."""
+    """Source of the datums of the main policy that are texts, whose files `place` names."""
 
-    run: RunFolder
+    texts: Path
+    place: Callable[[str, int], Path]
     batches_of: Eras[TextBatch]
-    has_teacher: bool
+    taught: Callable[[int], Path] | None = None
+    """Names the files of what a teacher finds likeliest in the texts, if they have one."""
 
     def restore(self, step: int) -> None:
-        path = self.run.datums(POLICY, step)
-        if is_written(path) or not is_written(self.run.texts):
+        path = self.place(POLICY, step)
+        if is_written(path) or not is_written(self.texts):
             return
-        texts = Texts(self.run.texts, self.run.text_teacher if self.has_teacher else None)
-        if not self.has_teacher or all(map(is_written, texts.parts())):
+        texts = Texts(self.texts, self.taught)
+        if self.taught is None or all(map(is_written, texts.parts())):
             draw_texts.make(path, texts, self.batches_of.at(step), step)
