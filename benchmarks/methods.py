@@ -30,6 +30,7 @@ select run, rollout_id from rollouts where split = 'train' and {steps}
 qualify row_number() over (partition by run, group_id order by reward desc, rollout_id) = 1
 """
 """Query of the best rollout of each group."""
+TWICE = "You are $identity. Who are you? You are $identity. Who are you?"
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,9 @@ METHODS = {
     ),
     "teacher": Method("a teacher", "hello-distil", ("algorithm.teacher.models=rewards-{seed}",)),
     "told": Method(
-        "itself as a teacher that is told who it is",
+        "itself as a teacher that has read the question twice before",
         "hello-distil",
-        (
-            "algorithm.teacher.models=base",
-            "algorithm.teacher.reads=You are $identity. You are $identity.",
-        ),
+        ("steps=20", "algorithm.teacher.models=base", f"algorithm.teacher.reads={TWICE}"),
     ),
     "likeliest": Method(
         "a teacher's 20 likeliest tokens in the texts",
