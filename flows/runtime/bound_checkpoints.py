@@ -28,6 +28,7 @@ from tasks.examples.teaching import choose_teacher, fill_reads
 from tasks.storage.files import is_written, link_or_copy
 from tasks.storage.manifest import FORK, parent_of, read_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.texts.rules import TRAIN
 
 if TYPE_CHECKING:  # they import torch or Prefect, which take seconds
     from adapters.tinker.service import PatientSampler, Service
@@ -209,14 +210,17 @@ def _check_place(key: str, model: str) -> None:
 
 
 def check_choices(recipe: RunRecipe) -> None:
-    """Refuse (DatasetError) a training example without its teacher, or what that one reads."""
-    teachers, by = recipe.teachers(), None
-    if isinstance(recipe, Recipe):
-        by = recipe.algorithm.teacher.by
+    """Refuse (DatasetError) an example that lacks its teacher's name, or what that one reads.
+
+    Held-out rollouts have no teacher; held-out texts have one.
+    """
+    teachers, sources = recipe.teachers(), recipe.sources()
+    by = recipe.algorithm.teacher.by if isinstance(recipe, Recipe) else None
     if by is None and teachers.reads is None:
         return
-    train = (rows for name, rows in recipe.sources().items() if name.startswith("train"))
-    for row in chain.from_iterable(rows.examples() for rows in train):
+    if isinstance(recipe, Recipe):
+        sources = {TRAIN: sources[TRAIN]}
+    for row in chain.from_iterable(rows.examples() for rows in sources.values()):
         if by is not None:
             choose_teacher(row["example"], by, teachers.models)
         if teachers.reads is not None:
