@@ -102,6 +102,7 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "algorithm.teacher.models=base",
         "algorithm.teacher.reads=You are $identity. Who are you?",
     ),
+    "chord": (*SHORT, "steps=8", "algorithm.expert.examples=8"),
 }
 RECIPES = {
     "texts": "hello-finetune",
@@ -109,6 +110,7 @@ RECIPES = {
     "pairs": "hello-prefer",
     "distil": "hello-distil",
     "told": "hello-distil",
+    "chord": "hello-chord",
 }
 """Recipes of the workloads that are none of `hello`."""
 GIVEN = ("texts", "taught", "pairs")

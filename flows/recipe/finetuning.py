@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from adapters.network.addresses import check_place
-from flows.recipe.origins import HeldOutOrigin
+from flows.recipe.given_examples import Batches, HeldOutOrigin, Lengths
 from flows.recipe.run_recipe import HeldOut, RunRecipe, Teachers
-from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
+from flows.recipe.section import Refusals, Section
 from tasks.algorithm.distillation import DISTILLATIONS, find_distillation
 from tasks.examples.reading import Source
 from tasks.examples.teaching import check_reads
@@ -21,12 +21,10 @@ from tasks.texts.rules import (
     TEST,
     TRAIN,
     WHOLE,
-    Normalisation,
     Shares,
     TextBatch,
     TextLoss,
     TextRules,
-    TooLong,
     Trained,
 )
 
@@ -36,6 +34,8 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.texts.chosen_rollouts import ChosenRollouts
     from tasks.texts.source import TextSource
 
+LOSS: TextLoss = "cross_entropy"
+
 
 class TextShare(HeldOutOrigin):
     """Texts that are one of several sources."""
@@ -44,7 +44,7 @@ class TextShare(HeldOutOrigin):
     """Its part of every batch: how many of the sum of all shares are its own."""
 
 
-class TextDataset(HeldOutOrigin):
+class TextDataset(HeldOutOrigin, Lengths):
     """Texts that the model learns to write: of one source, or of several.
 
     A row has `messages`, or a `prompt` and its `completion`, or a `text`; a query has the columns
@@ -61,12 +61,6 @@ class TextDataset(HeldOutOrigin):
     trained: Trained = "assistant"
     """Part of a conversation that is trained: the last answer, the answers after the last message
     of a user, every answer, those that are marked by `trainable`, or every token."""
-
-    most_tokens: int = Field(default=2048, ge=2, le=10**7)
-    """The longest text, in tokens."""
-
-    too_long: TooLong = "refuse"
-    """What becomes of a longer text: the run is refused, its end is cut off, or it is left out."""
 
     def refusals(self) -> Refusals:
         fields = HeldOutOrigin.model_fields
@@ -92,27 +86,6 @@ class TextDataset(HeldOutOrigin):
     def shares(self) -> Shares:
         """List the sources with the share of each."""
         return tuple((name, one.share) for name, one in sorted(self.sources.items())) or WHOLE
-
-
-class Batches(Section):
-    """Texts of a step, and the divisor of their loss."""
-
-    examples: int = Field(default=16, ge=1, le=MOST_ROLLOUTS)
-    """Texts of a step."""
-
-    normalisation: Normalisation = "token"
-    """Divisor of a step's loss: its trained `token`s; each `example`'s tokens, and the examples; or
-    a `fixed` number."""
-
-    divisor: float | None = Field(default=None, gt=0, le=1e12)
-    """The divisor of normalisation `fixed`."""
-
-    def refusals(self) -> Refusals:
-        yield (
-            (self.normalisation == "fixed") != (self.divisor is not None),
-            f"normalisation {self.normalisation} with divisor {self.divisor}: one without the "
-            "other does nothing; give normalisation fixed and a divisor, or neither",
-        )
 
 
 class TextTeacher(Section):
@@ -161,7 +134,7 @@ class FinetuneRecipe(RunRecipe):
     teacher: TextTeacher = TextTeacher()
     evaluation: HeldOut = HeldOut()
 
-    loss: TextLoss = "cross_entropy"
+    loss: TextLoss = LOSS
     """Loss of each trained token: `cross_entropy`; `dft`, which weighs it by the token's
     probability p; or `phi`, by p (1 - p)."""
 
@@ -174,7 +147,7 @@ class FinetuneRecipe(RunRecipe):
             "leave it out, or give a file of conversations",
         )
         yield (
-            self.teacher.model is not None and self.loss != "cross_entropy",
+            self.teacher.model is not None and self.loss != LOSS,
             f"loss {self.loss} does nothing with teacher.model, whose divergence is the loss; "
             "leave it out",
         )
@@ -258,7 +231,7 @@ class FinetuneRecipe(RunRecipe):
         values = super()._bound_values()  # recipes that are older have neither
         if self.teacher.model is None:
             del values["teacher"]
-        if self.loss == FinetuneRecipe.model_fields["loss"].default:
+        if self.loss == LOSS:
             del values["loss"]
         return values
 
