@@ -60,6 +60,13 @@ TEXTS = (
     "evaluation.examples=32",
     "checkpoints.every=4",
 )
+PAIRS = (
+    "steps=30",
+    "batch.pairs=6",
+    "evaluation.every=7",
+    "evaluation.examples=32",
+    "checkpoints.every=4",
+)
 WORKLOADS: dict[str, tuple[str, ...]] = {
     "hello": (*SHORT, "steps=12"),
     "guessing": (
@@ -87,12 +94,11 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     ),
     "texts": TEXTS,
     "taught": (*TEXTS, "teacher.model=teacher@6"),
-    "pairs": (
-        "steps=30",
-        "batch.pairs=6",
-        "evaluation.every=7",
-        "evaluation.examples=32",
-        "checkpoints.every=4",
+    "pairs": PAIRS,
+    "labelled": (
+        *PAIRS,
+        "dataset.path=datasets/hello_labelled.jsonl",
+        "preference.loss=kto",
     ),
     "distil": (*SHORT, "steps=10", "rollouts.group_size=1", "algorithm.teacher.models=teacher"),
     "told": (
@@ -108,12 +114,13 @@ RECIPES = {
     "texts": "hello-finetune",
     "taught": "hello-finetune",
     "pairs": "hello-prefer",
+    "labelled": "hello-prefer",
     "distil": "hello-distil",
     "told": "hello-distil",
     "chord": "hello-chord",
 }
 """Recipes of the workloads that are none of `hello`."""
-GIVEN = ("texts", "taught", "pairs")
+GIVEN = ("texts", "taught", "pairs", "labelled")
 """Workloads of which no rollout is played."""
 TEACHER = ("steps=6", *SHORT)
 """Settings of the run `teacher`, whose last checkpoint teaches the workloads of TAUGHT."""

@@ -125,7 +125,8 @@ class Tracking(Section):
     """The project of Weights & Biases to log to. Without WANDB_API_KEY the run is kept offline."""
 
     rollouts: int = Field(default=20, ge=0, le=1000)
-    """Rollouts in the W&B table of each step and evaluation; 0 sends nothing of what was said."""
+    """Rollouts, texts or pairs in the W&B table of a step or an evaluation; 0 sends nothing that
+    was said."""
 
     experiment: str | None = None
     """The experiment of MLflow to log to: at MLFLOW_TRACKING_URI, or else in mlflow.db beside the
