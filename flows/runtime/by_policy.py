@@ -59,13 +59,17 @@ def reward(run: OpenRun, step: int, trajectories: ByPolicy, query: str | None = 
 
 
 def refer(
-    run: OpenRun, step: int, trajectories: ByPolicy, references: Mapping[str, References]
+    run: OpenRun,
+    step: int,
+    spans: Sequence[Path],
+    trajectories: ByPolicy,
+    references: Mapping[str, References],
 ) -> Scored:
     """Compute the log-probabilities of a step's tokens under the reference and the teachers."""
     at, shards = run.folder.references, run.folder.shards_of(batches_of(run.folder, step))
     return {
         name: {
-            source: compute_references(at(name, step, source), rows, of_source, shards)
+            source: compute_references(at(name, step, source), rows, of_source, shards, spans)
             for source, of_source in references.items()
         }
         for name, rows in trajectories.items()

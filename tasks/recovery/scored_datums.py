@@ -30,15 +30,18 @@ def score_datums(
 ) -> list[Evidence]:
     """Have a checkpoint's sampler score the first datums of a step, all of its first file's.
 
-    There is no evidence if their loss has no weights, which tell what is trained, or if the
-    checkpoint is gone.
+    There is no evidence if their loss has no weights, which tell what is trained, if it has
+    several targets a place, as with a teacher, or if the checkpoint is gone.
     """
     scored = [datum for one in datums.request.passes[:1] if one.term == 0 for datum in one.datums]
     scored = scored[:most]
     inputs = [datum.loss_fn_inputs for datum in scored]
-    if checkpoint is None or not scored or any("weights" not in given for given in inputs):
-        return []
     targets = [given["target_tokens"].to_numpy() for given in inputs]
+    comparable = all("weights" in given for given in inputs) and all(
+        own.ndim == 1 for own in targets
+    )
+    if checkpoint is None or not scored or not comparable:
+        return []
     tokens = [
         [*datum.model_input.to_ints(), int(own[-1])]
         for datum, own in zip(scored, targets, strict=True)

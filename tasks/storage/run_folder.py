@@ -26,6 +26,9 @@ APART = ("evaluations", "dryruns")
 LEARNING = ("trajectories", "references", "teachers", "rewards", "datums", "expert", "updates")
 """Folders that each policy of a run has for itself, with a file a step."""
 
+TEXT_TEACHERS = "text_teachers"
+"""Folder of what a teacher finds likeliest in texts, with a file for some texts each."""
+
 TRAINED = ("train", BASELINE)
 """Splits whose rollouts are trained on, or compared with those that are."""
 
@@ -139,6 +142,10 @@ class RunFolder:
         """Return the file of the rollouts of an evaluated shard, one a line."""
         return self.path / "games" / f"{shard}.jsonl"
 
+    def text_teacher(self, part: int) -> Path:
+        """Return the file of what a teacher finds likeliest in a part of the trained texts."""
+        return self.path / TEXT_TEACHERS / f"{part:05d}.parquet"
+
     def exists(self) -> bool:
         """Return whether a run was ever opened here."""
         return self.manifest.exists()
@@ -213,7 +220,8 @@ class RunFolder:
 
     def given_files(self) -> list[Path]:
         """List the files of the texts or pairs that the run learns, none if it plays rollouts."""
-        given = (self.texts, self.pairs, self.pair_references)
+        taught = sorted((self.path / TEXT_TEACHERS).glob("*.parquet"))
+        given = (self.texts, *taught, self.pairs, self.pair_references)
         return [path for path in given if path.exists()]
 
     def scored_parts(self) -> list[Path]:

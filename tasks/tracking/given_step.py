@@ -27,10 +27,10 @@ def read_given(run: RunFolder, step: int) -> dict[str, list[Row]]:
     datums, update = run.datums(POLICY, step), run.update(POLICY, step)
     if not (is_written(datums) and is_written(update)):
         return {}
-    logprobs = read_json(update).get(DATUM_LOGPROBS)
+    logprobs: list[float] = read_json(update).get(DATUM_LOGPROBS, [])
     recipe = recipe_of(run)
-    decode = logprobs and find_decoder(recipe["model"]["base"])
-    if not decode:
+    decode = find_decoder(recipe["model"]["base"])
+    if not logprobs or decode is None:
         return {}
     rows = [
         {**row, "log_p": log_p, "trained": sum(row["mask"])}
