@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -45,6 +45,9 @@ class Origin(Section):
     test_split: str = "test"
     """The split that is held out, where its name is another, such as validation."""
 
+    columns: dict[str, str] = Field(default_factory=dict[str, str])
+    """Columns that have other names in the file, such as {messages: conversations}."""
+
     runs: tuple[str, ...] = ()
     """Runs that a query reads, instead of a path."""
 
@@ -68,13 +71,21 @@ class Origin(Section):
             self.query is not None and self.test_split != "test",
             f"test_split {self.test_split} does nothing with a query; leave it out",
         )
+        yield (
+            self.query is not None and self.columns != {},
+            f"columns {', '.join(self.columns)} do nothing with a query; leave them out",
+        )
 
     def files(self) -> dict[str, Source]:
         """Map the splits to the rows of each, if they are of a file."""
         if self.path is None:
             return {}
-        path = locate_dataset(self.path)
-        return {TRAIN: Source(path, TRAIN, ()), TEST: Source(path, self.test_split, ())}
+        path, renamed = locate_dataset(self.path), tuple(sorted(self.columns.items()))
+        splits = {TRAIN: TRAIN, TEST: self.test_split}
+        return {
+            split: Source(path, named, tuple(self.columns.values()), renamed=renamed)
+            for split, named in splits.items()
+        }
 
     def queries(self, base: str, where: str = "dataset") -> "dict[str, RolloutQuery]":
         """Map the splits to the query of each, if they are of runs, whose models are of `base`.
@@ -188,6 +199,9 @@ class FinetuneRecipe(RunRecipe):
             for split, rows in one.files().items()
         }
 
+    def _bound_values(self) -> dict[str, Any]:
+        return without_columns(super()._bound_values())
+
     def texts(self) -> "dict[str, TextSource]":
         """Map the splits to the texts of each, or SPLIT/NAME to those of each source."""
         from tasks.texts.source import WrittenTexts
@@ -237,6 +251,14 @@ class FinetuneRecipe(RunRecipe):
         from tasks.texts.batches import TextSteps
 
         return TextSteps(run, recipes.make(FinetuneRecipe, FinetuneRecipe.batches))
+
+
+def without_columns(values: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the columns that have their own names, as in recipes older than the key."""
+    for origin in (values["dataset"], *values["dataset"].get("sources", {}).values()):
+        if not origin["columns"]:
+            del origin["columns"]
+    return values
 
 
 def _name(split: str, source: str) -> str:

@@ -1,9 +1,9 @@
 """The base class of a recipe's sections."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 Refusals = Iterator[tuple[bool, str]]
 """Rules between the keys of a section: whether each is broken, and what is then said."""
@@ -16,7 +16,11 @@ TABLES = (
     "algorithm.loss_settings",
     "algorithm.advantage_settings",
     "preference.loss_settings",
+    "dataset.columns",
     "dataset.sources",
+    "shared",
+    "stages",
+    "evaluate",
 )
 """Keys of a recipe whose entries have names of their own."""
 LONGEST_SECONDS = 30 * 24 * 3600
@@ -44,3 +48,13 @@ class Section(BaseModel):
             if broken:
                 raise ValueError(why)
         return self
+
+
+def explain(error: ValidationError) -> str:
+    """Say what is wrong with a recipe, and with which key."""
+    lines: list[str] = []
+    for mistake in error.errors():
+        place, given = ".".join(["recipe", *map(str, mistake["loc"])]), mistake["input"]
+        shown = "" if isinstance(given, Mapping) else f" (got {given!r})"
+        lines.append(f"{place}: {mistake['msg']}{shown}")
+    return "; ".join(lines)
