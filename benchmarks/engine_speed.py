@@ -338,9 +338,10 @@ def updating_by(measured: Measured, batch: pa.Table, loss: str) -> Run:
     lora = LoraSpec(measured.base, RANK, 0, train_attn=True, train_mlp=True, train_unembed=True)
     create = service.client.create_lora_training_client
     live = LivePolicy(service, service.create("a training client", create, **vars(lora)))
-    request = UpdateMethod(loss, {}, tinker.AdamParams(learning_rate=1e-5)).request(0)
-    datums = to_datums(batch, loss)
-    return lambda: live.result(live.submit(0, [datums], request))
+    method = UpdateMethod(loss, {}, tinker.AdamParams(learning_rate=1e-5))
+    units = [[datum] for datum in to_datums(batch, loss)]
+    request = method.request(0, method.minibatches(0, [units]))
+    return lambda: live.result(live.submit(0, request))
 
 
 def loss_inputs(sequence: Sequence[int]) -> dict[str, np.ndarray]:

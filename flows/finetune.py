@@ -8,7 +8,7 @@ recorded them. The loss on held-out texts, and not a reward, says what was learn
 from prefect import flow
 
 from adapters.calls import POLICY
-from flows.recipe.finetuning import LOSS, FinetuneRecipe
+from flows.recipe.finetuning import FinetuneRecipe
 from flows.runtime.by_policy import record_step, update
 from flows.runtime.checks import check_start
 from flows.runtime.flow_runs import (
@@ -40,7 +40,7 @@ def finetune(recipe: FinetuneRecipe, run: str | None = None) -> RunSummary:
     recipe = check_start(recipe, folder_of(run))
     with open_run(recipe, run) as opened, Artifacts(opened.folder, recipe.steps) as artifacts:
         with opened.beginning():
-            sources, chat = recipe.texts(), opened.chat(recipe.model)
+            sources, chat = recipe.given_examples(), opened.chat(recipe.model)
             texts = Texts(bind_texts(opened.folder.texts, sources, chat, recipe.rules()))
         learn(opened, recipe, texts, artifacts)
         artifacts.publish()
@@ -50,13 +50,13 @@ def finetune(recipe: FinetuneRecipe, run: str | None = None) -> RunSummary:
 
 def learn(run: OpenRun, recipe: FinetuneRecipe, texts: Texts, artifacts: Artifacts) -> None:
     """Train the policy of a run on the texts of each step, and score what is due."""
-    batch, method = recipe.batches(), recipe.optimizer.method(LOSS, {}, recipe.steps)
+    batch, method = recipe.batches(), recipe.optimizer.method(recipe.loss, {}, recipe.steps)
     run.tracking.follow()
     score(run, recipe, texts, run.steps_left().start)
     for step in run.steps_left():
         datums = {POLICY: draw_texts(run.folder.datums(POLICY, step), texts, batch, step)}
         saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
-        updates = update(run, step, datums, method, with_state=saves_state)
+        updates = update(run, step, [datums], method, with_state=saves_state)
         score(run, recipe, texts, step + 1)
         files = StepFiles([], {}, {}, datums, updates, run.folder.measure(step + 1))
         known = measure_texts(texts, datums[POLICY])

@@ -55,7 +55,7 @@ def bind(run: OpenRun, recipe: PreferRecipe) -> BoundPairs:
     folder, row = run.folder, recipe.preference.row()
     with run.beginning():
         chat, rules = run.chat(recipe.model), recipe.rules()
-        path = bind_pairs(folder.pairs, recipe.pairs(), chat, rules, row.mismatched)
+        path = bind_pairs(folder.pairs, recipe.given_examples(), chat, rules, row.mismatched)
     if not row.reference:
         return BoundPairs(path)
     if not is_written(folder.pair_references):
@@ -84,7 +84,7 @@ def learn(run: OpenRun, recipe: PreferRecipe, pairs: BoundPairs, artifacts: Arti
     for step in run.steps_left():
         datums = {POLICY: draw_pairs(run.folder.datums(POLICY, step), pairs, batch, step)}
         saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
-        updates = update(run, step, datums, method, with_state=saves_state)
+        updates = update(run, step, [datums], method, with_state=saves_state)
         if step == 0 and preference.row().reference and preference.reference == START:
             check_reference(updates[POLICY], recipe.checkpoints.probe_tolerance)
         score(run, recipe, pairs, step + 1)

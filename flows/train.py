@@ -3,9 +3,10 @@
 Each step compares the rollouts of one example with each other (group-relative advantages, as
 `algorithm.advantage` says), weighs every sampled token by the advantage of its call, and takes one
 optimizer step on `algorithm.loss`. There is no value network, no reference policy unless
-`algorithm.kl` has a coefficient, and no teacher unless `algorithm.teacher` names one. Step s is
-sampled by the weights after s updates or, with `rollouts.lag`, after exactly that many fewer; by
-`rollouts.order`, steps may be made of batches as they arrive instead.
+`algorithm.kl` has a coefficient, no teacher unless `algorithm.teacher` names one, and no text is
+trained beside the rollouts unless `algorithm.expert` has some. Step s is sampled by the weights
+after s updates or, with `rollouts.lag`, after exactly that many fewer; by `rollouts.order`, steps
+may be made of batches as they arrive instead.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,16 @@ from prefect import flow
 
 from flows.recipe.recipe import Recipe
 from flows.runtime.bound_checkpoints import open_references
-from flows.runtime.by_policy import assemble, build, record_step, refer, reward, update
+from flows.runtime.by_policy import (
+    assemble,
+    build,
+    draw,
+    measure_expert,
+    record_step,
+    refer,
+    reward,
+    update,
+)
 from flows.runtime.checks import check_start
 from flows.runtime.evaluation import HeldOutEvaluations
 from flows.runtime.flow_runs import (
@@ -38,6 +48,7 @@ from tasks.reports.artifacts import Artifacts
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import folder_of
+from tasks.texts.source import Texts, bind_texts
 from tasks.yields import reopen_stopped
 
 
@@ -81,7 +92,9 @@ def learn(
     """Train the policies of a run on the rollouts of each step, and score what is due."""
     algorithm, credit = recipe.algorithm, recipe.credit()
     loss, settings, optimizer = algorithm.loss, algorithm.loss_settings, recipe.optimizer
-    method = optimizer.method(loss, settings, recipe.steps, by_batch=recipe.rollouts.stream)
+    expert, stream = algorithm.expert, recipe.rollouts.stream
+    method = optimizer.method(loss, settings, recipe.steps, by_batch=stream, expert=expert.term())
+    texts = bind_expert(run, recipe)
     with (
         open_references(recipe, run.folder, run.service) as others,
         Artifacts(run.folder, recipe.steps) as artifacts,
@@ -93,11 +106,23 @@ def learn(
             rewards = reward(run, step, trajectories, algorithm.rewards)
             references = refer(run, step, trajectories, others)
             datums = build(run, step, trajectories, rewards, references, credit)
+            drawn = draw(run, step, texts, expert.batches(recipe.seed))
             saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
-            updates = update(run, step, datums, method, with_state=saves_state)
+            updates = update(run, step, [datums, *drawn], method, with_state=saves_state)
             evaluations.submit_due(step + 1)
             evaluations.score(step - recipe.rollouts.lag)
             files = StepFiles(spans, trajectories, references, datums, updates)
-            artifacts.show(step, record_step(run, step, files, credit.min_group_size))
+            known = measure_expert(texts, drawn)
+            artifacts.show(step, record_step(run, step, files, credit.min_group_size, known))
         evaluations.score(recipe.steps)
         artifacts.publish()
+
+
+def bind_expert(run: OpenRun, recipe: Recipe) -> Texts | None:
+    """Bind a run to the texts of its expert as tokens, if it has an expert."""
+    expert = recipe.algorithm.expert
+    if not expert.given_texts:
+        return None
+    with run.beginning():
+        chat, rules = run.chat(recipe.model), expert.rules()
+        return Texts(bind_texts(run.folder.expert_texts, recipe.given_examples(), chat, rules))

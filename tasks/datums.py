@@ -120,9 +120,11 @@ def build_datums(
     write(datums_of(read(trajectories), read(rewards), credit, scored, means), path)
 
 
-def read_datums(path: Path, loss: str, settings: Settings | None = None) -> list[tinker.Datum]:
+def read_datums(
+    path: Path, loss: str, settings: Settings | None = None, factor: float = 1.0
+) -> list[tinker.Datum]:
     """Read a training batch as Tinker's datums (`to_datums`)."""
-    return to_datums(read(path), loss, settings)
+    return to_datums(read(path), loss, settings, factor)
 
 
 def datums_of_batch(
@@ -137,14 +139,19 @@ def datums_of_batch(
     return to_datums(batch, method.loss, method.loss_settings)
 
 
-def to_datums(batch: pa.Table, loss: str, settings: Settings | None = None) -> list[tinker.Datum]:
-    """Convert rows in SCHEMA to Tinker's datums, with exactly the inputs that the loss takes."""
+def to_datums(
+    batch: pa.Table, loss: str, settings: Settings | None = None, factor: float = 1.0
+) -> list[tinker.Datum]:
+    """Convert rows in SCHEMA to Tinker's datums, with exactly the inputs that the loss takes.
+
+    Their losses are multiplied by the `factor`.
+    """
     makers, known = inputs_of(loss)
     complete = complete_settings(f"the loss {loss}", settings or {}, known)
     tokens = arrays(batch["tokens"])
     lists = [*LISTED, *({"references"} & {*batch.column_names})]
     columns = {name: arrays(batch[name]) for name in lists}
-    columns["scale"] = [*batch["scale"].to_numpy()]
+    columns["scale"] = [*(batch["scale"].to_numpy() * factor)]
     for name in {"pair", "side"} & {*batch.column_names}:
         columns[name] = [*batch[name].to_numpy().reshape(-1, 1)]
     datums = []

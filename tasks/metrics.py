@@ -90,8 +90,12 @@ def measure(
         held_out = {found["measure"]: found["value"], **found["beside"]}
         measures |= {f"test/{name}": value for name, value in held_out.items()}
     measures["datums"] = datums.num_rows
-    measures["tokens/trained"] = int(flat(datums["mask"]).sum())
+    measures["tokens/trained"] = trained_tokens(datums)
     return {name: value for name, value in measures.items() if value is not None}
+
+
+def trained_tokens(datums: pa.Table) -> int:
+    return int(flat(datums["mask"]).sum())
 
 
 def _rollouts(
@@ -253,6 +257,11 @@ def name_metrics(name: str, metrics: Metrics) -> Metrics:
         return metrics
     own = {key: value for key, value in metrics.items() if not key.startswith(OF_ROLLOUTS)}
     return {f"policies/{name}/{key}": value for key, value in own.items()}
+
+
+def name_expert(metrics: Metrics) -> Metrics:
+    """Name the metrics of an expert's texts, which are trained beside rollouts."""
+    return {f"expert/{key.removeprefix('texts/')}": value for key, value in metrics.items()}
 
 
 def drop_costs(metrics: Metrics) -> Metrics:

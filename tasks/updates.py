@@ -17,11 +17,11 @@ from tinker import Datum, ModelInput, SampleResponse, SamplingParams
 from adapters.calls import Sampler
 from adapters.errors import ServiceError
 from adapters.tinker.faults import ServiceFailed, ServiceRefused
-from adapters.tinker.live_policy import LivePolicy, Saving
+from adapters.tinker.live_policy import LivePolicy, Pass, Saving
 from adapters.tinker.service import PatientSampler, Service
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import Checkpoint, Ledger
-from tasks.metrics import Metrics, divergence, trained_loss
+from tasks.metrics import Metrics, divergence, name_expert, trained_loss
 from tasks.recovery.rebuilding import Rebuilder, RebuiltPolicy
 from tasks.recovery.recorded_steps import FIRST_LOGPROBS, RecordedSteps
 from tasks.storage.durability import durable
@@ -34,12 +34,12 @@ log = logging.getLogger(__name__)
 class Update:
     """Measurements of an update.
 
-    `logprobs` are each datum's log-probabilities in its first pass; `shares` those of the learning
-    rate that its optimizer steps took, if it was scaled; `probe_metrics` those of the rebuild
-    before it (`RebuiltPolicy`), empty if the client was live.
+    `logprobs` are those of each datum of each file, in its first pass; `shares` those of the
+    learning rate that its optimizer steps took, if it was scaled; `probe_metrics` those of the
+    rebuild before it (`RebuiltPolicy`), empty if the client was live.
     """
 
-    logprobs: list[np.ndarray]
+    logprobs: list[list[np.ndarray]]
     shares: list[float]
     probe_metrics: dict[str, float]
 
@@ -120,22 +120,25 @@ class PolicyUpdater:
         """
         with self._owning:
             if self._live is not None and self._is_at(step) and self._rebuilt is None:
-                self._live.accumulate(datums, method.request(step).loss)
+                (term,) = method.terms(step)
+                self._live.accumulate(Pass(datums, term.service_loss()))
 
-    def update(self, step: int, path: Path, method: UpdateMethod, *, with_state: bool) -> Update:
-        """Train the datums of a file by a method: checkpoint `step` becomes `step` + 1.
+    def update(
+        self, step: int, paths: Sequence[Path], method: UpdateMethod, *, with_state: bool
+    ) -> Update:
+        """Train the datums of a step's files by a method: checkpoint `step` becomes `step` + 1.
 
         A step without datums keeps the weights. An update that fails leaves no live client behind,
         since whether the service applied it is then unknown.
         """
-        datums = self.recorded.read(step, path, method)
+        datums = self.recorded.read(step, paths, method)
         with self._owning, self._refusals_explained(step):
             with self._client(step) as live:
                 rebuilt, self._rebuilt = self._rebuilt, None
                 if rebuilt is not None:
                     rebuilt.probe(datums, self.recorded.evidence(datums))
                 self.ledger.begin(step + 1)
-                submitted = live.submit(step, datums.passes, method.request(step))
+                submitted = live.submit(step, datums.request)
                 name = self.ledger.name(step + 1)
                 saving = live.save(name, self._ttl_seconds, with_state=with_state)
                 result = live.result(submitted)
@@ -146,7 +149,7 @@ class PolicyUpdater:
             if self._inflight is not None:
                 self._publish(live)
         probed = rebuilt.probe_metrics if rebuilt else {}
-        return Update(result.logprobs[: datums.count], result.shares, probed)
+        return Update(datums.first_pass(result.logprobs), result.shares, probed)
 
     @contextmanager
     def _refusals_explained(self, step: int) -> Iterator[None]:
@@ -214,22 +217,31 @@ def update_policy(
     path: Path,
     updater: PolicyUpdater,
     step: int,
-    datums: Path,
+    datums: Sequence[Path],
     method: UpdateMethod,
     with_state: bool,
 ) -> None:
-    """Update a policy on the datums of a step, and write what the update measured."""
+    """Update a policy on the datums of a step, and write what the update measured.
+
+    There is a file of datums for each term of the method.
+    """
     started = time.monotonic()
     update = updater.update(step, datums, method, with_state=with_state)
     seconds = {"seconds/training": time.monotonic() - started}
+    (first, logprobs, term), *experts = zip(
+        datums, update.logprobs, method.terms(step), strict=True
+    )
     measured: dict[str, object] = {
-        **divergence(datums, update.logprobs, step),
-        **trained_loss(datums, update.logprobs, method.loss, method.loss_settings),
+        **divergence(first, logprobs, step),
+        **trained_loss(first, logprobs, term.loss, term.settings),
     }
+    if logprobs:
+        measured[FIRST_LOGPROBS] = logprobs[0].tolist()
+    for texts, logprobs, term in experts:
+        loss = trained_loss(texts, logprobs, term.loss, term.settings)
+        measured |= name_expert({**loss, "share": term.factor})
     if update.shares:
         measured["learning_rate_share"] = fmean(update.shares)
-    if update.logprobs:
-        measured[FIRST_LOGPROBS] = update.logprobs[0].tolist()
     write_json(path, {**measured, **update.probe_metrics, **seconds})
 
 

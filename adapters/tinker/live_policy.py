@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from tinker import AdamParams, APIFuture, Datum, TensorData, TrainingClient
@@ -56,17 +57,29 @@ class ServiceLoss:
 
 
 @dataclass(frozen=True)
+class Pass:
+    """Datums of a forward-backward pass, and their loss, which is one of the terms of a step's."""
+
+    datums: Sequence[Datum]
+    loss: ServiceLoss
+    term: int = 0
+
+
+@dataclass(frozen=True)
 class UpdateRequest:
-    """Contents of an update beside its datums; `by_pass` takes an optimizer step after each.
+    """Contents of an update: the passes before each of its optimizer steps, and the optimizer.
 
     With a `share`, an optimizer step waits for its passes, and takes that share of the learning
     rate.
     """
 
-    loss: ServiceLoss
+    optimizer_steps: Sequence[Sequence[Pass]]
     optimizer: AdamParams
-    by_pass: bool = False
     share: Share | None = None
+
+    @property
+    def passes(self) -> list[Pass]:
+        return [*chain(*self.optimizer_steps)]
 
 
 @dataclass(frozen=True)
@@ -86,12 +99,12 @@ class SubmittedUpdate:
 class UpdateResult:
     """Measurements of an update.
 
-    `logprobs` are each datum's log-probabilities in its first pass. `optimizer_step` is how many
-    steps the optimizer has taken, the first of this update included; None if the service does not
-    report it, or if there were no datums and so no step. `shares` are as in `SubmittedUpdate`.
+    `logprobs` are those of each pass's datums. `optimizer_step` is how many steps the optimizer has
+    taken, the first of this update included; None if the service does not report it, or if there
+    were no datums and so no step. `shares` are as in `SubmittedUpdate`.
     """
 
-    logprobs: list[np.ndarray]
+    logprobs: list[list[np.ndarray]]
     optimizer_step: int | None
     shares: list[float]
 
@@ -109,46 +122,44 @@ class LivePolicy:
         self._outputs: list[APIFuture[ForwardBackwardOutput]] = []
         """Passes that no optimizer step has followed."""
 
-    def accumulate(self, datums: Sequence[Datum], loss: ServiceLoss) -> None:
+    def accumulate(self, asked: Pass) -> None:
         """Submit a forward-backward pass, whose gradient is added to those of the passes before.
 
         A loss with a derivative waits for a forward pass first.
         """
+        datums, loss = asked.datums, asked.loss
         if loss.derivative is not None:
             datums = self._weigh(datums, loss)
         submitted = self._client.forward_backward(list(datums), loss.name, dict(loss.settings))
         self._outputs.append(submitted)
 
-    def submit(
-        self, step: int, passes: Sequence[Sequence[Datum]], request: UpdateRequest
-    ) -> SubmittedUpdate:
+    def submit(self, step: int, request: UpdateRequest) -> SubmittedUpdate:
         """Submit what is left of a step's passes, and the optimizer's steps.
 
-        A step without passes has no optimizer step. Tinker's workers tick every ten seconds, and
-        requests submitted together share a tick.
+        Tinker's workers tick every ten seconds, and requests submitted together share a tick.
         """
-        assert len(self._outputs) <= len(passes), "more passes were submitted than the step has"
-        taken = []
-        for datums in passes[len(self._outputs) :]:
-            self.accumulate(datums, request.loss)
-            if request.by_pass:
-                taken.append(self._take_optimizer_step(step, [datums], request))
-        if passes and not request.by_pass:
+        begun, taken = len(self._outputs), []
+        assert begun <= len(request.passes), "more passes were submitted than the step has"
+        for passes in request.optimizer_steps:
+            for asked in passes[begun:]:
+                self.accumulate(asked)
+            begun = max(begun - len(passes), 0)
             taken.append(self._take_optimizer_step(step, passes, request))
         outputs, self._outputs = self._outputs, []
         shares = [share for _, share in taken if share is not None]
         return SubmittedUpdate(step, outputs, [stepped for stepped, _ in taken], shares)
 
     def _take_optimizer_step(
-        self, step: int, passes: Sequence[Sequence[Datum]], request: UpdateRequest
+        self, step: int, passes: Sequence[Pass], request: UpdateRequest
     ) -> tuple[APIFuture[OptimStepResponse], float | None]:
         """Submit an optimizer step after the last passes, which are these; return its share too."""
         adam = request.optimizer
         if request.share is None:
             return self._client.optim_step(adam), None
         logprobs = self._logprobs_of(self._outputs[-len(passes) :], step)
-        sampled = [datum.loss_fn_inputs["logprobs"].to_numpy() for of in passes for datum in of]
-        share = request.share(logprobs, sampled)
+        datums = chain(*(asked.datums for asked in passes))
+        sampled = [datum.loss_fn_inputs["logprobs"].to_numpy() for datum in datums]
+        share = request.share([*chain(*logprobs)], sampled)
         scaled = adam.model_copy(update={"learning_rate": adam.learning_rate * share})
         return self._client.optim_step(scaled), share
 
@@ -161,11 +172,11 @@ class LivePolicy:
 
     def _logprobs_of(
         self, outputs: Sequence[APIFuture[ForwardBackwardOutput]], step: int
-    ) -> list[np.ndarray]:
-        """Wait for forward-backward passes; return each datum's log-probabilities."""
+    ) -> list[list[np.ndarray]]:
+        """Wait for forward-backward passes; return the log-probabilities of the datums of each."""
         wait = self._service.result
         passes = [wait(output, f"forward_backward of step {step}") for output in outputs]
-        return [datum["logprobs"].to_numpy() for made in passes for datum in made.loss_fn_outputs]
+        return [[datum["logprobs"].to_numpy() for datum in made.loss_fn_outputs] for made in passes]
 
     def probe(self, step: int, datum: Datum, loss: ServiceLoss) -> np.ndarray:
         """Return the datum's log-probabilities; nothing changes."""

@@ -22,6 +22,7 @@ from tasks.checkpoints import Checkpoint, Ledger
 from tasks.metrics import Metrics, read_metrics
 from tasks.recording.journal import read_journal
 from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
+from tasks.recovery.recorded_steps import datum_files
 from tasks.shards import read_shard
 from tasks.storage.names import batch_name
 from tasks.storage.run_folder import RunFolder
@@ -117,8 +118,13 @@ def extra_optimizer_steps(run: RunFolder) -> dict[str, int]:
         for checkpoint in saved(run, policy):
             if checkpoint.state is None:
                 continue
-            files = (run.datums(policy, step) for step in range(checkpoint.step))
-            counts = (pq.read_metadata(path).num_rows for path in files)
+            counts = (
+                max(
+                    pq.read_metadata(path).num_rows
+                    for path in datum_files(run, policy, step, method)
+                )
+                for step in range(checkpoint.step)
+            )
             expected = earlier + sum(map(method.optimizer_steps, counts))
             optimizer = load_file(state_folder(run, checkpoint.state) / "optimizer.safetensors")
             extra[checkpoint.state] = int(optimizer["step"]) - expected
@@ -131,7 +137,11 @@ def read_contents(run: RunFolder) -> Contents:
     return {
         "weights": [_digest(folder / "adapter_model.safetensors") for folder in final],
         "optimizer": [_digest(folder / "optimizer.safetensors") for folder in final],
-        "datums": [_digests(run.datums(name, 0).parent, "*.parquet") for name in run.policies()],
+        "datums": [
+            _digests(of(name, 0).parent, "*.parquet")
+            for name in run.policies()
+            for of in (run.datums, run.expert)
+        ],
         "metrics": [_without_clocks(row) for row in read_metrics(run.metrics)],
         "evaluations": _digests(run.path / "evaluations", "*.json"),
         "measures": _digests(run.path / "measures", "*.json"),

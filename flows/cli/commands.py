@@ -193,7 +193,7 @@ def dryrun(
     verbose: Verbose = False,
 ) -> None:
     """Play a few examples, show what is recorded of them, and train nothing."""
-    from flows.recipe.dry_runs import forget_service, shrink, take_offline
+    from flows.dry_runs import forget_service, shrink, take_offline
     from flows.recipe.loading import named_recipe
 
     recipe = shrink(named_recipe(name, set_ or []), examples)

@@ -44,12 +44,9 @@ class Translation:
             self.refuse(f"{key} is missing", "dataset.path")
             return
         local = str(path).startswith((".", "/")) or str(path).count("/") != 1
-        named = (
-            str(path)
-            if local
-            else "/".join(["hub:" + str(path), *([str(subset)] if subset else [])])
-        )
-        self.give("dataset.path", named, f"{key} and subset_name")
+        of_hub = "/".join(str(part) for part in (f"hub:{path}", subset) if part)
+        file = str(path).endswith((".csv", ".jsonl", ".parquet"))
+        self.give("dataset.path", str(path) if local or file else of_hub, f"{key} and subset_name")
 
     def refuse(self, said: str, *settled_by: str) -> None:
         """Note what no recipe says, unless the user gives one of the keys in its place."""

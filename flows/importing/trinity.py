@@ -8,8 +8,15 @@ import yaml
 
 from flows.importing.translation import Translation, write_recipe
 from flows.importing.trinity_algorithm import RAFT, TEACHINGS, translate_algorithm
+from flows.importing.trinity_expert import BUFFERS, SAMPLING, expert_texts
 from flows.importing.trinity_file import ImportRefusal, TrinityFile, known_keys, read_trinity
-from flows.importing.trinity_given import FLOWS, OF_ROLLOUTS, flow_of, translate_given
+from flows.importing.trinity_given import (
+    BUFFER,
+    FLOWS,
+    OF_ROLLOUTS,
+    flow_of,
+    translate_given,
+)
 from flows.recipe.loading import parse_overrides
 from flows.recipe.section import MOST_STEPS, TABLES
 from flows.recipe.stages import KINDS
@@ -125,9 +132,10 @@ def _refuse_what_is_on(out: Translation, algorithm: str) -> None:
     """Tell what each key without a counterpart would have done; refuse it if it is needed."""
     known, given = known_keys(), algorithm in FLOWS
     for key, value in out.file.given.items():
-        if given and key.startswith(OF_ROLLOUTS):
-            if key != SEED:
-                out.left_out[key] = "is of rollouts, of which none is played"
+        if given and key.startswith(OF_ROLLOUTS) and key != SEED:
+            out.left_out[key] = "is of rollouts, of which none is played"
+        elif given and key.startswith(f"{BUFFER}.") and key not in known.defaults:
+            out.left_out[key] = "says how Trinity reads the rows; they are read as a file"
         elif key in known.defaults and (given or key not in known.effects):
             continue
         elif key in known.off and value not in known.off[key]:
@@ -195,7 +203,16 @@ def _translate_model(out: Translation) -> None:
 def _translate_rollouts(out: Translation) -> None:
     file = out.file
     groups, size = file.number("buffer.batch_size"), file.number("algorithm.repeat_times")
-    out.copy("rollouts.groups", "buffer.batch_size", int)
+    trained = file.number("buffer.train_batch_size") or groups * size
+    if expert := expert_texts(out):
+        trained -= expert
+        groups = trained / size
+        reason = "what the expert's texts leave of the batch, by algorithm.repeat_times"
+        out.give("rollouts.groups", int(groups), reason)
+    else:
+        out.copy("rollouts.groups", "buffer.batch_size", int)
+        if file.get(BUFFERS) or file.get(SAMPLING):
+            out.refuse(f"{BUFFERS} and {SAMPLING} have no counterpart without an expert")
     if size < 2 and file.get("algorithm.algorithm_type") not in (*TEACHINGS, RAFT):
         out.refuse(
             f"algorithm.repeat_times {size:g} compares no rollouts with each other",
@@ -203,11 +220,10 @@ def _translate_rollouts(out: Translation) -> None:
         )
     else:
         out.copy("rollouts.group_size", "algorithm.repeat_times", int)
-    trained = file.number("buffer.train_batch_size") or groups * size
-    if trained != groups * size:
+    if trained != int(groups) * size:
         out.refuse(
-            f"buffer.train_batch_size {trained:g} is not buffer.batch_size × "
-            f"algorithm.repeat_times, {groups * size:g}",
+            f"buffer.train_batch_size leaves {trained:g} rollouts a step, which are not "
+            f"{int(groups)} groups × algorithm.repeat_times, {int(groups) * size:g}",
             "optimizer.substeps",
         )
     runners = file.number("explorer.runner_per_model")

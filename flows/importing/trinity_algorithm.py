@@ -1,10 +1,11 @@
 """The algorithm of a Trinity-RFT file: its functions and their arguments, as a recipe's."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from flows.importing.translation import Translation
+from flows.importing.trinity_expert import EXPERTS, translate_expert
 from flows.importing.trinity_file import VERSION
 from flows.recipe.presets import KL, REFUSED
 from tasks.algorithm.advantages import find_advantage
@@ -72,6 +73,8 @@ ALGORITHMS: Mapping[str, tuple[str, str, str]] = {
     "raft": ("raft", "sft", "none"),
     "multi_step_grpo": ("step_wise_grpo", "ppo", "k2"),
     "gigpo": ("gigpo", "ppo", "k2"),
+    "mix": ("grpo", "mix", "k2"),
+    "mix_chord": ("grpo", "mix_chord", "k2"),
     "on_policy_distill": ("on_policy_distill", "ppo", "none"),
     "jsd": ("jsd", "ppo", "none"),
 }
@@ -116,15 +119,32 @@ TEACHERS = "explorer.auxiliary_models"
 IN_TRAINER = {f"{name}_verl": COMPARISONS[name] for name in ("grpo", "opmd", "asymre")}
 """Advantages that Trinity computes in the trainer too."""
 ADVANTAGES: Mapping[str, Function] = COMPARISONS | IN_TRAINER
+PPO = Function(
+    "dual_clip",
+    CLIPS | {"clip_ratio_c": ("dual_clip", float)},
+    {"enable_sequence_masking": OFF, "fallback_to_policy_gradient": OFF},
+    ("delta_sequence_masking",),
+    {"clip_range_low": 0.2, "clip_range_high": 0.2, "clip_ratio_c": 3.0},
+    remark="a forward pass more than ppo, which has no bound where A < 0",
+)
+OF_EXPERT = (
+    "mu",
+    *(f"mu_{part}" for part in ("peak", "valley", "warmup_steps", "decay_steps")),
+    "enable_phi_function",
+    "use_token_level_loss_in_sft",
+    "train_batch_size_usual",
+    "train_batch_size_expert",
+    "use_dynamic_bsz",
+    "ppo_mini_batch_size",
+    "ppo_micro_batch_size_per_gpu",
+    "ngpus_trainer",
+)
+"""Arguments of the losses that train an expert's texts too, beside those of PPO."""
+MIXED = replace(PPO, ignored=(*PPO.ignored, *OF_EXPERT))
 LOSSES: Mapping[str, Function] = {
-    "ppo": Function(
-        "dual_clip",
-        CLIPS | {"clip_ratio_c": ("dual_clip", float)},
-        {"enable_sequence_masking": OFF, "fallback_to_policy_gradient": OFF},
-        ("delta_sequence_masking",),
-        {"clip_range_low": 0.2, "clip_range_high": 0.2, "clip_ratio_c": 3.0},
-        remark="a forward pass more than ppo, which has no bound where A < 0",
-    ),
+    "ppo": PPO,
+    "mix": MIXED,
+    "mix_chord": MIXED,
     "opmd": Function("opmd", {"tau": ("tau", float)}, defaults={"tau": 1.0}),
     "gspo": Function("gspo", CLIPS, defaults={"clip_range_low": 3e-4, "clip_range_high": 4e-4}),
     "topr": Function("topr", {}, {"advantage_threshold": (0,)}, constants={"ratio": "token"}),
@@ -186,6 +206,8 @@ def translate_algorithm(out: Translation) -> None:
         reason = "raft trains every rollout alike; add `where reward > …` to choose some"
         out.give("algorithm.rewards", EVERY_ROLLOUT, reason)
     _translate_teacher(out, str(out.file.get("algorithm.advantage_fn") or advantage))
+    if name in EXPERTS:
+        translate_expert(out, name)
 
 
 def _translate_function(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, Field, WithJsonSchema, field_validator
 
 from adapters.network.addresses import check_place
+from flows.recipe.expert import Expert
 from flows.recipe.presets import PRESETS, find_preset
 from flows.recipe.section import MOST_STEPS, Refusals, Section
 from tasks.algorithm.advantages import ADVANTAGES, Aggregation, check_advantage, find_advantage
@@ -22,7 +23,7 @@ from tasks.algorithm.settings import Settings
 from tasks.algorithm.shaping import check_query
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
-    from tasks.algorithm.update_method import UpdateMethod
+    from tasks.algorithm.update_method import ExpertTerm, UpdateMethod
 
 BASE = "base"
 """The untrained model, as a reference and as what an evaluation scores."""
@@ -205,6 +206,7 @@ class Algorithm(Section):
 
     kl: Divergence = Divergence()
     teacher: Teacher = Teacher()
+    expert: Expert = Expert()
 
     entropy_coefficient: float = Field(default=0.0, ge=0, le=1e6)
     """Weight of an entropy bonus: -log q of each sampled token, an estimate of the entropy, is
@@ -239,10 +241,11 @@ class Algorithm(Section):
         )
         unread = self.advantage == "zero"
         other = any(penalty.placement == "advantage" for penalty in self.penalties())
+        other |= self.expert.given_texts
         yield (
             unread and not other and self.entropy_coefficient == 0,
             "algorithm.advantage zero reads no rewards, and no other term of a token's advantage "
-            "is given, so that nothing is learnt; give algorithm.teacher.models, "
+            "is given, so that nothing is learnt; give algorithm.teacher.models, an expert, "
             "algorithm.kl.coefficient with placement advantage, or another advantage",
         )
         yield (
@@ -306,7 +309,13 @@ class Optimizer(Section):
         )
 
     def method(
-        self, loss: str, loss_settings: Settings, steps: int, *, by_batch: bool = False
+        self,
+        loss: str,
+        loss_settings: Settings,
+        steps: int,
+        *,
+        by_batch: bool = False,
+        expert: "ExpertTerm | None" = None,
     ) -> "UpdateMethod":
         """Return the method that minimizes a loss by this optimizer, in a run of so many steps."""
         from tinker import AdamParams
@@ -322,4 +331,5 @@ class Optimizer(Section):
             self.epochs,
             by_batch,
             self.scale_by_ess,
+            expert,
         )

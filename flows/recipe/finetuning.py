@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from adapters.project.hub import locate_dataset
+from flows.recipe.origins import HeldOutOrigin, without_columns
 from flows.recipe.run_recipe import HeldOut, RunRecipe
 from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.examples.reading import Source
 from tasks.storage.manifest import Eras
-from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.run_folder import RunFolder
 from tasks.texts.rules import (
     ALONE,
     TEST,
@@ -21,6 +21,7 @@ from tasks.texts.rules import (
     Normalisation,
     Shares,
     TextBatch,
+    TextLoss,
     TextRules,
     TooLong,
     Trained,
@@ -29,88 +30,18 @@ from tasks.texts.rules import (
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.algorithm.update_method import UpdateMethod
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
-    from tasks.texts.chosen_rollouts import ChosenRollouts, RolloutQuery
+    from tasks.texts.chosen_rollouts import ChosenRollouts
     from tasks.texts.source import TextSource
 
-LOSS = "cross_entropy"
 
-
-class Origin(Section):
-    """Examples that a model learns and does not play: rows of a file, or rollouts of a query."""
-
-    path: str | None = None
-    """A CSV, JSON-lines or Parquet file whose `split` column says train or test; a folder of files
-    that are named train and test; or such a folder of the hub."""
-
-    test_split: str = "test"
-    """The split that is held out, where its name is another, such as validation."""
-
-    columns: dict[str, str] = Field(default_factory=dict[str, str])
-    """Columns that have other names in the file, such as {messages: conversations}."""
-
-    runs: tuple[str, ...] = ()
-    """Runs that a query reads, instead of a path."""
-
-    query: str | None = None
-    """A SELECT over the views of those runs (docs/sql.md), whose columns name rollouts: their
-    tokens are trained as they were sampled."""
-
-    held_out: str | None = None
-    """Such a query of what is held out."""
-
-    def refusals(self) -> Refusals:
-        asked = {"runs": self.runs != (), "query": self.query, "held_out": self.held_out}
-        given = [name for name, value in asked.items() if value]
-        either = bool(given) != bool(self.path) and len(given) in (0, len(asked))
-        yield (
-            not either,
-            f"path {self.path} with {', '.join(given) or 'no query'}: examples are of a file or of "
-            "rollouts; give path alone, or runs, query and held_out",
-        )
-        yield (
-            self.query is not None and self.test_split != "test",
-            f"test_split {self.test_split} does nothing with a query; leave it out",
-        )
-        yield (
-            self.query is not None and self.columns != {},
-            f"columns {', '.join(self.columns)} do nothing with a query; leave them out",
-        )
-
-    def files(self) -> dict[str, Source]:
-        """Map the splits to the rows of each, if they are of a file."""
-        if self.path is None:
-            return {}
-        path, renamed = locate_dataset(self.path), tuple(sorted(self.columns.items()))
-        splits = {TRAIN: TRAIN, TEST: self.test_split}
-        return {
-            split: Source(path, named, tuple(self.columns.values()), renamed=renamed)
-            for split, named in splits.items()
-        }
-
-    def queries(self, base: str, where: str = "dataset") -> "dict[str, RolloutQuery]":
-        """Map the splits to the query of each, if they are of runs, whose models are of `base`.
-
-        The keys of the queries are `where` in the recipe.
-        """
-        from tasks.texts.chosen_rollouts import RolloutQuery
-
-        runs = tuple(folder_of(name) for name in self.runs)
-        asked = {TRAIN: ("query", self.query), TEST: ("held_out", self.held_out)}
-        return {
-            split: RolloutQuery(runs, f"{where}.{key}", query, base)
-            for split, (key, query) in asked.items()
-            if query is not None
-        }
-
-
-class TextShare(Origin):
+class TextShare(HeldOutOrigin):
     """Texts that are one of several sources."""
 
     share: int = Field(default=1, ge=1, le=1000)
     """Its part of every batch: how many of the sum of all shares are its own."""
 
 
-class TextDataset(Origin):
+class TextDataset(HeldOutOrigin):
     """Texts that the model learns to write: of one source, or of several.
 
     A row has `messages`, or a `prompt` and its `completion`, or a `text`; a query has the columns
@@ -135,12 +66,11 @@ class TextDataset(Origin):
     """What becomes of a longer text: the run is refused, its end is cut off, or it is left out."""
 
     def refusals(self) -> Refusals:
-        fields = Origin.model_fields
-        given = [name for name in fields if getattr(self, name) != fields[name].default]
+        given = self.given(*HeldOutOrigin.model_fields)
         if self.sources:
             yield (
-                bool(given),
-                f"sources {', '.join(self.sources)} with {', '.join(given)}: each source has its "
+                given != "",
+                f"sources {', '.join(self.sources)} with {given}: each source has its "
                 "own; leave the dataset's out",
             )
         else:
@@ -151,7 +81,7 @@ class TextDataset(Origin):
             "leave it out",
         )
 
-    def origins(self) -> Mapping[str, Origin]:
+    def origins(self) -> Mapping[str, HeldOutOrigin]:
         """Map the names of the sources, in their order, to where their texts are."""
         return dict(sorted(self.sources.items())) or {ALONE: self}
 
@@ -192,6 +122,10 @@ class FinetuneRecipe(RunRecipe):
     batch: Batches = Batches()
     evaluation: HeldOut = HeldOut()
 
+    loss: TextLoss = "cross_entropy"
+    """Loss of each trained token: `cross_entropy`; `dft`, which weighs it by the token's
+    probability p; or `phi`, by p (1 - p)."""
+
     def sources(self) -> dict[str, Source]:
         return {
             _name(split, name): rows
@@ -202,7 +136,7 @@ class FinetuneRecipe(RunRecipe):
     def _bound_values(self) -> dict[str, Any]:
         return without_columns(super()._bound_values())
 
-    def texts(self) -> "dict[str, TextSource]":
+    def given_examples(self) -> "dict[str, TextSource]":
         """Map the splits to the texts of each, or SPLIT/NAME to those of each source."""
         from tasks.texts.source import WrittenTexts
 
@@ -230,7 +164,7 @@ class FinetuneRecipe(RunRecipe):
 
         With several sources these are the texts of all of them.
         """
-        texts = sum(len(of) for name, of in self.texts().items() if not _is_held_out(name))
+        texts = sum(len(of) for name, of in self.given_examples().items() if not _is_held_out(name))
         return ceil(Fraction(str(epochs)) * texts / self.batch.examples)
 
     def rules(self) -> TextRules:
@@ -242,7 +176,7 @@ class FinetuneRecipe(RunRecipe):
         return TextBatch(batch.examples, self.seed, batch.normalisation, batch.divisor, shares)
 
     def update_method(self) -> "UpdateMethod":
-        return self.optimizer.method(LOSS, {}, self.steps)
+        return self.optimizer.method(self.loss, {}, self.steps)
 
     def source(
         self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]
@@ -250,15 +184,9 @@ class FinetuneRecipe(RunRecipe):
         """Return what restores the datums of the policy: the tokens of the texts."""
         from tasks.texts.batches import TextSteps
 
-        return TextSteps(run, recipes.make(FinetuneRecipe, FinetuneRecipe.batches))
-
-
-def without_columns(values: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the columns that have their own names, as in recipes older than the key."""
-    for origin in (values["dataset"], *values["dataset"].get("sources", {}).values()):
-        if not origin["columns"]:
-            del origin["columns"]
-    return values
+        return TextSteps(
+            run.texts, run.datums, recipes.make(FinetuneRecipe, FinetuneRecipe.batches)
+        )
 
 
 def _name(split: str, source: str) -> str:

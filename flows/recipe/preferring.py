@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, WithJsonSchema, field_validator
 
 from flows.recipe.algorithm import BASE, Optimizer, SettingValue
-from flows.recipe.finetuning import Origin, without_columns
+from flows.recipe.origins import HeldOutOrigin, without_columns
 from flows.recipe.run_recipe import HeldOut, RunRecipe
 from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.algorithm.preferences import (
@@ -34,7 +34,7 @@ LEARNING_RATE = 1e-5
 """Step size of a recipe without one: that of the Tinker cookbook's DPO."""
 
 
-class PairDataset(Origin):
+class PairDataset(HeldOutOrigin):
     """Pairs of answers, of which one is preferred: of a file, or rollouts that a query chooses.
 
     A row has `prompt`, `chosen` and `rejected`, or the last two alone, or a `comparison` and its
@@ -121,7 +121,7 @@ class PreferRecipe(RunRecipe):
     def _bound_values(self) -> dict[str, Any]:
         return without_columns(super()._bound_values())
 
-    def pairs(self) -> "dict[str, PairSource]":
+    def given_examples(self) -> "dict[str, PairSource]":
         """Map the splits to the pairs of each."""
         from tasks.pairs.chosen_pairs import ChosenPairs
         from tasks.pairs.source import WrittenPairs
@@ -134,7 +134,7 @@ class PreferRecipe(RunRecipe):
 
     def steps_of(self, epochs: float) -> int:
         """Return the steps whose batches are so many passes over the training pairs."""
-        pairs = len(self.pairs()["train"])
+        pairs = len(self.given_examples()["train"])
         return ceil(Fraction(str(epochs)) * pairs / self.batch.pairs)
 
     def rules(self) -> TextRules:

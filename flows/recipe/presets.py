@@ -59,6 +59,7 @@ PENALTY: Section = {"kl": KL}
 PENALTY_IN_REWARD: Section = {"kl": KL | {"placement": "reward"}}
 DUAL_CLIP = "bounds the loss where A < 0 too, as the loss `dual_clip` does with a pass more"
 TEACHER = "the teacher: give it as `algorithm.teacher.models`"
+EXPERT = "the expert's texts: give them as `algorithm.expert.path`"
 MORE_KL = "adds KL k2 with 0.001"
 
 GRPO = STANDARDIZED | PPO | ROLLOUT_MEAN | PENALTY
@@ -146,6 +147,20 @@ PRESETS: Mapping[str, Preset] = {
         lacks=TEACHER,
         differs="has the opposite sign: it raises the tokens that the teacher rejects",
     ),
+    "mix": Preset(
+        STANDARDIZED | PPO | TOKEN_MEAN | {"expert": {"loss": "cross_entropy", "share": 0.1}},
+        TRINITY,
+        lacks=EXPERT,
+        differs=f"{DUAL_CLIP}; {MORE_KL}, of the expert's tokens as well",
+    ),
+    "mix_chord": Preset(
+        STANDARDIZED | PPO | TOKEN_MEAN | {"expert": {"loss": "phi", "share": 0.1}},
+        "arXiv:2508.11408",
+        lacks=EXPERT,
+        differs=f"{DUAL_CLIP}; {MORE_KL}, and has no number where a step has no expert's text. The "
+        "paper's µ without φ falls: `share` 0.9, `final_share` 0.05, `decay_steps` 200, and the "
+        "loss `cross_entropy`",
+    ),
     "gigpo": Preset(
         _advantage("gigpo", omega=1.0, deviation="none") | PPO | TOKEN_MEAN | PENALTY,
         "arXiv:2505.10978",
@@ -153,7 +168,6 @@ PRESETS: Mapping[str, Preset] = {
     ),
 }
 
-LATER = "and is to come as a flow of its own"
 FINETUNING = "as a recipe of the flow finetune does (docs/finetuning.md)"
 REFUSED = {
     "ppo": "needs a value network, which a Tinker service does not have; give reinforceplusplus or "
@@ -165,9 +179,6 @@ REFUSED = {
     "raft": f"trains on answers that were selected, {FINETUNING}, whose dataset.query selects "
     "rollouts of a run; give algorithm.advantage none and algorithm.loss cross_entropy, which "
     "train on the rollouts of reward 1 alone if rewards are 0 and 1",
-    "mix": f"trains on an expert's answers beside rollouts, {LATER}; give grpo for rollouts alone",
-    "mix_chord": f"trains on an expert's answers beside rollouts, {LATER}; give grpo for rollouts "
-    "alone",
     "gold": "compares texts of two tokenizers, and a teacher here reads the policy's tokens; give "
     "on_policy_distill, or jsd, with a teacher of the same tokens",
     "gkd": "needs the whole distribution of the policy and the teacher at each token, which the "

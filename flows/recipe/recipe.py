@@ -25,6 +25,7 @@ from tasks.storage.run_folder import RunFolder
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.algorithm.update_method import UpdateMethod
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
+    from tasks.texts.source import TextSource
 
 
 class Dataset(Section):
@@ -139,6 +140,12 @@ class Recipe(RunRecipe):
         yield from self._refused_calls()
         yield from self._refused_scaling()
         yield from self._refused_comparisons()
+        policies = self.policies()
+        yield (
+            self.algorithm.expert.given_texts and len(policies) > 1,
+            f"algorithm.expert with the policies {', '.join(policies)}: its texts train one; "
+            "leave it out, or train one policy",
+        )
 
     def _refused_stream(self) -> Refusals:
         algorithm, optimizer = self.algorithm, self.optimizer
@@ -151,6 +158,7 @@ class Recipe(RunRecipe):
             f"algorithm.trained_calls {algorithm.trained_calls}": algorithm.trained_calls is None,
             f"algorithm.kl.coefficient {algorithm.kl.coefficient:g}": algorithm.kl.coefficient == 0,
             "algorithm.teacher.models": not algorithm.teacher.models,
+            "algorithm.expert": not algorithm.expert.given_texts,
             f"optimizer.substeps {optimizer.substeps}": once,
             f"optimizer.epochs {optimizer.epochs}": once,
         }
@@ -199,6 +207,11 @@ class Recipe(RunRecipe):
             "optimizer.epochs 1, since all importance weights are 1; give one of them more, or "
             "leave scale_by_ess out",
         )
+        yield (
+            scaled and self.algorithm.expert.given_texts,
+            "optimizer.scale_by_ess with algorithm.expert, whose texts no policy sampled, has no "
+            "importance weights of them; leave one of them out",
+        )
 
     def _refused_comparisons(self) -> Refusals:
         advantage, by_arrival = self.algorithm.advantage, self.rollouts.order == "arrival"
@@ -232,6 +245,11 @@ class Recipe(RunRecipe):
 
     def sources(self) -> dict[str, Source]:
         return {"train": self.dataset.train_split(), "test": self.dataset.held_out_split()}
+
+    def given_examples(self) -> "dict[str, TextSource]":
+        """Map the split of the expert's texts, if there is an expert, to the texts."""
+        expert = self.algorithm.expert
+        return expert.texts(self.model.base) if expert.given_texts else {}
 
     def policies(self) -> dict[str, tuple[str, ...]]:
         trained: dict[str, list[str]] = {POLICY: [POLICY]}
@@ -267,22 +285,29 @@ class Recipe(RunRecipe):
 
     def update_method(self) -> "UpdateMethod":
         algorithm, stream = self.algorithm, self.rollouts.stream
-        return self.optimizer.method(
-            algorithm.loss, algorithm.loss_settings, self.steps, by_batch=stream
-        )
+        loss, settings, term = algorithm.loss, algorithm.loss_settings, algorithm.expert.term()
+        return self.optimizer.method(loss, settings, self.steps, by_batch=stream, expert=term)
 
     def source(
         self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]
     ) -> "StepSource":
         """Return what restores the datums of a policy: the recorded rollouts."""
         from tasks.recovery.rollout_steps import RolloutSteps
+        from tasks.texts.batches import TextSteps
 
-        return RolloutSteps(run, policy, recipes.make(Recipe, Recipe.credit))
+        beside: StepSource | None = None
+        if self.algorithm.expert.given_texts:
+            batches = recipes.make(Recipe, lambda made: made.algorithm.expert.batches(made.seed))
+            beside = TextSteps(run.expert_texts, run.expert, batches)
+        return RolloutSteps(run, policy, recipes.make(Recipe, Recipe.credit), beside)
 
     def _bound_values(self) -> dict[str, Any]:
         values = super()._bound_values()
         if self.rollouts.depend_on_batches():
             values["rollouts"]["batches"] = self.rollouts.batches
-        if not self.algorithm.teacher.models:
-            del values["algorithm"]["teacher"]  # as in recipes that are older than the section
+        algorithm = self.algorithm  # recipes that are older have none of these sections
+        if not algorithm.teacher.models:
+            del values["algorithm"]["teacher"]
+        if not algorithm.expert.given_texts:
+            del values["algorithm"]["expert"]
         return values

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
@@ -237,6 +237,10 @@ class RunRecipe(FlowRecipe, ABC):
 
     def sources(self) -> dict[str, Source]:
         """Map the splits that the flow reads, train and test, to where their examples are."""
+        return {}
+
+    def given_examples(self) -> Mapping[str, Sized]:
+        """Map the splits of what a run is given to learn, and does not play, to the examples."""
         return {}
 
     def policies(self) -> dict[str, tuple[str, ...]]:

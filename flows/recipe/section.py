@@ -39,8 +39,11 @@ class Section(BaseModel):
 
     def given(self, *names: str) -> str:
         """List those of the settings that are not their defaults."""
-        fields = type(self).model_fields
-        return ", ".join(name for name in names if getattr(self, name) != fields[name].default)
+        defaults = {
+            name: type(self).model_fields[name].get_default(call_default_factory=True)
+            for name in names
+        }
+        return ", ".join(name for name in names if getattr(self, name) != defaults[name])
 
     @model_validator(mode="after")
     def _no_rule_is_broken(self) -> Self:

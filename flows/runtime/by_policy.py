@@ -10,16 +10,30 @@ from pathlib import Path
 
 from prefect import get_run_logger
 
+from adapters.calls import POLICY
 from flows.runtime.open_run import OpenRun
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.datums import build_datums, datums_of_batch
-from tasks.metrics import Metrics, StepFiles, drop_costs, measure, name_metrics, record_metrics
+from tasks.metrics import (
+    Metrics,
+    StepFiles,
+    drop_costs,
+    measure,
+    name_expert,
+    name_metrics,
+    record_metrics,
+    trained_tokens,
+)
 from tasks.references import References, compute_references
 from tasks.reports.failures import ask_failures
 from tasks.reports.progress import describe_step
 from tasks.rewards import compute_rewards
 from tasks.storage.arrivals import batches_of
+from tasks.storage.tables import read
+from tasks.texts.batches import draw_texts, measure_texts
+from tasks.texts.rules import TextBatch
+from tasks.texts.source import Texts
 from tasks.trajectories import assemble_trajectories
 from tasks.updates import read_update, update_policy
 
@@ -81,6 +95,22 @@ def build(
     }
 
 
+def draw(run: OpenRun, step: int, texts: Texts | None, batch: TextBatch) -> list[ByPolicy]:
+    """Draw the expert's texts that a step trains beside its rollouts, if there is an expert."""
+    if texts is None:
+        return []
+    return [{POLICY: draw_texts(run.folder.expert(POLICY, step), texts, batch, step)}]
+
+
+def measure_expert(texts: Texts | None, drawn: Sequence[ByPolicy]) -> Metrics:
+    """Measure the expert's texts that a step trains: none, if there is no expert."""
+    if texts is None:
+        return {}
+    (of_policy,) = drawn
+    tokens = trained_tokens(read(of_policy[POLICY], ["mask"]))
+    return name_expert({**measure_texts(texts, of_policy[POLICY]), "tokens": tokens})
+
+
 def accumulate(
     run: OpenRun, step: int, spans: Path, credit: CreditAssignment, method: UpdateMethod
 ) -> None:
@@ -91,12 +121,22 @@ def accumulate(
 
 
 def update(
-    run: OpenRun, step: int, datums: ByPolicy, method: UpdateMethod, *, with_state: bool
+    run: OpenRun,
+    step: int,
+    datums: Sequence[ByPolicy],
+    method: UpdateMethod,
+    *,
+    with_state: bool,
 ) -> ByPolicy:
-    """Train each policy on its datums by a method, and save checkpoint `step` + 1."""
+    """Train each policy on its datums by a method, and save checkpoint `step` + 1.
+
+    There are datums for each term of the method's loss.
+    """
     at = run.folder.update
     return {
-        p.name: update_policy(at(p.name, step), p.updater, step, datums[p.name], method, with_state)
+        p.name: update_policy(
+            at(p.name, step), p.updater, step, [of[p.name] for of in datums], method, with_state
+        )
         for p in run.policies
     }
 

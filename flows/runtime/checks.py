@@ -14,13 +14,10 @@ from adapters.tinker.bases import base_folder, check_base
 from adapters.tinker.engines import check_key, check_reachable
 from adapters.tinker.model_files import check_template
 from adapters.tracking.choice import TrackerChoice
-from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.loading import count_steps
-from flows.recipe.preferring import PreferRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
 from flows.runtime.bound_checkpoints import bind_checkpoints, check_choices, check_teachers
-from tasks.storage.files import is_written
 from tasks.storage.manifest import check_binding, read_manifest
 from tasks.storage.run_folder import RunFolder
 
@@ -35,12 +32,8 @@ def check_start(recipe: R, run: RunFolder) -> R:
     recipe = count_steps(recipe)
     check_run(recipe, run)
     check_recipe(recipe, run)
-    if isinstance(recipe, FinetuneRecipe) and not is_written(run.texts):
-        for texts in recipe.texts().values():
-            len(texts)  # refuses a query that cannot be asked, or chooses nothing
-    if isinstance(recipe, PreferRecipe) and not is_written(run.pairs):
-        for pairs in recipe.pairs().values():
-            len(pairs)
+    for examples in {} if run.bound_files() else recipe.given_examples().values():
+        len(examples)  # refuses a query that cannot be asked, or chooses nothing
     return recipe
 
 

@@ -124,7 +124,7 @@ class RunSummary(BaseModel, frozen=True):
 
 
 class StagesSummary(BaseModel, frozen=True):
-    """What the stages of a run have come to, one after the other."""
+    """Results of a run's stages, one after the other."""
 
     run: str
     results: tuple[StageResult, ...]

@@ -39,6 +39,12 @@ SAMPLED = ("agent", "roles.", "dataset.", "model.", "seed", "rollouts.")
 GIVEN = ("dataset.", "model.renderer", "preference.reference")
 """Keys that made the tokens of a run's texts or pairs, and what the reference gives them; a fork
 cannot change them."""
+OF_EXPERT = (
+    "model.renderer",
+    *(f"algorithm.expert.{key}" for key in ("path", "runs", "query", "trained", "most_tokens")),
+    "algorithm.expert.too_long",
+)
+"""Those keys of a run that plays rollouts, and trains an expert's texts beside them."""
 ARRIVAL = ("rollouts.order", "rollouts.lag", "rollouts.batches", "rollouts.groups")
 """Keys that say which batches make a step by arrival; a fork of some steps cannot change them."""
 NOT_SAMPLED = (
@@ -67,15 +73,16 @@ def fork_run(
         by_arrival = recipe.get("rollouts", {}).get("order") == "arrival"
         fixed = ARRIVAL if by_arrival else ARRIVAL[:1]
         _refuse(parent, recipe, fixed, "the next steps are made of batches that are under way")
-    if parent.given_files():
-        _refuse(parent, recipe, GIVEN, "the texts are the parent's; train a new run instead")
+    if parent.bound_files():
+        given = GIVEN if parent.given_files() else OF_EXPERT
+        _refuse(parent, recipe, given, "the texts are the parent's; train a new run instead")
     with _new_run(parent, name, recipe, fingerprint, {"how": FORK, "step": step}) as fork:
         for passed in range(step):
             batches = batches_of(parent, passed) + parent.held_out(passed)
             files = parent.learning_files(passed) + parent.evaluations(f"{passed:05d}")
             _share(parent, fork, _files_of(parent, batches) + files)
         measures = [path for path in parent.measures() if int(path.stem) <= step]
-        _share(parent, fork, [*measures, *parent.given_files()])
+        _share(parent, fork, [*measures, *parent.bound_files()])
         ArrivalLedger(parent.arrivals).share(step, ArrivalLedger(fork.arrivals))
         _share(parent, fork, saved_files(parent.engine))
         for policy in parent.policies():

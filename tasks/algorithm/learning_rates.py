@@ -1,4 +1,4 @@
-"""Learning rates: the default one of a base model, and the share of it that each step takes."""
+"""Learning rates, and what else a schedule says of each step: the share of a term of the loss."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -75,6 +75,29 @@ class Schedule:
         passed = (step - self.warmup) / (self.steps - self.warmup)
         left = {"constant": 1.0, "linear": 1 - passed, "cosine": (1 + cos(pi * passed)) / 2}
         return self.floor + (1 - self.floor) * left[self.name]
+
+
+@dataclass(frozen=True)
+class MixingSchedule:
+    """Share µ of an expert's texts in the loss of each step (Zhang et al., 2025, arXiv:2508.11408).
+
+    It rises linearly from 0 over `warmup` steps to the `peak`, falls by a cosine over `decay` steps
+    to the `valley`, and stays there.
+    """
+
+    peak: float
+    valley: float
+    warmup: int = 0
+    decay: int = 0
+
+    def at(self, step: int) -> float:
+        """Return the share of a step, which counts from 0."""
+        if step < self.warmup:
+            return self.peak * step / self.warmup
+        passed = step - self.warmup
+        if passed >= self.decay:
+            return self.valley
+        return self.valley + (self.peak - self.valley) * (1 + cos(pi * passed / self.decay)) / 2
 
 
 def share_by_sample(logprobs: Sequence[np.ndarray], sampled: Sequence[np.ndarray]) -> float:

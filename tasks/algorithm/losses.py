@@ -129,6 +129,8 @@ LOSSES: Mapping[str, Loss] = {
         },
         settings={"tau": Number(1.0, 0)},
     ),
+    "dft": Loss("-sg(p) A log p", "arXiv:2508.05629", weighted=weighted_losses.dft),
+    "phi": Loss("-sg(p (1 - p)) A log p", "arXiv:2508.11408", weighted=weighted_losses.phi),
     "dual_clip": Loss(
         "-min(ratio A, clip(ratio) A), at most -c A where A < 0",
         "arXiv:1912.09729",

@@ -17,6 +17,22 @@ LossAndDerivative = tuple[np.ndarray, np.ndarray]
 WeightedLoss = Callable[[np.ndarray, Tokens, Settings], LossAndDerivative]
 
 
+def dft(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> LossAndDerivative:
+    """Compute -sg(p) A log p, dynamic fine-tuning (Wu et al., 2025, arXiv:2508.05629)."""
+    factor = np.exp(log_p) * tokens["advantages"]
+    return -factor * log_p, -factor
+
+
+def phi(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> LossAndDerivative:
+    """Compute -sg(p (1 - p)) A log p, of CHORD (Zhang et al., 2025, arXiv:2508.11408).
+
+    Tokens that the policy finds certain, or as good as impossible, have little weight.
+    """
+    p = np.exp(log_p)
+    factor = p * (1 - p) * tokens["advantages"]
+    return -factor * log_p, -factor
+
+
 def dro(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> LossAndDerivative:
     """Compute -(A log p - β/2 (log p - log q)²).
 

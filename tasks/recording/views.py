@@ -22,9 +22,9 @@ SPOKEN = query_beside(str(Path(__file__).with_name("spoken")))
 """The macro `spoken`, which comes before a query that uses it."""
 
 OF_SPANS = ("spans", "calls", "rollouts", "groups")
-LEARNED = ("trajectories", "datums")
-GIVEN = ("texts", "pairs", "pair_references")
-"""Views of what a run learns that plays no rollouts, each of one file."""
+LEARNED = ("trajectories", "datums", "expert")
+GIVEN = ("texts", "expert_texts", "pairs", "pair_references")
+"""Views of what a run learns and has not played, each of one file."""
 VIEWS = (*OF_SPANS, *LEARNED, "tokens", "steps", "evaluations", *GIVEN)
 
 EVALUATIONS = pa.schema(
@@ -88,7 +88,7 @@ def open_views(
     for name, files in learned.items():
         if files:
             connection.register(name, scan(files))
-    if "tokens" in names and all(learned.values()):
+    if "tokens" in names and learned["trajectories"] and learned["datums"]:
         add_tokens(connection, runs)
     if "steps" in names:
         rows = [{"run": run.name, **row} for run in runs for row in read_log(run.metrics)]
@@ -98,7 +98,7 @@ def open_views(
         rows = [row for run in runs for row in evaluation_rows(run)]
         connection.register("evaluations", pa.Table.from_pylist(rows, schema=EVALUATIONS))
     for name in {*GIVEN} & {*names}:
-        files = [(run, path) for run in runs for path in run.given_files() if path.stem == name]
+        files = [(run, path) for run in runs for path in run.bound_files() if path.stem == name]
         if files:
             connection.register(name, scan({path: {"run": run.name} for run, path in files}))
     return connection

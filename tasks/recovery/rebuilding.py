@@ -46,16 +46,15 @@ class RebuiltPolicy:
         if evidence is None:
             log.warning("step %d has no datum to probe the rebuilt weights with", datums.step)
         else:
-            loss = datums.method.request(datums.step).loss
+            loss = datums.method.terms(datums.step)[0].service_loss()
             logprobs = self.live.probe(datums.step, evidence.datum, loss)
             self._compare(datums.step, evidence, logprobs)
 
     def apply(self, datums: StepDatums) -> None:
         """Apply recorded datums again, as they were applied before."""
-        request = datums.method.request(datums.step)
-        result = self.live.result(self.live.submit(datums.step, datums.passes, request))
+        result = self.live.result(self.live.submit(datums.step, datums.request))
         if datums.evidence is not None:
-            self._compare(datums.step, datums.evidence, result.logprobs[0])
+            self._compare(datums.step, datums.evidence, result.logprobs[0][0])
         self.check_optimizer_step(result)
 
     def check_optimizer_step(self, result: UpdateResult) -> None:

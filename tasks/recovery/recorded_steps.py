@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from tinker import Datum
 
 from adapters.errors import UserError
-from adapters.tinker.live_policy import LoraSpec
+from adapters.tinker.live_policy import LoraSpec, Pass, UpdateRequest
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import CheckpointError, policy_version
 from tasks.datums import read_datums, units_of
@@ -78,15 +78,22 @@ class Evidence:
 class StepDatums:
     """Datums of a step, and the method that trains them.
 
-    `passes` are the datums of each forward-backward pass, and `count` how many the step has;
+    `request` has the datums of each forward-backward pass, and `counts` how many each file has;
     `evidence` is of the weights that the step begins with, if it is recorded beside the datums.
     """
 
     step: int
-    count: int
-    passes: list[list[Datum]]
+    counts: Sequence[int]
+    request: UpdateRequest
     method: UpdateMethod
     evidence: Evidence | None
+
+    def first_pass(self, logprobs: Sequence[list[np.ndarray]]) -> list[list[np.ndarray]]:
+        """Return the first that passes gave each datum of each file; `logprobs` are by pass."""
+        found: list[list[np.ndarray]] = [[] for _ in self.counts]
+        for asked, of_pass in zip(self.request.passes, logprobs, strict=True):
+            found[asked.term] += of_pass
+        return [of_file[:count] for of_file, count in zip(found, self.counts, strict=True)]
 
 
 class StepSource:
@@ -123,8 +130,8 @@ class RecordedSteps:
     methods: Eras[UpdateMethod]
     source: StepSource
 
-    def read(self, step: int, path: Path, method: UpdateMethod) -> StepDatums:
-        """Read the datums of a step that is to be trained by a method.
+    def read(self, step: int, paths: Sequence[Path], method: UpdateMethod) -> StepDatums:
+        """Read the files of a step's datums that are to be trained by a method.
 
         MethodError if the manifest records another method, by which a rebuild would train.
         """
@@ -134,24 +141,33 @@ class RecordedSteps:
                 f"step {step} of {self.run.path} is to be trained by {method}, and its manifest "
                 f"records {recorded}; resume the run by its own recipe, or fork it"
             )
-        datums = read_datums(path, method.loss, method.loss_settings)
-        if method.by_batch:
-            split = self.source.batches(step, datums)
+        terms = method.terms(step)
+        files = [
+            read_datums(path, term.loss, term.settings, term.factor)
+            for path, term in zip(paths, terms, strict=True)
+        ]
+        if method.by_batch and files[0]:
+            loss = terms[0].service_loss()
+            batches = self.source.batches(step, files[0])
+            passes = [[Pass(batch, loss) for batch in batches if batch]]
         else:
-            split = method.minibatches(units_of(datums))
-        passes = [of_pass for of_pass in split if of_pass]
-        return StepDatums(step, len(datums), passes, method, self._evidence(step, path, datums))
+            passes = method.minibatches(step, [units_of(datums) for datums in files])
+        evidence = self._evidence(step, paths[0], files[0])
+        request = method.request(step, passes)
+        return StepDatums(step, [*map(len, files)], request, method, evidence)
 
     def restored(self, step: int) -> StepDatums:
         """Read the datums of a trained step; CheckpointError if they cannot be restored."""
         self.source.restore(step)
-        path = self.run.datums(self.policy.name, step)
-        if not is_written(path):
-            raise CheckpointError(
-                f"{path} is gone, but step {step} must be applied again; put the file back, or "
-                "fork the run at an earlier step"
-            )
-        return self.read(step, path, self.methods.at(step))
+        method = self.methods.at(step)
+        paths = datum_files(self.run, self.policy.name, step, method)
+        for path in paths:
+            if not is_written(path):
+                raise CheckpointError(
+                    f"{path} is gone, but step {step} must be applied again; put the file back, or "
+                    "fork the run at an earlier step"
+                )
+        return self.read(step, paths, method)
 
     def evidence(self, datums: StepDatums) -> Evidence | None:
         """Return evidence of the weights that a step begins with, before it is applied."""
@@ -182,13 +198,21 @@ class RecordedSteps:
         return None
 
 
+def datum_files(run: RunFolder, policy: str, step: int, method: UpdateMethod) -> list[Path]:
+    """List the files of the datums that a method trains a policy on, one for each of its terms."""
+    return [run.datums(policy, step), run.expert(policy, step)][: len(method.terms(step))]
+
+
 def count_optimizer_steps(
     run: RunFolder, policy: str, start: Start | None, methods: Eras[UpdateMethod], before: int
 ) -> int | None:
     """Count the optimizer steps of a policy before a step, and those of its start."""
     earlier = start.optimizer_steps if start and start.with_optimizer else 0
-    paths = [run.datums(policy, step) for step in range(before)]
-    if earlier is None or not all(map(is_written, paths)):
-        return None
-    counts = [pq.read_metadata(verified(path)).num_rows for path in paths]
-    return earlier + sum(methods.at(step).optimizer_steps(n) for step, n in enumerate(counts))
+    for step in range(before):
+        method = methods.at(step)
+        paths = datum_files(run, policy, step, method)
+        if earlier is None or not all(map(is_written, paths)):
+            return None
+        largest = max(pq.read_metadata(verified(path)).num_rows for path in paths)
+        earlier += method.optimizer_steps(largest)
+    return earlier

@@ -26,14 +26,20 @@ from tasks.trajectories import assemble_trajectories
 
 @dataclass(frozen=True)
 class RolloutSteps(StepSource):
-    """Source of the datums of a policy that is trained on its own rollouts."""
+    """Source of the datums of a policy that is trained on its own rollouts.
+
+    What is trained `beside` them has a source of its own.
+    """
 
     run: RunFolder
     policy: TrainedPolicy
     credits: Eras[CreditAssignment]
+    beside: StepSource | None = None
 
     def restore(self, step: int) -> None:
         """Make missing datums again from the step's rollouts and references, byte for byte."""
+        if self.beside is not None:
+            self.beside.restore(step)
         path, credit = self.run.datums(self.policy.name, step), self.credits.at(step)
         sources = {penalty.source for penalty in credit.penalties}
         references = {s: self.run.references(self.policy.name, step, s) for s in sorted(sources)}

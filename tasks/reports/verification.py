@@ -12,7 +12,7 @@ from tasks.storage.files import is_written, read_bytes
 from tasks.storage.json_files import read_json, read_log, read_rows
 from tasks.storage.run_folder import LEARNING, RunFolder
 
-GIVEN = ("texts.parquet", "pairs.parquet", "pair_references.parquet")
+GIVEN = ("texts.parquet", "expert_texts.parquet", "pairs.parquet", "pair_references.parquet")
 FILES: Mapping[Callable[[Path], object], Sequence[str]] = {
     read_json: ("manifest.json", "updates", "evaluations", "measures"),
     read_log: ("owners.jsonl", "metrics.jsonl", "arrivals.jsonl", "checkpoints.jsonl"),

@@ -23,7 +23,7 @@ from tasks.storage.owners import Ownership, last_owner, take_over
 APART = ("evaluations", "dryruns")
 """Folders of runs that train nothing; the newest run of an agent is never one of them."""
 
-LEARNING = ("trajectories", "references", "teachers", "rewards", "datums", "updates")
+LEARNING = ("trajectories", "references", "teachers", "rewards", "datums", "expert", "updates")
 """Folders that each policy of a run has for itself, with a file a step."""
 
 TRAINED = ("train", BASELINE)
@@ -71,6 +71,8 @@ class RunFolder:
     """Recipe, format and parent that the run is bound to."""
     texts = FileAt("texts.parquet")
     """Tokens of the texts that a run learns, if it learns texts."""
+    expert_texts = FileAt("expert_texts.parquet")
+    """Tokens of an expert's texts, if a run trains some beside its rollouts."""
     pairs = FileAt("pairs.parquet")
     """Tokens of the pairs that a run learns from, if it learns from preferences."""
     pair_references = FileAt("pair_references.parquet")
@@ -115,6 +117,10 @@ class RunFolder:
 
     def datums(self, policy: str, step: int) -> Path:
         return self._of_step(policy, "datums", step)
+
+    def expert(self, policy: str, step: int) -> Path:
+        """Return the file of the datums of an expert's texts, trained beside those of rollouts."""
+        return self._of_step(policy, "expert", step)
 
     def update(self, policy: str, step: int) -> Path:
         return self._of_step(policy, "updates", step)
@@ -209,6 +215,10 @@ class RunFolder:
         """List the files of the texts or pairs that the run learns, none if it plays rollouts."""
         given = (self.texts, self.pairs, self.pair_references)
         return [path for path in given if path.exists()]
+
+    def bound_files(self) -> list[Path]:
+        """List the files of all that the run learns and has not played, those of an expert too."""
+        return [*self.given_files(), *filter(Path.exists, [self.expert_texts])]
 
     def learned(self, policy: str, stage: str) -> list[Path]:
         """List the Parquet files of a stage of LEARNING of a policy, by step."""

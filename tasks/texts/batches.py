@@ -1,7 +1,7 @@
 """texts → datums: the texts of a step, each token weighted by its share of the step's loss."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +19,6 @@ from tasks.recovery.recorded_steps import StepSource
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written
 from tasks.storage.manifest import Eras
-from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import arrays, read, write
 from tasks.texts.rules import ALONE, TRAIN, TextBatch
 from tasks.texts.source import Texts
@@ -171,12 +170,13 @@ def _datum(row: dict[str, Any], scale: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TextSteps(StepSource):
-    """Source of the datums of a policy that is trained on texts."""
+    """Source of the datums of the main policy that are texts, whose files `place` names."""
 
-    run: RunFolder
+    texts: Path
+    place: Callable[[str, int], Path]
     batches_of: Eras[TextBatch]
 
     def restore(self, step: int) -> None:
-        path = self.run.datums(POLICY, step)
-        if not is_written(path) and is_written(self.run.texts):
-            draw_texts.make(path, Texts(self.run.texts), self.batches_of.at(step), step)
+        path = self.place(POLICY, step)
+        if not is_written(path) and is_written(self.texts):
+            draw_texts.make(path, Texts(self.texts), self.batches_of.at(step), step)

@@ -12,6 +12,9 @@ TooLong = Literal["refuse", "cut", "leave_out"]
 Normalisation = Literal["token", "example", "fixed"]
 """Divisor of a step's loss: its trained tokens, each example's and the examples, or a number."""
 
+TextLoss = Literal["cross_entropy", "dft", "phi"]
+"""Losses of texts, which are rows of `tasks.algorithm.losses.LOSSES`."""
+
 TRAIN, TEST = "train", "test"
 """Splits, however a file calls the second one."""
 

@@ -90,6 +90,21 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "algorithm.teacher.beta": (0.2,),
     "algorithm.teacher.discount": (0.5,),
     "algorithm.teacher.baseline": ("mean",),
+    "algorithm.expert.path": ("other.jsonl",),
+    "algorithm.expert.columns": ({"messages": "said"},),
+    "algorithm.expert.runs": (("run",),),
+    "algorithm.expert.query": ("select run, rollout_id from rollouts",),
+    "algorithm.expert.examples": (3,),
+    "algorithm.expert.loss": ("phi", "dft"),
+    "algorithm.expert.share": (0.5,),
+    "algorithm.expert.final_share": (0.05,),
+    "algorithm.expert.warmup_steps": (2,),
+    "algorithm.expert.decay_steps": (3,),
+    "algorithm.expert.normalisation": ("example", "fixed"),
+    "algorithm.expert.divisor": (7.0,),
+    "algorithm.expert.trained": ("last_message",),
+    "algorithm.expert.most_tokens": (64,),
+    "algorithm.expert.too_long": ("cut",),
     "algorithm.entropy_coefficient": (0.1,),
     "optimizer.learning_rate": (0.1,),
     "optimizer.schedule": ("linear", "cosine"),
@@ -122,6 +137,7 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
 KL = {"algorithm": {"kl": {"coefficient": 0.1}}}
 TEACHER = {"algorithm": {"teacher": {"models": ("run@3",)}}}
 TEACHERS = {"algorithm": {"teacher": {"models": ("a=run@3", "b=run@5"), "by": "topic"}}}
+EXPERT = {"algorithm": {"expert": {"path": "texts.jsonl"}}}
 ATTENTION_ONLY = {"model": {"train_mlp": False, "train_unembedding": False}}
 CONTEXTS: Mapping[str, Mapping[str, Any]] = {
     "plain": {},
@@ -146,6 +162,10 @@ CONTEXTS: Mapping[str, Mapping[str, Any]] = {
     "teacher": TEACHER,
     "teachers": TEACHERS,
     "jsd": merge(TEACHER, {"algorithm": {"teacher": {"divergence": "jsd"}}}),
+    "expert": EXPERT,
+    "falling share": merge(
+        EXPERT, {"algorithm": {"expert": {"final_share": 0.01, "decay_steps": 2}}}
+    ),
     "attention": ATTENTION_ONLY,
     **{f"preset {name}": {"algorithm": taught(preset=name)} for name in PRESETS},
     **{f"advantage {name}": {"algorithm": taught(advantage=name)} for name in ADVANTAGES},
@@ -231,7 +251,7 @@ def trained_by(text: str) -> list[Any]:
     credit, method = recipe.credit(), recipe.update_method()
     scored = {penalty.source: references() for penalty in credit.penalties}
     batch = build(trajectories(), credit, scored, [{"policy": 0.1}, {"policy": 0.9}])
-    loss = method.request(0).loss
+    loss = method.terms(0)[0].service_loss()
     found: list[Any] = [loss.name, dict(loss.settings), recipe.rollouts.lag]
     for datum in to_datums(batch, method.loss, method.loss_settings):
         inputs = {name: np.array(data.tolist()) for name, data in datum.loss_fn_inputs.items()}
@@ -248,14 +268,19 @@ def consumed(recipe: Recipe, key: str) -> Any:
     values, section = recipe.model_dump(mode="json"), key.partition(".")[0]
     if key in ("algorithm.kl.reference", "algorithm.teacher.models", "algorithm.teacher.by"):
         return find(values, key), recipe.credit().penalties
+    if key.startswith("algorithm.expert."):
+        expert = recipe.algorithm.expert
+        return find(values, key), expert.term(), expert.batches(recipe.seed), expert.rules()
     if section == "algorithm":
         return trained(recipe)
     steps = range(recipe.steps)
     if section == "optimizer":
         method = recipe.update_method()
-        requests = [method.request(step).optimizer.model_dump() for step in steps]
+        requests = [method.request(step, []).optimizer.model_dump() for step in steps]
         units: Any = [[number] for number in range(16)]
-        return requests, method.request(0).share, method.minibatches(units)
+        passes = method.minibatches(0, [units] * len(method.terms(0)))
+        datums = [[asked.datums for asked in of_step] for of_step in passes]
+        return requests, method.request(0, []).share, datums
     if section in ("evaluation", "checkpoints"):
         due = [find(values, section), getattr(recipe, section).due]
         return [*due[:1], [due[1](step, recipe.steps) for step in steps]]

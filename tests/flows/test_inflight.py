@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from threading import Event
@@ -43,9 +44,14 @@ def train_with(weights: str, run: str, monkeypatch: pytest.MonkeyPatch, runs: Pa
     update = PolicyUpdater.update
 
     def tell(
-        updater: PolicyUpdater, step: int, path: Path, method: UpdateMethod, *, with_state: bool
+        updater: PolicyUpdater,
+        step: int,
+        paths: Sequence[Path],
+        method: UpdateMethod,
+        *,
+        with_state: bool,
     ) -> Update:
-        updated = update(updater, step, path, method, with_state=with_state)
+        updated = update(updater, step, paths, method, with_state=with_state)
         UPDATED.set()
         return updated
 

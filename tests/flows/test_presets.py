@@ -58,7 +58,7 @@ def test_each_of_trinity_s_names_is_a_preset_or_is_refused() -> None:
 def test_a_preset_becomes_explicit_values(name: str) -> None:
     recipe = small_recipe(algorithm=taught(preset=name))
     assert flatten(PRESETS[name].values, TABLES).items() <= values_of(recipe).items()
-    assert recipe.update_method().request(0).loss.name
+    assert recipe.update_method().terms(0)[0].service_loss().name
 
 
 @every_preset

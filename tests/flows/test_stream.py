@@ -1,17 +1,16 @@
 """Streamed steps: a batch's forward-backward is submitted before the other batches have ended."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tinker import Datum
 
 from adapters.calls import POLICY
 from adapters.door.batches import OpenBatch
-from adapters.tinker.live_policy import LivePolicy, LoraSpec, ServiceLoss
+from adapters.tinker.live_policy import LivePolicy, LoraSpec, Pass
 from benchmarks.interruptions.compare_runs import state_folder
 from flows.train import train
 from tasks.checkpoints import Ledger
@@ -40,9 +39,9 @@ def whole(
     passes = 0
     accumulate, play = LivePolicy.accumulate, RolloutServer.play
 
-    def count(live: LivePolicy, datums: Sequence[Datum], loss: ServiceLoss) -> None:
+    def count(live: LivePolicy, asked: Pass) -> None:
         nonlocal passes
-        accumulate(live, datums, loss)
+        accumulate(live, asked)
         passes += 1
 
     def wait_for_the_pass(server: RolloutServer, batch: OpenBatch, how: Play) -> None:
@@ -62,17 +61,15 @@ def whole(
 
 @pytest.mark.story
 def test_the_passes_of_a_step_are_its_batches(whole: RunFolder) -> None:
-    assert [len(recorded(whole).restored(step).passes) for step in range(STEPS)] == [
-        BATCHES
-    ] * STEPS
-    datums = recorded(whole).restored(1).passes
+    passes = [recorded(whole).restored(step).request.passes for step in range(STEPS)]
+    assert [*map(len, passes)] == [BATCHES] * STEPS
     rollouts = read(whole.datums(POLICY, 1), ["rollout_id"])["rollout_id"].to_pylist()
     of_batch = [
         {*read(path, ["rollout_id"])["rollout_id"].to_pylist()}
         for path in whole.sealed("train-00001")
     ]
     counts = [sum(rollout in batch for rollout in rollouts) for batch in of_batch]
-    assert [len(datums_of_pass) for datums_of_pass in datums] == counts
+    assert [len(asked.datums) for asked in passes[1]] == counts
 
 
 @pytest.mark.story

@@ -55,7 +55,7 @@ def count(recipe: CountingRecipe, run: str) -> None:
         for step in opened.steps_left():
             datums = {"policy": count_on(opened.folder.datums("policy", step), step)}
             saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
-            updates = update(opened, step, datums, method, with_state=saves_state)
+            updates = update(opened, step, [datums], method, with_state=saves_state)
             record_step(opened, step, StepFiles([], {}, {}, datums, updates))
 
 

@@ -52,7 +52,7 @@ def test_deleted_files_are_made_again_byte_for_byte(
     names = ["datums/00000.parquet", "trajectories/00000.parquet", "spans/train-00000.0.parquet"]
     for name in names[:deleted]:
         (copy.path / name).unlink()
-    assert [len(datums) for datums in recorded(copy).restored(0).passes] == [4]
+    assert [len(asked.datums) for asked in recorded(copy).restored(0).request.passes] == [4]
     for name in names:
         assert (copy.path / name).read_bytes() == (run.path / name).read_bytes()
 
@@ -69,7 +69,7 @@ def test_datums_are_made_again_by_the_credit_of_their_era(run: RunFolder, tmp_pa
     copy = RunFolder(copytree(run.path, tmp_path / "run"))
     copy.datums(POLICY, 0).unlink()
     credit = CreditAssignment("centred", min_group_size=3)
-    assert recorded(copy, credit=credit).restored(0).passes == []
+    assert recorded(copy, credit=credit).restored(0).request.passes == []
     assert recorded(copy).optimizer_steps(1) == 0
 
 

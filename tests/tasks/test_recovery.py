@@ -118,7 +118,7 @@ def advance(updater: PolicyUpdater, first: int, last: int) -> list[dict[str, flo
         if not path.exists():
             sampled_datums(updater, updater.ledger.at(step), path)
         method = updater.recorded.methods.at(step)
-        update = updater.update(step, path, method, with_state=(step + 1) % 2 == 0)
+        update = updater.update(step, [path], method, with_state=(step + 1) % 2 == 0)
         probes.append(update.probe_metrics)
     return probes
 
@@ -362,7 +362,7 @@ def test_an_update_is_complete_with_its_file_and_not_with_its_checkpoint(
     assert weights(make_updater(), address) == undisturbed
     updater = make_updater()
     datums, path = datums_of(updater, 3), updater.recorded.run.update(POLICY, 3)
-    update_policy.make(path, updater, 3, datums, METHOD, with_state=True)
+    update_policy.make(path, updater, 3, [datums], METHOD, with_state=True)
     assert [c.step for c in updater.ledger.checkpoints()].count(4) == 2
     assert weights(updater, address) == undisturbed
 
@@ -373,7 +373,7 @@ def test_a_step_is_trained_by_no_other_method_than_the_manifest_records(
     updater = make_updater()
     other = replace(METHOD, loss="ppo")
     with pytest.raises(MethodError, match=r"by UpdateMethod\(loss='ppo'.* its manifest records"):
-        updater.update(3, datums_of(updater, 3), other, with_state=False)
+        updater.update(3, [datums_of(updater, 3)], other, with_state=False)
     assert updater.ledger.in_doubt() is None
 
 

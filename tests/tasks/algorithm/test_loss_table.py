@@ -50,9 +50,9 @@ def test_a_recipe_takes_every_loss_with_the_settings_that_it_reads(loss: str) ->
         if isinstance(setting, Option) or setting.used_by is None
     }
     recipe = small_recipe(algorithm={"loss": loss, "loss_settings": settings})
-    request = recipe.update_method().request(0)
-    assert request.loss.name == LOSSES[loss].service_loss
-    assert (request.loss.derivative is None) == (LOSSES[loss].weighted is None)
+    asked = recipe.update_method().terms(0)[0].service_loss()
+    assert asked.name == LOSSES[loss].service_loss
+    assert (asked.derivative is None) == (LOSSES[loss].weighted is None)
 
 
 @every_loss

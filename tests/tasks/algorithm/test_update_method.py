@@ -1,6 +1,7 @@
 """Learning-rate schedules and the minibatches of an update, by numbers."""
 
 from math import log, sqrt
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def test_shares_of_the_learning_rate(schedule: Schedule, shares: list[float]) ->
         shares, abs=1e-6
     )
     rates = [
-        UpdateMethod("ppo", {}, ADAM, schedule).request(step).optimizer.learning_rate
+        UpdateMethod("ppo", {}, ADAM, schedule).request(step, []).optimizer.learning_rate
         for step in range(schedule.steps)
     ]
     assert rates == pytest.approx([0.1 * share for share in shares], abs=1e-6)
@@ -66,7 +67,7 @@ def test_a_share_is_never_0_and_never_more_than_1(
 
 def test_a_constant_learning_rate_is_exactly_the_recipe_s() -> None:
     constant = UpdateMethod("ppo", {}, ADAM, Schedule("constant", 7))
-    assert {constant.request(step).optimizer.learning_rate for step in range(7)} == {0.1}
+    assert {constant.request(step, []).optimizer.learning_rate for step in range(7)} == {0.1}
 
 
 @given(count=st.integers(0, 40), substeps=st.integers(1, 9), epochs=st.integers(1, 3))
@@ -75,7 +76,7 @@ def test_minibatches_hold_every_datum_once_an_epoch_and_differ_by_at_most_one(
 ) -> None:
     datums: list = list(range(count))
     made = method(substeps, epochs)
-    minibatches = made.minibatches([[datum] for datum in datums])
+    minibatches = [part.datums for (part,) in made.minibatches(0, [[[datum] for datum in datums]])]
     assert [datum for part in minibatches for datum in part] == datums * epochs
     sizes = {len(part) for part in minibatches}
     assert not sizes or (min(sizes) > 0 and max(sizes) - min(sizes) <= 1)
@@ -83,8 +84,9 @@ def test_minibatches_hold_every_datum_once_an_epoch_and_differ_by_at_most_one(
 
 
 def test_optimizer_steps_are_taken_by_minibatch_and_otherwise_once() -> None:
-    assert method().request(0).by_pass is False
-    assert method(substeps=2).request(0).by_pass
-    assert method(epochs=2).request(0).by_pass
+    units: Any = [[number] for number in range(4)]
+    assert len(method().minibatches(0, [units])) == 1
+    assert len(method(substeps=2).minibatches(0, [units])) == 2
+    assert len(method(epochs=2).minibatches(0, [units])) == 2
     assert method(by_batch=True).optimizer_steps(5) == 1
     assert method(by_batch=True).optimizer_steps(0) == 0

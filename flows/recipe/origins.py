@@ -1,0 +1,107 @@
+"""Where given examples are: rows of a file, or rollouts that a query over earlier runs chooses."""
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from adapters.project.hub import locate_dataset
+from flows.recipe.section import Refusals, Section
+from tasks.examples.reading import Source
+from tasks.storage.run_folder import folder_of
+from tasks.texts.rules import TEST, TRAIN
+
+if TYPE_CHECKING:  # it imports torch, which takes seconds
+    from tasks.texts.chosen_rollouts import RolloutQuery
+
+
+class Origin(Section):
+    """Examples that a model learns and does not play: rows of a file, or rollouts of a query."""
+
+    path: str | None = None
+    """A CSV, JSON-lines or Parquet file whose `split` column says train or test; a folder of files
+    that are named train and test; or such a folder of the hub."""
+
+    columns: dict[str, str] = Field(default_factory=dict[str, str])
+    """Columns that have other names in the file, such as {messages: conversations}."""
+
+    runs: tuple[str, ...] = ()
+    """Runs that a query reads, instead of a path."""
+
+    query: str | None = None
+    """A SELECT over the views of those runs (docs/sql.md), whose columns name rollouts: their
+    tokens are trained as they were sampled."""
+
+    def asked(self) -> dict[str, tuple[str, str | None]]:
+        """Map the splits to the key and the text of the query of each."""
+        return {TRAIN: ("query", self.query)}
+
+    def refusals(self) -> Refusals:
+        queries = dict(self.asked().values())
+        asked = {"runs": self.runs != (), **queries}
+        given = [name for name, value in asked.items() if value]
+        either = bool(given) != bool(self.path) and len(given) in (0, len(asked))
+        yield (
+            not either,
+            f"path {self.path} with {', '.join(given) or 'no query'}: examples are of a file or of "
+            f"rollouts; give path alone, or {', '.join(asked)}",
+        )
+
+        yield (
+            self.path is None and self.columns != {},
+            f"columns {', '.join(self.columns)} do nothing with a query; leave them out",
+        )
+
+    def files(self) -> dict[str, Source]:
+        """Map the splits to the rows of each, if they are of a file."""
+        return {} if self.path is None else {TRAIN: self._rows(self.path, TRAIN)}
+
+    def _rows(self, path: str, split: str) -> Source:
+        names = tuple(sorted(self.columns.items()))
+        return Source(locate_dataset(path), split, tuple(self.columns.values()), renamed=names)
+
+    def queries(self, base: str, where: str = "dataset") -> "dict[str, RolloutQuery]":
+        """Map the splits to the query of each, if they are of runs, whose models are of `base`.
+
+        The keys of the queries are `where` in the recipe.
+        """
+        from tasks.texts.chosen_rollouts import RolloutQuery
+
+        runs = tuple(folder_of(name) for name in self.runs)
+        return {
+            split: RolloutQuery(runs, f"{where}.{key}", query, base)
+            for split, (key, query) in self.asked().items()
+            if query is not None
+        }
+
+
+class HeldOutOrigin(Origin):
+    """Examples of which some are held out."""
+
+    test_split: str = "test"
+    """The split that is held out, where its name is another, such as validation."""
+
+    held_out: str | None = None
+    """A query, as `query`, of what is held out."""
+
+    def asked(self) -> dict[str, tuple[str, str | None]]:
+        return {**super().asked(), TEST: ("held_out", self.held_out)}
+
+    def refusals(self) -> Refusals:
+        yield from super().refusals()
+        yield (
+            self.query is not None and self.test_split != "test",
+            f"test_split {self.test_split} does nothing with a query; leave it out",
+        )
+
+    def files(self) -> dict[str, Source]:
+        if self.path is None:
+            return {}
+        return {**super().files(), TEST: self._rows(self.path, self.test_split)}
+
+
+def without_columns(values: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the columns of a dataset that gives none, as recipes older than the key do."""
+    for origin in (values["dataset"], *values["dataset"].get("sources", {}).values()):
+        if not origin["columns"]:
+            del origin["columns"]
+    return values
