@@ -6,7 +6,7 @@ from typing import Any
 
 from tasks.storage.files import is_written
 from tasks.storage.json_files import read_json, write_json
-from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.run_folder import RunFolder
 
 NAMES = ("stage", "run", "starts at", "held-out", "agent's reward", "95 % interval")
 
@@ -66,4 +66,5 @@ def stage_runs(run: RunFolder) -> list[RunFolder]:
     """List the runs of the stages that have begun, in their order; none of a run without stages."""
     stages = stages_recipe(run)["stages"] if has_stages(run) else []
     named = (name_stage_run(run.name, at + 1, one["name"]) for at, one in enumerate(stages))
-    return [begun for name in named if (begun := folder_of(name)).exists()]
+    runs = (RunFolder(run.path.with_name(name)) for name in named)
+    return [one for one in runs if one.exists()]
