@@ -141,11 +141,9 @@ def _find_flow(run: "RunFolder", name: str) -> "Callable[..., RunSummary]":
         from flows.replay import replay
 
         return partial(replay, parent=parent["run"])
-    from flows.finetune import finetune
-    from flows.prefer import prefer
-    from flows.train import train
+    from flows.stages import FLOWS
 
-    return {flow.name: flow for flow in (train, finetune, prefer)}[name]
+    return FLOWS[name]
 
 
 def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> str:
