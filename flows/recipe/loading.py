@@ -22,7 +22,7 @@ from tasks.storage.manifest import Eras, lineage, recipe_of
 from tasks.storage.run_folder import RunFolder
 
 PROJECT_FILE = Path("prefect.yaml")
-TRAIN, *GIVEN = KINDS
+TRAIN = Recipe.model_fields["flow"].default
 ENTRYPOINTS = {
     f"flows.{flow}.{flow}": flow for flow in (*KINDS, StagesRecipe.model_fields["flow"].default)
 }
