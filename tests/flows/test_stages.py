@@ -97,7 +97,6 @@ def test_trained_anew_from_a_stage_the_earlier_ones_stay_as_they_are(whole: RunF
     [
         ("1-texts", signal.SIGTERM),
         ("between", signal.SIGKILL),
-        ("between", signal.SIGTERM),
         ("2-rewards", signal.SIGKILL),
     ],
 )
