@@ -57,6 +57,8 @@ METHODS = {
         "hello-prefer",
         ("model.start=texts-{seed}@50", "epochs=0.5", "optimizer.learning_rate=0.0002"),
     ),
+    "chord": Method("rewards and texts (CHORD)", "hello-chord", ("steps=8",)),
+    "alone": Method("rewards alone, of as few steps", "hello", ("steps=8",)),
     "teacher": Method("a teacher", "hello-distil", ("algorithm.teacher.models=rewards-{seed}",)),
 }
 """Beginning of the runs' names → their method."""

@@ -102,11 +102,13 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "evaluate.evaluation.examples=6",
     ),
     "distil": (*SHORT, "steps=10", "rollouts.group_size=1", "algorithm.teacher.models=teacher"),
+    "chord": (*SHORT, "steps=8", "algorithm.expert.examples=8"),
 }
 RECIPES = {
     "texts": "hello-finetune",
     "pairs": "hello-prefer",
     "distil": "hello-distil",
+    "chord": "hello-chord",
     "stages": "hello-stages",
 }
 """Recipes of the workloads that are none of `hello`."""

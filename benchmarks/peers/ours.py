@@ -59,6 +59,10 @@ def compute_advantages(name: str, settings: Settings, calls: Sequence[Call]) -> 
     return [advantages[f"{call['task']}-{call['run']}"][call["call"]] for call in calls]
 
 
+OF_TEXTS = ("dft", "phi")
+"""Losses of texts, in which every trained token has the weight 1."""
+
+
 def estimate_divergences(name: str, trajectories: Sequence[Tokens]) -> list[list[float]]:
     """Estimate by a row of ESTIMATORS the divergence at each token, 0 where none is sampled."""
     return [values.tolist() for values in _penalties(Penalty(1.0, name), trajectories)]
@@ -91,7 +95,7 @@ def _compute_loss(name: str, settings: Settings, tokens: Tokens) -> tuple[float,
     columns = {
         "targets": np.zeros(len(tokens["mask"])),
         "logprobs": np.array(tokens["sampling_logprobs"]),
-        "advantages": np.array(tokens["advantages"]),
+        "advantages": np.array(tokens["mask" if name in OF_TEXTS else "advantages"]),
         "mask": np.array(tokens["mask"]),
         "scale": np.array(1.0),
     }

@@ -47,6 +47,8 @@ LOSSES = (
         {"clip_high_threshold": 1.28},
         {"clip_range_low": 0.2, "clip_range_high": 0.28},
     ),
+    Pair("dft", "sft_is"),
+    Pair("phi", "sft_phi"),
     Pair("cispo", "cispo", {"clip_high_threshold": 1.28}),
     Pair("gspo", "gspo"),
     Pair("cross_entropy", "opmd", arguments={"tau": 0.0}),

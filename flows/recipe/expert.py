@@ -4,16 +4,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from flows.recipe.origins import Origin
-from flows.recipe.section import MOST_ROLLOUTS, MOST_STEPS, Refusals
+from flows.recipe.given_examples import Batches, Lengths, Origin
+from flows.recipe.section import MOST_STEPS, Refusals
 from tasks.algorithm.learning_rates import MixingSchedule
 from tasks.texts.rules import (
     TRAIN,
-    Normalisation,
     TextBatch,
     TextLoss,
     TextRules,
-    TooLong,
     Trained,
 )
 
@@ -24,15 +22,12 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
 WHERE = "algorithm.expert"
 
 
-class Expert(Origin):
+class Expert(Origin, Batches, Lengths):
     """Texts of an expert that are trained beside the rollouts of each step, as MIX and CHORD do.
 
     The loss of a step is (1 - µ) times that of its rollouts, plus µ times that of its texts, each
     divided by its own denominator. The texts are those of the split train, or what a query chooses.
     """
-
-    examples: int = Field(default=8, ge=1, le=MOST_ROLLOUTS)
-    """Texts of a step, drawn in passes that the seed shuffles."""
 
     loss: TextLoss = "cross_entropy"
     """Loss of their tokens: `cross_entropy`, as in MIX; `phi`, which weighs it by p (1 - p) of each
@@ -50,21 +45,8 @@ class Expert(Origin):
     decay_steps: int = Field(default=0, ge=0, le=MOST_STEPS)
     """Steps over which µ falls to `final_share`."""
 
-    normalisation: Normalisation = "token"
-    """Divisor of their loss: its trained `token`s, or each `example`'s tokens, and the examples; or
-    a `fixed` number."""
-
-    divisor: float | None = Field(default=None, gt=0, le=1e12)
-    """The divisor of normalisation `fixed`."""
-
     trained: Trained = "assistant"
     """Part of a conversation that is trained (docs/finetuning.md)."""
-
-    most_tokens: int = Field(default=2048, ge=2, le=10**7)
-    """The longest text, in tokens."""
-
-    too_long: TooLong = "refuse"
-    """What becomes of a longer text: the run is refused, its end is cut off, or it is left out."""
 
     @property
     def given_texts(self) -> bool:
@@ -85,11 +67,6 @@ class Expert(Origin):
             (self.final_share is None) != (self.decay_steps == 0),
             f"{WHERE}.final_share {self.final_share} with decay_steps {self.decay_steps}: one "
             "without the other does nothing; give both, or neither",
-        )
-        yield (
-            (self.normalisation == "fixed") != (self.divisor is not None),
-            f"{WHERE}.normalisation {self.normalisation} with divisor {self.divisor}: one without "
-            "the other does nothing; give normalisation fixed and a divisor, or neither",
         )
         yield (
             self.trained != "assistant" and self.query is not None,

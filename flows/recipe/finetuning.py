@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from flows.recipe.origins import HeldOutOrigin, without_columns
+from flows.recipe.given_examples import Batches, HeldOutOrigin, Lengths, without_columns
 from flows.recipe.run_recipe import HeldOut, RunRecipe
-from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
+from flows.recipe.section import Refusals
 from tasks.examples.reading import Source
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
@@ -18,12 +18,10 @@ from tasks.texts.rules import (
     TEST,
     TRAIN,
     WHOLE,
-    Normalisation,
     Shares,
     TextBatch,
     TextLoss,
     TextRules,
-    TooLong,
     Trained,
 )
 
@@ -33,6 +31,8 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.texts.chosen_rollouts import ChosenRollouts
     from tasks.texts.source import TextSource
 
+LOSS: TextLoss = "cross_entropy"
+
 
 class TextShare(HeldOutOrigin):
     """Texts that are one of several sources."""
@@ -41,7 +41,7 @@ class TextShare(HeldOutOrigin):
     """Its part of every batch: how many of the sum of all shares are its own."""
 
 
-class TextDataset(HeldOutOrigin):
+class TextDataset(HeldOutOrigin, Lengths):
     """Texts that the model learns to write: of one source, or of several.
 
     A row has `messages`, or a `prompt` and its `completion`, or a `text`; a query has the columns
@@ -58,12 +58,6 @@ class TextDataset(HeldOutOrigin):
     trained: Trained = "assistant"
     """Part of a conversation that is trained: the last answer, the answers after the last message
     of a user, every answer, those that are marked by `trainable`, or every token."""
-
-    most_tokens: int = Field(default=2048, ge=2, le=10**7)
-    """The longest text, in tokens."""
-
-    too_long: TooLong = "refuse"
-    """What becomes of a longer text: the run is refused, its end is cut off, or it is left out."""
 
     def refusals(self) -> Refusals:
         given = self.given(*HeldOutOrigin.model_fields)
@@ -90,27 +84,6 @@ class TextDataset(HeldOutOrigin):
         return tuple((name, one.share) for name, one in sorted(self.sources.items())) or WHOLE
 
 
-class Batches(Section):
-    """Texts of a step, and the divisor of their loss."""
-
-    examples: int = Field(default=16, ge=1, le=MOST_ROLLOUTS)
-    """Texts of a step."""
-
-    normalisation: Normalisation = "token"
-    """Divisor of a step's loss: its trained `token`s; each `example`'s tokens, and the examples; or
-    a `fixed` number."""
-
-    divisor: float | None = Field(default=None, gt=0, le=1e12)
-    """The divisor of normalisation `fixed`."""
-
-    def refusals(self) -> Refusals:
-        yield (
-            (self.normalisation == "fixed") != (self.divisor is not None),
-            f"normalisation {self.normalisation} with divisor {self.divisor}: one without the "
-            "other does nothing; give normalisation fixed and a divisor, or neither",
-        )
-
-
 class FinetuneRecipe(RunRecipe):
     """The recipe of `finetune`: supervised learning on texts."""
 
@@ -122,9 +95,15 @@ class FinetuneRecipe(RunRecipe):
     batch: Batches = Batches()
     evaluation: HeldOut = HeldOut()
 
-    loss: TextLoss = "cross_entropy"
+    loss: TextLoss = LOSS
     """Loss of each trained token: `cross_entropy`; `dft`, which weighs it by the token's
     probability p; or `phi`, by p (1 - p)."""
+
+    def _bound_values(self) -> dict[str, Any]:
+        values = without_columns(super()._bound_values())
+        if self.loss == LOSS:
+            del values["loss"]  # recipes that are older do not have the key
+        return values
 
     def sources(self) -> dict[str, Source]:
         return {
@@ -132,9 +111,6 @@ class FinetuneRecipe(RunRecipe):
             for name, one in self.dataset.origins().items()
             for split, rows in one.files().items()
         }
-
-    def _bound_values(self) -> dict[str, Any]:
-        return without_columns(super()._bound_values())
 
     def given_examples(self) -> "dict[str, TextSource]":
         """Map the splits to the texts of each, or SPLIT/NAME to those of each source."""

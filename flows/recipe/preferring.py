@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, WithJsonSchema, field_validator
 
 from flows.recipe.algorithm import BASE, Optimizer, SettingValue
-from flows.recipe.origins import HeldOutOrigin, without_columns
+from flows.recipe.given_examples import HeldOutOrigin, Lengths, without_columns
 from flows.recipe.run_recipe import HeldOut, RunRecipe
 from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.algorithm.preferences import (
@@ -19,7 +19,7 @@ from tasks.algorithm.preferences import (
 from tasks.examples.reading import Source
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
-from tasks.texts.rules import TextRules, TooLong
+from tasks.texts.rules import TextRules
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.algorithm.update_method import UpdateMethod
@@ -34,19 +34,12 @@ LEARNING_RATE = 1e-5
 """Step size of a recipe without one: that of the Tinker cookbook's DPO."""
 
 
-class PairDataset(HeldOutOrigin):
+class PairDataset(HeldOutOrigin, Lengths):
     """Pairs of answers, of which one is preferred: of a file, or rollouts that a query chooses.
 
     A row has `prompt`, `chosen` and `rejected`, or the last two alone, or a `comparison` and its
     `label`; a query has the columns `run`, `chosen` and `rejected` (docs/preferences.md).
     """
-
-    most_tokens: int = Field(default=2048, ge=2, le=10**7)
-    """The longest sequence of a side, in tokens."""
-
-    too_long: TooLong = "refuse"
-    """What becomes of a longer one: the run is refused, its end is cut off, or its pair is left
-    out."""
 
 
 class PairBatches(Section):

@@ -143,8 +143,8 @@ class Recipe(RunRecipe):
         policies = self.policies()
         yield (
             self.algorithm.expert.given_texts and len(policies) > 1,
-            f"algorithm.expert with the policies {', '.join(policies)}: its texts train one; "
-            "leave it out, or train one policy",
+            f"algorithm.expert with roles that train {', '.join(policies)}: its texts train one "
+            "policy; leave it out, or train one",
         )
 
     def _refused_stream(self) -> Refusals:

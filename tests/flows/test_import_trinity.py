@@ -9,6 +9,7 @@ import yaml
 
 from flows.importing.trinity import import_trinity
 from flows.importing.trinity_algorithm import ADVANTAGES, ALGORITHMS, LOSSES
+from flows.importing.trinity_expert import EXPERTS
 from flows.importing.trinity_file import ImportRefusal, known_keys, read_trinity
 from flows.importing.trinity_given import FLOWS
 from flows.recipe.loading import RecipeError, named_recipe
@@ -140,11 +141,12 @@ def test_the_environment_is_read_and_other_interpolations_are_refused(
 @pytest.mark.parametrize("offset", [0, 1])
 def test_each_algorithm_of_trinity_is_imported(name: str, offset: int) -> None:
     teacher = ["algorithm.teacher.models=run@3"] if name in DISTILLED else []
+    teacher += ["algorithm.expert.path=texts.jsonl"] if name in EXPERTS else []
     changes = algorithm(algorithm_type=name)
     made = imported(*teacher, synchronizer={"sync_offset": offset}, **changes).algorithm
     advantage, loss, kl = ALGORITHMS[name]
     assert made.advantage == ADVANTAGES[advantage].row
-    expected = "ppo" if loss == "ppo" and offset == 0 else LOSSES[loss].row
+    expected = "ppo" if loss in ("ppo", *EXPERTS) and offset == 0 else LOSSES[loss].row
     assert made.loss == expected
     assert made.kl.coefficient == (0.001 if kl == "k2" else 0.0)
 
@@ -170,6 +172,37 @@ def test_a_distillation_is_imported_with_its_teacher() -> None:
         text_of(**algorithm(algorithm_type="on_policy_distill"))
     with pytest.raises(ImportRefusal, match="give each a role"):
         text_of(explorer=explorer)
+
+
+def test_an_expert_is_imported_with_its_texts_and_its_share() -> None:
+    arguments = {"mu_peak": 0.5, "mu_valley": 0.02, "mu_warmup_steps": 200, "mu_decay_steps": 400}
+    buffer = {"path": "some/texts", "format": {"messages_key": "messages"}}
+    given = {
+        **algorithm(
+            algorithm_type="mix_chord",
+            policy_loss_fn_args=arguments,
+            sample_strategy_args={"expert_data_ratio": 0.2, "sft_dataset_name": "answers"},
+        ),
+        "buffer": {
+            "batch_size": 40,
+            "train_batch_size": 320,
+            "trainer_input": {"auxiliary_buffers": {"answers": buffer}},
+        },
+    }
+    recipe = imported(**given)
+    expert = recipe.algorithm.expert
+    assert (expert.path, expert.loss, expert.trained) == ("hub:some/texts", "phi", "last_message")
+    assert (expert.share, expert.final_share) == (0.5, 0.02)
+    assert (expert.warmup_steps, expert.decay_steps) == (200, 400)
+    assert (expert.examples, recipe.rollouts.groups, recipe.rollouts.group_size) == (64, 32, 8)
+    buffer["format"] = {}
+    assert imported(**given).algorithm.expert.columns == {"messages": "message"}
+    buffer["format"] = {"prompt_type": "plaintext"}
+    with pytest.raises(ImportRefusal, match="prompt_type plaintext is of no expert's texts; write"):
+        text_of(**given)
+    given["buffer"]["trainer_input"] = {}
+    with pytest.raises(ImportRefusal, match=r"answers\.path is missing; give --set algorithm.exp"):
+        text_of(**given)
 
 
 @pytest.mark.parametrize("name", sorted({*REFUSED} - {*ALGORITHMS, *FLOWS}))
@@ -207,7 +240,7 @@ def test_arguments_of_a_loss_become_its_settings(
         ({"mode": "bench"}, "mode bench scores checkpoints; run ratchet evaluate"),
         ({"model": {"tinker": {"enable": False}}}, "all weights are trained"),
         ({"model": {"top_p": 0.9}}, "model.top_p 0.9 cuts the distribution"),
-        ({"buffer": {"train_batch_size": 96}}, "train_batch_size 96 is not"),
+        ({"buffer": {"train_batch_size": 96}}, "train_batch_size leaves 96 rollouts a step"),
         (algorithm(kl_loss_fn="k3"), "kl_loss_fn k3 has no counterpart"),
         (algorithm(kl_loss_fn_args={"adaptive": True}), "kl_loss_fn_args.adaptive"),
         (algorithm(advantage_fn_args={"rank_penalty": 0.2}), "rank_penalty 0.2 has no counter"),

@@ -66,7 +66,11 @@ def test_a_recipe_with_a_preset_is_the_recipe_of_its_values(name: str) -> None:
     recipe = small_recipe(algorithm=taught(preset=name))
     again = Recipe.model_validate(recipe.model_dump(mode="json"))
     assert (again, again.fingerprint()) == (recipe, recipe.fingerprint())
-    plain = small_recipe(algorithm={"teacher": recipe.algorithm.teacher.model_dump()})
+    taught_by = {
+        "teacher": recipe.algorithm.teacher.model_dump(),
+        "expert": recipe.algorithm.expert.model_dump(include={"path"}),
+    }
+    plain = small_recipe(algorithm=taught_by)
     values = plain.model_dump(exclude_unset=True)
     spelt_out = Recipe.model_validate(merge(values, PRESETS[name].values))
     assert spelt_out.fingerprint() == recipe.fingerprint()

@@ -7,6 +7,7 @@ from typing import Any
 from flows.recipe.recipe import Recipe
 
 DISTILLED = ("on_policy_distill", "jsd")
+MIXED = ("mix", "mix_chord")
 HELLO = Path(__file__).parents[2] / "datasets" / "hello.csv"
 
 
@@ -27,8 +28,11 @@ def with_faults(folder: Path, faults: str) -> dict[str, Any]:
 
 
 def taught(**algorithm: Any) -> dict[str, Any]:
-    """Return the keys of an algorithm, with a teacher if it trains by nothing else."""
-    alone = algorithm.get("advantage") == "zero" or algorithm.get("preset") in DISTILLED
+    """Return the keys of an algorithm, with the teacher or the expert that it trains by."""
+    preset = algorithm.get("preset")
+    if preset in MIXED:
+        return algorithm | {"expert": {"path": "texts.jsonl"}}
+    alone = algorithm.get("advantage") == "zero" or preset in DISTILLED
     return algorithm | ({"teacher": {"models": ("run@3",)}} if alone else {})
 
 

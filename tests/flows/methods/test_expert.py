@@ -166,7 +166,7 @@ def test_recorded_rollouts_are_trained_with_texts_that_another_run_has_sampled(
         ),
         (
             {"algorithm": {"expert": EXPERT}, "roles": {"other": "policy:second"}},
-            "algorithm.expert with the policies policy, second",
+            "algorithm.expert with roles that train policy, second",
         ),
         (
             {

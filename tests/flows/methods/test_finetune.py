@@ -114,6 +114,16 @@ def test_a_fork_goes_on_from_a_step_with_the_same_texts(whole: RunFolder) -> Non
         fork_run(whole, "other", 2, other.model_dump(mode="json"), other.fingerprint())
 
 
+def test_a_fork_at_0_trains_the_same_texts_under_another_loss(whole: RunFolder) -> None:
+    recipe = changed(loss="dft", steps=2)
+    fork_run(whole, "dft", 0, recipe.model_dump(mode="json"), recipe.fingerprint())
+    finetune(recipe, run="dft")
+    own, parent = (read_metrics(run.metrics) for run in (folder_of("dft"), whole))
+    assert own[0]["loss"] == pytest.approx(parent[0]["loss"], abs=1e-6)
+    assert own[1]["loss"] != parent[1]["loss"]
+    assert folder_of("dft").texts.read_bytes() == whole.texts.read_bytes()
+
+
 def test_an_agent_plays_with_what_was_learnt(whole: RunFolder) -> None:
     settings = ["evaluation.examples=8", "evaluation.greedy=false"]
     result = evaluate(named_recipe("hello", settings), model="whole@6")

@@ -65,7 +65,18 @@ def rec(log_p: torch.Tensor, log_q: torch.Tensor, a: torch.Tensor, s: Any) -> to
     return loss
 
 
+def dft(log_p: torch.Tensor, log_q: torch.Tensor, a: torch.Tensor, s: Any) -> torch.Tensor:
+    return -log_p.exp().detach() * a * log_p
+
+
+def phi(log_p: torch.Tensor, log_q: torch.Tensor, a: torch.Tensor, s: Any) -> torch.Tensor:
+    p = log_p.exp().detach()
+    return -(p - p.square()) * a * log_p
+
+
 FORMULAS: dict[str, Formula] = {
+    "dft": dft,
+    "phi": phi,
     "dro": dro,
     "dual_clip": dual_clip,
     "sapo": sapo,
@@ -117,7 +128,7 @@ def test_loss_and_derivative_are_those_of_the_formula(
     np.testing.assert_allclose(derivative, at.grad.numpy(), rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", [name for name in BY_WEIGHTS if name != "rec"])
+@pytest.mark.parametrize("name", [name for name in BY_WEIGHTS if name not in ("rec", "dft", "phi")])
 def test_at_ratio_1_every_loss_is_reinforce(name: str) -> None:
     log_p, a = np.log([0.5, 0.1, 0.9]), np.array([1.0, -2.0, 0.5])
     derivative = service_loss(name, {}).derivative

@@ -1,14 +1,14 @@
-"""Where given examples are: rows of a file, or rollouts that a query over earlier runs chooses."""
+"""What a recipe says of given examples: where they are, and how many a step has."""
 
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from adapters.project.hub import locate_dataset
-from flows.recipe.section import Refusals, Section
+from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.examples.reading import Source
 from tasks.storage.run_folder import folder_of
-from tasks.texts.rules import TEST, TRAIN
+from tasks.texts.rules import TEST, TRAIN, Normalisation, TooLong
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
     from tasks.texts.chosen_rollouts import RolloutQuery
@@ -36,6 +36,7 @@ class Origin(Section):
         return {TRAIN: ("query", self.query)}
 
     def refusals(self) -> Refusals:
+        yield from super().refusals()
         queries = dict(self.asked().values())
         asked = {"runs": self.runs != (), **queries}
         given = [name for name, value in asked.items() if value]
@@ -105,3 +106,36 @@ def without_columns(values: dict[str, Any]) -> dict[str, Any]:
         if not origin["columns"]:
             del origin["columns"]
     return values
+
+
+class Lengths(Section):
+    """Length of what is trained in one sequence."""
+
+    most_tokens: int = Field(default=2048, ge=2, le=10**7)
+    """The longest sequence, in tokens."""
+
+    too_long: TooLong = "refuse"
+    """What becomes of a longer one: the run is refused, its end is cut off, or it is left out, and
+    with a side its pair."""
+
+
+class Batches(Section):
+    """Texts of a step, and the divisor of their loss."""
+
+    examples: int = Field(default=16, ge=1, le=MOST_ROLLOUTS)
+    """Texts of a step."""
+
+    normalisation: Normalisation = "token"
+    """Divisor of the texts' loss: a step's trained `token`s; each `example`'s tokens, and the
+    examples; or a `fixed` number."""
+
+    divisor: float | None = Field(default=None, gt=0, le=1e12)
+    """The divisor of normalisation `fixed`."""
+
+    def refusals(self) -> Refusals:
+        yield from super().refusals()
+        yield (
+            (self.normalisation == "fixed") != (self.divisor is not None),
+            f"normalisation {self.normalisation} with divisor {self.divisor}: one without the "
+            "other does nothing; give normalisation fixed and a divisor, or neither",
+        )
