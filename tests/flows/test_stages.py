@@ -24,7 +24,7 @@ from tasks.reports.page import write_report
 from tasks.storage.owners import last_owner
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.stages import stage_results, stage_runs
-from tests.support.staged import RECIPE, VALUES
+from tests.support.staged import HELLO, RECIPE, SHARED, VALUES
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["whole-1-texts", "whole-2-rewards", "whole-3-pairs"]
@@ -172,6 +172,21 @@ def test_a_text_of_a_recipe_may_name_the_run_of_an_earlier_stage() -> None:
     near = "{coefficient: 0.1, reference: '{texts}@last'}"
     _, rewards, _ = with_changes(rewards={"recipe.algorithm.kl": near}).runs_of("run")
     assert rewards.recipe.model_dump()["algorithm"]["kl"]["reference"] == "run-1-texts@last"
+
+
+def test_a_stage_may_learn_the_rollouts_of_an_earlier_one_whose_number_says_its_steps(
+    root: Path, prefect_server: None, no_tinker: None
+) -> None:
+    chosen = "select run, rollout_id from rollouts where split = 'train' and step = {}"
+    dataset = {"runs": ["{rewards}"], "query": chosen.format(0), "held_out": chosen.format(1)}
+    texts = {"dataset": dataset, "epochs": 1, "batch": {"examples": 8}}
+    again = {"name": "again", "flow": "finetune", "recipe": texts}
+    first = {"name": "rewards", "recipe": HELLO}
+    recipe = StagesRecipe.model_validate({"shared": SHARED, "stages": [first, again]})
+    summary = stages(recipe, run="chosen")
+    assert [one.start for one in summary.results] == ["", "chosen-1-rewards@2"]
+    assert summary.results[1].step == 2, "16 rollouts, 8 a step"
+    assert summary.outcome.startswith("rewards: held-out reward ")
 
 
 def test_a_run_without_stages_is_not_taken_for_one_that_has_them(whole: RunFolder) -> None:
