@@ -3,7 +3,8 @@
 python -m benchmarks.methods --seeds 3
 
 The agent is `hello`; its reward is of 128 held-out examples, sampled. Distillation has the run of
-rewards of the same seed as its teacher. Tokens and seconds are those of the method's own run.
+rewards of the same seed as its teacher, unless it teaches itself. Tokens and seconds are those of
+the method's own run.
 """
 
 import argparse
@@ -26,6 +27,7 @@ select run, rollout_id from rollouts where split = 'train' and {steps}
 qualify row_number() over (partition by run, group_id order by reward desc, rollout_id) = 1
 """
 """Query of the best rollout of each group."""
+TWICE = "You are $identity. Who are you? You are $identity. Who are you?"
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,21 @@ METHODS = {
     "chord": Method("rewards and texts (CHORD)", "hello-chord", ("steps=8",)),
     "alone": Method("rewards alone, of as few steps", "hello", ("steps=8",)),
     "teacher": Method("a teacher", "hello-distil", ("algorithm.teacher.models=rewards-{seed}",)),
+    "told": Method(
+        "itself as a teacher that has read the question twice before",
+        "hello-distil",
+        ("steps=20", "algorithm.teacher.models=base", f"algorithm.teacher.reads={TWICE}"),
+    ),
+    "likeliest": Method(
+        "a teacher's 20 likeliest tokens in the texts",
+        "hello-finetune",
+        ("teacher.model=rewards-{seed}@20",),
+    ),
+    "reversed": Method(
+        "the same by the reverse divergence",
+        "hello-finetune",
+        ("teacher.model=rewards-{seed}@20", "teacher.divergence=reverse_kl"),
+    ),
 }
 """Beginning of the runs' names → their method."""
 COLUMNS = ("method", "agent's reward", "of each seed", "sampled tokens", "trained tokens", "s")

@@ -44,7 +44,7 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
         spans = wait_for_batches(runners.evaluation.submit_shard(shard, 0, groups).values())
         trajectories = assemble(opened, 0, spans)
         rewards = reward(opened, 0, trajectories, recipe.algorithm.rewards)
-        references = refer(opened, 0, trajectories, others)
+        references = refer(opened, 0, spans, trajectories, others)
         datums = build(opened, 0, trajectories, rewards, references, recipe.credit())
     learned = {
         name: LearnedFrom(trajectories[name], rewards[name], datums[name]) for name in datums

@@ -1,15 +1,19 @@
 """Train a policy by supervised learning: it learns to write given texts.
 
 Each step draws texts in a seeded order, and takes one optimizer step on the cross-entropy of their
-trained tokens. The texts are made tokens once, when the run begins, exactly as the door would have
-recorded them. The loss on held-out texts, and not a reward, says what was learnt.
+trained tokens, or on the divergence from a teacher's likeliest tokens at their places. The texts
+are made tokens once, when the run begins, exactly as the door would have recorded them, and the
+teacher is asked once, too. The loss on held-out texts, and not a reward, says what was learnt.
 """
+
+from functools import partial
 
 from prefect import flow
 
 from adapters.calls import POLICY
 from flows.recipe.finetuning import FinetuneRecipe
-from flows.runtime.by_policy import record_step, update
+from flows.runtime.bound_checkpoints import open_teacher
+from flows.runtime.by_policy import ByPolicy, plan, record_step, update, with_following
 from flows.runtime.checks import check_start
 from flows.runtime.flow_runs import (
     RunSummary,
@@ -21,10 +25,12 @@ from flows.runtime.flow_runs import (
 from flows.runtime.open_run import OpenRun, open_run
 from tasks.metrics import StepFiles
 from tasks.reports.artifacts import Artifacts
+from tasks.storage.files import is_written
 from tasks.storage.run_folder import folder_of
 from tasks.texts.batches import draw_texts, measure_texts
-from tasks.texts.held_out import score_texts
+from tasks.texts.held_out import score_taught, score_texts
 from tasks.texts.source import Texts, bind_texts
+from tasks.texts.teacher import LongerTexts, ask_teacher
 
 
 @flow(name="finetune", flow_run_name=name_of_run)
@@ -39,24 +45,43 @@ def finetune(recipe: FinetuneRecipe, run: str | None = None) -> RunSummary:
     run = run or name_of_run()
     recipe = check_start(recipe, folder_of(run))
     with open_run(recipe, run) as opened, Artifacts(opened.folder, recipe.steps) as artifacts:
-        with opened.beginning():
-            sources, chat = recipe.given_examples(), opened.chat(recipe.model)
-            texts = Texts(bind_texts(opened.folder.texts, sources, chat, recipe.rules()))
-        learn(opened, recipe, texts, artifacts)
+        learn(opened, recipe, bind(opened, recipe), artifacts)
         artifacts.publish()
     summary = summarize_run(opened.folder)
     return completed(summary, summary.outcome)
 
 
+def bind(run: OpenRun, recipe: FinetuneRecipe) -> Texts:
+    """Bind a run to its texts as tokens, and to what its teacher finds likeliest in them."""
+    folder, teacher = run.folder, recipe.teacher
+    with run.beginning():
+        chat, rules = run.chat(recipe.model), recipe.rules()
+        path = bind_texts(folder.texts, recipe.given_examples(), chat, rules)
+    if teacher.model is None:
+        return Texts(path)
+    texts = Texts(path, folder.text_teacher)
+    if not all(map(is_written, texts.parts())):
+        read = recipe.read_by_teacher() if teacher.reads else None
+        longer = None if read is None else LongerTexts(read, chat, rules.trained)
+        with open_teacher(recipe, folder, run.service) as asked:
+            ask_teacher(texts, asked, teacher.top_k, longer)
+    return texts
+
+
 def learn(run: OpenRun, recipe: FinetuneRecipe, texts: Texts, artifacts: Artifacts) -> None:
     """Train the policy of a run on the texts of each step, and score what is due."""
-    batch, method = recipe.batches(), recipe.optimizer.method(recipe.loss, {}, recipe.steps)
+    batch, method = recipe.batches(), recipe.update_method()
+    left, saves_state = run.steps_left(), partial(recipe.checkpoints.due, steps=recipe.steps)
+
+    def draw(step: int) -> ByPolicy:
+        return {POLICY: draw_texts(run.folder.datums(POLICY, step), texts, batch, step)}
+
     run.tracking.follow()
-    score(run, recipe, texts, run.steps_left().start)
-    for step in run.steps_left():
-        datums = {POLICY: draw_texts(run.folder.datums(POLICY, step), texts, batch, step)}
-        saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
-        updates = update(run, step, [datums], method, with_state=saves_state)
+    score(run, recipe, texts, left.start)
+    for step, datums, following in with_following(left, draw):
+        if following is not None:
+            plan(run, step + 1, following, method, with_state=saves_state(step + 2))
+        updates = update(run, step, [datums], method, with_state=saves_state(step + 1))
         score(run, recipe, texts, step + 1)
         files = StepFiles([], {}, {}, datums, updates, run.folder.measure(step + 1))
         known = measure_texts(texts, datums[POLICY])
@@ -68,4 +93,8 @@ def score(run: OpenRun, recipe: FinetuneRecipe, texts: Texts, step: int) -> None
     evaluation = recipe.evaluation
     if evaluation.due(step, recipe.steps):
         policy = run.policies.main.updater.sampler(step)
-        score_texts(run.folder.measure(step), texts, policy, evaluation.examples, recipe.seed)
+        path, most, divergence = run.folder.measure(step), evaluation.examples, recipe.divergence()
+        if divergence is None:
+            score_texts(path, texts, policy, most, recipe.seed)
+        else:
+            score_taught(path, texts, policy, most, recipe.seed, divergence)

@@ -104,7 +104,7 @@ def learn(
         for step, spans in steps:
             trajectories = assemble(run, step, spans)
             rewards = reward(run, step, trajectories, algorithm.rewards)
-            references = refer(run, step, trajectories, others)
+            references = refer(run, step, spans, trajectories, others)
             datums = build(run, step, trajectories, rewards, references, credit)
             drawn = draw(run, step, texts, expert.batches(recipe.seed))
             saves_state = recipe.checkpoints.due(step + 1, recipe.steps)

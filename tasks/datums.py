@@ -52,7 +52,19 @@ OF_PAIRS = pa.schema(
 )
 """Schema of the datums of pairs: each is a part of a side, with what the reference gives it."""
 
+OF_TAUGHT = pa.schema(
+    [
+        *SCHEMA,
+        # The teacher's likeliest tokens at each target in turn, equally many of each.
+        ("top_tokens", pa.list_(pa.int32())),
+        ("top_logprobs", pa.list_(pa.float32())),
+    ]
+)
+"""Schema of the datums of texts that have a teacher."""
+
 LISTED = ("targets", "logprobs", "advantages", "mask")
+BESIDE = {"references", "top_tokens", "top_logprobs"}
+"""Lists that only some datums have."""
 
 DTYPES = {"target_tokens": np.int64, "pair": np.int64, "side": np.int64}
 
@@ -149,7 +161,7 @@ def to_datums(
     makers, known = inputs_of(loss)
     complete = complete_settings(f"the loss {loss}", settings or {}, known)
     tokens = arrays(batch["tokens"])
-    lists = [*LISTED, *({"references"} & {*batch.column_names})]
+    lists = [*LISTED, *(BESIDE & {*batch.column_names})]
     columns = {name: arrays(batch[name]) for name in lists}
     columns["scale"] = [*(batch["scale"].to_numpy() * factor)]
     for name in {"pair", "side"} & {*batch.column_names}:

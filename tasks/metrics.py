@@ -10,10 +10,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from adapters.calls import POLICY
 from tasks.algorithm.comparisons import is_uniform
-from tasks.algorithm.preferences import PREFERENCES, PairTokens, compare_pairs, find_preference
+from tasks.algorithm.distillation import DISTILLATIONS, find_distillation
+from tasks.algorithm.preferences import (
+    PREFERENCES,
+    TRAINED_SIDES,
+    PairTokens,
+    compare_pairs,
+    find_preference,
+)
 from tasks.algorithm.settings import Settings
 from tasks.checkpoints import sampled_step
 from tasks.references import TEACHER
@@ -27,6 +35,9 @@ from tasks.trajectories import TRAINED_ROLES
 QUERY = query_beside(__file__)
 
 Metrics = dict[str, float]
+
+DATUM_LOGPROBS = "datums/logprobs"
+"""Key, in an update's file, of the sum of the log-probabilities of each datum before the update."""
 
 COST = "cost/"
 """Prefix of a role's name: what its calls cost, in US dollars."""
@@ -95,6 +106,9 @@ def measure(
 
 
 def trained_tokens(datums: pa.Table) -> int:
+    """Count the tokens of datums that are trained; the mismatched sides of pairs are not."""
+    if "side" in datums.column_names:
+        datums = datums.filter(pc.field("side") < TRAINED_SIDES)
     return int(flat(datums["mask"]).sum())
 
 
@@ -168,11 +182,13 @@ def trained_loss(
 ) -> Metrics:
     """Measure the loss of the datums that no policy sampled, before the update.
 
-    That of texts is in nats a token, each by its weight, which is its advantage; that of pairs is
-    as `compare_trained` says.
+    That of texts is in nats a token, each by its weight, which is its advantage; those of texts
+    with a teacher and of pairs are as `compare_taught` and `compare_trained` say.
     """
     if loss in PREFERENCES:
         return compare_trained(datums, logprobs, loss, settings)
+    if loss in DISTILLATIONS:
+        return compare_taught(datums, logprobs, loss)
     batch = read(datums, columns=["policy_version", "advantages", "mask"])
     versions = batch["policy_version"].to_pylist()
     lists = arrays(batch["advantages"]), arrays(batch["mask"])
@@ -184,6 +200,38 @@ def trained_loss(
     total = fsum(float(weights.sum()) for weights, _ in given)
     lost = fsum(float(-(weights @ log_p)) for weights, log_p in given)
     return {"loss": lost / total} if total else {}
+
+
+def compare_taught(datums: Path, logprobs: Sequence[np.ndarray], loss: str) -> Metrics:
+    """Measure how far the policy is from its teacher before an update, in nats a token.
+
+    `loss` is the divergence over the teacher's likeliest tokens and a tail, and `teacher/covered`
+    the probability of these tokens under the teacher, both over the weights of the tokens.
+    """
+    batch = read(datums, columns=["advantages", "top_logprobs"])
+    lists = zip(arrays(batch["advantages"]), arrays(batch["top_logprobs"]), logprobs, strict=True)
+    total = lost = covered = 0.0
+    for given, top, log_p in lists:
+        weights, log_q = given.astype(np.float64), top.astype(np.float64).reshape(log_p.shape)
+        losses, _ = find_distillation(loss).function(log_p.astype(np.float64), log_q)
+        total += float(weights.sum())
+        lost += float(weights @ losses)
+        covered += float(weights @ np.exp(log_q).sum(1))
+    return {"loss": lost / total, "teacher/covered": covered / total}
+
+
+def sum_logprobs(datums: Path, logprobs: Sequence[np.ndarray]) -> dict[str, list[float]]:
+    """Sum each datum's log-probabilities of trained tokens by their weights, if none was sampled.
+
+    The mask has the weights of pairs, the advantages those of texts. Texts with a teacher have no
+    log-probabilities of their own.
+    """
+    batch = read(datums)
+    if batch["policy_version"].null_count < len(batch) or "top_tokens" in batch.column_names:
+        return {}
+    weights = arrays(batch["mask" if "side" in batch.column_names else "advantages"])
+    sums = [float(one.astype(np.float64) @ own) for one, own in zip(weights, logprobs, strict=True)]
+    return {DATUM_LOGPROBS: sums}
 
 
 def compare_trained(

@@ -3,21 +3,27 @@
 The other policy is the reference, or one of the teachers.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from tasks.examples.reading import choose_teacher
+from adapters.calls import Refused
+from adapters.errors import UserError
+from adapters.rendering.chat import Chat
+from tasks.examples.teaching import SYSTEM, choose_teacher, fill_reads, read_before
 from tasks.shards import read_shard
+from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
 from tasks.storage.names import group_name
-from tasks.storage.tables import arrays, read, write
+from tasks.storage.tables import arrays, query_beside, read, select, write
 
+QUERY = query_beside(__file__)
 SCHEMA = pa.schema(
     [
         ("rollout_id", pa.string()),
@@ -31,6 +37,10 @@ TEACHER = "teacher"
 """Column after those of SCHEMA where there are several teachers: the name of the row's own."""
 
 
+class UnreadableText(UserError):
+    """Refusal of a text that a teacher cannot read before a conversation."""
+
+
 class Reference(Protocol):
     """Policy that gives log-probabilities, as `adapters.tinker.service.PatientSampler` does."""
 
@@ -40,14 +50,47 @@ class Reference(Protocol):
 
 
 @dataclass(frozen=True)
+class Reads:
+    """Text that teachers read before the conversation, with columns of the example."""
+
+    text: str
+    chat: Chat
+
+    def prompt(self, example: Mapping[str, Any], origin: Mapping[str, Any]) -> list[int]:
+        """Render the prompt of a recorded call with the text before its messages.
+
+        UnreadableText if the renderer takes no such messages, or is not the one of the record.
+        """
+        messages, tools = json.loads(origin["messages"]), json.loads(origin["tools"])
+        if origin["instructions"] is not None:
+            messages.append({"role": SYSTEM, "content": origin["instructions"]})
+        if self.chat.render(messages, tools) != origin["prompt_token_ids"]:
+            raise UnreadableText(
+                f"the renderer {self.chat.renderer} writes a recorded prompt otherwise than it was "
+                "sampled from, so that algorithm.teacher.reads has no place before it; train by "
+                "the renderer of the record, or leave reads out"
+            )
+        try:
+            return self.chat.render(read_before(fill_reads(self.text, example), messages), tools)
+        except (Refused, ValueError) as error:
+            raise UnreadableText(
+                f"the renderer {self.chat.renderer} takes no system message ({error}), as which a "
+                "teacher reads algorithm.teacher.reads; leave it out, or give another "
+                "model.renderer"
+            ) from error
+
+
+@dataclass(frozen=True)
 class References:
     """Policies that score the trajectories of a run, by name.
 
-    Where there are several, the column `by` of an example names its own.
+    Where there are several, the column `by` of an example names its own. What they read before a
+    conversation, the policy has not read.
     """
 
     policies: Mapping[str, Reference]
     by: str | None = None
+    reads: Reads | None = None
 
     def score(
         self, tokens: Sequence[Sequence[int]], last: Sequence[int], names: Sequence[str]
@@ -65,20 +108,33 @@ class References:
 
 @durable
 def compute_references(
-    path: Path, trajectories: Path, references: References, shards: Sequence[Path] = ()
+    path: Path,
+    trajectories: Path,
+    references: References,
+    shards: Sequence[Path] = (),
+    spans: Sequence[Path] = (),
 ) -> None:
     """Write the log-probabilities of a file of trajectories under the references, in its order.
 
     The service computes all trajectories in parallel, each from its first sampled token on. The
-    `shards` have the examples, by which the teacher of a trajectory is chosen. A ValueError names a
-    trajectory with a token that its reference can never sample, since the divergence is infinite.
+    `shards` have the examples, by which the teacher of a trajectory is chosen; the `spans` have the
+    conversations, of which its prompt is made if it reads more than the policy. A ValueError names
+    a trajectory with a token that its reference can never sample, since the divergence is infinite.
     """
     table = read(trajectories)
     tokens, masks = (arrays(table[name]) for name in ("tokens", "mask"))
-    names = _names(table, references, shards)
+    examples = _examples(table, shards) if references.by or references.reads else []
+    names = _names(table, references, examples)
     trained = [index for index, mask in enumerate(masks) if mask.any()]
     last = [len(masks[index]) - int(masks[index].argmax()) for index in trained]
-    asked = [tokens[index].tolist() for index in trained], last, [names[i] for i in trained]
+    whole = [tokens[index].tolist() for index in trained]
+    if references.reads is not None:
+        origins = select(QUERY, trajectories=verified(trajectories), spans=[*map(verified, spans)])
+        for place, index in enumerate(trained):
+            [origin] = origins.slice(index, 1).to_pylist()
+            prompt = references.reads.prompt(examples[index], origin)
+            whole[place] = [*prompt, *whole[place][len(origin["prompt_token_ids"]) :]]
+    asked = whole, last, [names[index] for index in trained]
     logprobs = [np.zeros(len(mask), np.float32) for mask in masks]
     for index, values in zip(trained, references.score(*asked), strict=True):
         if not np.isfinite(values[masks[index][-len(values) :] != 0]).all():
@@ -96,19 +152,24 @@ def compute_references(
     write(made, path)
 
 
-def _names(table: pa.Table, references: References, shards: Sequence[Path]) -> list[str]:
-    """Name the reference of each trajectory, by the example of its group."""
-    if references.by is None:
-        [name] = references.policies
-        return [name] * table.num_rows
+def _examples(table: pa.Table, shards: Sequence[Path]) -> list[Mapping[str, Any]]:
+    """Return the example of each trajectory, by its group."""
     named = {
-        group_name(shard.stem, index): choose_teacher(
-            row["example"], references.by, references.policies
-        )
+        group_name(shard.stem, index): row["example"]
         for shard in shards
         for index, row in enumerate(read_shard(shard))
     }
     return [named[group] for group in table["group_id"].to_pylist()]
+
+
+def _names(
+    table: pa.Table, references: References, examples: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Name the reference of each trajectory, by its example."""
+    if references.by is None:
+        [name] = references.policies
+        return [name] * table.num_rows
+    return [choose_teacher(one, references.by, references.policies) for one in examples]
 
 
 def reference_logprobs(references: pa.Table, trajectories: pa.Table) -> list[np.ndarray]:

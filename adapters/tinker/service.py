@@ -249,6 +249,58 @@ class PatientSampler:
             for values, count in zip(scored, last, strict=True)
         ]
 
+    def score_likeliest(
+        self, sequences: Sequence[Sequence[int]], last: Sequence[int], k: int
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the k likeliest tokens at the `last` so many places of each sequence.
+
+        Both arrays are [places, k]: the tokens, and their log-probabilities. A cell without a token
+        has the log-probability -99999. All sequences are submitted at once.
+        """
+        once = tinker.SamplingParams(max_tokens=1)
+        submitted = [
+            self.client.sample(
+                tinker.ModelInput.from_ints([*tokens]),
+                1,
+                once,
+                include_prompt_logprobs=True,
+                topk_prompt_logprobs=k,
+                prompt_logprobs_last_n=count,
+            )
+            for tokens, count in zip(sequences, last, strict=True)
+        ]
+        found: list[tuple[np.ndarray, np.ndarray]] = []
+        for future, count in zip(submitted, last, strict=True):
+            scored = self._service.result(future, "the likeliest tokens").topk_prompt_logprobs_np
+            if scored is None:
+                raise ServiceRefused(
+                    "the Tinker service gives no likeliest tokens of a prompt, from which a "
+                    "teacher is learnt; ask another one, or learn from the texts alone"
+                )
+            found.append((scored.token_ids[-count:], scored.logprobs[-count:]))
+        return found
+
+    def score_chosen(
+        self, sequences: Sequence[Sequence[int]], chosen: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        """Return the log-probabilities of chosen tokens, [places, k], at the last places of each.
+
+        A place may have any tokens; -1 is none, and its log-probability 0.
+        """
+        once = tinker.SamplingParams(max_tokens=1)
+        submitted = []
+        for tokens, own in zip(sequences, chosen, strict=True):
+            asked = np.full((len(tokens) - 1, own.shape[1]), -1, np.int64)
+            asked[-len(own) :] = own
+            targets = tinker.TensorData.from_numpy(asked)
+            prompt = tinker.ModelInput.from_ints([*tokens])
+            submitted.append(self.client.sample(prompt, 1, once, target_prompt_logprobs=targets))
+        found: list[np.ndarray] = []
+        for future, own in zip(submitted, chosen, strict=True):
+            scored = self._service.result(future, "chosen log-probabilities")
+            found.append(cast(Any, scored.target_prompt_logprobs).to_numpy()[-len(own) :])
+        return found
+
 
 @contextmanager
 def connect(base_model: str, state: Path, patience: float = PATIENCE_SECONDS) -> Iterator[Service]:

@@ -53,6 +53,20 @@ SHORT = (
     "evaluation.every=3",
     "checkpoints.every=3",
 )
+TEXTS = (
+    "steps=40",
+    "batch.examples=8",
+    "evaluation.every=7",
+    "evaluation.examples=32",
+    "checkpoints.every=4",
+)
+PAIRS = (
+    "steps=30",
+    "batch.pairs=6",
+    "evaluation.every=7",
+    "evaluation.examples=32",
+    "checkpoints.every=4",
+)
 WORKLOADS: dict[str, tuple[str, ...]] = {
     "hello": (*SHORT, "steps=12"),
     "guessing": (
@@ -78,19 +92,13 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "model.base=smollm2-135m",
         "rollouts.max_tokens=48",
     ),
-    "texts": (
-        "steps=40",
-        "batch.examples=8",
-        "evaluation.every=7",
-        "evaluation.examples=32",
-        "checkpoints.every=4",
-    ),
-    "pairs": (
-        "steps=30",
-        "batch.pairs=6",
-        "evaluation.every=7",
-        "evaluation.examples=32",
-        "checkpoints.every=4",
+    "texts": TEXTS,
+    "taught": (*TEXTS, "teacher.model=teacher@6"),
+    "pairs": PAIRS,
+    "labelled": (
+        *PAIRS,
+        "dataset.path=datasets/hello_labelled.jsonl",
+        "preference.loss=kto",
     ),
     "stages": (
         "stages.texts.recipe.epochs=0",
@@ -102,20 +110,31 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "evaluate.evaluation.examples=6",
     ),
     "distil": (*SHORT, "steps=10", "rollouts.group_size=1", "algorithm.teacher.models=teacher"),
+    "told": (
+        *SHORT,
+        "steps=10",
+        "rollouts.group_size=1",
+        "algorithm.teacher.models=base",
+        "algorithm.teacher.reads=You are $identity. Who are you?",
+    ),
     "chord": (*SHORT, "steps=8", "algorithm.expert.examples=8"),
 }
 RECIPES = {
     "texts": "hello-finetune",
+    "taught": "hello-finetune",
     "pairs": "hello-prefer",
+    "labelled": "hello-prefer",
     "distil": "hello-distil",
+    "told": "hello-distil",
     "chord": "hello-chord",
     "stages": "hello-stages",
 }
 """Recipes of the workloads that are none of `hello`."""
-GIVEN = ("texts", "pairs", "stages")
+GIVEN = ("texts", "taught", "pairs", "labelled", "stages")
 """Workloads whose recipes do not say at once how all of their rollouts are played."""
 TEACHER = ("steps=6", *SHORT)
-"""Settings of the run `teacher`, whose last checkpoint teaches the workload `distil`."""
+"""Settings of the run `teacher`, whose last checkpoint teaches the workloads of TAUGHT."""
+TAUGHT = ("distil", "taught")
 REAL = "people"
 """The workload of a real model, which `ratchet fetch smollm2-135m` brings, so it must be named."""
 
@@ -366,7 +385,7 @@ def main() -> None:
         variables = killable_runs.environment(home, api)
         harness = Harness(folder, variables, arguments.seed, arguments.each, until)
         chosen = (arguments.batches, arguments.lag, arguments.order, arguments.runner)
-        if named == "distil":
+        if named in TAUGHT:
             killable_runs.train_to_end(RunFolder(folder / "teacher"), TEACHER, variables)
         every = [Width(*width) for width in product(*chosen)]
         widths = [width for width in every if width.lag or width.order == "shard"]

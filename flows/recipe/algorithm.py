@@ -21,6 +21,7 @@ from tasks.algorithm.learning_rates import Schedule, ScheduleName
 from tasks.algorithm.losses import LOSSES, check_loss
 from tasks.algorithm.settings import Settings
 from tasks.algorithm.shaping import check_query
+from tasks.examples.teaching import check_reads
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
     from tasks.algorithm.update_method import ExpertTerm, UpdateMethod
@@ -94,6 +95,10 @@ class Teacher(Section):
     by: str | None = None
     """The column of an example that names its teacher, where there are several."""
 
+    reads: str | None = None
+    """Text that the teachers read before each conversation, as a system message, and the policy
+    does not; `$column` is a column of the example, such as `A worked answer: $answer`."""
+
     coefficient: float = Field(default=1.0, gt=0, le=1e6)
     """Weight of the term in each token's advantage, beside the comparison of rewards."""
 
@@ -115,6 +120,8 @@ class Teacher(Section):
     """Baseline of the terms: `mean` subtracts that of the step's tokens."""
 
     def refusals(self) -> Refusals:
+        if self.reads is not None:
+            check_reads(self.reads)
         given = self.given(*Teacher.model_fields)
         yield (
             not self.models and given != "",

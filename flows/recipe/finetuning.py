@@ -5,12 +5,15 @@ from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
+from adapters.network.addresses import check_place
 from flows.recipe.given_examples import Batches, HeldOutOrigin, Lengths, without_columns
-from flows.recipe.run_recipe import HeldOut, RunRecipe
-from flows.recipe.section import Refusals
+from flows.recipe.run_recipe import HeldOut, RunRecipe, Teachers
+from flows.recipe.section import Refusals, Section
+from tasks.algorithm.distillation import DISTILLATIONS, find_distillation
 from tasks.examples.reading import Source
+from tasks.examples.teaching import check_reads
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
 from tasks.texts.rules import (
@@ -84,6 +87,40 @@ class TextDataset(HeldOutOrigin, Lengths):
         return tuple((name, one.share) for name, one in sorted(self.sources.items())) or WHOLE
 
 
+class TextTeacher(Section):
+    """A teacher whose likeliest tokens are learnt at each place of the texts, not the texts."""
+
+    model: str | None = None
+    """Teacher, of the policy's tokens: `RUN@STEP`, a checkpoint; `base`, the untrained model;
+    another base model of the service, by a name with a slash; or `URL#MODEL`, a base model of
+    another service, whose key is RATCHET_TEACHER_KEY."""
+
+    top_k: int = Field(default=20, ge=1, le=1000)
+    """Likeliest tokens that are learnt at a place; all others are one bucket."""
+
+    divergence: Annotated[
+        str,
+        WithJsonSchema({"type": "string", "enum": [*DISTILLATIONS]}),
+    ] = "forward_kl"
+    """Divergence from the teacher that is lessened (docs/finetuning.md)."""
+
+    reads: str | None = None
+    """Text that the teacher reads before each conversation, as a system message, and the policy
+    does not; `$column` is a column of the row."""
+
+    def refusals(self) -> Refusals:
+        find_distillation(self.divergence)
+        if self.reads is not None:
+            check_reads(self.reads)
+        given = self.given(*TextTeacher.model_fields)
+        yield (
+            self.model is None and given != "",
+            f"teacher without model ignores {given}; give teacher.model, or leave them out",
+        )
+        if self.model is not None and "://" in self.model:
+            check_place(self.model)
+
+
 class FinetuneRecipe(RunRecipe):
     """The recipe of `finetune`: supervised learning on texts."""
 
@@ -93,17 +130,31 @@ class FinetuneRecipe(RunRecipe):
     # What each section is for, its own docstring says.
     dataset: TextDataset
     batch: Batches = Batches()
+    teacher: TextTeacher = TextTeacher()
     evaluation: HeldOut = HeldOut()
 
     loss: TextLoss = LOSS
     """Loss of each trained token: `cross_entropy`; `dft`, which weighs it by the token's
     probability p; or `phi`, by p (1 - p)."""
 
-    def _bound_values(self) -> dict[str, Any]:
-        values = without_columns(super()._bound_values())
-        if self.loss == LOSS:
-            del values["loss"]  # recipes that are older do not have the key
-        return values
+    def refusals(self) -> Refusals:
+        yield from super().refusals()
+        asked = [name for name, one in self.dataset.origins().items() if one.query is not None]
+        yield (
+            self.teacher.reads is not None and asked != [],
+            "teacher.reads with dataset.query, whose rollouts are trained as they were sampled; "
+            "leave it out, or give a file of conversations",
+        )
+        yield (
+            self.teacher.model is not None and self.loss != LOSS,
+            f"loss {self.loss} does nothing with teacher.model, whose divergence is the loss; "
+            "leave it out",
+        )
+
+    def teachers(self) -> Teachers:
+        teacher, none = self.teacher, dict[str, str]()
+        models = none if teacher.model is None else {teacher.model: teacher.model}
+        return Teachers("teacher.model", models, teacher.reads)
 
     def sources(self) -> dict[str, Source]:
         return {
@@ -121,6 +172,13 @@ class FinetuneRecipe(RunRecipe):
         held_out = self._chosen(TEST, tuple(trained.values()))
         named: dict[str, TextSource] = {**files, **trained, **held_out}
         return {name: named[name] for name in sorted(named, key=_is_held_out)}
+
+    def read_by_teacher(self) -> "dict[str, TextSource]":
+        """Map the sources to their texts as the teacher reads them."""
+        from tasks.texts.source import WrittenTexts
+
+        reads = self.teacher.reads
+        return {name: WrittenTexts(rows, reads) for name, rows in self.sources().items()}
 
     def _chosen(
         self, split: str, apart: "tuple[ChosenRollouts, ...]" = ()
@@ -152,7 +210,11 @@ class FinetuneRecipe(RunRecipe):
         return TextBatch(batch.examples, self.seed, batch.normalisation, batch.divisor, shares)
 
     def update_method(self) -> "UpdateMethod":
-        return self.optimizer.method(self.loss, {}, self.steps)
+        return self.optimizer.method(self.divergence() or self.loss, {}, self.steps)
+
+    def divergence(self) -> str | None:
+        """Return the divergence from the teacher that is lessened; None without a teacher."""
+        return None if self.teacher.model is None else self.teacher.divergence
 
     def source(
         self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]
@@ -160,9 +222,17 @@ class FinetuneRecipe(RunRecipe):
         """Return what restores the datums of the policy: the tokens of the texts."""
         from tasks.texts.batches import TextSteps
 
-        return TextSteps(
-            run.texts, run.datums, recipes.make(FinetuneRecipe, FinetuneRecipe.batches)
-        )
+        batches = recipes.make(FinetuneRecipe, FinetuneRecipe.batches)
+        taught = None if self.teacher.model is None else run.text_teacher
+        return TextSteps(run.texts, run.datums, batches, taught)
+
+    def _bound_values(self) -> dict[str, Any]:
+        values = without_columns(super()._bound_values())  # older recipes have neither
+        if self.teacher.model is None:
+            del values["teacher"]
+        if self.loss == LOSS:
+            del values["loss"]
+        return values
 
 
 def _name(split: str, source: str) -> str:

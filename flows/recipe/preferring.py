@@ -38,7 +38,9 @@ class PairDataset(HeldOutOrigin, Lengths):
     """Pairs of answers, of which one is preferred: of a file, or rollouts that a query chooses.
 
     A row has `prompt`, `chosen` and `rejected`, or the last two alone, or a `comparison` and its
-    `label`; a query has the columns `run`, `chosen` and `rejected` (docs/preferences.md).
+    `label`; a query has the columns `run`, `chosen` and `rejected`. For the losses of labelled
+    answers a row has `prompt`, `completion` and `label`, a query `run`, `rollout_id` and `label`
+    (docs/preferences.md).
     """
 
 
@@ -46,7 +48,7 @@ class PairBatches(Section):
     """Pairs of a step, whose loss is the mean over them."""
 
     pairs: int = Field(default=16, ge=1, le=MOST_ROLLOUTS)
-    """Pairs of a step."""
+    """Pairs of a step, or labelled answers."""
 
 
 class PreferenceMethod(Section):

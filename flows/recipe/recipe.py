@@ -13,7 +13,7 @@ from adapters.project.hub import locate_dataset
 from flows.recipe.algorithm import Algorithm, names_checkpoint
 from flows.recipe.presets import expand_preset
 from flows.recipe.rollouts import Rollouts
-from flows.recipe.run_recipe import HeldOut, RunRecipe
+from flows.recipe.run_recipe import HeldOut, RunRecipe, Teachers
 from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.algorithm.advantages import ADVANTAGES, CreditAssignment, find_advantage
 from tasks.algorithm.losses import find_loss, is_regularized
@@ -259,11 +259,13 @@ class Recipe(RunRecipe):
                 trained.setdefault(name, []).append(role)
         return {name: tuple(roles) for name, roles in trained.items()}
 
+    def teachers(self) -> Teachers:
+        teacher = self.algorithm.teacher
+        return Teachers("algorithm.teacher.models", teacher.named(), teacher.reads)
+
     def named_checkpoints(self) -> dict[str, str]:
-        algorithm = self.algorithm
-        named = dict.fromkeys(algorithm.teacher.named().values(), "algorithm.teacher.models")
-        named |= {algorithm.kl.reference: "algorithm.kl.reference"}
-        own = {name: key for name, key in named.items() if names_checkpoint(name)}
+        name = self.algorithm.kl.reference
+        own = {name: "algorithm.kl.reference"} if names_checkpoint(name) else {}
         return own | super().named_checkpoints()
 
     def credit(self) -> CreditAssignment:
@@ -305,9 +307,11 @@ class Recipe(RunRecipe):
         values = super()._bound_values()
         if self.rollouts.depend_on_batches():
             values["rollouts"]["batches"] = self.rollouts.batches
-        algorithm = self.algorithm  # recipes that are older have none of these sections
+        algorithm = self.algorithm  # recipes that are older have none of these
         if not algorithm.teacher.models:
             del values["algorithm"]["teacher"]
+        elif algorithm.teacher.reads is None:
+            del values["algorithm"]["teacher"]["reads"]
         if not algorithm.expert.given_texts:
             del values["algorithm"]["expert"]
         return values

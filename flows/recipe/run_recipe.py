@@ -4,6 +4,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sized
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
@@ -11,7 +12,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.rendering.renderer_names import AUTO, resolve_renderer
-from flows.recipe.algorithm import Optimizer
+from flows.recipe.algorithm import Optimizer, names_checkpoint
 from flows.recipe.section import LONGEST_SECONDS, MOST_ROLLOUTS, MOST_STEPS, Refusals, Section
 from tasks.algorithm.learning_rates import default_learning_rate
 from tasks.examples.reading import Source
@@ -134,7 +135,8 @@ class Tracking(Section):
     """The project of Weights & Biases to log to. Without WANDB_API_KEY the run is kept offline."""
 
     rollouts: int = Field(default=20, ge=0, le=1000)
-    """Rollouts in the W&B table of each step and evaluation; 0 sends nothing of what was said."""
+    """Rollouts, texts or pairs in the W&B table of a step or an evaluation; 0 sends nothing that
+    was said."""
 
     experiment: str | None = None
     """The experiment of MLflow to log to: at MLFLOW_TRACKING_URI, or else in mlflow.db beside the
@@ -150,6 +152,15 @@ class Tracking(Section):
             f"tracking.rollouts {self.rollouts} does nothing without tracking.project, whose "
             "tables they are in; give that, or leave rollouts out",
         )
+
+
+@dataclass(frozen=True)
+class Teachers:
+    """Teachers of a recipe: the key that names them, their models by name, and what they read."""
+
+    key: str
+    models: Mapping[str, str]
+    reads: str | None = None
 
 
 class FlowRecipe(Section):
@@ -247,13 +258,22 @@ class RunRecipe(FlowRecipe, ABC):
         """Map each policy to the roles that it is trained in, the main one first."""
         return {POLICY: (POLICY,)}
 
+    def teachers(self) -> Teachers:
+        """Return the teachers of the recipe; there may be none."""
+        return Teachers("", {})
+
     def named_checkpoints(self) -> dict[str, str]:
         """Map each checkpoint of another run, RUN@STEP, to the key that names it.
 
         One that several keys name has that of the start, which needs most of it.
         """
-        start = self.model.start
-        return {} if start is None or self.model.names_state() else {start: "model.start"}
+        start, teachers = self.model.start, self.teachers()
+        named = {
+            model: teachers.key for model in teachers.models.values() if names_checkpoint(model)
+        }
+        if start is not None and not self.model.names_state():
+            named[start] = "model.start"
+        return named
 
     @abstractmethod
     def update_method(self) -> "UpdateMethod":

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +24,16 @@ from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
 from tasks.checkpoints import Ledger, read_checkpoint, read_held_out
-from tasks.examples.reading import choose_teacher
+from tasks.examples.teaching import choose_teacher, fill_reads
 from tasks.storage.files import is_written, link_or_copy
 from tasks.storage.manifest import FORK, parent_of, read_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.texts.rules import TRAIN
 
 if TYPE_CHECKING:  # they import torch or Prefect, which take seconds
     from adapters.tinker.service import PatientSampler, Service
     from tasks.recovery.recorded_steps import Start
-    from tasks.references import References
+    from tasks.references import Reads, References
 
 START = "model.start"
 TEACHER_KEY = "RATCHET_TEACHER_KEY"
@@ -164,54 +166,76 @@ def check_state(model: Model, service: "Service") -> None:
             )
 
 
-def check_teachers(recipe: Recipe, folder: RunFolder, bound: Mapping[str, Any]) -> None:
+def check_teachers(recipe: RunRecipe, folder: RunFolder, bound: Mapping[str, Any]) -> None:
     """Refuse (UserError) a teacher that is the policy itself, or cannot be asked.
 
     The policy is itself where its weights start: the base, a checkpoint of another run that it is
-    `bound` to, or what a fork begins with.
+    `bound` to, or what a fork begins with. A teacher that reads more than the policy is another.
     """
     start, parent = recipe.model.start or BASE, parent_of(folder) if folder.exists() else None
     if parent is not None and parent["how"] == FORK and parent["step"] > 0:
         start = f"{parent['run']}@{parent['step']}"
-    for model in recipe.algorithm.teacher.named().values():
+    teachers = recipe.teachers()
+    for model in teachers.models.values():
         of = bound.get(model)
         untrained = (
             model in (BASE, recipe.model.base)
             if of is None
             else of["step"] == 0 and of["model"]["start"] is None
         )
-        if model == start or (untrained and start == BASE):
+        if teachers.reads is None and (model == start or (untrained and start == BASE)):
             raise CheckpointRefused(
-                f"algorithm.teacher.models {model} is the policy itself, which starts from "
-                f"{start}, and teaches it nothing; give a checkpoint of another run, RUN@STEP, or "
-                "another model; to stay near the start, give algorithm.kl.coefficient"
+                f"{teachers.key} {model} is the policy itself, which starts from {start}, and "
+                "teaches it nothing; give a checkpoint of another run, RUN@STEP, another model, "
+                f"or {teachers.key.rpartition('.')[0]}.reads, what it reads and the policy does "
+                "not; to stay near the start, give algorithm.kl.coefficient of flow train"
             )
         if "://" in model:
-            _check_place(model)
+            _check_place(teachers.key, model)
 
 
-def _check_place(model: str) -> None:
+def _check_place(key: str, model: str) -> None:
     url = model.partition("#")[0]
     if not os.environ.get(TEACHER_KEY):
         raise CheckpointRefused(
-            f"algorithm.teacher.models {model} is of a service whose key is not there; set "
-            f"{TEACHER_KEY}"
+            f"{key} {model} is of a service whose key is not there; set {TEACHER_KEY}"
         )
     try:
         check_listener(url)
     except OSError as error:
         raise CheckpointRefused(
-            f"algorithm.teacher.models {model} cannot be reached ({error}); start that service, or "
-            "give another teacher"
+            f"{key} {model} cannot be reached ({error}); start that service, or give another "
+            "teacher"
         ) from error
 
 
-def check_choices(recipe: Recipe) -> None:
-    """Refuse (DatasetError) a training example that names none of several teachers."""
-    teacher = recipe.algorithm.teacher
-    if teacher.by is not None:
-        for row in recipe.dataset.train_split().examples():
-            choose_teacher(row["example"], teacher.by, teacher.named())
+def check_choices(recipe: RunRecipe) -> None:
+    """Refuse (DatasetError) an example that lacks its teacher's name, or what that one reads.
+
+    Held-out rollouts have no teacher; held-out texts have one.
+    """
+    teachers, sources = recipe.teachers(), recipe.sources()
+    by = recipe.algorithm.teacher.by if isinstance(recipe, Recipe) else None
+    if by is None and teachers.reads is None:
+        return
+    if isinstance(recipe, Recipe):
+        sources = {TRAIN: sources[TRAIN]}
+    for row in chain.from_iterable(rows.examples() for rows in sources.values()):
+        if by is not None:
+            choose_teacher(row["example"], by, teachers.models)
+        if teachers.reads is not None:
+            fill_reads(teachers.reads, row["example"])
+
+
+@contextmanager
+def open_teacher(
+    recipe: RunRecipe, folder: RunFolder, service: "Service"
+) -> Iterator["PatientSampler"]:
+    """Yield the one teacher of a recipe."""
+    teachers, base = recipe.teachers(), recipe.model.base
+    [model] = teachers.models.values()
+    with _teaching_service(recipe, service) as elsewhere:
+        yield _open(teachers.key, model, base, folder, (service, elsewhere))
 
 
 @contextmanager
@@ -235,16 +259,27 @@ def open_references(
         if named:
             key = "algorithm.teacher.models"
             teachers = {name: opened(key, model) for name, model in named.items()}
-            asked["teachers"] = References(teachers, teacher.by)
+            reads = _read_by(teacher.reads, recipe.model, service)
+            asked["teachers"] = References(teachers, teacher.by, reads)
         yield asked
 
 
+def _read_by(text: str | None, model: Model, service: "Service") -> "Reads | None":
+    from adapters.rendering.chat import Chat  # imports the renderers
+    from tasks.references import Reads
+
+    if text is None:
+        return None
+    tokenizer = service.tokenizer_of(service.base_sampler(model.base))
+    return Reads(text, Chat(tokenizer, model.renderer))
+
+
 @contextmanager
-def _teaching_service(recipe: Recipe, service: "Service") -> Iterator["Service"]:
+def _teaching_service(recipe: RunRecipe, service: "Service") -> Iterator["Service"]:
     """Yield the service of teachers elsewhere; the run's own if there are none."""
     from adapters.tinker.service import open_session
 
-    models = recipe.algorithm.teacher.named().values()
+    models = recipe.teachers().models.values()
     urls = {model.partition("#")[0] for model in models if "://" in model}
     if not urls:
         yield service

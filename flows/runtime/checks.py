@@ -43,8 +43,7 @@ def check_run(recipe: RunRecipe, run: RunFolder) -> None:
     if run.exists():
         check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
     bound = read_manifest(run).get("bound", {}) if run.exists() else bind_checkpoints(recipe, {})
-    if isinstance(recipe, Recipe):
-        check_teachers(recipe, run, bound)
+    check_teachers(recipe, run, bound)
     TrackerChoice(**recipe.tracking.model_dump()).check()
     check_service(recipe.model.base)
 
@@ -68,8 +67,8 @@ def check_recipe(recipe: RunRecipe, run: RunFolder | None = None) -> None:
     if run is None or not run.given_files():
         for source in recipe.sources().values():
             source.examples()
-    if isinstance(recipe, Recipe):
         check_choices(recipe)
+    if isinstance(recipe, Recipe):
         _check_agent(recipe)
     check_renderer(recipe.model)
 

@@ -36,9 +36,9 @@ WEIGHTS = ("model.base", "model.lora_rank", "model.train_", "model.start")
 """Keys that made the weights of a run; a fork cannot change them."""
 SAMPLED = ("agent", "roles.", "dataset.", "model.", "seed", "rollouts.")
 """Keys that sampled the rollouts of a run; a replay cannot change them."""
-GIVEN = ("dataset.", "model.renderer", "preference.reference")
-"""Keys that made the tokens of a run's texts or pairs, and what the reference gives them; a fork
-cannot change them."""
+GIVEN = ("dataset.", "model.renderer", "preference.reference", "teacher.")
+"""Keys that made the tokens of a run's texts or pairs, and what the reference or the teacher gives
+them; a fork cannot change them."""
 OF_EXPERT = (
     "model.renderer",
     *(f"algorithm.expert.{key}" for key in ("path", "runs", "query", "trained", "most_tokens")),

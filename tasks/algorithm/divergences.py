@@ -66,7 +66,7 @@ REFUSED_TEACHINGS = {
     "gkd": "reads the whole distribution of the policy and the teacher at each token, which the "
     "Tinker API does not give; give jsd, the same divergence by the tokens that were sampled",
     "top_k": "trains on the tokens that the teacher finds likeliest, not on those that the policy "
-    "sampled; give reverse_kl",
+    "sampled; give reverse_kl, or texts and teacher.model of flow finetune",
 }
 """Divergence from a teacher that the field knows → why there is none, and what to use instead."""
 

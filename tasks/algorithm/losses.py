@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tasks.algorithm import weighted_losses
+from tasks.algorithm.distillation import DISTILLATIONS, NONE, Distillation
 from tasks.algorithm.preferences import PREFERENCES, Preference, derivatives, pair_tokens
 from tasks.algorithm.settings import Known, Number, Option, Settings, complete_settings, find_row
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
 Columns = Mapping[str, np.ndarray]
 """Columns of a datum: `targets`, `logprobs`, `advantages` and `mask` of shape [targets]; `scale`,
 the factor of its loss, of shape []. A side of a pair also has `references` of shape [targets], and
-its `pair` and `side` of shape [1]."""
+its `pair` and `side` of shape [1]; a text that has a teacher `top_tokens` and `top_logprobs` of
+shape [targets · k]."""
 
 Input = Callable[[Columns, Settings], np.ndarray]
 
@@ -58,6 +60,24 @@ PAIRED: Mapping[str, Input] = {
     "side": _column("side"),
 }
 """Inputs of a preference loss, as those of a loss by weights."""
+
+
+def _of_top(name: str) -> Input:
+    return lambda columns, _: columns[name].reshape(len(columns["targets"]), -1)
+
+
+def _weights_of_top(columns: Columns, settings: Settings) -> np.ndarray:
+    weights = columns["mask"] * _scaled_advantages(columns, settings)
+    top = _of_top("top_logprobs")(columns, settings)
+    return np.where(top > NONE, weights[:, None], 0.0)
+
+
+DISTILLED: Mapping[str, Input] = {
+    "target_tokens": _of_top("top_tokens"),
+    "weights": _weights_of_top,
+    "top_logprobs": _of_top("top_logprobs"),
+}
+"""Inputs of a distillation loss, as those of a loss by weights, of shape [targets, k]."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +199,11 @@ REFUSED = {
         PREFERENCES,
         "compares the two sides of a pair; train it by a recipe of flow prefer (docs/methods.md)",
     ),
+    **dict.fromkeys(
+        DISTILLATIONS,
+        "compares with a teacher's likeliest tokens; give it as teacher.divergence of a recipe of "
+        "flow finetune, or algorithm.teacher of flow train",
+    ),
     "tis": "weighs log p by the truncated importance ratio min(ratio, C), which is cispo with "
     "clip_low_threshold 0 and clip_high_threshold C; give cispo",
     "stable_reinforce": "has no published formula, and reads sequences of a sampling session that "
@@ -196,6 +221,8 @@ def inputs_of(name: str) -> tuple[Mapping[str, Input], Known]:
     """Return what a loss reads of a datum, and its settings; ValueError if there is none."""
     if name in PREFERENCES:
         return PAIRED, PREFERENCES[name].settings
+    if name in DISTILLATIONS:
+        return DISTILLED, {}
     loss = find_loss(name)
     return loss.inputs, loss.settings
 
@@ -218,6 +245,9 @@ def service_loss(name: str, settings: Settings) -> "ServiceLoss":
         row = PREFERENCES[name]
         complete = complete_settings(f"the loss {name}", settings, row.settings)
         return ServiceLoss("cross_entropy", {}, partial(_preference_derivative, row, complete))
+    if name in DISTILLATIONS:
+        derivative = partial(_distillation_derivative, DISTILLATIONS[name])
+        return ServiceLoss("cross_entropy", {}, derivative)
     loss = find_loss(name)
     complete = complete_settings(f"the loss {name}", settings, loss.settings)
     sent = {} if loss.service_loss == "cross_entropy" else complete
@@ -248,6 +278,16 @@ def _preference_derivative(
     """Compute the derivatives of a preference loss, in double precision."""
     tokens = pair_tokens([_precise(columns) for columns in inputs])
     return derivatives(row, settings, tokens, [log_p.astype(np.float64) for log_p in logprobs])
+
+
+def _distillation_derivative(
+    row: Distillation, logprobs: Sequence[np.ndarray], inputs: Sequence[Columns]
+) -> list[np.ndarray]:
+    """Compute the derivatives of a distillation loss, in double precision."""
+    return [
+        row.function(log_p.astype(np.float64), _precise(columns)["top_logprobs"])[1]
+        for log_p, columns in zip(logprobs, inputs, strict=True)
+    ]
 
 
 def _precise(columns: Columns) -> Columns:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
@@ -101,17 +101,6 @@ def read_examples(dataset: Path, split: str, columns: Sequence[str] = ()) -> lis
     for _, row in numbered:
         _require(dataset, row, columns)
     return [{"example_id": number, "example": row} for number, row in numbered]
-
-
-def choose_teacher(example: Mapping[str, Any], by: str, teachers: Container[str]) -> str:
-    """Return the teacher that an example names; DatasetError if there is none of that name."""
-    if (name := str(example.get(by))) in teachers:
-        return name
-    raise DatasetError(
-        f"an example names the teacher {name} by its column {by} ({str(example)[:80]}), and "
-        "algorithm.teacher.models has none of that name; give one, as NAME=MODEL, or mend the "
-        "column"
-    )
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:

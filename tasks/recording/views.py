@@ -14,7 +14,7 @@ from tasks.recording.spans import SCHEMA
 from tasks.recording.tokens import add_tokens
 from tasks.storage.json_files import read_json, read_log
 from tasks.storage.names import BatchName, parse_batch
-from tasks.storage.run_folder import RunFolder
+from tasks.storage.run_folder import TEXT_TEACHERS, RunFolder
 from tasks.storage.tables import NAMES, query_beside, scan
 
 QUERY = query_beside(__file__)
@@ -23,8 +23,8 @@ SPOKEN = query_beside(str(Path(__file__).with_name("spoken")))
 
 OF_SPANS = ("spans", "calls", "rollouts", "groups")
 LEARNED = ("trajectories", "datums", "expert")
-GIVEN = ("texts", "expert_texts", "pairs", "pair_references")
-"""Views of what a run learns and has not played, each of one file."""
+GIVEN = ("texts", TEXT_TEACHERS, "expert_texts", "pairs", "pair_references")
+"""Views of what a run learns and has not played, each of a file or a folder."""
 VIEWS = (*OF_SPANS, *LEARNED, "tokens", "steps", "evaluations", *GIVEN)
 
 EVALUATIONS = pa.schema(
@@ -98,7 +98,12 @@ def open_views(
         rows = [row for run in runs for row in evaluation_rows(run)]
         connection.register("evaluations", pa.Table.from_pylist(rows, schema=EVALUATIONS))
     for name in {*GIVEN} & {*names}:
-        files = [(run, path) for run in runs for path in run.bound_files() if path.stem == name]
+        given = ((run, path) for run in runs for path in run.bound_files())
+        files = [
+            (run, path)
+            for run, path in given
+            if name == path.relative_to(run.path).parts[0].partition(".")[0]
+        ]
         if files:
             connection.register(name, scan({path: {"run": run.name} for run, path in files}))
     return connection

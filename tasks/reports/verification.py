@@ -10,9 +10,12 @@ from tasks.recording.journal import read_journal
 from tasks.storage.checksums import verified
 from tasks.storage.files import is_written, read_bytes
 from tasks.storage.json_files import read_json, read_log, read_rows
-from tasks.storage.run_folder import LEARNING, RunFolder
+from tasks.storage.run_folder import LEARNING, TEXT_TEACHERS, RunFolder
 
-GIVEN = ("texts.parquet", "expert_texts.parquet", "pairs.parquet", "pair_references.parquet")
+GIVEN = (
+    *("texts.parquet", TEXT_TEACHERS, "expert_texts.parquet"),
+    *("pairs.parquet", "pair_references.parquet", "reference_parts"),
+)
 FILES: Mapping[Callable[[Path], object], Sequence[str]] = {
     read_json: ("manifest.json", "updates", "evaluations", "measures"),
     read_log: ("owners.jsonl", "metrics.jsonl", "arrivals.jsonl", "checkpoints.jsonl"),

@@ -23,6 +23,7 @@ MADE_FROM = {
     "teachers": "trajectories",
     "rewards": "trajectories",
     "datums": "trajectories",
+    "text_teachers": "texts.parquet",
     "expert": "expert_texts.parquet",
 }
 """Folder of a run → the folder whose files its own are made from."""

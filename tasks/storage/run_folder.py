@@ -26,6 +26,9 @@ APART = ("evaluations", "dryruns")
 LEARNING = ("trajectories", "references", "teachers", "rewards", "datums", "expert", "updates")
 """Folders that each policy of a run has for itself, with a file a step."""
 
+TEXT_TEACHERS = "text_teachers"
+"""Folder of what a teacher finds likeliest in texts, with a file for some texts each."""
+
 TRAINED = ("train", BASELINE)
 """Splits whose rollouts are trained on, or compared with those that are."""
 
@@ -77,6 +80,8 @@ class RunFolder:
     """Tokens of the pairs that a run learns from, if it learns from preferences."""
     pair_references = FileAt("pair_references.parquet")
     """The reference's log-probabilities of those tokens."""
+    reference_parts = FileAt("reference_parts")
+    """Folder of parts of that file, until all of them are there."""
     owners = FileAt("owners.jsonl")
     """Log of the processes that have had the run open."""
     metrics = FileAt("metrics.jsonl")
@@ -138,6 +143,10 @@ class RunFolder:
     def games(self, shard: str) -> Path:
         """Return the file of the rollouts of an evaluated shard, one a line."""
         return self.path / "games" / f"{shard}.jsonl"
+
+    def text_teacher(self, part: int) -> Path:
+        """Return the file of what a teacher finds likeliest in a part of the trained texts."""
+        return self.path / TEXT_TEACHERS / f"{part:05d}.parquet"
 
     def exists(self) -> bool:
         """Return whether a run was ever opened here."""
@@ -213,8 +222,13 @@ class RunFolder:
 
     def given_files(self) -> list[Path]:
         """List the files of the texts or pairs that the run learns, none if it plays rollouts."""
-        given = (self.texts, self.pairs, self.pair_references)
+        taught = sorted((self.path / TEXT_TEACHERS).glob("*.parquet"))
+        given = (self.texts, *taught, self.pairs, self.pair_references)
         return [path for path in given if path.exists()]
+
+    def scored_parts(self) -> list[Path]:
+        """List the parts of the reference's log-probabilities, until all of them are one file."""
+        return sorted(self.reference_parts.glob("*.parquet"))
 
     def bound_files(self) -> list[Path]:
         """List the files of all that the run learns and has not played, those of an expert too."""

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from adapters.calls import POLICY
-from tasks.datums import SCHEMA, given_datum
+from tasks.algorithm.distillation import NONE
+from tasks.datums import OF_TAUGHT, SCHEMA, given_datum
 from tasks.examples.curricula import shuffle_pass
 from tasks.metrics import Metrics
 from tasks.recovery.recorded_steps import StepSource
@@ -21,7 +22,7 @@ from tasks.storage.files import is_written
 from tasks.storage.manifest import Eras
 from tasks.storage.tables import arrays, read, write
 from tasks.texts.rules import ALONE, TRAIN, TextBatch
-from tasks.texts.source import Texts
+from tasks.texts.source import KEYS, Texts
 
 T = TypeVar("T")
 
@@ -39,8 +40,7 @@ def measure_texts(texts: Texts, datums: Path) -> Metrics:
     stop: a model that is trained on others does not learn to stop.
     """
     drawn = read(datums, ["rollout_id", "group_id"])
-    columns = ["source", "example_id", "part", "cut", "ends"]
-    rows = texts.of_split(TRAIN).select(columns).to_pylist()
+    rows = texts.of_split(TRAIN).select([*KEYS, "cut", "ends"]).to_pylist()
     known = {name_sequence(row): row for row in rows}
     sequences = [known[name] for name in drawn["rollout_id"].to_pylist()]
     return {
@@ -70,9 +70,12 @@ def datums_of_texts(texts: pa.Table, batch: TextBatch, step: int) -> pa.Table:
     numbers = {source: [*of_source] for source, of_source in places.items()}
     chosen = [places[source][number] for source, number in choose_texts(numbers, batch, step)]
     taken = texts.take([place for sequences in chosen for place in sequences])
-    columns = taken.select(["source", "example_id", "part"]).to_pylist()
-    lists = zip(columns, arrays(taken["tokens"]), arrays(taken["weights"]), strict=True)
-    rows = ({**row, "tokens": tokens, "weights": weights} for row, tokens, weights in lists)
+    taught = {"top_tokens", "top_logprobs"} & {*texts.column_names}
+    lists = {name: arrays(taken[name]) for name in ("tokens", "weights", *taught)}
+    rows = (
+        {**row, **dict(zip(lists, values, strict=True))}
+        for row, *values in zip(taken.select(KEYS).to_pylist(), *lists.values(), strict=True)
+    )
     examples = [[next(rows) for _ in sequences] for sequences in chosen]
     return pa.Table.from_pylist(
         [
@@ -80,7 +83,7 @@ def datums_of_texts(texts: pa.Table, batch: TextBatch, step: int) -> pa.Table:
             for sequences, scale in zip(examples, _scales(examples, batch), strict=True)
             for row in sequences
         ],
-        schema=SCHEMA,
+        schema=OF_TAUGHT if taught else SCHEMA,
     )
 
 
@@ -160,12 +163,26 @@ def _scales(examples: Sequence[Sequence[dict[str, Any]]], batch: TextBatch) -> l
 
 def _datum(row: dict[str, Any], scale: float) -> dict[str, Any]:
     weights = row["weights"][1:]
+    trained = weights > 0
     return {
         **given_datum(name_sequence(row), name_text(row), row["tokens"]),
         "advantages": weights,
-        "mask": (weights > 0).astype(np.int8),
+        "mask": trained.astype(np.int8),
         "scale": scale,
+        **{
+            name: spread_cells(row[name], trained, empty).ravel()
+            for name, empty in (("top_tokens", 0), ("top_logprobs", NONE))
+            if name in row
+        },
     }
+
+
+def spread_cells(cells: np.ndarray, trained: np.ndarray, empty: float) -> np.ndarray:
+    """Spread the cells of trained places, equally many of each, over all places: [places, k]."""
+    of_trained = cells.reshape(int(trained.sum()), -1)
+    spread = np.full((len(trained), of_trained.shape[1]), empty, cells.dtype)
+    spread[trained] = of_trained
+    return spread
 
 
 @dataclass(frozen=True)
@@ -175,8 +192,13 @@ class TextSteps(StepSource):
     texts: Path
     place: Callable[[str, int], Path]
     batches_of: Eras[TextBatch]
+    taught: Callable[[int], Path] | None = None
+    """Names the files of what a teacher finds likeliest in the texts, if they have one."""
 
     def restore(self, step: int) -> None:
         path = self.place(POLICY, step)
-        if not is_written(path) and is_written(self.texts):
-            draw_texts.make(path, Texts(self.texts), self.batches_of.at(step), step)
+        if is_written(path) or not is_written(self.texts):
+            return
+        texts = Texts(self.texts, self.taught)
+        if self.taught is None or all(map(is_written, texts.parts())):
+            draw_texts.make(path, texts, self.batches_of.at(step), step)

@@ -1,23 +1,25 @@
 """checkpoint × texts → its loss on them, with the interval in which it lies."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot, sqrt
 from math import log as natural
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel
 
+from tasks.algorithm.distillation import NONE, find_distillation
 from tasks.evaluations import Z95, describe_gain
 from tasks.references import Reference
 from tasks.storage.durability import durable
 from tasks.storage.json_files import read_json, write_json
 from tasks.storage.tables import arrays
-from tasks.texts.batches import choose_first, name_text
+from tasks.texts.batches import choose_first, name_text, spread_cells
+from tasks.texts.rules import TEST
 from tasks.texts.source import Texts
 
 
@@ -37,23 +39,62 @@ class HeldOutMeasure(BaseModel, frozen=True):
     beside: dict[str, float]
 
 
+class Policy(Reference, Protocol):
+    """Policy that gives log-probabilities of any tokens, as `PatientSampler` does."""
+
+    def score_chosen(
+        self, sequences: Sequence[Sequence[int]], chosen: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        """Return the log-probabilities of chosen tokens at the last places of each sequence."""
+        ...
+
+
 @durable
 def score_texts(path: Path, texts: Texts, policy: Reference, most: int, seed: int) -> None:
     """Write the loss of a policy on `most` held-out examples, the first in a seeded order.
 
-    It is in nats a token: Σ weight · -log p over Σ weight of all trained tokens. Its standard error
-    is that of a ratio of two means over examples, since tokens of one text are not independent
-    (Cochran 1977, 6.4). `bits_per_byte` is that of the trained tokens over the bytes that they
-    write, by which models with different tokens can be compared.
+    It is in nats a token: Σ weight · -log p over Σ weight of all trained tokens. `bits_per_byte` is
+    that of the trained tokens over the bytes that they write, by which models with different tokens
+    can be compared.
     """
-    table = texts.of_split("test")
+    table, last = _drawn(texts, most, seed)
+    scored = policy.score([one.tolist() for one in arrays(table["tokens"])], last)
+    lost = [
+        _Lost.of(-log_p, own) for log_p, own in zip(scored, arrays(table["weights"]), strict=True)
+    ]
+    bits = sum(one.nats for one in lost) / natural(2)
+    _write_loss(
+        path, table, lost, {"bits_per_byte": bits / max(1, sum(table["bytes"].to_pylist()))}
+    )
+
+
+@durable
+def score_taught(
+    path: Path, texts: Texts, policy: Policy, most: int, seed: int, divergence: str
+) -> None:
+    """Write the divergence of a policy from the teacher, as `score_texts` writes the loss."""
+    table, last = _drawn(texts, most, seed)
+    losses = zip(_diverge(policy, table, last, divergence), arrays(table["weights"]), strict=True)
+    _write_loss(path, table, [_Lost.of(*one) for one in losses], {})
+
+
+def _drawn(texts: Texts, most: int, seed: int) -> tuple[pa.Table, list[int]]:
+    """Return the rows of the examples that are scored, and how many places of each are."""
+    table = texts.of_split(TEST)
     names = [*map(name_text, table.select(["source", "example_id"]).to_pylist())]
     drawn = choose_first(names, most, seed)
     table = table.filter(pa.array([name in drawn for name in names]))
-    weights = arrays(table["weights"])
-    last = [len(one) - int((one > 0).argmax()) for one in weights]
-    scored = policy.score([one.tolist() for one in arrays(table["tokens"])], last)
-    lost = [_Lost.of(*one) for one in zip(scored, weights, strict=True)]
+    return table, [len(one) - int((one > 0).argmax()) for one in arrays(table["weights"])]
+
+
+def _write_loss(
+    path: Path, table: pa.Table, lost: "Sequence[_Lost]", beside: Mapping[str, float]
+) -> None:
+    """Write the loss over the examples of a table.
+
+    Its standard error is that of a ratio of two means over examples, since tokens of one text are
+    not independent (Cochran 1977, 6.4).
+    """
     sources: dict[str, dict[int, list[_Lost]]] = defaultdict(lambda: defaultdict(list))
     rows = zip(table["source"].to_pylist(), table["example_id"].to_pylist(), lost, strict=True)
     for source, number, one in rows:
@@ -62,7 +103,6 @@ def score_texts(path: Path, texts: Texts, policy: Reference, most: int, seed: in
     examples = [example for of_one in of_source.values() for example in of_one]
     loss, error = _estimate(examples)
     named = {source: _estimate(of_one)[0] for source, of_one in of_source.items() if source}
-    bits = sum(one.nats for one in lost) / natural(2)
     measured = HeldOutMeasure(
         measure="loss",
         examples=len(examples),
@@ -70,12 +110,25 @@ def score_texts(path: Path, texts: Texts, policy: Reference, most: int, seed: in
         value=loss,
         standard_error=error,
         interval=None if error is None else (loss - Z95 * error, loss + Z95 * error),
-        beside={
-            "bits_per_byte": bits / max(1, sum(table["bytes"].to_pylist())),
-            **{f"loss/{source}": loss for source, loss in named.items()},
-        },
+        beside={**beside, **{f"loss/{source}": loss for source, loss in named.items()}},
     )
     write_json(path, measured.model_dump())
+
+
+def _diverge(
+    policy: Policy, table: pa.Table, last: Sequence[int], divergence: str
+) -> list[np.ndarray]:
+    """Return the divergence from the teacher at the `last` so many places of each sequence."""
+    trained = [one[-count:] > 0 for one, count in zip(arrays(table["weights"]), last, strict=True)]
+    likeliest, log_q = (
+        [spread_cells(*one, empty) for one in zip(arrays(table[name]), trained, strict=True)]
+        for name, empty in (("top_tokens", 0), ("top_logprobs", NONE))
+    )
+    chosen = [np.where(q > NONE, top, -1) for top, q in zip(likeliest, log_q, strict=True)]
+    log_p = policy.score_chosen([one.tolist() for one in arrays(table["tokens"])], chosen)
+    function = find_distillation(divergence).function
+    pairs = zip(log_p, log_q, strict=True)
+    return [function(p.astype(np.float64), q.astype(np.float64))[0] for p, q in pairs]
 
 
 def read_measure(path: Path) -> HeldOutMeasure:
@@ -100,10 +153,10 @@ class _Lost:
     tokens: int
 
     @classmethod
-    def of(cls, logprobs: np.ndarray, weights: np.ndarray) -> Self:
-        own = weights[-len(logprobs) :].astype(np.float64)
+    def of(cls, losses: np.ndarray, weights: np.ndarray) -> Self:
+        own = weights[-len(losses) :].astype(np.float64)
         trained = own > 0
-        lost = -logprobs.astype(np.float64)[trained]
+        lost = losses.astype(np.float64)[trained]
         weighted = float(own[trained] @ lost)
         return cls(float(lost.sum()), weighted, float(own.sum()), int(trained.sum()))
 

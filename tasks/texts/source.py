@@ -3,9 +3,10 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError, Source
+from tasks.examples.teaching import fill_reads
 from tasks.storage.durability import durable
 from tasks.storage.tables import read, write
 from tasks.texts.rules import TRAIN, TextRules, Trained
@@ -38,6 +40,24 @@ SCHEMA = pa.schema(
         ("ends", pa.bool_()),
     ]
 )
+KEYS = ["split", "source", "example_id", "part"]
+"""Columns that name a sequence."""
+
+TAUGHT = pa.schema(
+    [
+        *(SCHEMA.field(name) for name in KEYS),
+        # How many tokens the teacher has read.
+        ("read", pa.int32()),
+        # The teacher's likeliest tokens at each trained place, equally many of each in turn.
+        ("top_tokens", pa.list_(pa.int32())),
+        ("top_logprobs", pa.list_(pa.float32())),
+    ]
+)
+"""What a teacher finds likeliest in texts, a row for each of their sequences."""
+
+PART = 256
+"""Sequences that a file of TAUGHT has."""
+
 COUNTS = b"counts"
 """Key of the file's metadata: what there is of the texts of each source, and what is lost."""
 
@@ -63,9 +83,10 @@ class TextSource(Protocol):
 
 @dataclass(frozen=True)
 class WrittenTexts:
-    """Texts that are rows of a split."""
+    """Texts that are rows of a split, behind a text that is read before each conversation."""
 
     rows: Source
+    reads: str | None = None
 
     @property
     def name(self) -> str:
@@ -78,20 +99,38 @@ class WrittenTexts:
         for row in self.rows.examples():
             number = row["example_id"]
             try:
-                yield number, tokenize(row["example"], chat, trained)
+                before = None if self.reads is None else fill_reads(self.reads, row["example"])
+                yield number, tokenize(row["example"], chat, trained, before)
             except DatasetError as error:
                 raise DatasetError(f"row {number} of {self.rows.dataset}: {error}") from error
 
 
 class Texts:
-    """The texts of a run as tokens, read once."""
+    """The texts of a run as tokens, with what its teacher finds likeliest, read once.
 
-    def __init__(self, path: Path) -> None:
+    A teacher's files are named by `taught`, by the number of their part.
+    """
+
+    def __init__(self, path: Path, taught: Callable[[int], Path] | None = None) -> None:
         self.path = path
+        self._taught = taught
+
+    def parts(self) -> list[Path]:
+        """List the teacher's files that the texts need."""
+        assert self._taught is not None, "the texts have a teacher"
+        return [*map(self._taught, range(ceil(self._table.num_rows / PART)))]
+
+    def of_part(self, part: int) -> pa.Table:
+        """Return the rows of a part in SCHEMA."""
+        return self._table.slice(part * PART, PART)
 
     def of_split(self, split: str) -> pa.Table:
-        """Return the rows of a split in SCHEMA, in the order of its examples."""
-        return self._table.filter(pc.field("split") == split)
+        """Return the rows of a split in SCHEMA, in the order of its examples.
+
+        They have the teacher's columns as well, if there is one.
+        """
+        table = self._with_teacher if self._taught else self._table
+        return table.filter(pc.field("split") == split)
 
     def counts(self) -> TextCounts:
         """Return for each source what was counted when its texts became tokens."""
@@ -100,6 +139,18 @@ class Texts:
     @cached_property
     def _table(self) -> pa.Table:
         return read(self.path)
+
+    @cached_property
+    def _with_teacher(self) -> pa.Table:
+        table, taught = self._table, pa.concat_tables(map(read, self.parts()))
+        if table.select(KEYS).to_pylist() != taught.select(KEYS).to_pylist():
+            raise ValueError(
+                f"the teacher's files of {self.path} are those of other texts; remove them, and "
+                "they are made again"
+            )
+        for name in TAUGHT.names[len(KEYS) :]:
+            table = table.append_column(name, taught[name])
+        return table
 
 
 @durable

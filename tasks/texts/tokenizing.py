@@ -12,6 +12,7 @@ from typing import Any, cast
 from adapters.calls import Message, Refused, Tool
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
+from tasks.examples.teaching import read_before
 from tasks.texts.rules import Trained
 
 FORMS = "messages, or prompt and completion, or text"
@@ -30,8 +31,12 @@ class WeightedTokens:
         return [token for token, weight in pairs if weight > 0]
 
 
-def tokenize(row: Mapping[str, Any], chat: Chat, trained: Trained) -> list[WeightedTokens]:
+def tokenize(
+    row: Mapping[str, Any], chat: Chat, trained: Trained, before: str | None = None
+) -> list[WeightedTokens]:
     """Tokenize a row with `messages`, with a `prompt` and its `completion`, or with a `text`.
+
+    A text `before` the conversation is its system message, which is not trained.
 
     A conversation whose tokens do not grow, as where the renderer writes earlier answers anew, has
     a sequence for each part that does. DatasetError says what is wrong with a row.
@@ -44,11 +49,15 @@ def tokenize(row: Mapping[str, Any], chat: Chat, trained: Trained) -> list[Weigh
             *read_messages(row["completion"], "assistant"),
         ]
     elif isinstance(row.get("text"), str):
+        if before is not None:
+            raise DatasetError("it is a text, before which no teacher reads a message; give others")
         tokens = [*chat.encode(row["text"]), chat.stop_tokens[-1]]
         return [WeightedTokens(tokens, [0.0, *[1.0] * (len(tokens) - 1)])]
     else:
         raise DatasetError(f"it has {', '.join(row) or 'nothing'}; give {FORMS}")
     tools = _read_tools(row.get("tools"))
+    if before is not None:
+        messages = read_before(before, messages)
     try:
         return _tokenize_conversation(messages, tools, chat, trained)
     except Refused as refused:

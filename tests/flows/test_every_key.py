@@ -85,6 +85,7 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "algorithm.kl.baseline": ("mean",),
     "algorithm.teacher.models": (("other@3",), ("a=run@3", "b=run@4")),
     "algorithm.teacher.by": ("subject",),
+    "algorithm.teacher.reads": ("You are $subject.",),
     "algorithm.teacher.coefficient": (0.5,),
     "algorithm.teacher.divergence": ("jsd",),
     "algorithm.teacher.beta": (0.2,),
@@ -172,6 +173,10 @@ CONTEXTS: Mapping[str, Mapping[str, Any]] = {
     **{f"loss {name}": {"algorithm": {"loss": name}} for name in LOSSES},
 }
 """Recipes in which every key is tried."""
+OF_REFERENCES = (
+    "algorithm.kl.reference",
+    *(f"algorithm.teacher.{name}" for name in ("models", "by", "reads")),
+)
 
 
 def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -266,7 +271,7 @@ def trained_by(text: str) -> list[Any]:
 def consumed(recipe: Recipe, key: str) -> Any:
     """Return what a run reads of the section of a key."""
     values, section = recipe.model_dump(mode="json"), key.partition(".")[0]
-    if key in ("algorithm.kl.reference", "algorithm.teacher.models", "algorithm.teacher.by"):
+    if key in OF_REFERENCES:
         return find(values, key), recipe.credit().penalties
     if key.startswith("algorithm.expert."):
         expert = recipe.algorithm.expert

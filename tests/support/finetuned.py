@@ -1,6 +1,6 @@
 """A small run of `finetune`; run, it is killed between two updates.
 
-    python -m tests.support.finetuned RUN PHASE
+    python -m tests.support.finetuned RUN PHASE [taught]
 
 kills its own process where checkpoint 3 is to be noted as begun (`begin`), or as saved (`add`).
 """
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from flows.finetune import finetune
-from flows.recipe.finetuning import FinetuneRecipe
+from flows.recipe.finetuning import FinetuneRecipe, TextTeacher
 from tests.support.given_datums import kill_at
 
 TEXTS = Path(__file__).parents[2] / "datasets" / "hello_texts.jsonl"
@@ -25,6 +25,9 @@ RECIPE = FinetuneRecipe.model_validate(
     }
 )
 
+TAUGHT = RECIPE.model_copy(update={"teacher": TextTeacher(model="school@6", top_k=8)})
+"""The same with a teacher, the last checkpoint of a run `school`."""
+
 if __name__ == "__main__":
     kill_at(sys.argv[2])
-    finetune(RECIPE, run=sys.argv[1])
+    finetune(TAUGHT if sys.argv[3:] else RECIPE, run=sys.argv[1])

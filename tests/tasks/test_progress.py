@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from adapters.player_protocol import Failure
@@ -23,6 +24,7 @@ from tasks.reports.progress import (
 from tasks.storage.json_files import write_json, write_rows
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder
+from tasks.storage.tables import write
 from tests.support.small_recipe import small_recipe
 
 NOW = datetime.now(UTC)
@@ -107,6 +109,16 @@ def test_held_out_rollouts_are_told_from_those_that_are_trained(
         evaluation.append_now(reward_span(rollout(0, "test-00000"), 1.0))
         said = ProgressReader(run).look().doing
     assert said == "step 1 of 2: 0 of 8 rollouts, scoring the base model: 1 of 2 rollouts"
+
+
+def test_sides_that_the_reference_has_scored_are_counted(run: RunFolder) -> None:
+    for path, rows in {
+        run.pairs: 9,
+        run.reference_parts / "0-4.parquet": 4,
+        run.reference_parts / "4-8.parquet": 4,
+    }.items():
+        write(pa.table({"part": [0] * rows}), path)
+    assert ProgressReader(run).look().doing == "the reference has scored 8 of 9 sides"
 
 
 def test_the_time_left_is_that_of_the_steps_before(run: RunFolder) -> None:

@@ -1,0 +1,72 @@
+"""The table of distillation losses: what is learnt from a teacher's likeliest tokens.
+
+At each trained position, q are the probabilities that the teacher gives its k likeliest tokens, and
+p those of the policy for the same tokens. The tail is one bucket for all others, of probability
+Q = 1 - Σ q under the teacher, and P = 1 - Σ p under the policy. A divergence over k tokens and a
+tail is at most that over the whole vocabulary, and 0 only if every p is its q.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.algorithm.settings import find_row
+
+NONE = -99999.0
+"""Log-probability in a cell of a table that has no token."""
+
+FLOOR = 1e-6
+"""Smallest probability of a tail: single precision knows none below."""
+
+LossAndDerivative = tuple[np.ndarray, np.ndarray]
+"""The loss at each position, [positions], and its derivatives by log p, [positions, k]."""
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """A row of the table; its function reads log p and log q, both [positions, k]."""
+
+    formula: str
+    source: str
+    function: Callable[[np.ndarray, np.ndarray], LossAndDerivative]
+
+
+def forward_kl(log_p: np.ndarray, log_q: np.ndarray) -> LossAndDerivative:
+    """Compute Σ q log(q / p) + Q log(Q / P)."""
+    p, q, tail_p, tail_q = _tails(log_p, log_q)
+    apart = np.where(q > 0, log_q - log_p, 0.0)
+    loss = (q * apart).sum(-1) + tail_q * np.log(tail_q / tail_p)
+    return loss, (tail_q / tail_p)[..., None] * p - q
+
+
+def reverse_kl(log_p: np.ndarray, log_q: np.ndarray) -> LossAndDerivative:
+    """Compute Σ p log(p / q) + P log(P / Q)."""
+    p, q, tail_p, tail_q = _tails(log_p, log_q)
+    apart, tail = np.where(q > 0, log_p - log_q, 0.0), np.log(tail_p / tail_q)
+    return (p * apart).sum(-1) + tail_p * tail, p * (apart - tail[..., None])
+
+
+def _tails(log_p: np.ndarray, log_q: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return p, q and the probabilities of the tails; cells without a token have none."""
+    p, q = np.where(log_q > NONE, np.exp(log_p), 0.0), np.exp(log_q)
+    return p, q, *(np.maximum(1 - one.sum(-1), FLOOR) for one in (p, q))
+
+
+DISTILLATIONS: Mapping[str, Distillation] = {
+    "forward_kl": Distillation("Σ q log(q / p) + Q log(Q / P)", "arXiv:1503.02531", forward_kl),
+    "reverse_kl": Distillation("Σ p log(p / q) + P log(P / Q)", "arXiv:2306.08543", reverse_kl),
+}
+
+REFUSED = {
+    "jsd": "mixes the two distributions, and is learnt from what the policy samples; train it by "
+    "algorithm.teacher of flow train, or give forward_kl",
+    "gkd": "compares whole distributions on what the policy samples; train it by "
+    "algorithm.teacher of flow train, with divergence jsd",
+}
+"""Divergence of the field → why it is not in the table, and what to use instead."""
+
+
+def find_distillation(name: str) -> Distillation:
+    """Return the row of a divergence; ValueError if there is none."""
+    return find_row("divergence", name, DISTILLATIONS, REFUSED)

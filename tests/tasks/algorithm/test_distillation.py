@@ -1,0 +1,117 @@
+"""Distillation losses on a table of log-probabilities: values, derivatives and bounds."""
+
+import numpy as np
+import pytest
+
+from tasks.algorithm.distillation import DISTILLATIONS, NONE, find_distillation
+
+POSITIONS, VOCABULARY, K = 6, 12, 4
+STEP = 1e-6
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def drawn(seed: int) -> np.ndarray:
+    return 2 * np.random.default_rng(seed).normal(size=(POSITIONS, VOCABULARY))
+
+
+LOGITS, TEACHER = drawn(0), log_softmax(drawn(1))
+TOP = np.argsort(-TEACHER, axis=1)[:, :K]
+LOG_Q = np.take_along_axis(TEACHER, TOP, 1)
+
+
+def chosen(logits: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(log_softmax(logits), TOP, 1)
+
+
+def of_tail(log_p: np.ndarray, log_q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the two distributions with their tails as one token more, in logarithms."""
+    whole = [np.concatenate([one, np.log1p(-np.exp(one).sum(-1, keepdims=True))], -1)
+             for one in (log_p, log_q)]  # fmt: skip
+    return whole[0], whole[1]
+
+
+def by_definition(name: str, log_p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
+    """Compute the divergence over tokens that are all there are."""
+    first, second = (log_q, log_p) if name == "forward_kl" else (log_p, log_q)
+    return (np.exp(first) * (first - second)).sum(-1)
+
+
+@pytest.mark.parametrize("name", DISTILLATIONS)
+def test_a_loss_is_the_divergence_over_the_tokens_and_the_tail(name: str) -> None:
+    log_p = chosen(LOGITS)
+    loss, _ = DISTILLATIONS[name].function(log_p, LOG_Q)
+    assert loss == pytest.approx(by_definition(name, *of_tail(log_p, LOG_Q)), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", DISTILLATIONS)
+def test_a_derivative_is_that_of_the_loss_by_each_log_probability(name: str) -> None:
+    function, log_p = DISTILLATIONS[name].function, chosen(LOGITS)
+    for place in np.ndindex(log_p.shape):
+        moved = [log_p.copy(), log_p.copy()]
+        moved[0][place] += STEP
+        moved[1][place] -= STEP
+        above, below = (function(one, LOG_Q)[0].sum() for one in moved)
+        assert function(log_p, LOG_Q)[1][place] == pytest.approx(
+            (above - below) / (2 * STEP), abs=1e-6
+        )
+
+
+@pytest.mark.parametrize("name", DISTILLATIONS)
+def test_cross_entropy_weighted_by_it_has_the_gradient_of_the_divergence(name: str) -> None:
+    """The service's gradient by a logit: -Σ w (1[token] - p), with w the negative derivative."""
+    slopes = DISTILLATIONS[name].function(chosen(LOGITS), LOG_Q)[1]
+    weights = np.zeros_like(LOGITS)
+    np.put_along_axis(weights, TOP, -slopes, 1)
+    gradient = weights.sum(-1, keepdims=True) * np.exp(log_softmax(LOGITS)) - weights
+    for place in np.ndindex(LOGITS.shape):
+        moved = [LOGITS.copy(), LOGITS.copy()]
+        moved[0][place] += STEP
+        moved[1][place] -= STEP
+        above, below = (
+            by_definition(name, *of_tail(chosen(one), LOG_Q)).sum() for one in moved
+        )  # fmt: skip
+        assert gradient[place] == pytest.approx((above - below) / (2 * STEP), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", DISTILLATIONS)
+def test_a_loss_is_at_most_the_divergence_over_the_vocabulary_and_grows_to_it(name: str) -> None:
+    order, log_p = np.argsort(-TEACHER, axis=1), log_softmax(LOGITS)
+    losses = []
+    for k in range(1, VOCABULARY):
+        top = order[:, :k]
+        cells = (np.take_along_axis(one, top, 1) for one in (log_p, TEACHER))
+        losses.append(DISTILLATIONS[name].function(*cells)[0])
+    assert (np.diff(losses, axis=0) >= -1e-12).all()
+    assert losses[-1] == pytest.approx(by_definition(name, log_p, TEACHER), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", DISTILLATIONS)
+def test_a_policy_that_is_its_teacher_has_no_loss_and_is_not_moved(name: str) -> None:
+    loss, slope = DISTILLATIONS[name].function(LOG_Q, LOG_Q)
+    assert np.abs([*loss, *slope.ravel()]).max() < 1e-12
+
+
+@pytest.mark.parametrize("name", DISTILLATIONS)
+def test_a_cell_without_a_token_has_no_part_whatever_the_policy_gives_token_0(name: str) -> None:
+    log_p = np.concatenate([chosen(LOGITS), np.full((POSITIONS, 1), -0.7)], 1)
+    log_q = np.concatenate([LOG_Q, np.full((POSITIONS, 1), NONE)], 1)
+    loss, slope = DISTILLATIONS[name].function(log_p, log_q)
+    expected, slopes = DISTILLATIONS[name].function(chosen(LOGITS), LOG_Q)
+    assert loss.tolist() == expected.tolist()
+    assert slope.tolist() == [[*row, 0.0] for row in slopes.tolist()]
+
+
+@pytest.mark.parametrize("name", DISTILLATIONS)
+def test_tails_of_no_probability_leave_everything_finite(name: str) -> None:
+    sure, unsure = np.log([[1.0, 1e-12]]), np.log([[0.5, 0.5]])
+    for log_p, log_q in ((sure, unsure), (unsure, sure), (sure, sure)):
+        loss, slope = DISTILLATIONS[name].function(log_p, log_q)
+        assert np.isfinite([*loss, *slope.ravel()]).all()
+
+
+def test_a_divergence_of_the_field_that_is_not_there_is_refused_with_what_to_use() -> None:
+    with pytest.raises(ValueError, match=r"jsd mixes .* give forward_kl"):
+        find_distillation("jsd")
