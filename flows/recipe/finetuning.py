@@ -227,7 +227,8 @@ class FinetuneRecipe(RunRecipe):
         return TextSteps(run.texts, run.datums, batches, taught)
 
     def _bound_values(self) -> dict[str, Any]:
-        values = without_columns(super()._bound_values())  # older recipes have neither
+        values = without_columns(super()._bound_values())
+        # Recipes that are older have neither key.
         if self.teacher.model is None:
             del values["teacher"]
         if self.loss == LOSS:
