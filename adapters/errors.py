@@ -28,6 +28,7 @@ UserError               an error that its user can mend
     BatchRefused        a batch that the door hands out or records no more
     MethodError         a step by another method than the recorded one
     ReferenceApart      a start that is not the reference it is said to be
+    SamplerApart        a start that its own sampler does not sample
     UnreadableText      a text that a teacher cannot read before a conversation
     ProbeError          rebuilt weights that are not the recorded ones
     ShapingError        a query of algorithm.rewards

@@ -1,11 +1,13 @@
-"""`ratchet train hello-finetune` beside the Tinker cookbook's own `supervised.train`.
+"""`ratchet train` on texts or pairs beside the Tinker cookbook's `supervised.train` or `train_dpo`.
 
-python -m benchmarks.beside_cookbook_texts [--steps 12] [--kill-at 7] [--save-every 4] [--base BASE]
+python -m benchmarks.beside_cookbook_texts [--recipe hello-finetune] [--steps 12] [--kill-at 7]
+    [--save-every 4] [--base BASE]
 
-Both train the same texts in the same order on engines that are started alike; the cookbook is
-unmodified, in an environment of its own (`make peers`). It starts at checkpoint 0 of the run of
-`ratchet train`, so that the weights are equal, with the same rank, Adam, constant learning rate and
-sum over tokens. Its program compares the tokens that its own renderer makes, and which are trained,
+Both train the same texts, or by `--recipe hello-prefer` the same pairs, in the same order on
+engines that are started alike; the cookbook is unmodified, in an environment of its own (`make
+peers`). It starts at checkpoint 0 of the run of `ratchet train`, so that the weights are equal,
+with the same rank, Adam and constant learning rate, and the sum over the tokens of texts, or the
+mean over pairs. Its program compares the tokens that its own renderer makes, and which are trained,
 before it trains. Each trains twice: undisturbed, and killed by SIGKILL when `--kill-at` steps are
 recorded, and started again by the same command, or by `ratchet resume`.
 
@@ -13,7 +15,8 @@ A step lasts from when its batch is drawn until the next one's is. By design the
 
 - `ratchet train` is a Prefect flow, keeps each step as Parquet and the weights of every step. The
   cookbook keeps a state every `--save-every` steps.
-- The cookbook submits the next step before it waits for the last one.
+- The cookbook submits the next step of texts before it waits for the last one. Of pairs it scores
+  each step's by its reference, which `ratchet train` scores all of before the first step.
 """
 
 import argparse
@@ -38,13 +41,19 @@ from benchmarks.measuring import describe_machine, format_table
 from engine.model.base_models import find
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.loading import named_recipe
+from flows.recipe.preferring import PreferRecipe
+from tasks.algorithm.preferences import SIDES
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 
 PROGRAM = Path(__file__).parent / "peers" / "cookbook_texts.py"
-NAME = "hello-finetune"
+SETTINGS = {
+    "hello-finetune": ("batch.normalisation=fixed", "batch.divisor=1"),
+    "hello-prefer": (),
+}
+"""Recipes that are compared, and the settings in which they differ from the cookbook's."""
 RENDERER = "qwen3_instruct"
 """Renderer of the cookbook that writes the tiny model's own template."""
 FIRST, CLOSE = 10, 1e-4
@@ -68,6 +77,7 @@ class Trained:
 def main() -> None:
     """Run the benchmark from the command line."""
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    options.add_argument("--recipe", choices=SETTINGS, default="hello-finetune")
     options.add_argument("--steps", type=int, default=12, help="of each run")
     options.add_argument("--kill-at", type=int, default=7, help="recorded steps at the kill")
     options.add_argument("--save-every", type=int, default=4, help="steps between states")
@@ -80,29 +90,28 @@ def main() -> None:
         f"steps={given.steps}",
         f"checkpoints.every={given.save_every}",
         f"model.base={given.base}",
-        "batch.normalisation=fixed",
-        "batch.divisor=1",
         "optimizer.schedule=constant",
         "evaluation.examples=2",
+        *SETTINGS[given.recipe],
     ]
-    recipe = named_recipe(NAME, settings, FinetuneRecipe)
     with tempfile.TemporaryDirectory() as scratch:
-        whole = train_both(Path(scratch) / "whole", recipe, settings, None)
-        killed = train_both(Path(scratch) / "killed", recipe, settings, given.kill_at)
-    print(report(whole, killed))
+        whole = train_both(Path(scratch) / "whole", given.recipe, settings, None)
+        killed = train_both(Path(scratch) / "killed", given.recipe, settings, given.kill_at)
+    print(report(given.recipe, whole, killed))
 
 
 def train_both(
-    folder: Path, recipe: FinetuneRecipe, settings: Sequence[str], kill_at: int | None
+    folder: Path, name: str, settings: Sequence[str], kill_at: int | None
 ) -> dict[str, Trained]:
     """Train by `ratchet train` and then by the cookbook, on engines with the same state."""
     folder.mkdir()
-    base, state, run = recipe.model.base, folder / "engine", RunFolder(folder / NAME)
+    recipe = named_recipe(name, settings, FinetuneRecipe if "finetune" in name else PreferRecipe)
+    base, state, run = recipe.model.base, folder / "engine", RunFolder(folder / name)
     ratchet = [sys.executable, "-m", "flows.cli.main"]
-    begin = [*ratchet, "train", NAME, "--run", NAME]
+    begin = [*ratchet, "train", name, "--run", name]
     begin += [part for setting in settings for part in ("--set", setting)]
     where = {"RATCHET_RUNS": str(folder), "PREFECT_HOME": str(folder.parent / "prefect")}
-    commands = [begin, [*ratchet, "resume", NAME]]
+    commands = [begin, [*ratchet, "resume", name]]
     seconds = run_killed(base, state, commands, where, (run.metrics, kill_at))
     times = [run.datums(POLICY, step).stat().st_mtime for step in range(recipe.steps)]
     rows = read_metrics(run.metrics)
@@ -111,32 +120,37 @@ def train_both(
     plan.write_text(json.dumps(make_plan(recipe, run, drawn)), encoding="utf-8")
     command: list[str] = [str(COOKBOOK), str(PROGRAM), str(plan), str(log)]
     seconds = run_killed(base, state, [command] * 2, {}, (log / "metrics.jsonl", kill_at))
-    losses = {row["step"]: row["train_mean_nll"] for row in read_lines(log / "metrics.jsonl")}
+    lines = read_lines(log / "metrics.jsonl")
+    key = "train_mean_nll" if isinstance(recipe, FinetuneRecipe) else "dpo_loss"
+    losses = {row["step"]: row[key] for row in lines if key in row}
     times = [row["at"] for row in read_lines(drawn)]
     theirs = Trained([losses[step] for step in sorted(losses)], seconds, times)
     return {"ratchet train": ours, "cookbook": theirs}
 
 
-def make_plan(recipe: FinetuneRecipe, run: RunFolder, drawn: Path) -> dict[str, Any]:
-    """Make the cookbook's plan: the texts of each step, their tokens, and the settings."""
+def make_plan(recipe: FinetuneRecipe | PreferRecipe, run: RunFolder, drawn: Path) -> dict[str, Any]:
+    """Make the cookbook's plan: the texts of each step, their tokens, and the settings.
+
+    The texts of a pair follow one another, the chosen one first.
+    """
     known = recipe.sources()["train"].examples()
-    messages = {f"{row['example_id']}": row["example"]["messages"] for row in known}
-    columns = ["group_id", "tokens", "targets", "advantages"]
+    examples = {f"{row['example_id']}": row["example"] for row in known}
 
     def texts(step: int) -> list[dict[str, Any]]:
-        rows = read(run.datums(POLICY, step), columns).to_pylist()
+        rows = read(run.datums(POLICY, step)).to_pylist()
         return [
             {
-                "messages": messages[row["group_id"]],
+                "messages": _messages(examples[row["group_id"]], row.get("side")),
                 "tokens": row["tokens"],
                 "targets": row["targets"],
-                "weights": row["advantages"],
+                "weights": row["advantages"] if row.get("side") is None else row["mask"],
             }
             for row in rows
         ]
 
     optimizer = recipe.optimizer
     return {
+        "method": "texts" if isinstance(recipe, FinetuneRecipe) else "pairs",
         "renderer": RENDERER,
         "drawn": str(drawn),
         "steps": [texts(step) for step in range(recipe.steps)],
@@ -151,6 +165,13 @@ def make_plan(recipe: FinetuneRecipe, run: RunFolder, drawn: Path) -> dict[str, 
             "save_every": recipe.checkpoints.every,
         },
     }
+
+
+def _messages(example: Mapping[str, Any], side: int | None) -> Sequence[Mapping[str, str]]:
+    if side is None:
+        return example["messages"]
+    said = {"user": example["prompt"], "assistant": example[SIDES[side]]}
+    return [{"role": role, "content": text} for role, text in said.items()]
 
 
 def run_killed(
@@ -204,7 +225,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def report(whole: Mapping[str, Trained], killed: Mapping[str, Trained]) -> str:
+def report(name: str, whole: Mapping[str, Trained], killed: Mapping[str, Trained]) -> str:
     """Format the losses of the first steps, and a row for each program."""
     ours, theirs = (run.losses for run in whole.values())
     off = _differences(*whole.values())[:FIRST]
@@ -232,7 +253,7 @@ def report(whole: Mapping[str, Trained], killed: Mapping[str, Trained]) -> str:
         "largest difference of a loss to the run without a kill",
     )
     return (
-        f"{format_table(f'{NAME}, the first steps', header, rows)}\n"
+        f"{format_table(f'{name}, the first steps', header, rows)}\n"
         f"The losses are {equal} to {CLOSE:g}.\n\n{format_table('SIGKILL', columns, kills)}\n"
     )
 

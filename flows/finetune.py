@@ -6,12 +6,14 @@ are made tokens once, when the run begins, exactly as the door would have record
 teacher is asked once, too. The loss on held-out texts, and not a reward, says what was learnt.
 """
 
+from functools import partial
+
 from prefect import flow
 
 from adapters.calls import POLICY
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.runtime.bound_checkpoints import open_teacher
-from flows.runtime.by_policy import record_step, update
+from flows.runtime.by_policy import ByPolicy, plan, record_step, update, with_following
 from flows.runtime.checks import check_start
 from flows.runtime.flow_runs import (
     RunSummary,
@@ -69,12 +71,17 @@ def bind(run: OpenRun, recipe: FinetuneRecipe) -> Texts:
 def learn(run: OpenRun, recipe: FinetuneRecipe, texts: Texts, artifacts: Artifacts) -> None:
     """Train the policy of a run on the texts of each step, and score what is due."""
     batch, method = recipe.batches(), recipe.update_method()
+    left, saves_state = run.steps_left(), partial(recipe.checkpoints.due, steps=recipe.steps)
+
+    def draw(step: int) -> ByPolicy:
+        return {POLICY: draw_texts(run.folder.datums(POLICY, step), texts, batch, step)}
+
     run.tracking.follow()
-    score(run, recipe, texts, run.steps_left().start)
-    for step in run.steps_left():
-        datums = {POLICY: draw_texts(run.folder.datums(POLICY, step), texts, batch, step)}
-        saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
-        updates = update(run, step, [datums], method, with_state=saves_state)
+    score(run, recipe, texts, left.start)
+    for step, datums, following in with_following(left, draw):
+        if following is not None:
+            plan(run, step + 1, following, method, with_state=saves_state(step + 2))
+        updates = update(run, step, [datums], method, with_state=saves_state(step + 1))
         score(run, recipe, texts, step + 1)
         files = StepFiles([], {}, {}, datums, updates, run.folder.measure(step + 1))
         known = measure_texts(texts, datums[POLICY])

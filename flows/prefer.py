@@ -6,13 +6,15 @@ scores every side once, when the run begins. How often held-out pairs are compar
 be, and not a reward, says what was learnt.
 """
 
+from functools import partial
+
 from prefect import flow
 
 from adapters.calls import POLICY
 from flows.recipe.algorithm import BASE
 from flows.recipe.preferring import START, PreferRecipe
 from flows.runtime.bound_checkpoints import read_bound
-from flows.runtime.by_policy import record_step, update
+from flows.runtime.by_policy import ByPolicy, plan, record_step, update, with_following
 from flows.runtime.checks import check_start
 from flows.runtime.flow_runs import (
     RunSummary,
@@ -52,15 +54,16 @@ def prefer(recipe: PreferRecipe, run: str | None = None) -> RunSummary:
 
 def bind(run: OpenRun, recipe: PreferRecipe) -> BoundPairs:
     """Bind a run to its pairs as tokens, and to what the reference gives them, if there is one."""
-    folder, row = run.folder, recipe.preference.row()
+    folder, method = run.folder, recipe.preference
     with run.beginning():
         chat, rules = run.chat(recipe.model), recipe.rules()
-        path = bind_pairs(folder.pairs, recipe.given_examples(), chat, rules, row.mismatched)
-    if not row.reference:
+        path = bind_pairs(folder.pairs, recipe.given_examples(), chat, rules, method.loss)
+    if not method.row().reference:
         return BoundPairs(path)
-    if not is_written(folder.pair_references):
-        score_references(folder.pair_references, path, open_reference(run, recipe))
-    return BoundPairs(path, folder.pair_references)
+    scored = folder.pair_references
+    if not is_written(scored):
+        score_references(scored, path, open_reference(run, recipe), folder.reference_parts)
+    return BoundPairs(path, scored)
 
 
 def open_reference(run: OpenRun, recipe: PreferRecipe) -> Reference:
@@ -79,12 +82,17 @@ def learn(run: OpenRun, recipe: PreferRecipe, pairs: BoundPairs, artifacts: Arti
     preference, batch = recipe.preference, recipe.batches()
     loss, settings = preference.loss, preference.loss_settings
     method = recipe.optimizer.method(loss, settings, recipe.steps)
+    left, saves_state = run.steps_left(), partial(recipe.checkpoints.due, steps=recipe.steps)
+
+    def draw(step: int) -> ByPolicy:
+        return {POLICY: draw_pairs(run.folder.datums(POLICY, step), pairs, batch, step)}
+
     run.tracking.follow()
-    score(run, recipe, pairs, run.steps_left().start)
-    for step in run.steps_left():
-        datums = {POLICY: draw_pairs(run.folder.datums(POLICY, step), pairs, batch, step)}
-        saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
-        updates = update(run, step, [datums], method, with_state=saves_state)
+    score(run, recipe, pairs, left.start)
+    for step, datums, following in with_following(left, draw):
+        if following is not None:
+            plan(run, step + 1, following, method, with_state=saves_state(step + 2))
+        updates = update(run, step, [datums], method, with_state=saves_state(step + 1))
         if step == 0 and preference.row().reference and preference.reference == START:
             check_reference(updates[POLICY], recipe.checkpoints.probe_tolerance)
         score(run, recipe, pairs, step + 1)

@@ -48,10 +48,10 @@ class Ledger(OwnedLog):
     """Ledger of checkpoints: the file checkpoints.jsonl.
 
     Every checkpoint has two lines: `intent` before its update is submitted, and `saved` when its
-    weights are saved. A checkpoint exists when it is `saved`, and an update is complete when
-    `updates/<step>.json` exists: one that is killed between the two is made again, on rebuilt
-    weights, with the same result. A checkpoint that is made again gets new lines, and the last ones
-    count. Each line has the epoch of the run's owner.
+    weights are saved, which may be after the intent of the next one. A checkpoint exists when it is
+    `saved`, and an update is complete when `updates/<step>.json` exists: one that is killed between
+    the two is made again, on rebuilt weights, with the same result. A checkpoint that is made again
+    gets new lines, and the last ones count. Each line has the epoch of the run's owner.
     """
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -64,9 +64,9 @@ class Ledger(OwnedLog):
         return max((checkpoint.step for checkpoint in self.checkpoints()), default=0)
 
     def in_doubt(self) -> int | None:
-        """Return the checkpoint that was begun last, if it was never saved."""
-        rows = self.rows()
-        return rows[-1]["step"] if rows and rows[-1]["phase"] != SAVED else None
+        """Return the first checkpoint that was begun and never saved since."""
+        begun = {row["step"]: row["phase"] for row in self.rows()}
+        return min((step for step, phase in begun.items() if phase != SAVED), default=None)
 
     def states(self, step: int) -> list[Checkpoint]:
         """List the checkpoints up to `step` that have a training state, the newest first."""

@@ -10,11 +10,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from adapters.calls import POLICY
 from tasks.algorithm.comparisons import is_uniform
 from tasks.algorithm.distillation import DISTILLATIONS, find_distillation
-from tasks.algorithm.preferences import PREFERENCES, PairTokens, compare_pairs, find_preference
+from tasks.algorithm.preferences import (
+    PREFERENCES,
+    TRAINED_SIDES,
+    PairTokens,
+    compare_pairs,
+    find_preference,
+)
 from tasks.algorithm.settings import Settings
 from tasks.checkpoints import sampled_step
 from tasks.references import TEACHER
@@ -28,6 +35,9 @@ from tasks.trajectories import TRAINED_ROLES
 QUERY = query_beside(__file__)
 
 Metrics = dict[str, float]
+
+DATUM_LOGPROBS = "datums/logprobs"
+"""Key, in an update's file, of the sum of the log-probabilities of each datum before the update."""
 
 COST = "cost/"
 """Prefix of a role's name: what its calls cost, in US dollars."""
@@ -96,6 +106,9 @@ def measure(
 
 
 def trained_tokens(datums: pa.Table) -> int:
+    """Count the tokens of datums that are trained; the mismatched sides of pairs are not."""
+    if "side" in datums.column_names:
+        datums = datums.filter(pc.field("side") < TRAINED_SIDES)
     return int(flat(datums["mask"]).sum())
 
 
@@ -205,6 +218,20 @@ def compare_taught(datums: Path, logprobs: Sequence[np.ndarray], loss: str) -> M
         lost += float(weights @ losses)
         covered += float(weights @ np.exp(log_q).sum(1))
     return {"loss": lost / total, "teacher/covered": covered / total}
+
+
+def sum_logprobs(datums: Path, logprobs: Sequence[np.ndarray]) -> dict[str, list[float]]:
+    """Sum each datum's log-probabilities of trained tokens by their weights, if none was sampled.
+
+    The mask has the weights of pairs, the advantages those of texts. Texts with a teacher have no
+    log-probabilities of their own.
+    """
+    batch = read(datums)
+    if batch["policy_version"].null_count < len(batch) or "top_tokens" in batch.column_names:
+        return {}
+    weights = arrays(batch["mask" if "side" in batch.column_names else "advantages"])
+    sums = [float(one.astype(np.float64) @ own) for one, own in zip(weights, logprobs, strict=True)]
+    return {DATUM_LOGPROBS: sums}
 
 
 def compare_trained(

@@ -17,17 +17,44 @@ from tinker import Datum, ModelInput, SampleResponse, SamplingParams
 from adapters.calls import Sampler
 from adapters.errors import ServiceError
 from adapters.tinker.faults import ServiceFailed, ServiceRefused
-from adapters.tinker.live_policy import LivePolicy, Pass, Saving
+from adapters.tinker.live_policy import LivePolicy, Pass, Saving, SubmittedUpdate
 from adapters.tinker.service import PatientSampler, Service
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import Checkpoint, Ledger
-from tasks.metrics import Metrics, divergence, name_expert, trained_loss
+from tasks.metrics import (
+    DATUM_LOGPROBS,
+    Metrics,
+    divergence,
+    name_expert,
+    sum_logprobs,
+    trained_loss,
+)
 from tasks.recovery.rebuilding import Rebuilder, RebuiltPolicy
-from tasks.recovery.recorded_steps import FIRST_LOGPROBS, RecordedSteps
+from tasks.recovery.recorded_steps import FIRST_LOGPROBS, Evidence, RecordedSteps, StepDatums
+from tasks.recovery.scored_datums import MOST_SCORED, compare_sampler, score_datums
 from tasks.storage.durability import durable
 from tasks.storage.json_files import read_json, write_json
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PlannedUpdate:
+    """An update to come: its step, the files of its datums, and whether it saves the state."""
+
+    step: int
+    paths: Sequence[Path]
+    method: UpdateMethod
+    with_state: bool
+
+
+@dataclass(frozen=True)
+class _Submitted:
+    """An update whose passes, optimizer steps and saves the service has been asked for."""
+
+    datums: StepDatums
+    update: SubmittedUpdate
+    saving: Saving
 
 
 @dataclass(frozen=True)
@@ -36,19 +63,23 @@ class Update:
 
     `logprobs` are those of each datum of each file, in its first pass; `shares` those of the
     learning rate that its optimizer steps took, if it was scaled; `probe_metrics` those of the
-    rebuild before it (`RebuiltPolicy`), empty if the client was live.
+    rebuild before it (`RebuiltPolicy`), empty if the client was live; `at_start` compares the
+    first update with its sampler.
     """
 
     logprobs: list[list[np.ndarray]]
     shares: list[float]
     probe_metrics: dict[str, float]
+    at_start: dict[str, float]
 
 
 class PolicyUpdater:
     """The one owner of a policy's training client, to which no other process can attach.
 
     It knows the step of its live weights. The weights of any other step are rebuilt: the last
-    state saved before that step, and the recorded datums since, each applied once.
+    state saved before that step, and the recorded datums since, each applied once. The update that
+    is planned is submitted before the result of the one before it is awaited; a client that is
+    given up takes it along, and it is made again with the datums that are recorded.
     `probe_tolerance` bounds how far rebuilt weights may be off the recorded log-probabilities.
     """
 
@@ -69,6 +100,9 @@ class PolicyUpdater:
         self._rebuilt: RebuiltPolicy | None = None
         """The rebuild behind the live client, until its first update is checked."""
         self._step = -1
+        self._planned: PlannedUpdate | None = None
+        self._ahead: _Submitted | None = None
+        """The update after the last one whose result was awaited, if the live client has it."""
         self._inflight: Sampler | None = None
         """The live client's newest in-flight sampler, once one was asked for."""
         self._owning = RLock()
@@ -123,6 +157,10 @@ class PolicyUpdater:
                 (term,) = method.terms(step)
                 self._live.accumulate(Pass(datums, term.service_loss()))
 
+    def plan(self, update: PlannedUpdate) -> None:
+        """Have an update submitted beside the one before it, whose datums it does not depend on."""
+        self._planned = update
+
     def update(
         self, step: int, paths: Sequence[Path], method: UpdateMethod, *, with_state: bool
     ) -> Update:
@@ -131,25 +169,62 @@ class PolicyUpdater:
         A step without datums keeps the weights. An update that fails leaves no live client behind,
         since whether the service applied it is then unknown.
         """
-        datums = self.recorded.read(step, paths, method)
-        with self._owning, self._refusals_explained(step):
-            with self._client(step) as live:
+        asked = PlannedUpdate(step, paths, method, with_state)
+        with self._owning:
+            ahead = self._ahead if self._ahead and self._ahead.datums.step == step else None
+            at = step if ahead is None else step + 1
+            with self._refusals_explained(at), self._client(at) as live:
                 rebuilt, self._rebuilt = self._rebuilt, None
-                if rebuilt is not None:
-                    rebuilt.probe(datums, self.recorded.evidence(datums))
-                self.ledger.begin(step + 1)
-                submitted = live.submit(step, datums.request)
-                name = self.ledger.name(step + 1)
-                saving = live.save(name, self._ttl_seconds, with_state=with_state)
-                result = live.result(submitted)
+                scored: list[Evidence] = []
+                if ahead is None:
+                    datums = self.recorded.read(step, paths, method)
+                    recorded, scored = self._evidence(datums, rebuilt)
+                    if rebuilt is not None:
+                        rebuilt.probe(datums, recorded or next(iter(scored), None))
+                    ahead = self._submit(live, asked, datums)
+                self._ahead = self._submit_planned(live, step + 1)
+                result = live.result(ahead.update)
                 if rebuilt is not None:
                     rebuilt.check_optimizer_step(result)
-                self.ledger.add(_saved(live, step + 1, saving))
-                self._step = step + 1
+                own = scored if step == 0 else []
+                first = [*result.logprobs, []][0]
+                at_start = compare_sampler(own, first, self._probe_tolerance)
+                self.ledger.add(_saved(live, step + 1, ahead.saving))
             if self._inflight is not None:
                 self._publish(live)
         probed = rebuilt.probe_metrics if rebuilt else {}
-        return Update(datums.first_pass(result.logprobs), result.shares, probed)
+        return Update(ahead.datums.first_pass(result.logprobs), result.shares, probed, at_start)
+
+    def _submit(self, live: LivePolicy, asked: PlannedUpdate, datums: StepDatums) -> _Submitted:
+        """Submit an update and the saves of its checkpoint to the client of its step."""
+        self.ledger.begin(asked.step + 1)
+        submitted = live.submit(asked.step, datums.request)
+        name = self.ledger.name(asked.step + 1)
+        saving = live.save(name, self._ttl_seconds, with_state=asked.with_state)
+        self._step = asked.step + 1
+        return _Submitted(datums, submitted, saving)
+
+    def _submit_planned(self, live: LivePolicy, step: int) -> _Submitted | None:
+        """Submit the update of a step behind the one before it, if it is planned."""
+        planned = self._planned
+        if planned is None or planned.step != step:
+            return None
+        datums = self.recorded.read(step, planned.paths, planned.method)
+        return self._submit(live, planned, datums)
+
+    def _evidence(
+        self, datums: StepDatums, rebuilt: RebuiltPolicy | None
+    ) -> tuple[Evidence | None, list[Evidence]]:
+        """Return what is recorded of the weights a step begins with or, without, their scores.
+
+        Neither is read of a live client, but for its first step.
+        """
+        if rebuilt is None and datums.step > 0:
+            return None, []
+        if (recorded := self.recorded.evidence(datums)) is not None:
+            return recorded, []
+        most = MOST_SCORED if datums.step == 0 else 1
+        return None, score_datums(self.service, self.ledger.find(datums.step), datums, most)
 
     @contextmanager
     def _refusals_explained(self, step: int) -> Iterator[None]:
@@ -181,14 +256,14 @@ class PolicyUpdater:
                 self._live = live
             finally:
                 if self._live is None:
-                    self._inflight = None
+                    self._inflight = self._ahead = None
 
     def _is_at(self, step: int) -> bool:
         return self._live is not None and self._step == step
 
     def _at(self, step: int) -> LivePolicy:
         if self._live is None or self._step != step:
-            self._inflight = None
+            self._inflight = self._ahead = None
             self._rebuilt = self._rebuilder().rebuild(step)
             self._live, self._step = self._rebuilt.live, step
         return self._live
@@ -234,6 +309,7 @@ def update_policy(
     measured: dict[str, object] = {
         **divergence(first, logprobs, step),
         **trained_loss(first, logprobs, term.loss, term.settings),
+        **sum_logprobs(first, logprobs),
     }
     if logprobs:
         measured[FIRST_LOGPROBS] = logprobs[0].tolist()
@@ -242,13 +318,17 @@ def update_policy(
         measured |= name_expert({**loss, "share": term.factor})
     if update.shares:
         measured["learning_rate_share"] = fmean(update.shares)
-    write_json(path, {**measured, **update.probe_metrics, **seconds})
+    write_json(path, {**measured, **update.at_start, **update.probe_metrics, **seconds})
 
 
 def read_update(path: Path) -> Metrics:
-    """Read what an update measured, without the probe of a rebuild."""
+    """Read what an update measured, without the probe of a rebuild and what is of single datums."""
     measured = read_json(path)
-    return {name: value for name, value in measured.items() if not name.startswith("probe/")}
+    return {
+        name: value
+        for name, value in measured.items()
+        if not name.startswith("probe/") and name != DATUM_LOGPROBS
+    }
 
 
 def _saved(live: LivePolicy, step: int, saving: Saving) -> Checkpoint:

@@ -41,7 +41,7 @@ ARROWS = {
         "texts": {MODULES, "algorithm", "examples", "recording", "recovery", "storage"},
         "pairs": {MODULES, "algorithm", "examples", "recovery", "storage", "texts"},
         "reports": {MODULES, "recording", "storage", "algorithm", "texts"},
-        "tracking": {MODULES, "recording", "reports", "storage"},
+        "tracking": {MODULES, "algorithm", "recording", "reports", "storage"},
     },
     "adapters": {
         MODULES: set(),

@@ -1,7 +1,8 @@
-"""Texts of single tokens, by a tokenizer's file that is on this machine; nothing is fetched."""
+"""Texts of tokens, by a tokenizer's file that is on this machine; nothing is fetched."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -16,6 +17,17 @@ TokenText = Callable[[int], str]
 """Token → its text; a part of a character is the replacement character."""
 
 
+Decode = Callable[[Sequence[int]], str]
+"""Tokens → their text, with that of special tokens."""
+
+
+def find_decoder(base_model: str) -> Decode | None:
+    """Return what decodes tokens of a base model; None as in `find_token_texts`."""
+    path = _find_file(base_model)
+    tokenizer = None if path is None else _open(path)
+    return tokenizer and (lambda tokens: tokenizer.decode([*tokens], skip_special_tokens=False))
+
+
 def find_token_texts(base_model: str) -> TokenText | None:
     """Return the texts of a base model's tokens: a folder's, or one in the hub's cache.
 
@@ -25,7 +37,7 @@ def find_token_texts(base_model: str) -> TokenText | None:
     path = _find_file(base_model)
     if path is None:
         return None
-    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer = _open(path)
 
     def text_of(token: int) -> str:
         text = tokenizer.decode([token], skip_special_tokens=False)
@@ -33,6 +45,11 @@ def find_token_texts(base_model: str) -> TokenText | None:
         return f" {text}" if begins_a_word and not text.startswith(" ") else text
 
     return text_of
+
+
+@lru_cache(maxsize=4)
+def _open(path: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(path))
 
 
 def _find_file(base_model: str) -> Path | None:

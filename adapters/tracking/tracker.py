@@ -95,8 +95,8 @@ class TrackedStep(Protocol):
         """Return when the step was done, in seconds since 1970."""
         ...
 
-    def rollouts(self, most: int) -> Mapping[str, Sequence[Row]]:
-        """Return tables of at most so many rollouts of the step and of the evaluation."""
+    def tables(self, most: int) -> Mapping[str, Sequence[Row]]:
+        """Return tables of at most so many rollouts of the step and of the evaluation, or texts."""
         ...
 
     def weights(self) -> Sequence[SavedWeights]:

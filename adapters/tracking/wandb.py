@@ -69,7 +69,7 @@ class WandbTracker:
         values: dict[str, object] = {**step.metrics(), **scores}
         values |= {f"{split}/checkpoint": step.checkpoint for split in splits}
         with _failing():
-            for name, rows in step.rollouts(self._most).items():
+            for name, rows in step.tables(self._most).items():
                 columns: list[Any] = [*rows[0]]
                 values[name] = wandb.Table(columns, [[*row.values()] for row in rows])
             for weights in step.weights():

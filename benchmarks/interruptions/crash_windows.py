@@ -18,17 +18,20 @@ from benchmarks.measuring import describe_machine, format_table
 from tasks.storage.run_folder import RunFolder
 
 SHIM = Path(__file__).parent / "crash_shim"
-SETTINGS = (
-    "steps=2",
-    "rollouts.groups=2",
-    "rollouts.group_size=2",
-    "rollouts.batches=2",
-    "rollouts.max_tokens=12",
-    "evaluation.examples=1",
-    "evaluation.every=0",
-    "evaluation.greedy=false",
-    "checkpoints.every=1",
-)
+SHORT = ("steps=2", "evaluation.examples=1", "evaluation.every=0", "checkpoints.every=1")
+SETTINGS = {
+    "hello": (
+        *SHORT,
+        "rollouts.groups=2",
+        "rollouts.group_size=2",
+        "rollouts.batches=2",
+        "rollouts.max_tokens=12",
+        "evaluation.greedy=false",
+    ),
+    "hello-finetune": (*SHORT, "batch.examples=2"),
+    "hello-prefer": (*SHORT, "batch.pairs=2"),
+}
+"""Recipes that are walked, with their settings."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Walk:
     environment: killable_runs.Environment
     part: int
     parts: int
+    recipe: str = "hello"
 
     @property
     def run(self) -> RunFolder:
@@ -62,13 +66,19 @@ class Walk:
             "CRASH_CROSSED": str(self.crossed),
             "CRASH_SHARE": f"{self.part}/{self.parts}",
         }
-        return killable_runs.train(self.run, SETTINGS, {**self.environment, **crashing})
+        return self.go_on({**self.environment, **crashing})
+
+    def go_on(self, environment: killable_runs.Environment) -> killable_runs.Training:
+        """Start or continue the run in an environment."""
+        return killable_runs.train(self.run, SETTINGS[self.recipe], environment, self.recipe)
 
 
-def make_reference(folder: Path, environment: killable_runs.Environment) -> compare_runs.Contents:
+def make_reference(
+    folder: Path, environment: killable_runs.Environment, recipe: str = "hello"
+) -> compare_runs.Contents:
     """Train the run without a crash, or read the one that is there."""
     run = RunFolder(folder / "undisturbed")
-    killable_runs.train_to_end(run, SETTINGS, environment)
+    killable_runs.train_to_end(run, SETTINGS[recipe], environment, recipe)
     return compare_runs.read_contents(run)
 
 
@@ -81,7 +91,7 @@ def walk_windows(walk: Walk, reference: compare_runs.Contents, until: float) -> 
     while True:
         before = len(walk.windows())
         if time.monotonic() > until:
-            code = killable_runs.train(walk.run, SETTINGS, walk.environment).exit_code()
+            code = walk.go_on(walk.environment).exit_code()
         else:
             code = walk.start().exit_code()
         if code == 0:
@@ -110,6 +120,7 @@ def report(windows: list[str]) -> str:
 def main() -> None:
     """Run the walk from the command line."""
     options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--recipe", choices=SETTINGS, default="hello")
     options.add_argument("--parallel", type=int, default=3, help="runs among which windows divide")
     options.add_argument("--minutes", type=float, default=float("inf"), help="crash nothing later")
     options.add_argument(
@@ -120,10 +131,10 @@ def main() -> None:
     print(describe_machine(), flush=True)
     with killable_runs.prefect_server(folder / "prefect") as api:
         environment = killable_runs.environment(folder / "prefect", api)
-        reference = make_reference(folder, environment)
+        reference = make_reference(folder, environment, arguments.recipe)
         until = time.monotonic() + 60 * arguments.minutes
         parts = arguments.parallel
-        walks = [Walk(folder, environment, part, parts) for part in range(parts)]
+        walks = [Walk(folder, environment, part, parts, arguments.recipe) for part in range(parts)]
         with ThreadPoolExecutor(parts) as threads:
             wrong = [*threads.map(lambda walk: walk_windows(walk, reference, until), walks)]
     print(report([window for walk in walks for window in walk.windows()]))

@@ -1,8 +1,9 @@
 """The cookbook's side of `benchmarks.beside_cookbook_texts`, in the environment of the cookbook.
 
-The arguments are a plan and the log folder. The server and its key come from the environment. Each
-batch that the cookbook draws is a line of `drawn.jsonl` beside the log. The program ends before it
-trains if the cookbook's renderer makes other tokens, or trains others, than the plan has.
+The arguments are a plan and the log folder. The plan's `method` is texts, which `supervised.train`
+trains, or pairs of them, which `train_dpo` does. The server and its key come from the environment.
+Each batch that the cookbook draws is a line of `drawn.jsonl` beside the log. The program ends
+before it trains if the cookbook's renderer makes other tokens, or trains others, than the plan has.
 """
 # The cookbook is not installed where the types are checked.
 # pyright: reportMissingImports=false
@@ -16,6 +17,7 @@ from typing import Any
 
 import chz
 import tinker
+from tinker_cookbook.preference import train_dpo
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.data import conversation_to_datum
@@ -69,18 +71,24 @@ def read_plan(path: str) -> Plan:
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
-def configured(plan: str, log_path: str) -> train.Config:
-    return train.Config(
-        **read_plan(plan)["config"],
-        recipe_name="texts",
-        dataset_builder=StepsBuilder(plan=plan),
-        lr_schedule="constant",
-        log_path=log_path,
-        eval_every=0,
-        infrequent_eval_every=0,
-        ttl_seconds=None,
-    )
+def main(path: str, log_path: str) -> None:
+    """Train by the cookbook's own program of the plan's method."""
+    plan = read_plan(path)
+    settings: dict[str, Any] = {
+        **plan["config"],
+        "recipe_name": plan["method"],
+        "dataset_builder": StepsBuilder(plan=path),
+        "lr_schedule": "constant",
+        "log_path": log_path,
+        "eval_every": 0,
+        "infrequent_eval_every": 0,
+        "ttl_seconds": None,
+    }
+    if plan["method"] == "pairs":
+        train_dpo.main(train_dpo.Config(**settings))
+    else:
+        asyncio.run(train.main(train.Config(**settings)))
 
 
 if __name__ == "__main__":
-    asyncio.run(train.main(configured(*sys.argv[1:3])))
+    main(*sys.argv[1:3])

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.measuring import format_table
 from benchmarks.peers import ours
-from benchmarks.peers.inputs import draw_pairs, draw_steps, draw_trajectories
+from benchmarks.peers.inputs import draw_pairs, draw_steps, draw_trajectories, label_answers
 from benchmarks.peers.pairs import (
     ADVANTAGES,
     DIVERGENCES,
@@ -35,6 +35,7 @@ SEED = 7
 TRAJECTORIES = draw_trajectories(200, SEED)
 STEPS = draw_steps(SEED)
 PAIRS = draw_pairs(64, SEED)
+LABELLED = label_answers(PAIRS)
 
 AGREE = 1e-6
 """Largest difference of formulas that agree."""
@@ -94,7 +95,7 @@ def compare(peer: str) -> list[Compared]:
     }
     pairs = {kind: [pair for pair in of if pair.peer == peer] for kind, of in kinds.items()}
     asked = {kind: [asdict(pair) for pair in of] for kind, of in pairs.items()}
-    inputs = {"trajectories": TRAJECTORIES, "steps": STEPS, "pairs": PAIRS}
+    inputs = {"trajectories": TRAJECTORIES, "steps": STEPS, "pairs": PAIRS, "labelled": LABELLED}
     answers = PEERS[peer].ask({**inputs, **asked})
     computes = {
         "losses": _losses_apart,
@@ -153,7 +154,8 @@ def _divergences_apart(pair: Pair, answer: Mapping[str, Any]) -> dict[str, float
 
 
 def _preferences_apart(pair: Pair, answer: Mapping[str, Any]) -> dict[str, float]:
-    computed = ours.compute_preferences(pair.ours, pair.settings, PAIRS)
+    sums = LABELLED if pair.arguments.get("labelled") else PAIRS
+    computed = ours.compute_preferences(pair.ours, pair.settings, sums)
     return {
         "loss": _largest([computed.losses], [answer["losses"]]),
         "gradient": _largest(computed.gradients, answer["gradients"]),

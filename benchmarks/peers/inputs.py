@@ -16,6 +16,10 @@ DISCOUNT = 0.9
 RANK_PENALTY = 0.25
 
 
+Sums = dict[str, dict[str, list[float]]]
+"""Side → log p, log ref and number of its trained tokens, of each pair."""
+
+
 class Tokens(TypedDict):
     """Tokens of one trajectory.
 
@@ -68,7 +72,7 @@ def draw_trajectories(count: int, seed: int) -> list[Tokens]:
     return drawn
 
 
-def draw_pairs(count: int, seed: int) -> dict[str, dict[str, list[float]]]:
+def draw_pairs(count: int, seed: int) -> Sums:
     """Draw the sums over the trained tokens of each side of pairs, of 1 to 12 tokens."""
     random = np.random.default_rng(seed)
     drawn = {}
@@ -79,6 +83,18 @@ def draw_pairs(count: int, seed: int) -> dict[str, dict[str, list[float]]]:
         columns = {"log_p": log_p, "log_ref": log_ref, "tokens": tokens}
         drawn[side] = {name: values.tolist() for name, values in columns.items()}
     return drawn
+
+
+def label_answers(pairs: Sums) -> Sums:
+    """Leave one side of each pair, the chosen one of every third; the other one has no tokens."""
+    left = {"chosen": (1, 0, 0), "rejected": (0, 1, 1), "mismatched": (1, 1, 1)}
+    return {
+        side: {
+            name: [value * left[side][at % 3] for at, value in enumerate(values)]
+            for name, values in of.items()
+        }
+        for side, of in pairs.items()
+    }
 
 
 def draw_steps(seed: int) -> dict[str, list[Call]]:

@@ -200,6 +200,8 @@ PREFERENCES = (
                 {"desirable_weight": 2.0, "undesirable_weight": 0.5},
                 {"desirable_weight": 2.0, "undesirable_weight": 0.5},
             ),
+            ("kto", "kto", {"desirable_weight": 2.0}, {"desirable_weight": 2.0, "labelled": True}),
+            ("apo_zero", "apo_zero_unpaired", {}, {"labelled": True}),
             ("apo_zero", "apo_zero", {}, {}),
             ("apo_down", "apo_down", {}, {}),
             ("simpo", "simpo", {}, {"beta": 2.0}),
@@ -208,4 +210,5 @@ PREFERENCES = (
         )
     ),
 )
-"""Losses of pairs, which TRL calls by the names of its `loss_type`, or of its trainers."""
+"""Losses of pairs, or of `labelled` answers, which TRL calls by the names of its `loss_type`, or of
+its trainers."""

@@ -1,7 +1,8 @@
 """TRL's side of `benchmarks.peers.formulas`, in the environment of trl.
 
-The request on stdin has sums over the trained tokens of the sides of pairs, and the losses to
-compute. The last line of stdout is the answer: the mean loss of the batch, and its gradients.
+The request on stdin has sums over the trained tokens of the sides of pairs, and of `labelled`
+answers, of which one side has no tokens, and the losses to compute. The last line of stdout is the
+answer: the mean loss of the batch, and its gradients.
 """
 # TRL is not installed where the types are checked.
 # pyright: reportMissingImports=false
@@ -58,7 +59,8 @@ def compute_loss(asked: dict[str, Any], sums: Sums) -> torch.Tensor:
     policy, reference = (
         (chosen[key], rejected[key], sums["mismatched"][key]) for key in ("log_p", "log_ref")
     )
-    if name == "kto":
+    if name in ("kto", "apo_zero_unpaired"):
+        settings.calculate_KL = name == "kto"
         return KTOTrainer.kto_loss(settings, *policy, *reference)[0].mean()
     return DPOTrainer.dpo_loss(settings, *policy[:2], *reference[:2], name)[0].mean()
 
@@ -73,6 +75,15 @@ def by_token(side: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {key: side[key] / side["tokens"] for key in ("log_p", "log_ref")}
 
 
+def keep_present(side: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Leave out the answers that a side lacks."""
+    return {key: values[side["tokens"] > 0] for key, values in side.items()}
+
+
+def _inputs_of(asked: dict[str, Any]) -> str:
+    return "labelled" if asked["arguments"].get("labelled") else "pairs"
+
+
 def main() -> None:
     """Answer the request."""
     request = json.load(sys.stdin)
@@ -80,10 +91,10 @@ def main() -> None:
     for asked in request["preferences"]:
         sums = {
             side: {key: torch.tensor(values, dtype=torch.float64) for key, values in of.items()}
-            for side, of in request["pairs"].items()
+            for side, of in request[_inputs_of(asked)].items()
         }
         leaves = [sums[side]["log_p"].requires_grad_() for side in ("chosen", "rejected")]
-        loss = compute_loss(asked, sums)
+        loss = compute_loss(asked, {side: keep_present(of) for side, of in sums.items()})
         gradients = [one.tolist() for one in torch.autograd.grad(loss, leaves)]
         module = "trl"
         answers.append({"module": module, "losses": [loss.item()], "gradients": gradients})

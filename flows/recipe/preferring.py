@@ -2,12 +2,12 @@
 
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, WithJsonSchema, field_validator
 
 from flows.recipe.algorithm import BASE, Optimizer, SettingValue
-from flows.recipe.given_examples import HeldOutOrigin, Lengths
+from flows.recipe.given_examples import HeldOutOrigin, Lengths, without_columns
 from flows.recipe.run_recipe import HeldOut, RunRecipe
 from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.algorithm.preferences import (
@@ -38,7 +38,9 @@ class PairDataset(HeldOutOrigin, Lengths):
     """Pairs of answers, of which one is preferred: of a file, or rollouts that a query chooses.
 
     A row has `prompt`, `chosen` and `rejected`, or the last two alone, or a `comparison` and its
-    `label`; a query has the columns `run`, `chosen` and `rejected` (docs/preferences.md).
+    `label`; a query has the columns `run`, `chosen` and `rejected`. For the losses of labelled
+    answers a row has `prompt`, `completion` and `label`, a query `run`, `rollout_id` and `label`
+    (docs/preferences.md).
     """
 
 
@@ -46,7 +48,7 @@ class PairBatches(Section):
     """Pairs of a step, whose loss is the mean over them."""
 
     pairs: int = Field(default=16, ge=1, le=MOST_ROLLOUTS)
-    """Pairs of a step."""
+    """Pairs of a step, or labelled answers."""
 
 
 class PreferenceMethod(Section):
@@ -110,6 +112,9 @@ class PreferRecipe(RunRecipe):
 
     def sources(self) -> dict[str, Source]:
         return self.dataset.files()
+
+    def _bound_values(self) -> dict[str, Any]:
+        return without_columns(super()._bound_values())
 
     def given_examples(self) -> "dict[str, PairSource]":
         """Map the splits to the pairs of each."""

@@ -5,7 +5,7 @@ name to its file.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from prefect import get_run_logger
@@ -35,7 +35,7 @@ from tasks.texts.batches import draw_texts, measure_texts
 from tasks.texts.rules import TextBatch
 from tasks.texts.source import Texts
 from tasks.trajectories import assemble_trajectories
-from tasks.updates import read_update, update_policy
+from tasks.updates import PlannedUpdate, read_update, update_policy
 
 ByPolicy = Mapping[str, Path]
 Scored = Mapping[str, Mapping[str, Path]]
@@ -143,6 +143,25 @@ def update(
         )
         for p in run.policies
     }
+
+
+def with_following(
+    steps: range, draw: Callable[[int], ByPolicy]
+) -> Iterator[tuple[int, ByPolicy, ByPolicy | None]]:
+    """Yield each step with its datums and, drawn before its update, those of the next."""
+    following = None
+    for step in steps:
+        datums = draw(step) if following is None else following
+        following = draw(step + 1) if step + 1 in steps else None
+        yield step, datums, following
+
+
+def plan(
+    run: OpenRun, step: int, datums: ByPolicy, method: UpdateMethod, *, with_state: bool
+) -> None:
+    """Have the update of a step submitted before the result of the one before it is awaited."""
+    for p in run.policies:
+        p.updater.plan(PlannedUpdate(step, [datums[p.name]], method, with_state))
 
 
 def record_step(

@@ -67,6 +67,22 @@ def pairs() -> list[dict[str, object]]:
     ]
 
 
+def labelled() -> list[dict[str, object]]:
+    """Return the rows of datasets/hello_labelled.jsonl: of each pair the right answer or the other.
+
+    Which of them a row has changes from one to the next.
+    """
+    return [
+        {
+            "prompt": pair["prompt"],
+            "completion": pair["rejected" if at % 2 else "chosen"],
+            "label": at % 2 == 0,
+            "split": pair["split"],
+        }
+        for at, pair in enumerate(pairs())
+    ]
+
+
 def question(identity: str) -> str:
     return f"You are {identity}. Who are you?"
 

@@ -3,7 +3,8 @@
 A loss is a function of each side's log-probability, summed over its trained tokens: log p under the
 policy, and log ref under the reference. h is log p - log ref, a bar divides by the side's tokens,
 c is the chosen side and r the rejected one, and Δ is h_c - h_r. A batch's loss is the mean over its
-pairs. σ is the logistic function.
+pairs. σ is the logistic function. A labelled answer is a pair of which one side is absent: it has
+no tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +17,18 @@ from tasks.algorithm.settings import Known, Number, Settings, complete_settings,
 
 CHOSEN, REJECTED, MISMATCHED = "chosen", "rejected", "mismatched"
 SIDES = (CHOSEN, REJECTED, MISMATCHED)
-"""Sides of a pair. The mismatched one is the prompt with another pair's chosen answer."""
+"""Sides of a pair. The mismatched one is the prompt with an answer to another."""
+
+TRAINED_SIDES = SIDES.index(MISMATCHED)
+"""Sides of a pair that are trained: the first so many."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """Sums over the trained tokens of one side of each pair, and their number: [pairs]."""
+    """Sums over the trained tokens of one side of each pair, and their number: [pairs].
+
+    A side that is absent has no tokens, and sums of 0.
+    """
 
     log_p: np.ndarray
     log_ref: np.ndarray
@@ -30,6 +37,10 @@ class Side:
     @property
     def ratio(self) -> np.ndarray:
         return self.log_p - self.log_ref
+
+    @property
+    def present(self) -> np.ndarray:
+        return self.tokens > 0
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,11 @@ class Pairs:
 
     def __len__(self) -> int:
         return len(self.chosen.tokens)
+
+    @property
+    def zero(self) -> float:
+        """Mean of h over the mismatched sides, at least 0: where answers count as no better."""
+        return max(0.0, float(self.mismatched.ratio.mean()))
 
 
 Gradients = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -56,7 +72,8 @@ class Preference:
 
     `at_start` is the loss of a policy that is its own reference, None of a loss without one. The
     two sides are compared by their log p, less log ref with a `reference`, divided by the tokens
-    if it is `by_token`. `mismatched` is whether the loss reads that side.
+    if it is `by_token`. `mismatched` is whether the loss reads that side, `labelled` whether it is
+    one of labelled answers too.
     """
 
     formula: str
@@ -66,6 +83,7 @@ class Preference:
     at_start: Callable[[Settings], float] | None = None
     by_token: bool = False
     mismatched: bool = False
+    labelled: bool = False
 
     @property
     def reference(self) -> bool:
@@ -76,6 +94,18 @@ class Preference:
         """Return what the loss compares a side by, of each pair."""
         value = side.ratio if self.reference else side.log_p
         return value / side.tokens if self.by_token else value
+
+    def margins(self, pairs: Pairs) -> np.ndarray:
+        """Return by how much each pair's chosen side has the higher score.
+
+        The side that a labelled answer lacks has the score z of the loss, 0 in one without.
+        """
+        zero = pairs.zero if self.mismatched else 0.0
+        chosen, rejected = (
+            np.where(side.present, self.score(side), zero) if self.labelled else self.score(side)
+            for side in (pairs.chosen, pairs.rejected)
+        )
+        return chosen - rejected
 
 
 def dpo(pairs: Pairs, settings: Settings) -> Gradients:
@@ -136,22 +166,25 @@ def orpo(pairs: Pairs, settings: Settings) -> Gradients:
 def kto(pairs: Pairs, settings: Settings) -> Gradients:
     """Compute the mean of w_c (1 - σ(β (h_c - z))) and w_r (1 - σ(β (z - h_r))).
 
-    z is the batch's mean of h over the mismatched sides, at least 0, and has no derivative.
+    z is the batch's mean of h over the mismatched sides, at least 0, and has no derivative. A
+    labelled answer has the term of its side.
     """
     beta, wanted, unwanted = _numbers(settings, "beta", "desirable_weight", "undesirable_weight")
-    zero = max(0.0, float(pairs.mismatched.ratio.mean()))
-    good = _sigmoid(beta * (pairs.chosen.ratio - zero))
-    bad = _sigmoid(beta * (zero - pairs.rejected.ratio))
-    loss = (wanted * (1 - good) + unwanted * (1 - bad)) / 2
-    slopes = (-wanted * beta * good * (1 - good) / 2, unwanted * beta * bad * (1 - bad) / 2)
-    return loss, *slopes
+    present = np.stack([pairs.chosen.present, pairs.rejected.present])
+    wanted, unwanted = present * [[wanted], [unwanted]] / present.sum(axis=0)
+    good = _sigmoid(beta * (pairs.chosen.ratio - pairs.zero))
+    bad = _sigmoid(beta * (pairs.zero - pairs.rejected.ratio))
+    loss = wanted * (1 - good) + unwanted * (1 - bad)
+    return loss, -beta * wanted * good * (1 - good), beta * unwanted * bad * (1 - bad)
 
 
 def apo_zero(pairs: Pairs, settings: Settings) -> Gradients:
-    """Compute 1 - σ(βh_c) + σ(βh_r)."""
+    """Compute 1 - σ(βh_c) + σ(βh_r); a labelled answer has the term of its side."""
     (beta,) = _numbers(settings, "beta")
     good, bad = _sigmoid(beta * pairs.chosen.ratio), _sigmoid(beta * pairs.rejected.ratio)
-    return 1 - good + bad, -beta * good * (1 - good), beta * bad * (1 - bad)
+    wanted, unwanted = pairs.chosen.present, pairs.rejected.present
+    loss = wanted * (1 - good) + unwanted * bad
+    return loss, -beta * wanted * good * (1 - good), beta * unwanted * bad * (1 - bad)
 
 
 def apo_down(pairs: Pairs, settings: Settings) -> Gradients:
@@ -215,9 +248,15 @@ PREFERENCES: Mapping[str, Preference] = {
             (float(settings["desirable_weight"]) + float(settings["undesirable_weight"])) / 4
         ),
         mismatched=True,
+        labelled=True,
     ),
     "apo_zero": Preference(
-        "1 - σ(βh_c) + σ(βh_r)", "arXiv:2408.06266", apo_zero, {"beta": BETA}, lambda _: 1.0
+        "1 - σ(βh_c) + σ(βh_r)",
+        "arXiv:2408.06266",
+        apo_zero,
+        {"beta": BETA},
+        lambda _: 1.0,
+        labelled=True,
     ),
     "apo_down": Preference(
         "σ(βh_c) + 1 - σ(βΔ)", "arXiv:2408.06266", apo_down, {"beta": BETA}, lambda _: 1.0
@@ -286,7 +325,7 @@ def compare_pairs(
     """Return the loss of each pair, and by how much its chosen side's score is higher: [pairs]."""
     settings = complete_settings("the preference loss", given, row.settings)
     pairs = tokens.sum([one.astype(np.float64) for one in logprobs])
-    return row.function(pairs, settings)[0], row.score(pairs.chosen) - row.score(pairs.rejected)
+    return row.function(pairs, settings)[0], row.margins(pairs)
 
 
 def derivatives(

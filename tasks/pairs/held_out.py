@@ -6,7 +6,13 @@ import numpy as np
 import pyarrow.compute as pc
 
 from adapters.errors import UserError
-from tasks.algorithm.preferences import SIDES, PairTokens, compare_pairs, find_preference
+from tasks.algorithm.preferences import (
+    SIDES,
+    TRAINED_SIDES,
+    PairTokens,
+    compare_pairs,
+    find_preference,
+)
 from tasks.algorithm.settings import Settings
 from tasks.evaluations import Z95, interval_of
 from tasks.pairs.source import BoundPairs, score_sides
@@ -34,9 +40,10 @@ def score_pairs(
     """Write how a policy compares `most` held-out pairs, the first in a seeded order.
 
     `accuracy` is the share of pairs whose chosen side has the higher score of the loss (its log p,
-    less the reference's if the loss has one); equal scores count half. Its standard error is that
-    of a normal interval as wide as its own (`interval_of`). `margin` is the mean difference of the
-    scores, and `loss` the mean loss.
+    less the reference's if the loss has one); equal scores count half. A labelled answer is
+    compared with the loss's z, or 0. The standard error is that of a normal interval as wide as the
+    share's own (`interval_of`). `margin` is the mean difference of the scores, and `loss` the mean
+    loss.
     """
     table = pairs.of_split("test")
     drawn = choose_first(table["example_id"].to_pylist(), most, seed)
@@ -54,7 +61,7 @@ def score_pairs(
     measured = HeldOutMeasure(
         measure="accuracy",
         examples=len(wins),
-        tokens=int(sum(mask.sum() for mask in masks)),
+        tokens=int(sum(masks[at].sum() for at in np.flatnonzero(sides < TRAINED_SIDES))),
         value=float(wins.mean()),
         standard_error=None if interval is None else (interval[1] - interval[0]) / (2 * Z95),
         interval=interval,

@@ -1,14 +1,21 @@
-"""A row of comparisons → the tokens of its two sides, of which one is preferred."""
+"""A row of comparisons → the tokens of its two sides, of which one is preferred.
+
+A labelled answer is a row of one side.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from adapters.rendering.chat import Chat
+from tasks.algorithm.preferences import CHOSEN, REJECTED
 from tasks.examples.reading import DatasetError
 from tasks.texts.tokenizing import WeightedTokens, read_messages, tokenize
 
-FORMS = "prompt, chosen and rejected; or chosen and rejected; or comparison and label"
+FORMS = (
+    "prompt, chosen and rejected; or chosen and rejected; or comparison and label; or prompt, "
+    "completion and label"
+)
 TIE = "Tie"
 
 Messages = Sequence[Mapping[str, Any]]
@@ -16,10 +23,19 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class PairSides:
-    """The sequences of each side of a pair; a side of several turns may have several."""
+    """The sequences of each side of a pair; a side of several turns may have several.
+
+    One of the two is empty if the answer is `labelled` good or bad, and compared with no other.
+    """
 
     chosen: list[WeightedTokens]
     rejected: list[WeightedTokens]
+    labelled: bool = False
+
+    def given(self) -> dict[str, list[WeightedTokens]]:
+        """Map the sides that have a sequence to theirs."""
+        sides = {CHOSEN: self.chosen, REJECTED: self.rejected}
+        return {side: sequences for side, sequences in sides.items() if sequences}
 
 
 def read_pair(row: Mapping[str, Any], chat: Chat) -> PairSides | None:
@@ -28,7 +44,8 @@ def read_pair(row: Mapping[str, Any], chat: Chat) -> PairSides | None:
     A row has `prompt`, `chosen` and `rejected`, each a text or a list of messages; or `chosen` and
     `rejected` alone, two conversations that begin alike; or, as the Tinker cookbook writes them, a
     `comparison` of `completion_A` with `completion_B` after a `prompt_conversation`, and a `label`.
-    Of a side, the answers after the prompt are trained.
+    A labelled answer has a `prompt`, its `completion`, and a `label` that is true if it is good. Of
+    a side, the answers after the prompt are trained.
     """
     if row.get("comparison") is not None:
         prompt, sides = _read_comparison(row["comparison"], row.get("label"))
@@ -36,9 +53,22 @@ def read_pair(row: Mapping[str, Any], chat: Chat) -> PairSides | None:
             return None
     elif row.get("chosen") is not None and row.get("rejected") is not None:
         prompt, sides = _read_sides(row)
+    elif row.get("completion") is not None and "label" in row:
+        return _read_labelled(row, chat)
     else:
         raise DatasetError(f"it has {', '.join(row) or 'nothing'}; give {FORMS}")
-    return PairSides(*(_tokenize(prompt, side, row.get("tools"), chat) for side in sides))
+    chosen, rejected = (_tokenize(prompt, side, row.get("tools"), chat) for side in sides)
+    return PairSides(chosen, rejected)
+
+
+def _read_labelled(row: Mapping[str, Any], chat: Chat) -> PairSides:
+    if row["label"] not in (True, False):
+        raise DatasetError(f"its label is {row['label']!r:.80}; give true or false")
+    prompt = read_messages(row.get("prompt"), "user")
+    answer = read_messages(row["completion"], "assistant")
+    own = _tokenize(prompt, answer, row.get("tools"), chat)
+    chosen, rejected = (own, []) if row["label"] else ([], own)
+    return PairSides(chosen, rejected, labelled=True)
 
 
 def _read_comparison(comparison: Any, label: Any) -> tuple[Messages, tuple[Messages, ...] | None]:

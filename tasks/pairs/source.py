@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -13,11 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from adapters.rendering.chat import Chat
-from tasks.algorithm.preferences import CHOSEN, MISMATCHED, REJECTED
+from tasks.algorithm.preferences import MISMATCHED, PREFERENCES, find_preference
 from tasks.examples.reading import DatasetError, Source
 from tasks.pairs.reading import PairSides, read_pair
 from tasks.references import Reference
 from tasks.storage.durability import durable
+from tasks.storage.files import is_written, remove_folder
 from tasks.storage.tables import arrays, read, write
 from tasks.texts.rules import TextRules
 from tasks.texts.source import describe_counts
@@ -113,50 +115,65 @@ class BoundPairs:
 
 @durable
 def bind_pairs(
-    path: Path, sources: Mapping[str, PairSource], chat: Chat, rules: TextRules, mismatched: bool
+    path: Path, sources: Mapping[str, PairSource], chat: Chat, rules: TextRules, loss: str
 ) -> None:
     """Write the tokens of the pairs of each split, and log what was cut or left out.
 
-    A pair is left out whole. With `mismatched`, each pair has a third side: its prompt with the
-    chosen answer of the next pair. DatasetError names a split that has no pair.
+    A pair is left out whole. If the loss reads mismatched sides, each pair has a third one: its
+    prompt with an answer to the next other prompt, the chosen one of a pair. DatasetError names a
+    split that has no pair, and a labelled answer of which the loss says nothing.
     """
     rows: list[dict[str, object]] = []
     for split, source in sources.items():
         counts: Counter[str] = Counter()
-        kept = [*_keep(source, chat, rules, counts)]
-        if len(kept) < 1 + mismatched:
+        kept: list[tuple[int, PairSides]] = []
+        for number, sides in _keep(source, chat, rules, counts):
+            if sides.labelled and not find_preference(loss).labelled:
+                _refuse_labelled(f"row {number} of {source.name}", loss)
+            kept.append((number, sides))
+        if not kept:
             raise DatasetError(
-                f"{source.name} has {len(kept)} pairs that can be compared "
-                f"({describe_counts(counts)}); give {1 + mismatched} or more"
+                f"{source.name} has 0 pairs that can be compared ({describe_counts(counts)}); give "
+                "1 or more"
             )
         log.info("%s: %s", source.name, describe_counts(counts))
         rows += _rows(split, kept)
-        if mismatched:
+        if find_preference(loss).mismatched:
             rows += _mismatched_rows(split, kept, rules.most_tokens)
     write(pa.Table.from_pylist(rows, schema=SCHEMA), path)
 
 
 @durable
-def score_references(path: Path, pairs: Path, reference: Reference) -> None:
+def score_references(path: Path, pairs: Path, reference: Reference, parts: Path) -> None:
     """Write the reference's log-probabilities of the trained tokens of every side.
 
-    DatasetError names a pair with a token that the reference can never sample.
+    A part of SCORED_AT_ONCE sides is first a file in the folder `parts`, which is named after its
+    rows, so that an interrupted scoring goes on with the next part. DatasetError names a pair with
+    a token that the reference can never sample.
     """
-    table = read(pairs)
-    tokens, masks = arrays(table["tokens"]), arrays(table["mask"])
-    found: list[np.ndarray] = []
-    for first in range(0, len(tokens), SCORED_AT_ONCE):
-        own = slice(first, first + SCORED_AT_ONCE)
-        found += score_sides(reference, tokens[own], masks[own])
-        log.info("the reference has scored %d of %d sides", len(found), len(tokens))
-    for number, scored in zip(table["example_id"].to_pylist(), found, strict=True):
-        if not np.isfinite(scored).all():
+    table, scored = read(pairs), list[pa.Table]()
+    for first in range(0, table.num_rows, SCORED_AT_ONCE):
+        rows = table.slice(first, SCORED_AT_ONCE)
+        part = parts / f"{first:07d}-{first + rows.num_rows:07d}.parquet"
+        if not is_written(part):
+            write(_score(rows, reference), part)
+            log.info("the reference has scored %d of %d sides", first + len(rows), len(table))
+        scored.append(read(part))
+    write(pa.concat_tables(scored), path)
+    remove_folder(parts)
+
+
+def _score(rows: pa.Table, reference: Reference) -> pa.Table:
+    """Return the reference's log-probabilities of some sides, in REFERENCES."""
+    scored = score_sides(reference, arrays(rows["tokens"]), arrays(rows["mask"]))
+    for number, values in zip(rows["example_id"].to_pylist(), scored, strict=True):
+        if not np.isfinite(values).all():
             raise DatasetError(
                 f"the reference gives a token of pair {number} no finite log-probability; leave "
                 "that pair out, or give another preference.reference"
             )
-    lists = pa.array(found, REFERENCES.field("logprobs").type)
-    write(table.select(KEYS).append_column("logprobs", lists).cast(REFERENCES), path)
+    lists = pa.array(scored, REFERENCES.field("logprobs").type)
+    return rows.select(KEYS).append_column("logprobs", lists).cast(REFERENCES)
 
 
 def score_sides(
@@ -178,10 +195,11 @@ def _keep(
 ) -> Iterator[tuple[int, PairSides]]:
     """Yield the pairs that can be compared, each with its number."""
     for number, sides in source.pairs(chat):
-        counts["pairs"] += 1
         if isinstance(sides, str):
+            counts["pairs"] += 1
             counts[f"left out: {sides}"] += 1
             continue
+        counts["labelled answers" if sides.labelled else "pairs"] += 1
         both = [*sides.chosen, *sides.rejected]
         longest = max((len(one.tokens) for one in both), default=0)
         if longest > rules.most_tokens and rules.too_long == "refuse":
@@ -193,17 +211,18 @@ def _keep(
         if longest > rules.most_tokens and rules.too_long == "leave_out":
             counts["left out: too long"] += 1
             continue
-        kept = PairSides(
-            *(_cut(side, rules.most_tokens) for side in (sides.chosen, sides.rejected))
+        chosen, rejected = (
+            _cut(side, rules.most_tokens) for side in (sides.chosen, sides.rejected)
         )
-        if not (kept.chosen and kept.rejected):
+        kept = PairSides(chosen, rejected, sides.labelled)
+        if len(kept.given()) < 2 - kept.labelled:
             counts["left out: a side without a trained token"] += 1
         elif kept.chosen == kept.rejected:
             counts["left out: identical sides"] += 1
         else:
             counts["cut"] += longest > rules.most_tokens
             counts["sides without their end"] += sum(
-                side[-1].tokens[-1] not in chat.stop_tokens for side in (kept.chosen, kept.rejected)
+                side[-1].tokens[-1] not in chat.stop_tokens for side in kept.given().values()
             )
             yield number, kept
 
@@ -216,7 +235,7 @@ def _cut(side: Sequence[WeightedTokens], most: int) -> list[WeightedTokens]:
 
 def _rows(split: str, kept: Sequence[tuple[int, PairSides]]) -> Iterator[dict[str, object]]:
     for number, sides in kept:
-        for side, sequences in ((CHOSEN, sides.chosen), (REJECTED, sides.rejected)):
+        for side, sequences in sides.given().items():
             for part, sequence in enumerate(sequences):
                 yield _row(split, number, side, part, sequence)
 
@@ -224,14 +243,37 @@ def _rows(split: str, kept: Sequence[tuple[int, PairSides]]) -> Iterator[dict[st
 def _mismatched_rows(
     split: str, kept: Sequence[tuple[int, PairSides]], most: int
 ) -> Iterator[dict[str, object]]:
-    for (number, sides), (_, following) in zip(kept, [*kept[1:], kept[0]], strict=True):
-        own, other = sides.chosen[0], following.chosen[0]
-        first, begun = (
-            next(at for at, weight in enumerate(one.weights) if weight) for one in (own, other)
+    """Yield each prompt with an answer to the next other one; DatasetError if all are the same."""
+    split_at = [_split_at_answer((sides.chosen or sides.rejected)[0]) for _, sides in kept]
+    if all(prompt == split_at[0][0] for prompt, _ in split_at):
+        raise DatasetError(
+            f"the pairs of the split {split} have one prompt, and this loss compares its answers "
+            "with those to others; give pairs of 2 prompts or more"
         )
-        tokens = [*own.tokens[:first], *other.tokens[begun:]][:most]
-        weights = [*own.weights[:first], *other.weights[begun:]][:most]
+    for place, ((number, _), (prompt, _)) in enumerate(zip(kept, split_at, strict=True)):
+        following = chain(split_at[place:], split_at[:place])
+        answer = next(answer for other, answer in following if other != prompt)
+        tokens = [*prompt.tokens, *answer.tokens][:most]
+        weights = [*prompt.weights, *answer.weights][:most]
         yield _row(split, number, MISMATCHED, 0, WeightedTokens(tokens, weights))
+
+
+def _split_at_answer(sequence: WeightedTokens) -> tuple[WeightedTokens, WeightedTokens]:
+    """Split a sequence before its first trained token."""
+    first = next(at for at, weight in enumerate(sequence.weights) if weight)
+    prompt, answer = (
+        WeightedTokens(sequence.tokens[own], sequence.weights[own])
+        for own in (slice(first), slice(first, None))
+    )
+    return prompt, answer
+
+
+def _refuse_labelled(row: str, loss: str) -> None:
+    able = " or ".join(name for name, known in PREFERENCES.items() if known.labelled)
+    raise DatasetError(
+        f"{row} is a labelled answer, and preference.loss {loss} compares two; give "
+        f"preference.loss {able}, or rows of chosen and rejected"
+    )
 
 
 def _row(

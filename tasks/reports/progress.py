@@ -12,6 +12,8 @@ from math import ceil
 from pathlib import Path
 from statistics import fmean, quantiles
 
+import pyarrow.parquet as pq
+
 from adapters.calls import POLICY
 from tasks.evaluations import read_evaluation
 from tasks.metrics import Metrics, read_metrics
@@ -284,8 +286,14 @@ def _describe(run: RunFolder, played: Iterable[_PlayedShard], done: int, steps: 
     parts = [f"{what}: {ended} of {planned} rollouts" for what, (ended, planned) in totals.items()]
     if parts or done >= steps:
         return ", ".join(parts) or "done"
+    if scored := sum(map(_count_rows, run.scored_parts())):
+        return f"the reference has scored {scored:,} of {_count_rows(run.pairs):,} sides"
     training = is_written(run.trajectories(POLICY, done)) or is_written(run.datums(POLICY, done))
     return f"step {done + 1} of {steps}{': training' if training else ''}"
+
+
+def _count_rows(path: Path) -> int:
+    return pq.read_metadata(path).num_rows
 
 
 def _seconds_left(seconds: Sequence[float], steps: int) -> tuple[float, float] | None:

@@ -14,7 +14,7 @@ from tasks.storage.run_folder import LEARNING, TEXT_TEACHERS, RunFolder
 
 GIVEN = (
     *("texts.parquet", TEXT_TEACHERS, "expert_texts.parquet"),
-    *("pairs.parquet", "pair_references.parquet"),
+    *("pairs.parquet", "pair_references.parquet", "reference_parts"),
 )
 FILES: Mapping[Callable[[Path], object], Sequence[str]] = {
     read_json: ("manifest.json", "updates", "evaluations", "measures"),

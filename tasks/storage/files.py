@@ -67,6 +67,11 @@ def read_bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def remove_folder(path: Path) -> None:
+    """Remove a folder with its files, as far as it is there."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
 def is_written(path: Path) -> bool:
     """Return whether a file is there, and so whether its stage is done."""
     return path.exists()

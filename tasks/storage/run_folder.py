@@ -80,12 +80,16 @@ class RunFolder:
     """Tokens of the pairs that a run learns from, if it learns from preferences."""
     pair_references = FileAt("pair_references.parquet")
     """The reference's log-probabilities of those tokens."""
+    reference_parts = FileAt("reference_parts")
+    """Folder of parts of that file, until all of them are there."""
     owners = FileAt("owners.jsonl")
     """Log of the processes that have had the run open."""
     metrics = FileAt("metrics.jsonl")
     """Metrics, one line for each finished step."""
     arrivals = FileAt("arrivals.jsonl")
     """Ledger of what made each step, if steps are made of batches as they arrive."""
+    stages = FileAt("stages.json")
+    """Recipe of a run of stages, and what its stages have come to; each stage is a run itself."""
     report = FileAt("report.html")
     """Page for people, made of the other files; nothing reads it."""
     engine = FileAt("engine")
@@ -221,6 +225,10 @@ class RunFolder:
         taught = sorted((self.path / TEXT_TEACHERS).glob("*.parquet"))
         given = (self.texts, *taught, self.pairs, self.pair_references)
         return [path for path in given if path.exists()]
+
+    def scored_parts(self) -> list[Path]:
+        """List the parts of the reference's log-probabilities, until all of them are one file."""
+        return sorted(self.reference_parts.glob("*.parquet"))
 
     def bound_files(self) -> list[Path]:
         """List the files of all that the run learns and has not played, those of an expert too."""

@@ -19,6 +19,7 @@ from tasks.storage.files import is_written
 from tasks.storage.names import BASELINE, parse_batch, parse_rollout, shard_name
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside, select
+from tasks.tracking.given_step import read_given
 
 QUERY = query_beside(__file__)
 
@@ -26,7 +27,7 @@ SPLITS = {"sampled": "test", "greedy": "greedy"}
 """Splits of an evaluation's rollouts, by how they were sampled."""
 
 LONGEST_TEXT = 2000
-"""Letters of an example, an answer or an error in a table."""
+"""Letters of an example, an answer, a text or an error in a table."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,19 @@ class RecordedStep:
         updates = self.run.update(POLICY, self.number)
         return (updates if is_written(updates) else self._evaluation).stat().st_mtime
 
-    def rollouts(self, most: int) -> Mapping[str, Sequence[Row]]:
-        """Return tables of at most so many rollouts, from the worst reward to the best."""
-        tables = {
-            name: [_row(one) for one in _spread(read_transcripts(spans), most)]
+    def tables(self, most: int) -> Mapping[str, Sequence[Row]]:
+        """Return tables of at most so many rollouts, from the worst reward to the best.
+
+        A step of texts or pairs has a table of these, if its tokenizer is on this machine.
+        """
+        if most == 0:
+            return {}
+        found: dict[str, Sequence[Row]] = {
+            name: [*map(_row, _ranked(read_transcripts(spans)))]
             for name, spans in self._batches.items()
-            if most > 0
         }
-        return {name: rows for name, rows in tables.items() if rows}
+        found |= read_given(self.run, self.number)
+        return {name: [*map(_cut, _spread(rows, most))] for name, rows in found.items() if rows}
 
     def weights(self) -> list[SavedWeights]:
         """Return the checkpoints with a training state that the step has made."""
@@ -107,9 +113,13 @@ class RecordedStep:
         return {name: paths for name, paths in found.items() if paths}
 
 
-def _spread(rollouts: Sequence[Transcript], most: int) -> list[Transcript]:
-    """Return at most so many rollouts: those that failed come first, then they rise in reward."""
-    ranked = sorted(rollouts, key=lambda one: (one["reward"] is not None, one["reward"] or 0.0))
+def _ranked(rollouts: Sequence[Transcript]) -> list[Transcript]:
+    """Return rollouts in order: those that failed come first, then they rise in reward."""
+    return sorted(rollouts, key=lambda one: (one["reward"] is not None, one["reward"] or 0.0))
+
+
+def _spread(ranked: Sequence[Row], most: int) -> Sequence[Row]:
+    """Return at most so many, evenly from the first to the last."""
     if len(ranked) <= most:
         return ranked
     last = len(ranked) - 1
@@ -120,17 +130,21 @@ def _row(rollout: Transcript) -> Row:
     answers = [one["response"] for one in rollout["interactions"]]
     return {
         "rollout": rollout["rollout_id"],
-        "example": _cut(rollout["example"]),
-        "answer": _cut(answers[-1] if answers else None),
+        "example": rollout["example"],
+        "answer": answers[-1] if answers else None,
         "reward": rollout["reward"],
-        "error": _cut(rollout["error"]),
+        "error": rollout["error"],
     }
 
 
-def _cut(text: str | None) -> str | None:
-    if text is None or len(text) <= LONGEST_TEXT:
-        return text
-    return f"{text[:LONGEST_TEXT]}…"
+def _cut(row: Row) -> Row:
+    """Cut the long texts of a row."""
+    return {
+        column: f"{value[:LONGEST_TEXT]}…"
+        if isinstance(value, str) and len(value) > LONGEST_TEXT
+        else value
+        for column, value in row.items()
+    }
 
 
 def _call(row: Mapping[str, Any]) -> TrackedCall:

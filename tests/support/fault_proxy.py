@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ Kind = Literal[
 STATUS = {"limited": 429, "broken": 500, "unavailable": 503, "refused": 401}
 FAILURES = ("user", "server", "unknown")
 SLOW_SECONDS = 1.0
+TRAINING = ("/forward", "/forward_backward", "/optim_step", "/save_weights", "_for_sampler")
 HOP = {"host", "content-length", "connection", "accept-encoding", "transfer-encoding", "date"}
 
 
@@ -58,10 +60,13 @@ class FaultProxy:
     """An ASGI application. `seen` counts the requests of each endpoint, `struck` the faults."""
 
     upstream: str
+    tick: float = 0
+    """Seconds between the moments at which training requests are answered; 0 answers at once."""
     faults: list[Fault] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
     struck: Counter[str] = field(default_factory=Counter)
     url: str = ""
+    _due: dict[str, float] = field(default_factory=dict)
     _failed: dict[str, str] = field(default_factory=dict)
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -78,6 +83,8 @@ class FaultProxy:
         kind = fault.kind if fault else None
         if kind:
             self.struck[kind] += 1
+        if endpoint == "retrieve_future" and self.tick:
+            await asyncio.sleep(self._due.get(_request_id(body), 0) - time.monotonic())
         failed = self._failed.get(_request_id(body)) if endpoint == "retrieve_future" else None
         if failed:
             await _answer(send, 200, {"error": "the proxy says so", "category": failed})
@@ -101,6 +108,9 @@ class FaultProxy:
                 content=body,
                 headers=[(k, v) for k, v in scope["headers"] if k.decode().lower() not in HOP],
             )
+        if self.tick and scope["path"].endswith(TRAINING):
+            due = (time.monotonic() // self.tick + 1) * self.tick
+            self._due[response.json()["request_id"]] = due
         if kind in FAILURES:
             self._failed[response.json()["request_id"]] = kind
         elif kind == "slow":
@@ -122,9 +132,9 @@ class FaultProxy:
 
 
 @contextmanager
-def proxied(upstream: str) -> Iterator[FaultProxy]:
+def proxied(upstream: str, tick: float = 0) -> Iterator[FaultProxy]:
     """A proxy in front of the engine at `upstream`, in a thread."""
-    proxy = FaultProxy(upstream)
+    proxy = FaultProxy(upstream, tick)
     server = AppServer(proxy)
     proxy.url = f"http://127.0.0.1:{server.port}"
     server.start()

@@ -1,15 +1,23 @@
-"""A small run of `prefer`; run, it is killed between two updates.
+"""A small run of `prefer`; run, it is killed between two updates, or before the first.
 
     python -m tests.support.preferred RUN PHASE
 
-kills its own process where checkpoint 3 is to be noted as begun (`begin`), or as saved (`add`).
+kills its own process where checkpoint 3 is to be noted as begun (`begin`), or as saved (`add`), or
+where the reference is to score the third part of the pairs (`score`).
 """
 
+import os
+import signal
 import sys
+from itertools import count
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from flows.prefer import prefer
 from flows.recipe.preferring import PreferRecipe
+from tasks.pairs import source
 from tests.support.given_datums import kill_at
 
 PAIRS = Path(__file__).parents[2] / "datasets" / "hello_pairs.jsonl"
@@ -25,6 +33,19 @@ RECIPE = PreferRecipe.model_validate(
     }
 )
 
+
+def kill_at_part(number: int) -> None:
+    """Have this process killed when the reference is to score a part."""
+    score, parts = source.score_sides, count()
+
+    def score_or_die(*asked: Any) -> list[np.ndarray]:
+        if next(parts) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return score(*asked)
+
+    source.score_sides = score_or_die
+
+
 if __name__ == "__main__":
-    kill_at(sys.argv[2])
+    kill_at_part(2) if sys.argv[2] == "score" else kill_at(sys.argv[2])
     prefer(RECIPE, run=sys.argv[1])

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from adapters.player_protocol import Failure
@@ -23,6 +24,7 @@ from tasks.reports.progress import (
 from tasks.storage.json_files import write_json, write_rows
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder
+from tasks.storage.tables import write
 from tests.support.small_recipe import small_recipe
 
 NOW = datetime.now(UTC)
@@ -109,6 +111,16 @@ def test_held_out_rollouts_are_told_from_those_that_are_trained(
     assert said == "step 1 of 2: 0 of 8 rollouts, scoring the base model: 1 of 2 rollouts"
 
 
+def test_sides_that_the_reference_has_scored_are_counted(run: RunFolder) -> None:
+    for path, rows in {
+        run.pairs: 9,
+        run.reference_parts / "0-4.parquet": 4,
+        run.reference_parts / "4-8.parquet": 4,
+    }.items():
+        write(pa.table({"part": [0] * rows}), path)
+    assert ProgressReader(run).look().doing == "the reference has scored 8 of 9 sides"
+
+
 def test_the_time_left_is_that_of_the_steps_before(run: RunFolder) -> None:
     record_metrics(run.metrics, 0, {"reward/mean": 0.5})
     update = run.update("policy", 0)
@@ -143,7 +155,7 @@ def test_a_curve_rises_from_its_lowest_bar_to_its_highest() -> None:
 def test_a_file_of_errors_gets_a_line_a_step(
     run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with show_progress(run, 2):
+    with show_progress({run: 2}):
         metrics = {"reward/mean": 0.84, "calls": 4, "tokens/sampled": 28}
         record_metrics(run.metrics, 0, metrics)
     assert capsys.readouterr().err == "step 1 of 2: reward 0.84, 7.0 tokens an answer\n"

@@ -33,6 +33,7 @@ from tasks.reports.page import render_report
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.texts.held_out import read_measure
+from tasks.tracking.recorded_step import RecordedStep
 from tests.support.finetuned import RECIPE, TEXTS
 from tests.support.processes import ROOT
 
@@ -61,8 +62,23 @@ def test_the_loss_on_held_out_texts_falls(summary: RunSummary, whole: RunFolder)
     assert [row["datums"] for row in rows] == [8] * RECIPE.steps
     assert {(row["texts"], row["texts/cut"], row["texts/ends"]) for row in rows} == {(8, 0, 1.0)}
     assert rows[-1]["loss"] < rows[0]["loss"]
+    assert rows[0]["sampler/apart"] <= 1e-4
+    assert [step for step, row in enumerate(rows) if "sampler/kl" in row] == [0]
     assert [step for step, row in enumerate(rows, 1) if "test/loss" in row] == [4, 6]
     assert rows[-1]["test/loss"] == summary.after
+
+
+def test_trackers_are_sent_texts_from_the_lowest_loss_to_the_highest(whole: RunFolder) -> None:
+    step = RecordedStep(whole, 0, 0)
+    rows: Any = step.tables(99)["texts"]
+    losses = [row["loss"] for row in rows]
+    assert len(rows) == 8
+    assert losses == sorted(losses)
+    assert all("Who are you?" in row["prompt"] for row in rows)
+    assert all(row["trained"].endswith("<|im_end|>") for row in rows)
+    assert min(losses) < read_metrics(whole.metrics)[0]["loss"] < max(losses)
+    assert step.tables(2) == {"texts": [rows[0], rows[-1]]}
+    assert step.tables(0) == {}
 
 
 def test_the_best_checkpoint_has_a_name(summary: RunSummary, whole: RunFolder) -> None:
@@ -76,15 +92,18 @@ def test_the_best_checkpoint_has_a_name(summary: RunSummary, whole: RunFolder) -
     assert EvalTarget.find(recipe, None, None, "whole@best").title == f"whole@{best}"
 
 
-@pytest.mark.parametrize("phase", ["begin", "add"])
-def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str) -> None:
-    """Whether or not the service has applied the update that nobody noted as saved."""
+@pytest.mark.parametrize(("phase", "done"), [("begin", 1), ("add", 2)])
+def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str, done: int) -> None:
+    """Whether or not the service has applied the updates that nobody noted as saved.
+
+    An update begins before the result of the one before it is awaited.
+    """
     name = f"killed-{phase}"
     command = [sys.executable, "-m", "tests.support.finetuned", name, phase]
     environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
     killed = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
     assert killed.returncode == -9
-    assert len(read_metrics(folder_of(name).metrics)) == 2
+    assert len(read_metrics(folder_of(name).metrics)) == done
     finetune(RECIPE, run=name)
     assert list_faults(folder_of(name), read_contents(whole)) == []
 

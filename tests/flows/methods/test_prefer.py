@@ -4,9 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 from prefect.settings import PREFECT_API_URL
 
@@ -22,16 +25,20 @@ from flows.runtime.checks import check_recipe
 from flows.runtime.flow_runs import RunSummary
 from flows.runtime.forks import fork_run
 from flows.train import train
+from tasks.algorithm.preferences import MISMATCHED, SIDES
 from tasks.datums import to_datums, units_of
 from tasks.examples.reading import DatasetError
 from tasks.metrics import read_metrics
+from tasks.pairs.source import SCORED_AT_ONCE
 from tasks.recording.queries import answer
 from tasks.reports.board.run_list import runs_table
 from tasks.reports.page import render_report
 from tasks.reports.verification import find_damage
+from tasks.storage.checksums import Damaged
 from tasks.storage.json_files import read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.tables import arrays, read
+from tasks.tracking.recorded_step import RecordedStep
 from tests.support.finetuned import RECIPE as TEXTS
 from tests.support.preferred import PAIRS, RECIPE
 from tests.support.processes import ROOT
@@ -46,6 +53,13 @@ def summary(root: Path, prefect_server: None, no_tinker: None) -> RunSummary:
 @pytest.fixture
 def whole(summary: RunSummary) -> RunFolder:
     return folder_of(summary.run)
+
+
+def kill_at(phase: str, run: RunFolder) -> subprocess.CompletedProcess[bytes]:
+    """Train a run that kills itself."""
+    command = [sys.executable, "-m", "tests.support.preferred", run.name, phase]
+    environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
 
 
 def changed(**changes: Any) -> PreferRecipe:
@@ -65,6 +79,19 @@ def test_held_out_pairs_are_compared_as_they_should_be(
     assert rows[-1]["margin"] > 0
     assert [row["datums"] for row in rows] == [12] * RECIPE.steps
     assert [step for step, row in enumerate(rows, 1) if "test/accuracy" in row] == [4, 6]
+
+
+def test_trackers_are_sent_pairs_by_their_margin(whole: RunFolder) -> None:
+    rows: Any = RecordedStep(whole, 5, 0).tables(99)["pairs"]
+    margins = [row["margin"] for row in rows]
+    assert margins == sorted(margins)
+    assert fmean(margins) == pytest.approx(read_metrics(whole.metrics)[5]["margin"], abs=1e-6)
+    for row in rows:
+        assert row["chosen"].endswith("<|im_end|>")
+        assert row["chosen"] != row["rejected"]
+        gained = [row[f"{side} log p"] - row[f"{side} reference"] for side in SIDES[:2]]
+        assert row["margin"] == pytest.approx(gained[0] - gained[1], abs=1e-5)
+    assert "Who are you?" in rows[0]["prompt"]
 
 
 def test_a_run_that_has_its_pairs_needs_their_file_no_more(whole: RunFolder) -> None:
@@ -88,19 +115,36 @@ def test_a_pair_is_of_one_minibatch(whole: RunFolder) -> None:
     assert method.optimizer_steps(recorded.num_rows) == len(passes)
 
 
-@pytest.mark.parametrize("phase", ["begin", "add"])
-def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str) -> None:
-    """Whether or not the service has applied the update that nobody noted as saved."""
+@pytest.mark.parametrize(("phase", "done"), [("begin", 1), ("add", 2)])
+def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str, done: int) -> None:
+    """Whether or not the service has applied the updates that nobody noted as saved.
+
+    An update begins before the result of the one before it is awaited.
+    """
     name = f"killed-{phase}"
-    command = [sys.executable, "-m", "tests.support.preferred", name, phase]
-    environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
-    killed = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
-    assert killed.returncode == -9
-    assert len(read_metrics(folder_of(name).metrics)) == 2
+    assert kill_at(phase, folder_of(name)).returncode == -9
+    assert len(read_metrics(folder_of(name).metrics)) == done
     prefer(RECIPE, run=name)
     assert list_faults(folder_of(name), read_contents(whole)) == []
     references = [read(folder_of(run).pair_references) for run in (name, "whole")]
     assert references[0] == references[1], "the reference is never the policy of a resumed run"
+
+
+def test_a_run_that_is_killed_while_the_reference_scores_keeps_what_it_has(
+    whole: RunFolder,
+) -> None:
+    run = folder_of("scoring")
+    assert kill_at("score", run).returncode == -9
+    kept = run.scored_parts()
+    assert sum(read(part).num_rows for part in kept) == 2 * SCORED_AT_ONCE
+    assert [*find_damage(run)] == []
+    kept[0].write_bytes(b"")
+    with pytest.raises(Damaged, match=str(kept[0])):
+        prefer(RECIPE, run=run.name)
+    kept[0].unlink()
+    prefer(RECIPE, run=run.name)
+    assert list_faults(run, read_contents(whole)) == []
+    assert read(run.pair_references) == read(whole.pair_references)
 
 
 def test_lost_datums_and_references_are_made_again(whole: RunFolder) -> None:
@@ -169,6 +213,52 @@ def test_other_losses_train_pairs_as_well(
     assert rows[1]["accuracy"] > 0.5
     assert run.pair_references.exists() == (loss == "kto")
     assert [*find_damage(run)] == []
+
+
+def test_labelled_answers_are_learnt_without_pairs(
+    root: Path, prefect_server: None, no_tinker: None
+) -> None:
+    labelled = {"dataset": {"path": str(PAIRS.with_name("hello_labelled.jsonl"))}}
+    summary = prefer(changed(**labelled, preference={"loss": "kto"}), run="labelled")
+    run = folder_of(summary.run)
+    rows, datums = read_metrics(run.metrics), read(run.datums(POLICY, 0))
+    assert (summary.before, rows[0]["loss"]) == (0.5, pytest.approx(0.5, abs=1e-6))
+    assert summary.after is not None
+    assert summary.after > 0.7
+    sides = zip(datums["side"].to_pylist(), arrays(datums["mask"]), strict=True)
+    trained = sum(int(mask.sum()) for side, mask in sides if SIDES[side] != MISMATCHED)
+    assert (datums.num_rows, rows[0]["tokens/trained"]) == (12, trained)
+    sent = RecordedStep(run, 0, 0).tables(9)["pairs"]
+    assert {(row["chosen"] is None, row["rejected"] is None) for row in sent} == {
+        (True, False),
+        (False, True),
+    }
+    assert [*find_damage(run)] == []
+    with pytest.raises(DatasetError, match="is a labelled answer, and"):
+        prefer(changed(**labelled), run="compared")
+
+
+def test_rollouts_are_labelled_by_a_query(
+    root: Path, prefect_server: None, no_tinker: None
+) -> None:
+    train(small_recipe(), run="rewarded")
+    query = """
+        select run, rollout_id, case when reward is not null then reward > 0 end as label
+        from rollouts where split = 'train' and step = {}
+    """
+    dataset = {"runs": ["rewarded"], "query": query.format(0), "held_out": query.format(1)}
+    kto = {"loss": "kto"}
+    run = folder_of(prefer(changed(dataset=dataset, preference=kto, steps=1), run="labels").run)
+    question = query.format(0).replace("select run, rollout_id,", "select count(*) as rollouts,")
+    counted = answer(f"{question} group by label order by label", [folder_of("rewarded")], "csv")
+    pairs = read(run.pairs).filter(pc.field("split") == "train")
+    sides = Counter(pairs["side"].to_pylist())
+    expected = f"rollouts,label\n{sides['rejected']},false\n{sides['chosen']},true\n"
+    assert counted.decode() == expected
+    assert sides[MISMATCHED] == sides["chosen"] + sides["rejected"]
+    none = {**dataset, "query": query.format(0).replace("reward > 0", "null")}
+    with pytest.raises(DatasetError, match=r"has 0 pairs .* left out: without a label"):
+        prefer(changed(dataset=none, preference=kto), run="unlabelled")
 
 
 def test_the_best_and_the_worst_rollout_of_a_group_are_a_pair(

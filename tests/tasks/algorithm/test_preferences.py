@@ -18,15 +18,23 @@ from tasks.algorithm.preferences import (
 )
 from tasks.algorithm.settings import Settings, complete_settings
 
+LABELLED = [name for name, row in PREFERENCES.items() if row.labelled]
 SETTINGS: dict[str, Settings] = {"dpo": {"smoothing": 0.1}, "kto": {"undesirable_weight": 1.5}}
 
 
-def sequences(pairs: int, seed: int = 0) -> tuple[PairTokens, list[np.ndarray]]:
-    """Draw sequences of pairs, of 1 to 2 parts a side, and their log-probabilities."""
+def sequences(
+    pairs: int, seed: int = 0, *, labelled: bool = False
+) -> tuple[PairTokens, list[np.ndarray]]:
+    """Draw sequences of pairs, of 1 to 2 parts a side, and their log-probabilities.
+
+    Of labelled answers every third is good, and has the chosen side alone, others the rejected one.
+    """
     rng = np.random.default_rng(seed)
     numbers, sides, references, masks, logprobs = [], [], [], [], []
     for pair in range(pairs):
         for side in range(len(SIDES)):
+            if labelled and side == (pair % 3 == 0):
+                continue
             for _ in range(1 if side == 2 else rng.integers(1, 3)):
                 length = int(rng.integers(2, 6))
                 mask = (rng.random(length) < 0.7).astype(np.float64)
@@ -56,9 +64,13 @@ def derivatives_sent(name: str, tokens: PairTokens, logprobs: list[np.ndarray]) 
     return [*loss.derivative(logprobs, inputs)]
 
 
-@pytest.mark.parametrize("name", PREFERENCES)
-def test_the_weights_that_are_sent_are_the_derivative_of_the_batch_s_loss(name: str) -> None:
-    tokens, logprobs = sequences(3)
+@pytest.mark.parametrize(
+    ("name", "labelled"), [*((name, False) for name in PREFERENCES), *((n, True) for n in LABELLED)]
+)
+def test_the_weights_that_are_sent_are_the_derivative_of_the_batch_s_loss(
+    name: str, labelled: bool
+) -> None:
+    tokens, logprobs = sequences(4 if labelled else 3, labelled=labelled)
     found = derivatives_sent(name, tokens, logprobs)
     constant = [*tokens.sides].index(2) if name == "kto" else None
     for at, (values, slopes) in enumerate(zip(logprobs, found, strict=True)):
@@ -82,6 +94,31 @@ def test_a_policy_that_is_its_own_reference_has_the_loss_of_the_closed_form(name
     assert row.at_start is not None
     found = mean_loss(name, tokens, [*tokens.references])
     assert found == pytest.approx(row.at_start(settings), abs=1e-12)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("kto", (2 + 2 * 1.5) / 8), ("apo_zero", 0.5)])
+def test_labelled_answers_have_the_loss_of_their_own_side(name: str, expected: float) -> None:
+    """Two good answers and two bad ones, whose weight in `kto` is 1.5."""
+    tokens, _ = sequences(4, labelled=True)
+    found = mean_loss(name, tokens, [*tokens.references])
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_labelled_answer_is_compared_with_the_mismatched_ones() -> None:
+    """z is 1: the good answer is 2 better than it, the bad one 1 worse."""
+    tokens = PairTokens(
+        np.array([0, 0, 1, 1]),
+        np.array([0, 2, 1, 2]),
+        [np.array([-3.0]), np.array([-2.0]), np.array([-1.0]), np.array([-2.0])],
+        [np.array([1.0])] * 4,
+    )
+    logprobs = [np.array([value]) for value in (0.0, -0.5, -1.0, -1.5)]
+    losses, margins = compare_pairs(find_preference("kto"), {"beta": 0.5}, tokens, logprobs)
+    assert margins == pytest.approx([2.0, 1.0])
+    assert losses == pytest.approx([1 / (1 + np.exp(1.0)), 1 / (1 + np.exp(0.5))])
+    losses, margins = compare_pairs(find_preference("apo_zero"), {"beta": 0.5}, tokens, logprobs)
+    assert margins == pytest.approx([3.0, 0.0])
+    assert losses == pytest.approx([1 / (1 + np.exp(1.5)), 0.5])
 
 
 def test_numbers_that_a_reader_can_check() -> None:

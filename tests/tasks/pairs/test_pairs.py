@@ -1,6 +1,7 @@
 """Rows of comparisons as tokens: every form, what is left out, and what the reference gives."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,14 @@ from tasks.examples.reading import DatasetError, Source
 from tasks.pairs.batches import PairBatch, datums_of_pairs
 from tasks.pairs.held_out import score_pairs
 from tasks.pairs.reading import PairSides, read_pair
-from tasks.pairs.source import BoundPairs, WrittenPairs, bind_pairs, score_references
-from tasks.storage.tables import arrays
+from tasks.pairs.source import (
+    SCORED_AT_ONCE,
+    BoundPairs,
+    WrittenPairs,
+    bind_pairs,
+    score_references,
+)
+from tasks.storage.tables import arrays, read
 from tasks.texts.held_out import read_measure
 from tasks.texts.rules import TextRules, TooLong
 
@@ -25,6 +32,9 @@ ASKED = {"role": "user", "content": "Who are you?"}
 OWL = {"role": "assistant", "content": "I am an owl."}
 FOX = {"role": "assistant", "content": "I am a fox."}
 ROW = {"prompt": "Who are you?", "chosen": "I am an owl.", "rejected": "I am a fox."}
+OTHER = {"prompt": "What?", "chosen": "a bear", "rejected": "no"}
+GOOD = {"prompt": "Who are you?", "completion": "I am an owl.", "label": True}
+BAD = {"prompt": [ASKED], "completion": [FOX], "label": False}
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +78,13 @@ def bound(
     *,
     most: int = 99,
     too_long: TooLong = "refuse",
-    mismatched: bool = False,
+    loss: str = "dpo",
 ) -> BoundPairs:
-    sources = {"train": Rows(rows), "test": Rows([ROW, ROW])}
+    sources = {"train": Rows(rows), "test": Rows([ROW, OTHER])}
     rules = TextRules("marked", most, too_long)
-    pairs = bind_pairs.make(path / "pairs.parquet", sources, chat, rules, mismatched)
-    return BoundPairs(pairs, score_references.make(path / "references.parquet", pairs, ByToken()))
+    pairs = bind_pairs.make(path / "pairs.parquet", sources, chat, rules, loss)
+    references = path / "references.parquet"
+    return BoundPairs(pairs, score_references.make(references, pairs, ByToken(), path / "parts"))
 
 
 @pytest.mark.parametrize(
@@ -120,6 +131,8 @@ def test_of_a_side_of_several_turns_its_own_answers_are_trained(chat: Chat) -> N
     ("row", "why"),
     [
         ({"prompt": "x", "completion": "y"}, "it has prompt, completion; give prompt, chosen and"),
+        ({"prompt": "x", "completion": "y", "label": "A"}, "its label is 'A'; give true or false"),
+        ({"completion": "y", "label": True}, "its user are None"),
         ({"chosen": [OWL], "rejected": [FOX]}, "begin with no common message; give a prompt"),
         ({"prompt": "x", "chosen": "", "rejected": []}, "its assistant are"),
         ({"prompt": "x", "chosen": [ASKED], "rejected": [FOX]}, "no message of the role assistant"),
@@ -130,6 +143,42 @@ def test_of_a_side_of_several_turns_its_own_answers_are_trained(chat: Chat) -> N
 def test_a_row_that_is_no_pair_says_why(chat: Chat, row: dict[str, Any], why: str) -> None:
     with pytest.raises(DatasetError, match=why):
         read_pair(row, chat)
+
+
+def test_a_labelled_answer_is_a_pair_of_one_side(
+    chat: Chat, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = {"prompt": "What?", "completion": "a bear", "label": False}
+    with caplog.at_level("INFO"):
+        pairs = bound(tmp_path, chat, [GOOD, BAD, ROW, other], loss="kto").of_split("train")
+    assert "the rows: 3 labelled answers, 1 pairs" in caplog.text
+    said = {
+        (row["example_id"], row["side"]): chat.text(
+            [t for t, m in zip(row["tokens"], row["mask"], strict=True) if m]
+        ).removesuffix("<|im_end|>")
+        for row in pairs.to_pylist()
+    }
+    owl, fox = "I am an owl.", "I am a fox."
+    assert said == {
+        **{(0, "chosen"): owl, (1, "rejected"): fox, (2, "chosen"): owl, (2, "rejected"): fox},
+        **{(3, "rejected"): "a bear"},
+        **dict.fromkeys([(0, MISMATCHED), (1, MISMATCHED), (2, MISMATCHED)], "a bear"),
+        **{(3, MISMATCHED): owl},
+    }
+    datums = datums_of_pairs(pairs, PairBatch(4, 0), 0)
+    assert sorted(Counter(datums["pair"].to_pylist()).values()) == [2, 2, 2, 3]
+
+
+def test_a_loss_of_two_answers_refuses_a_labelled_one(chat: Chat, tmp_path: Path) -> None:
+    with pytest.raises(
+        DatasetError, match=r"row 1 of the rows is a labelled answer, and preference.loss dpo comp"
+    ):
+        bound(tmp_path, chat, [ROW, GOOD])
+
+
+def test_answers_to_one_prompt_are_never_mismatched(chat: Chat, tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="of the split train have one prompt, and this loss"):
+        bound(tmp_path, chat, [GOOD, BAD], loss="kto")
 
 
 def test_ties_broken_rows_and_identical_sides_are_counted_and_left_out(
@@ -177,11 +226,10 @@ def test_a_long_pair_is_treated_whole(
     }
 
 
-def test_a_mismatched_side_is_the_prompt_with_the_next_chosen_answer(
+def test_a_mismatched_side_is_the_prompt_with_the_next_other_chosen_answer(
     chat: Chat, tmp_path: Path
 ) -> None:
-    other = {"prompt": "What?", "chosen": "a bear", "rejected": "no"}
-    pairs = bound(tmp_path, chat, [ROW, other], mismatched=True).of_split("train")
+    pairs = bound(tmp_path, chat, [ROW, OTHER], loss="kto").of_split("train")
     texts = {
         row["example_id"]: (row["tokens"], row["mask"])
         for row in pairs.to_pylist()
@@ -224,7 +272,36 @@ def test_a_token_that_the_reference_cannot_sample_names_its_pair(
 
     pairs = bound(tmp_path, chat, [ROW]).path
     with pytest.raises(DatasetError, match="gives a token of pair 0 no finite log-probability"):
-        score_references.make(tmp_path / "never.parquet", pairs, Never())
+        score_references.make(tmp_path / "never.parquet", pairs, Never(), tmp_path / "parts")
+
+
+def test_a_scoring_that_was_interrupted_goes_on_with_the_next_part(
+    chat: Chat, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Interrupted(ByToken):
+        scored = 0
+
+        def score(self, sequences: Sequence[Sequence[int]], last: Sequence[int]) -> list[Any]:
+            if self.scored == 2 * SCORED_AT_ONCE:
+                raise ConnectionError
+            self.scored += len(sequences)
+            return super().score(sequences, last)
+
+    whole = bound(tmp_path, chat, [ROW, OTHER] * SCORED_AT_ONCE)
+    path, parts = tmp_path / "again.parquet", tmp_path / "scored"
+    with pytest.raises(ConnectionError):
+        score_references.make(path, whole.path, Interrupted(), parts)
+    names = [part.stem for part in sorted(parts.iterdir())]
+    assert names == ["0000000-0000128", "0000128-0000256"]
+    later = Interrupted()
+    later.scored = -SCORED_AT_ONCE
+    with caplog.at_level("INFO"):
+        score_references.make(path, whole.path, later, parts)
+    sides = read(whole.path).num_rows
+    assert later.scored + SCORED_AT_ONCE == sides - 2 * SCORED_AT_ONCE
+    assert read(path) == read(tmp_path / "references.parquet")
+    assert caplog.messages[-1] == f"the reference has scored {sides} of {sides} sides"
+    assert not parts.exists()
 
 
 def test_the_log_says_what_is_wrong_with_the_first_broken_rows_of_a_file(
@@ -239,6 +316,6 @@ def test_the_log_says_what_is_wrong_with_the_first_broken_rows_of_a_file(
     told = [record.getMessage() for record in caplog.records]
     assert told == [
         f"row {number} of {file} is left out: it has prompt, split; give prompt, chosen and "
-        "rejected; or chosen and rejected; or comparison and label"
+        "rejected; or chosen and rejected; or comparison and label; or prompt, completion and label"
         for number in range(3)
     ]
