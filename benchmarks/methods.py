@@ -16,15 +16,12 @@ from statistics import fmean
 
 from benchmarks.measuring import describe_machine, format_table
 from flows.evaluate import evaluate
-from flows.finetune import finetune
-from flows.prefer import prefer
 from flows.recipe.loading import named_recipe
 from flows.recipe.run_recipe import RunRecipe
-from flows.train import train
+from flows.stages import FLOWS
 from tasks.metrics import read_metrics, spent_seconds
 from tasks.storage.run_folder import folder_of
 
-FLOWS = {"train": train, "finetune": finetune, "prefer": prefer}
 BEST = """
 select run, rollout_id from rollouts where split = 'train' and {steps}
 qualify row_number() over (partition by run, group_id order by reward desc, rollout_id) = 1

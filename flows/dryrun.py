@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from prefect import flow
 
-from flows.recipe.dry_runs import DryRun
+from flows.dry_runs import DryRun
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model
 from flows.runtime.bound_checkpoints import open_references

@@ -32,6 +32,7 @@ def evaluate(
     run: str | None = None,
     checkpoint: int | None = None,
     model: str | None = None,
+    as_given: bool = False,
 ) -> EvaluationResult:
     """Score a model; what was played before, by the same settings, is read and not repeated.
 
@@ -42,12 +43,12 @@ def evaluate(
         model: Instead of run and checkpoint, RUN@STEP or RUN@best; or `base`, the recipe's
             untrained model; or a model of LiteLLM, such as openai/gpt-4o-mini, which then answers
             as the policy.
+        as_given: Play the recipe's own agent, data and rollouts with the weights of any run.
     """
-    target = find_target(recipe, run, checkpoint, model)
+    target = find_target(recipe, run, checkpoint, model, as_given)
     requested = target.requested
     columns, threshold = requested.dataset.columns, requested.evaluation.threshold
-    same = isinstance(target.bound, Recipe) and requested.evaluation == target.bound.evaluation
-    tag = "" if same else f".{requested.fingerprint()[:6]}"
+    tag = target.tag
     with (
         open_run(target.bound, target.run) as opened,
         open_rollouts(opened, requested) as runners,

@@ -18,7 +18,7 @@ from typer.main import get_command
 from flows.cli.commands import app
 from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import RunRecipe
+from flows.recipe.run_recipe import FlowRecipe
 from flows.runtime.checks import check_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -77,8 +77,8 @@ def commands() -> list[str]:
 def test_a_command_of_the_documents_has_a_recipe_that_takes_its_settings(command: str) -> None:
     name, *words = shlex.split(command)
     settings = [value for word, value in pairwise(words) if word == "--set"]
-    recipe = named_recipe(name, settings, RunRecipe)
-    assert (recipe == named_recipe(name, (), RunRecipe)) == (not settings)
+    recipe = named_recipe(name, settings, FlowRecipe)
+    assert (recipe == named_recipe(name, (), FlowRecipe)) == (not settings)
 
 
 def parameters() -> list[str]:

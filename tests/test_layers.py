@@ -38,7 +38,7 @@ ARROWS = {
         "examples": {"storage"},
         "storage": set(),
         "algorithm": set(),
-        "texts": {MODULES, "examples", "recording", "recovery", "storage"},
+        "texts": {MODULES, "algorithm", "examples", "recording", "recovery", "storage"},
         "pairs": {MODULES, "algorithm", "examples", "recovery", "storage", "texts"},
         "reports": {MODULES, "recording", "storage", "algorithm", "texts"},
         "tracking": {MODULES, "algorithm", "recording", "reports", "storage"},

@@ -26,6 +26,7 @@ from tasks.recovery.recorded_steps import datum_files
 from tasks.shards import read_shard
 from tasks.storage.names import batch_name
 from tasks.storage.run_folder import RunFolder
+from tasks.storage.stages import stage_runs
 
 CLOCKS = re.compile(r"(policies/\w+/)?(seconds|recall)/")
 """Metrics that two equal runs may differ in."""
@@ -73,7 +74,12 @@ class Counts:
 
 
 def count_repetitions(run: RunFolder) -> Counts:
-    """Count what a finished run repeated and lost."""
+    """Count what a finished run, or each of its stages, repeated and lost."""
+    counts = [asdict(_count_repetitions(one)) for one in parts_of(run)]
+    return Counts(**{name: sum(one[name] for one in counts) for name in counts[0]})
+
+
+def _count_repetitions(run: RunFolder) -> Counts:
     spans = [span for path in journals(run) for span in read_journal(path)]
     calls = [span for span in spans if span["kind"] == LLM]
     steps = [[checkpoint.step for checkpoint in saved(run, name)] for name in run.policies()]
@@ -132,7 +138,19 @@ def extra_optimizer_steps(run: RunFolder) -> dict[str, int]:
 
 
 def read_contents(run: RunFolder) -> Contents:
-    """Read the final states, datums, metrics and evaluations of a finished run."""
+    """Read the final states, datums, metrics and evaluations of a finished run, or its stages."""
+    first, *others = [_read_contents(one) for one in parts_of(run)]
+    for number, more in enumerate(others, start=2):
+        first["weights"] += more["weights"]
+        first["optimizer"] += more["optimizer"]
+        first["datums"] += more["datums"]
+        first["metrics"] += more["metrics"]
+        for name in ("evaluations", "measures"):
+            first[name] |= {f"{number}/{file}": digest for file, digest in more[name].items()}
+    return first
+
+
+def _read_contents(run: RunFolder) -> Contents:
     final = [state_folder(run, _last_state(run, policy)) for policy in run.policies()]
     return {
         "weights": [_digest(folder / "adapter_model.safetensors") for folder in final],
@@ -169,7 +187,8 @@ def seconds_to_first_token(run: RunFolder, after: float) -> float | None:
     """
     ends = [
         span["ended"].timestamp()
-        for path in journals(run)
+        for one in parts_of(run)
+        for path in journals(one)
         if path.stat().st_mtime >= after
         for span in read_journal(path)
         if span["kind"] == LLM and not span["recalled"]
@@ -178,7 +197,8 @@ def seconds_to_first_token(run: RunFolder, after: float) -> float | None:
 
 
 def stage_of(run: RunFolder) -> str:
-    """Tell from a run's folder what the run was doing when it was killed."""
+    """Tell from a run's folder, or the last of its stages', what it was doing when killed."""
+    run = parts_of(run)[-1]
     if any(Ledger(run.checkpoints(name)).in_doubt() is not None for name in run.policies()):
         return "update"
     unsealed = [batch for shard in _stems(run, "shards") for batch in _unsealed(run, shard)]
@@ -191,6 +211,11 @@ def stage_of(run: RunFolder) -> str:
         if before > after:
             return name
     return "between"
+
+
+def parts_of(run: RunFolder) -> list[RunFolder]:
+    """List the runs of a run's stages; the run itself if it has none."""
+    return stage_runs(run) or [run]
 
 
 def journals(run: RunFolder) -> list[Path]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.storage.run_folder import RunFolder
+from tasks.storage.stages import stage_runs
 
 ROOT = Path(__file__).parent.parent.parent
 STARTING_SECONDS = 180
@@ -164,11 +165,11 @@ def log_of(run: RunFolder) -> Path:
 
 
 def size_of(run: RunFolder) -> int:
-    """Count the bytes of a run's files, without the lock and the engine's state.
+    """Count the bytes of the files of a run and of its stages, but not of locks and engines.
 
     Files and folders may vanish meanwhile: `os.walk` passes over such folders.
     """
-    size = 0
+    size = sum(map(size_of, stage_runs(run)))
     for folder, folders, names in os.walk(run.path):
         if Path(folder) == run.path:
             folders[:] = [name for name in folders if name != run.engine.name]

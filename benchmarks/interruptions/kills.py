@@ -100,6 +100,15 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "dataset.path=datasets/hello_labelled.jsonl",
         "preference.loss=kto",
     ),
+    "stages": (
+        "stages.texts.recipe.epochs=0",
+        "stages.texts.recipe.steps=6",
+        "stages.pairs.recipe.epochs=0",
+        "stages.pairs.recipe.steps=6",
+        *(f"stages.rewards.recipe.{setting}" for setting in ("steps=5", *SHORT)),
+        "shared.checkpoints={every: 2}",
+        "evaluate.evaluation.examples=6",
+    ),
     "distil": (*SHORT, "steps=10", "rollouts.group_size=1", "algorithm.teacher.models=teacher"),
     "told": (
         *SHORT,
@@ -118,10 +127,11 @@ RECIPES = {
     "distil": "hello-distil",
     "told": "hello-distil",
     "chord": "hello-chord",
+    "stages": "hello-stages",
 }
 """Recipes of the workloads that are none of `hello`."""
-GIVEN = ("texts", "taught", "pairs", "labelled")
-"""Workloads of which no rollout is played."""
+GIVEN = ("texts", "taught", "pairs", "labelled", "stages")
+"""Workloads whose recipes do not say at once how all of their rollouts are played."""
 TEACHER = ("steps=6", *SHORT)
 """Settings of the run `teacher`, whose last checkpoint teaches the workloads of TAUGHT."""
 TAUGHT = ("distil", "taught")
@@ -155,7 +165,7 @@ class Trial:
         return RECIPES.get(self.workload, "hello")
 
     def settings_by(self, width: Width) -> tuple[str, ...]:
-        """Return all settings; a run of texts or pairs has none of how rollouts are played."""
+        """Return all settings; some workloads have none of how rollouts are played."""
         return self.settings if self.workload in GIVEN else (*self.settings, *width.settings)
 
     @property

@@ -17,6 +17,7 @@ from tasks.storage.json_files import read_log
 
 if TYPE_CHECKING:
     from flows.recipe.run_recipe import RunRecipe
+    from flows.recipe.stages import StagesRecipe
     from flows.runtime.flow_runs import RunSummary
     from tasks.storage.run_folder import RunFolder
 
@@ -37,12 +38,36 @@ def train_with_bar(run: str, recipe: "RunRecipe") -> str:
     with explaining(explain), engine_begun(recipe.model.base), start_server() as wait_for_server:
         from flows.cli.progress_bar import show_progress
 
-        with show_progress(folder, recipe.steps):
+        with show_progress({folder: recipe.steps}):
             flow = _find_flow(folder, recipe.flow)
             wait_for_server()
             with explain_absence(partial(_way_on, folder)):
                 summary = flow(recipe=recipe, run=run)
     return _closing_lines(summary, folder, time.monotonic() - started)
+
+
+def train_stages(run: str, recipe: "StagesRecipe") -> str:
+    """Run the flow of stages, with a progress bar for each; return a table of them."""
+    from flows.stages import check_stages, stages
+    from tasks.reports.tables import aligned
+    from tasks.storage.run_folder import folder_of
+    from tasks.storage.stages import NAMES
+
+    recipe, folder = check_stages(recipe, run), folder_of(run)
+    runs = {folder_of(stage.name): stage.recipe.steps for stage in recipe.runs_of(run)}
+    way_on = f"`ratchet resume {run}` goes on"
+
+    def explain() -> str:
+        begun = [one.name for one in runs if one.exists()]
+        return f"stopped in {begun[-1]}; {way_on}" if begun else "stopped before the first stage"
+
+    from flows.cli.progress_bar import show_progress
+
+    with show_progress(runs):
+        summary = call_flow(stages, explain, recipe=recipe, run=run)
+    table = aligned(NAMES, [result.cells() for result in summary.results])
+    lines = [summary.outcome, "", table, "", f"report  {folder.report}"]
+    return "\n".join([*lines, f"serve   ratchet serve {summary.results[-1].run}"])
 
 
 def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: object) -> T:
@@ -116,11 +141,9 @@ def _find_flow(run: "RunFolder", name: str) -> "Callable[..., RunSummary]":
         from flows.replay import replay
 
         return partial(replay, parent=parent["run"])
-    from flows.finetune import finetune
-    from flows.prefer import prefer
-    from flows.train import train
+    from flows.stages import FLOWS
 
-    return {flow.name: flow for flow in (train, finetune, prefer)}[name]
+    return FLOWS[name]
 
 
 def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> str:

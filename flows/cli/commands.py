@@ -10,15 +10,21 @@ import typer
 
 from adapters.errors import UserError
 from flows.cli import inspect_runs
-from flows.cli.command_line import call_flow, load_checked_recipe, train_with_bar
-from flows.cli.existing_run import IfExists, settle
+from flows.cli.command_line import (
+    call_flow,
+    load_checked_recipe,
+    train_stages,
+    train_with_bar,
+)
+from flows.cli.existing_run import IfExists, delete_from, settle
 from flows.cli.inspect_runs import Run, writable
 from flows.server.prefect_startup import check_prefect, quiet_prefect
 from tasks.storage.files import check_writable
 from tasks.storage.run_folder import folder_of, name_run
+from tasks.storage.stages import has_stages, stages_recipe
 
 if TYPE_CHECKING:
-    from flows.recipe.run_recipe import RunRecipe
+    from flows.recipe.run_recipe import FlowRecipe
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -63,28 +69,47 @@ def train(
     if_exists: Annotated[
         IfExists, typer.Option(help="What to do where the run exists; only a terminal is asked.")
     ] = IfExists.ASK,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="A stage of the run, which has stages: it and all after it are trained anew.",
+        ),
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Train a model: an agent's by its rewards or a teacher, or on texts or pairs."""
+    """Train a model: an agent's by its rewards or a teacher, on texts or pairs, or in stages."""
     from flows.recipe.loading import named_recipe
-    from flows.recipe.run_recipe import RunRecipe
+    from flows.recipe.run_recipe import FlowRecipe, RunRecipe
+    from flows.recipe.stages import StagesRecipe
     from flows.runtime.checks import check_recipe
 
     name = f"{name}-search" if search else name
     short = {"steps": steps, "rollouts.batches": batches}
     overrides = [*(set_ or []), *(f"{key}={n}" for key, n in short.items() if n is not None)]
-    recipe = named_recipe(name, overrides, RunRecipe)
+    recipe = named_recipe(name, overrides, FlowRecipe)
     run = run or name_run(Path(name).stem, _now())
-    check_recipe(recipe)
+    if isinstance(recipe, RunRecipe):
+        check_recipe(recipe)
     check_prefect()  # before a run is deleted
-    settle(run, if_exists)
+    if from_ is None:
+        settle(run, if_exists)
+    else:
+        names = recipe.names() if isinstance(recipe, StagesRecipe) else []
+        delete_from(run, names, from_)
     _train(run, recipe)
 
 
 @app.command()
 def resume(run: Run, verbose: Verbose = False) -> None:
     """Continue a run where it stopped, by the recipe it was started with."""
-    print(train_with_bar(run, load_checked_recipe(run)))
+    from flows.recipe.loading import changed_recipe
+    from flows.recipe.stages import StagesRecipe
+
+    if has_stages(folder := folder_of(run)):
+        print(train_stages(run, changed_recipe(stages_recipe(folder), kind=StagesRecipe)))
+    else:
+        print(train_with_bar(run, load_checked_recipe(run)))
 
 
 @app.command()
@@ -168,7 +193,7 @@ def dryrun(
     verbose: Verbose = False,
 ) -> None:
     """Play a few examples, show what is recorded of them, and train nothing."""
-    from flows.recipe.dry_runs import forget_service, shrink, take_offline
+    from flows.dry_runs import forget_service, shrink, take_offline
     from flows.recipe.loading import named_recipe
 
     recipe = shrink(named_recipe(name, set_ or []), examples)
@@ -316,7 +341,9 @@ def trinity(
 
 @app.command()
 def keys(
-    flow: Annotated[str, typer.Argument(help="The flow: train, finetune or prefer.")] = "train",
+    flow: Annotated[
+        str, typer.Argument(help="The flow: train, finetune, prefer or stages.")
+    ] = "train",
 ) -> None:
     """List every key of a recipe, for --set."""
     from flows.recipe.loading import recipe_options
@@ -350,10 +377,15 @@ def _now() -> str:
     return f"{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _train(run: str, recipe: "RunRecipe") -> None:
+def _train(run: str, recipe: "FlowRecipe") -> None:
     """Print what the recipe's preset has become, if it has one; train, and print the summary."""
     from flows.recipe.presets import describe_preset
+    from flows.recipe.run_recipe import RunRecipe
+    from flows.recipe.stages import StagesRecipe
 
     if said := describe_preset(recipe.model_dump()):
         print(said, flush=True)
-    print(train_with_bar(run, recipe))
+    if isinstance(recipe, RunRecipe):
+        print(train_with_bar(run, recipe))
+    elif isinstance(recipe, StagesRecipe):
+        print(train_stages(run, recipe))

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
 
@@ -15,16 +15,20 @@ from rich.text import Text
 from tasks.metrics import read_metrics
 from tasks.reports.progress import ProgressReader, describe_run, describe_step
 from tasks.storage.checksums import Damaged
+from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder
 
 LOOK_SECONDS = 0.5
 
 
 @contextmanager
-def show_progress(run: RunFolder, steps: int) -> Iterator[None]:
-    """Show on stderr what a run does until the block ends: a bar, or a line a step in a file."""
+def show_progress(runs: Mapping[RunFolder, int]) -> Iterator[None]:
+    """Show on stderr what runs of so many steps do until the block ends, one after the other.
+
+    There is a bar for each, or a line a step in a file. Of a run with 0 the steps are not known.
+    """
     console = Console(stderr=True)
-    shown = _bar(run, steps, console) if console.is_terminal else _lines(run, steps, console)
+    shown = _bars(runs, console) if console.is_terminal else _lines(runs, console)
     with shown as look, _handlers_print_to(console):
         over = Event()
         thread = Thread(target=_repeat, args=(look, over), daemon=True)
@@ -46,36 +50,43 @@ def _repeat(look: Callable[[], None], over: Event) -> None:
 
 
 @contextmanager
-def _bar(run: RunFolder, steps: int, console: Console) -> Iterator[Callable[[], None]]:
-    """Yield the function that draws the bar anew, and below it what the run is doing."""
+def _bars(runs: Mapping[RunFolder, int], console: Console) -> Iterator[Callable[[], None]]:
+    """Yield the function that draws the bars anew, and below them what the last run is doing."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    task = bar.add_task(f"training {run.name}", total=steps)
-    reader, doing = ProgressReader(run), Text("starting", no_wrap=True, overflow="ellipsis")
+    doing = Text("starting", no_wrap=True, overflow="ellipsis")
+    shown = [
+        (run, ProgressReader(run), bar.add_task(f"training {run.name}", total=steps or None))
+        for run, steps in runs.items()
+    ]
 
     def look() -> None:
-        progress = reader.look()
-        bar.update(task, completed=progress.done)
-        doing.plain = str(progress)
+        for run, reader, task in shown:
+            if run.exists() or len(shown) == 1:
+                progress = reader.look()
+                bar.update(task, completed=progress.done)
+                doing.plain = str(progress)
 
     with Live(Group(bar, doing), console=console, refresh_per_second=4):
         yield look
 
 
 @contextmanager
-def _lines(run: RunFolder, steps: int, console: Console) -> Iterator[Callable[[], None]]:
+def _lines(runs: Mapping[RunFolder, int], console: Console) -> Iterator[Callable[[], None]]:
     """Yield the function that prints a line for each step that has ended since it was called."""
-    printed = len(read_metrics(run.metrics))
+    printed = {run: len(read_metrics(run.metrics)) for run in runs}
 
     def look() -> None:
-        nonlocal printed
-        for row in read_metrics(run.metrics)[printed:]:
-            printed += 1
-            console.print(describe_step(run, row, steps), soft_wrap=True, highlight=False)
+        for run, steps in runs.items():
+            for row in read_metrics(run.metrics)[printed[run] :]:
+                printed[run] += 1
+                said = describe_step(run, row, steps or recipe_of(run)["steps"])
+                named = f"{run.name}, {said}" if len(runs) > 1 else said
+                console.print(named, soft_wrap=True, highlight=False)
 
     yield look
 

@@ -9,6 +9,7 @@ import yaml
 
 from flows.importing.trinity_file import ImportRefusal, TrinityFile
 from flows.recipe.loading import changed_recipe
+from flows.recipe.run_recipe import RunRecipe
 from tasks.storage.keys import Json, Section, find, merge, nest
 
 
@@ -37,6 +38,16 @@ class Translation:
         value = self.file.get(theirs) if kind is None else kind(self.file.number(theirs))
         self.give(ours, value, self.file.reason(theirs) + note)
 
+    def give_path(self, key: str, path: Json, subset: Json) -> None:
+        """Set the data set to a file, a folder or a data set of the hub, and its subset."""
+        if path is None:
+            self.refuse(f"{key} is missing", "dataset.path")
+            return
+        local = str(path).startswith((".", "/")) or str(path).count("/") != 1
+        of_hub = "/".join(str(part) for part in (f"hub:{path}", subset) if part)
+        file = str(path).endswith((".csv", ".jsonl", ".parquet"))
+        self.give("dataset.path", str(path) if local or file else of_hub, f"{key} and subset_name")
+
     def refuse(self, said: str, *settled_by: str) -> None:
         """Note what no recipe says, unless the user gives one of the keys in its place."""
         if not self.chosen.keys() & {*settled_by}:
@@ -44,28 +55,25 @@ class Translation:
             self.problems.append(said + remedy)
 
 
-def write_recipe(name: str, translation: Translation, overrides: Sequence[str]) -> str:
-    """Write the recipe that a translation has become, with each `section.key=value` over it.
+def write_recipe(translation: Translation, overrides: Sequence[str]) -> list[str]:
+    """Write the lines of the recipe that a translation has become, with each override over it.
 
     What has no counterpart is told below, a key a line. ImportRefusal if there are problems.
     """
     if translation.problems:
-        problems = "; and ".join(translation.problems)
-        raise ImportRefusal(f"{name} cannot be imported: {problems}")
+        raise ImportRefusal("; and ".join(translation.problems))
     values = translation.values
     if "algorithm.preset" in translation.chosen:
         values = {key: value for key, value in values.items() if not key.startswith("algorithm.")}
     translated = _in_sections({key: value for key, (value, _) in values.items()})
-    recipe = changed_recipe(translated, overrides).model_dump(mode="json")
+    recipe = changed_recipe(translated, overrides, RunRecipe).model_dump(mode="json")
     reasons = {key: reason for key, (_, reason) in values.items()}
     reasons |= dict.fromkeys(translation.chosen, "given by --set")
     written = {key: f"{_write(find(recipe, key))}  # {why}" for key, why in reasons.items()}
-    lines = [f"# A recipe made of {name}; `ratchet train` takes this file."]
-    lines += _lay_out(_in_sections(written))
+    lines = [*_lay_out(_in_sections(written))]
     if translation.left_out:
         lines += ["", "# Keys without a counterpart, and what each does in Trinity-RFT 0.6.0:"]
-    lines += [f"# {key}: {effect}." for key, effect in translation.left_out.items()]
-    return "\n".join(lines) + "\n"
+    return lines + [f"# {key}: {effect}." for key, effect in translation.left_out.items()]
 
 
 def _in_sections(values: Section) -> Section:

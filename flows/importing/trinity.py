@@ -1,14 +1,25 @@
 """A recipe of a Trinity-RFT 0.6.0 configuration, with its implicit defaults made explicit."""
 
+import re
 from collections.abc import Sequence
 from math import floor
 
+import yaml
+
 from flows.importing.translation import Translation, write_recipe
-from flows.importing.trinity_algorithm import TEACHINGS, translate_algorithm
+from flows.importing.trinity_algorithm import RAFT, TEACHINGS, translate_algorithm
 from flows.importing.trinity_expert import BUFFERS, SAMPLING, expert_texts
-from flows.importing.trinity_file import known_keys, read_trinity
+from flows.importing.trinity_file import ImportRefusal, TrinityFile, known_keys, read_trinity
+from flows.importing.trinity_given import (
+    BUFFER,
+    FLOWS,
+    OF_ROLLOUTS,
+    flow_of,
+    translate_given,
+)
 from flows.recipe.loading import parse_overrides
 from flows.recipe.section import MOST_STEPS, TABLES
+from flows.recipe.stages import KINDS
 from tasks.storage.keys import flatten
 
 AGENTS = dict.fromkeys(
@@ -26,6 +37,7 @@ MODES = {
 TINKER_EPS = 1e-12
 """Adam's eps where a client of Tinker names none, as Trinity does."""
 
+SEED = "explorer.rollout_model.seed"
 INPUT = "buffer.explorer_input"
 TASKSET = f"{INPUT}.taskset"
 EPOCHS = "buffer.total_epochs"
@@ -34,37 +46,104 @@ ORDERS = {"sequential": "sequential", "shuffle": "shuffled", "random": "shuffled
 """Selector of tasks → order of the dataset, shuffled anew for each pass."""
 
 
+STAGE_KEYS = ("mode", "algorithm", "buffer", "data_processor", "explorer", "trainer")
+"""Sections that a stage may have: each takes the place of the whole section of the file."""
+
+
 def import_trinity(name: str, text: str, overrides: Sequence[str] = ()) -> str:
-    """Make the text of a recipe of a Trinity-RFT file, with each `section.key=value` over it."""
-    chosen = flatten(parse_overrides(overrides), TABLES)
-    out = Translation(read_trinity(name, text), chosen)
-    _refuse_what_is_on(out)
-    _translate_task(out)
-    _translate_order(out)
+    """Make the text of a recipe of a Trinity-RFT file, with each `section.key=value` over it.
+
+    A file with stages becomes a recipe of stages, in which an override is of each stage that has
+    its section, or of one as `stages.NAME.recipe.section.key=value`.
+    """
+    head = [f"# A recipe made of {name}; `ratchet train` takes this file."]
+    try:
+        stages = _split_stages(name, text)
+        if stages is None:
+            return "\n".join([*head, *_import_one(name, text, overrides)]) + "\n"
+        lines = [*head, "flow: stages", "stages:"]
+        for stage, own in stages.items():
+            flow = _flow_of(read_trinity(name, own))
+            given = [found for one in overrides if (found := _override_of(one, stage, flow))]
+            written = _import_one(f"stage {stage}", own, given)
+            lines += [f"  - name: {stage}", f"    flow: {flow}", "    recipe:"]
+            lines += [f"      {line}".rstrip() for line in written if not line.startswith("flow:")]
+    except ImportRefusal as refusal:
+        raise ImportRefusal(f"{name} cannot be imported: {refusal}") from refusal
+    return "\n".join(lines) + "\n"
+
+
+def _import_one(name: str, text: str, overrides: Sequence[str]) -> list[str]:
+    file = read_trinity(name, text)
+    algorithm = str(file.get("algorithm.algorithm_type")).lower()
+    chosen = flatten(parse_overrides(overrides, KINDS[flow_of(algorithm)]), TABLES)
+    out = Translation(file, chosen)
+    _refuse_what_is_on(out, algorithm)
     _translate_model(out)
-    _translate_rollouts(out)
-    _translate_sampling(out)
-    _translate_lag(out)
-    translate_algorithm(out)
+    if algorithm in FLOWS:
+        translate_given(out, algorithm)
+    else:
+        _translate_task(out)
+        _translate_order(out)
+        _translate_rollouts(out)
+        _translate_sampling(out)
+        _translate_lag(out)
+        translate_algorithm(out)
+        _translate_evaluation(out)
     _translate_steps(out)
     _translate_optimizer(out)
     _translate_schedule(out)
     _translate_saving(out)
-    return write_recipe(name, out, overrides)
+    return write_recipe(out, overrides)
 
 
-def _refuse_what_is_on(out: Translation) -> None:
+def _split_stages(name: str, text: str) -> dict[str, str] | None:
+    """Return the text of each stage as a file of its own; None of a file without stages."""
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return None  # which is refused where the file is read
+    if not isinstance(values, dict) or not values.get("stages"):
+        return None
+    stages: dict[str, str] = {}
+    for number, stage in enumerate(values.pop("stages")):
+        if strange := sorted(stage.keys() - {"stage_name", *STAGE_KEYS}):
+            raise ImportRefusal(f"stages[{number}] has {', '.join(strange)}; Trinity knows none")
+        sections = {key: value for key, value in stage.items() if key in STAGE_KEYS and value}
+        named = re.sub(r"\W", "_", str(stage.get("stage_name") or f"stage_{number}"), flags=re.A)
+        stages[named] = yaml.safe_dump(values | sections, sort_keys=False)
+    return stages
+
+
+def _flow_of(file: TrinityFile) -> str:
+    return flow_of(str(file.get("algorithm.algorithm_type")).lower())
+
+
+def _override_of(override: str, stage: str, flow: str) -> str:
+    """Return an override as one of a stage's recipe; empty if it is none of it."""
+    if override.startswith("stages."):
+        own = f"stages.{stage}.recipe."
+        return override.removeprefix(own) if override.startswith(own) else ""
+    section = override.partition("=")[0].partition(".")[0]
+    return override if section in KINDS[flow].model_fields else ""
+
+
+def _refuse_what_is_on(out: Translation, algorithm: str) -> None:
     """Tell what each key without a counterpart would have done; refuse it if it is needed."""
-    known = known_keys()
+    known, given = known_keys(), algorithm in FLOWS
     for key, value in out.file.given.items():
-        if key in known.defaults:
+        if given and key.startswith(OF_ROLLOUTS) and key != SEED:
+            out.left_out[key] = "is of rollouts, of which none is played"
+        elif given and key.startswith(f"{BUFFER}.") and key not in known.defaults:
+            out.left_out[key] = "says how Trinity reads the rows; they are read as a file"
+        elif key in known.defaults and (given or key not in known.effects):
             continue
-        if key in known.off and value not in known.off[key]:
+        elif key in known.off and value not in known.off[key]:
             out.refuse(f"{key} {value!r} {known.effects[key]}")
         else:
             out.left_out[key] = known.effects[key]
     mode = str(out.file.get("mode"))
-    if mode in MODES:
+    if mode in MODES and not given:
         out.refuse(f"mode {mode} {MODES[mode]}")
 
 
@@ -77,12 +156,7 @@ def _translate_task(out: Translation) -> None:
     else:
         out.refuse(f"{workflow} {name} has no agent here", "agent")
     path, subset = file.get(f"{TASKSET}.path"), file.get(f"{TASKSET}.subset_name")
-    if path is None:
-        out.refuse(f"{TASKSET}.path is missing", "dataset.path")
-    else:
-        local = str(path).startswith((".", "/")) or str(path).count("/") != 1
-        named = str(path) if local else "/".join(filter(None, [f"hub:{path}", subset]))
-        out.give("dataset.path", named, f"{TASKSET}.path and subset_name")
+    out.give_path(f"{TASKSET}.path", path, subset)
     if (split := file.get(f"{TASKSET}.split")) != "train":
         out.refuse(f"{TASKSET}.split {split}: the rows of split train are trained", "dataset.path")
 
@@ -122,7 +196,7 @@ def _translate_model(out: Translation) -> None:
             "are trained, and a Tinker service trains LoRA",
             "model.lora_rank",
         )
-    seed = out.file.first("model.tinker.seed", "explorer.rollout_model.seed")
+    seed = out.file.first("model.tinker.seed", SEED)
     out.copy("seed", seed, note="; all seeds derive from it")
 
 
@@ -139,7 +213,7 @@ def _translate_rollouts(out: Translation) -> None:
         out.copy("rollouts.groups", "buffer.batch_size", int)
         if file.get(BUFFERS) or file.get(SAMPLING):
             out.refuse(f"{BUFFERS} and {SAMPLING} have no counterpart without an expert")
-    if size < 2 and file.get("algorithm.algorithm_type") not in TEACHINGS:
+    if size < 2 and file.get("algorithm.algorithm_type") not in (*TEACHINGS, RAFT):
         out.refuse(
             f"algorithm.repeat_times {size:g} compares no rollouts with each other",
             "rollouts.group_size",
@@ -262,15 +336,18 @@ def _translate_schedule(out: Translation) -> None:
     out.give("optimizer.warmup_steps", int(warmup), file.reason(key))
 
 
-def _translate_saving(out: Translation) -> None:
-    file = out.file
-    every, reason = int(file.number("trainer.save_interval")), file.reason("trainer.save_interval")
-    out.give("checkpoints.every", every or MOST_STEPS, reason if every else "the last alone")
-    if any(key.startswith(f"{INPUT}.eval_tasksets.") for key in file.given):
+def _translate_evaluation(out: Translation) -> None:
+    if any(key.startswith(f"{INPUT}.eval_tasksets.") for key in out.file.given):
         out.copy("evaluation.every", "explorer.eval_interval", int)
         out.copy("evaluation.rollouts", f"{INPUT}.eval_tasksets.repeat_times", int)
     else:
         out.give("evaluation.every", 0, "no eval_tasksets")
+
+
+def _translate_saving(out: Translation) -> None:
+    file = out.file
+    every, reason = int(file.number("trainer.save_interval")), file.reason("trainer.save_interval")
+    out.give("checkpoints.every", every or MOST_STEPS, reason if every else "the last alone")
     monitor = file.get("monitor.monitor_type")
     if monitor == "wandb":
         out.copy("tracking.project", "project")

@@ -70,6 +70,7 @@ ALGORITHMS: Mapping[str, tuple[str, str, str]] = {
     "sapo": ("grpo", "sapo", "k2"),
     "sppo": ("opmd", "sppo", "none"),
     "rec": ("rec", "rec", "k2"),
+    "raft": ("raft", "sft", "none"),
     "multi_step_grpo": ("step_wise_grpo", "ppo", "k2"),
     "gigpo": ("gigpo", "ppo", "k2"),
     "mix": ("grpo", "mix", "k2"),
@@ -97,6 +98,7 @@ COMPARISONS = {
     ),
     "reinforceplusplus": Function("reinforce_plus_plus", {}, {"gamma": (1.0,)}),
     "reinforce": Function("none"),
+    "raft": Function("none"),
     "rloo": Function("leave_one_out"),
     "opmd": Function(
         "opmd",
@@ -111,6 +113,8 @@ COMPARISONS = {
 }
 TEACHINGS = ("on_policy_distill", "jsd")
 """Advantages of Trinity that read a teacher's log-probabilities, and no reward."""
+RAFT = "raft"
+EVERY_ROLLOUT = "select rollout_id, role, 1.0 as reward from rewards"
 TEACHERS = "explorer.auxiliary_models"
 IN_TRAINER = {f"{name}_verl": COMPARISONS[name] for name in ("grpo", "opmd", "asymre")}
 """Advantages that Trinity computes in the trainer too."""
@@ -174,6 +178,7 @@ LOSSES: Mapping[str, Function] = {
         ignored=(),
     ),
     "importance_sampling": Function("importance_sampling"),
+    "sft": Function("cross_entropy"),
 }
 AGGREGATIONS = {
     "token-mean": "token_mean",
@@ -197,6 +202,9 @@ def translate_algorithm(out: Translation) -> None:
     _translate_aggregation(out)
     _translate_kl(out, kl)
     _translate_entropy(out)
+    if name == RAFT:
+        reason = "raft trains every rollout alike; add `where reward > …` to choose some"
+        out.give("algorithm.rewards", EVERY_ROLLOUT, reason)
     _translate_teacher(out, str(out.file.get("algorithm.advantage_fn") or advantage))
     if name in EXPERTS:
         translate_expert(out, name)

@@ -52,15 +52,18 @@ def _translate_buffer(out: Translation, key: str) -> None:
         out.refuse(f"{BUFFERS}.{name}.path is missing", f"{key}.path", "algorithm.preset")
         return
     column = layout.get("messages_key", "message")
-    if layout.get("prompt_type", "messages") != "messages" or column != "messages":
+    if layout.get("prompt_type", "messages") != "messages":
         out.refuse(
-            f"{BUFFERS}.{name}.format reads the column {column}; write a file of rows with "
-            "messages, or with prompt and completion (docs/finetuning.md)",
+            f"{BUFFERS}.{name}.format.prompt_type {layout['prompt_type']} is of no expert's texts; "
+            "write a file of rows with messages, or with prompt and completion "
+            "(docs/finetuning.md)",
             f"{key}.path",
             "algorithm.preset",
         )
         return
     local = str(path).startswith((".", "/")) or str(path).count("/") != 1
     out.give(f"{key}.path", str(path) if local else f"hub:{path}", f"{BUFFERS}.{name}.path")
+    if column != "messages":
+        out.give(f"{key}.columns", {"messages": column}, f"{BUFFERS}.{name}.format.messages_key")
     trained = "assistant" if layout.get("enable_concatenated_multi_turn") else "last_message"
     out.give(f"{key}.trained", trained, f"{BUFFERS}.{name}.format.enable_concatenated_multi_turn")

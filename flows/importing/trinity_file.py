@@ -80,7 +80,7 @@ def known_keys() -> Keys:
     off = {
         key: (None, *row.get("off", ([], {}))) for row in table["refused"] for key in row["keys"]
     }
-    return Keys(table["translated"], off, effects)
+    return Keys(table["translated"] | table["given"], off, effects)
 
 
 def read_trinity(name: str, text: str) -> TrinityFile:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from adapters.network.addresses import check_place
-from flows.recipe.given_examples import Batches, HeldOutOrigin, Lengths
+from flows.recipe.given_examples import Batches, HeldOutOrigin, Lengths, without_columns
 from flows.recipe.run_recipe import HeldOut, RunRecipe, Teachers
 from flows.recipe.section import Refusals, Section
 from tasks.algorithm.distillation import DISTILLATIONS, find_distillation
@@ -63,12 +63,11 @@ class TextDataset(HeldOutOrigin, Lengths):
     of a user, every answer, those that are marked by `trainable`, or every token."""
 
     def refusals(self) -> Refusals:
-        fields = HeldOutOrigin.model_fields
-        given = [name for name in fields if getattr(self, name) != fields[name].default]
+        given = self.given(*HeldOutOrigin.model_fields)
         if self.sources:
             yield (
-                bool(given),
-                f"sources {', '.join(self.sources)} with {', '.join(given)}: each source has its "
+                given != "",
+                f"sources {', '.join(self.sources)} with {given}: each source has its "
                 "own; leave the dataset's out",
             )
         else:
@@ -228,7 +227,8 @@ class FinetuneRecipe(RunRecipe):
         return TextSteps(run.texts, run.datums, batches, taught)
 
     def _bound_values(self) -> dict[str, Any]:
-        values = super()._bound_values()  # recipes that are older have neither
+        values = without_columns(super()._bound_values())
+        # Recipes that are older have neither key.
         if self.teacher.model is None:
             del values["teacher"]
         if self.loss == LOSS:

@@ -1,6 +1,6 @@
 """What a recipe says of given examples: where they are, and how many a step has."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -20,6 +20,9 @@ class Origin(Section):
     path: str | None = None
     """A CSV, JSON-lines or Parquet file whose `split` column says train or test; a folder of files
     that are named train and test; or such a folder of the hub."""
+
+    columns: dict[str, str] = Field(default_factory=dict[str, str])
+    """Columns that have other names in the file, such as {messages: conversations}."""
 
     runs: tuple[str, ...] = ()
     """Runs that a query reads, instead of a path."""
@@ -44,9 +47,18 @@ class Origin(Section):
             f"rollouts; give path alone, or {', '.join(asked)}",
         )
 
+        yield (
+            self.path is None and self.columns != {},
+            f"columns {', '.join(self.columns)} do nothing with a query; leave them out",
+        )
+
     def files(self) -> dict[str, Source]:
         """Map the splits to the rows of each, if they are of a file."""
-        return {} if self.path is None else {TRAIN: Source(locate_dataset(self.path), TRAIN, ())}
+        return {} if self.path is None else {TRAIN: self._rows(self.path, TRAIN)}
+
+    def _rows(self, path: str, split: str) -> Source:
+        names = tuple(sorted(self.columns.items()))
+        return Source(locate_dataset(path), split, tuple(self.columns.values()), renamed=names)
 
     def queries(self, base: str, where: str = "dataset") -> "dict[str, RolloutQuery]":
         """Map the splits to the query of each, if they are of runs, whose models are of `base`.
@@ -85,8 +97,15 @@ class HeldOutOrigin(Origin):
     def files(self) -> dict[str, Source]:
         if self.path is None:
             return {}
-        tested = Source(locate_dataset(self.path), self.test_split, ())
-        return {**super().files(), TEST: tested}
+        return {**super().files(), TEST: self._rows(self.path, self.test_split)}
+
+
+def without_columns(values: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the columns of a dataset that gives none, as recipes older than the key do."""
+    for origin in (values["dataset"], *values["dataset"].get("sources", {}).values()):
+        if not origin["columns"]:
+            del origin["columns"]
+    return values
 
 
 class Lengths(Section):

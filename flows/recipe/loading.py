@@ -12,27 +12,27 @@ from pydantic.fields import FieldInfo
 
 from adapters.errors import UserError, did_you_mean
 from adapters.project.files import EXAMPLES
-from flows.recipe.finetuning import FinetuneRecipe
-from flows.recipe.preferring import PreferRecipe
 from flows.recipe.presets import PRESETS
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import FlowError, RunRecipe
-from flows.recipe.section import TABLES
+from flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
+from flows.recipe.section import TABLES, explain
+from flows.recipe.stages import KINDS, Stage, StagesRecipe
 from tasks.storage.keys import Json, Section, merge, nest
 from tasks.storage.manifest import Eras, lineage, recipe_of
 from tasks.storage.run_folder import RunFolder
 
 PROJECT_FILE = Path("prefect.yaml")
-TRAIN, *GIVEN = (
-    kind.model_fields["flow"].default for kind in (Recipe, FinetuneRecipe, PreferRecipe)
-)
-ENTRYPOINTS = {f"flows.{flow}.{flow}": flow for flow in (TRAIN, *GIVEN)}
+TRAIN = Recipe.model_fields["flow"].default
+ENTRYPOINTS = {
+    f"flows.{flow}.{flow}": flow for flow in (*KINDS, StagesRecipe.model_fields["flow"].default)
+}
 """Flows that train, by their entrypoints in prefect.yaml."""
 RECIPE_FILES = (".yaml", ".yml")
 LENGTH = {"steps", "epochs"}
 """Keys that say how long a run is: a value of one takes the other's place."""
 
-R = TypeVar("R", bound=RunRecipe)
+R = TypeVar("R", bound=FlowRecipe)
+T = TypeVar("T", bound=RunRecipe)
 
 
 class RecipeError(UserError):
@@ -82,7 +82,7 @@ def named_recipe(name: str, overrides: Sequence[str] = (), kind: type[R] = Recip
     return changed_recipe({"flow": TRAIN, **values}, overrides, kind)
 
 
-def read_recipe(run: RunFolder, kind: type[R] = RunRecipe) -> R:
+def read_recipe(run: RunFolder, kind: type[T] = RunRecipe) -> T:
     """Read the recipe that a run is bound to; FlowError if it is not of the `kind`."""
     recipe = _recipe(recipe_of(run))
     if not isinstance(recipe, kind):
@@ -133,6 +133,8 @@ def changed_recipe(values: Section, overrides: Sequence[str] = (), kind: type[R]
     given = parse_overrides(overrides, own)
     if LENGTH & given.keys():
         values = {key: value for key, value in values.items() if key not in LENGTH}
+    if own is StagesRecipe:
+        given = _named_stages(values, given)
     algorithm = given.get("algorithm")
     preset = PRESETS.get(str(algorithm.get("preset"))) if isinstance(algorithm, Mapping) else None
     if preset is not None:
@@ -140,7 +142,25 @@ def changed_recipe(values: Section, overrides: Sequence[str] = (), kind: type[R]
     return _validated(own, merge(values, given))
 
 
-def count_steps(recipe: R) -> R:
+def _named_stages(values: Section, given: Section) -> Section:
+    """Return what is given with the stages as a list, in which each is changed by its name."""
+    changes, stages = given.get("stages"), values.get("stages")
+    if not isinstance(changes, Mapping) or not isinstance(stages, Sequence):
+        return given
+    named = {str(one["name"]): one for one in stages if isinstance(one, Mapping) and "name" in one}
+    for name in changes.keys() - named.keys():
+        raise RecipeError(
+            f"--set stages.{name}: there is no such stage{did_you_mean(name, named) or ';'} the "
+            f"stages are {', '.join(named)}"
+        )
+    changed = [
+        merge(one, change) if isinstance(change := changes.get(name), Mapping) else one
+        for name, one in named.items()
+    ]
+    return {**given, "stages": changed}
+
+
+def count_steps(recipe: T) -> T:
     """Return the recipe with its epochs, if it has any, counted in steps, as runs are bound to it.
 
     UserError if its training examples cannot be read, or a key does not fit so many steps.
@@ -151,11 +171,23 @@ def count_steps(recipe: R) -> R:
     return _validated(type(recipe), recipe.model_dump() | {"steps": steps, "epochs": 0})
 
 
+def count_stages(recipe: StagesRecipe) -> StagesRecipe:
+    """Return the recipe of stages with the epochs of each, less those of earlier runs, counted."""
+    stages = [
+        stage
+        if recipe.reads_runs(stage)
+        else stage.model_copy(update={"recipe": count_steps(stage.recipe)})
+        for stage in recipe.stages
+    ]
+    counted = recipe.model_copy(update={"stages": tuple(stages)}).model_dump()
+    return _validated(StagesRecipe, counted)
+
+
 def _validated(kind: type[R], values: Section) -> R:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise RecipeError(_explain(error)) from error
+        raise RecipeError(explain(error)) from error
 
 
 def recipe_options(flow: str = TRAIN) -> str:
@@ -221,7 +253,7 @@ def _read_yaml(file: Path) -> Any:
         raise RecipeError(f"{file} is not YAML: {said}; mend it there") from error
 
 
-def parse_overrides(overrides: Sequence[str], kind: type[RunRecipe] = Recipe) -> dict[str, Json]:
+def parse_overrides(overrides: Sequence[str], kind: type[FlowRecipe] = Recipe) -> dict[str, Json]:
     """Parse each `section.key=value`, into sections; the entries of tables are keys too."""
     known = dict(_fields(kind))
     given: dict[str, Json] = {}
@@ -244,7 +276,7 @@ def parse_overrides(overrides: Sequence[str], kind: type[RunRecipe] = Recipe) ->
 
 def _parse(text: str, field: FieldInfo | None) -> Json:
     """Parse a value: a list or a table as YAML, unless the key takes text; `null` is none."""
-    kind = field.annotation if field else str
+    kind = field.annotation if field else None
     if text == "null":
         return None
     if kind in (str, str | None):
@@ -260,6 +292,8 @@ def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fie
         yield prefix + name, field
         if section := _section_of(field):
             yield from _fields(section, f"{prefix}{name}.")
+        elif name == "stages":
+            yield from _fields(Stage, f"{prefix}{name}.NAME.")
 
 
 def _section_of(field: FieldInfo) -> type[BaseModel] | None:
@@ -277,22 +311,13 @@ def _without(values: Section, sections: Mapping[str, Section]) -> dict[str, Json
     }
 
 
-def _explain(error: ValidationError) -> str:
-    lines: list[str] = []
-    for mistake in error.errors():
-        place, given = ".".join(["recipe", *map(str, mistake["loc"])]), mistake["input"]
-        shown = "" if isinstance(given, Mapping) else f" (got {given!r})"
-        lines.append(f"{place}: {mistake['msg']}{shown}")
-    return "; ".join(lines)
-
-
 def _recipe(values: Mapping[str, Any]) -> RunRecipe:
-    return _kind_of(values).model_validate(values)
+    return _kind_of(values, RunRecipe).model_validate(values)
 
 
-def _kind_of(values: Mapping[str, Any]) -> type[RunRecipe]:
-    """Return the recipe of the flow that the values name."""
-    kinds = _kinds(RunRecipe)
+def _kind_of(values: Mapping[str, Any], kind: type[R] = FlowRecipe) -> type[R]:
+    """Return the recipe of the flow that the values name, which is of a kind."""
+    kinds = _kinds(kind)
     if (flow := values.get("flow")) not in kinds:
         raise FlowError(
             f"the recipe is for the flow {flow!r}, and there is: {', '.join(sorted(kinds))}; "

@@ -2,12 +2,12 @@
 
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, WithJsonSchema, field_validator
 
 from flows.recipe.algorithm import BASE, Optimizer, SettingValue
-from flows.recipe.given_examples import HeldOutOrigin, Lengths
+from flows.recipe.given_examples import HeldOutOrigin, Lengths, without_columns
 from flows.recipe.run_recipe import HeldOut, RunRecipe
 from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.algorithm.preferences import (
@@ -112,6 +112,9 @@ class PreferRecipe(RunRecipe):
 
     def sources(self) -> dict[str, Source]:
         return self.dataset.files()
+
+    def _bound_values(self) -> dict[str, Any]:
+        return without_columns(super()._bound_values())
 
     def given_examples(self) -> "dict[str, PairSource]":
         """Map the splits to the pairs of each."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
 
 
 STATE = "tinker://"
+SHAPE = ("lora_rank", "train_attention", "train_mlp", "train_unembedding", "renderer")
+"""Keys of a model that a run has in common with the checkpoint at which it starts."""
 
 
 class FlowError(UserError):
@@ -73,6 +75,14 @@ class Model(Section):
             self.start_optimizer and self.start is None,
             "start_optimizer does nothing without start; give a checkpoint, or leave it out",
         )
+
+    def differences(self, other: "Model") -> list[str]:
+        """List what makes LoRA weights of the other model unfit for this one."""
+        return [
+            f"model.{key} {theirs}, and the recipe has {own}"
+            for key in SHAPE
+            if (theirs := getattr(other, key)) != (own := getattr(self, key))
+        ]
 
     def names_state(self) -> bool:
         """Return whether the weights start at a path of the service."""
@@ -153,11 +163,27 @@ class Teachers:
     reads: str | None = None
 
 
-class RunRecipe(Section, ABC):
-    """Everything that a run of any flow depends on; each flow has a recipe of its own."""
+class FlowRecipe(Section):
+    """Parameters of a flow that trains; each such flow has a recipe of its own."""
 
     flow: str
     """The flow that the recipe is for."""
+
+    @field_validator("flow")
+    @classmethod
+    def _flow_is_the_recipe_s(cls, flow: str) -> str:
+        if flow != (own := cls.model_fields["flow"].default):
+            raise ValueError(f"the keys are those of flow {own}; give that, or leave flow out")
+        return flow
+
+    @property
+    def subject(self) -> str:
+        """What a run is named after unless it is given a name."""
+        return self.flow
+
+
+class RunRecipe(FlowRecipe, ABC):
+    """Everything that a run of any flow depends on."""
 
     steps: int = Field(default=0, ge=0, le=MOST_STEPS)
     """Optimizer steps; 0 counts them by `epochs`."""
@@ -182,13 +208,6 @@ class RunRecipe(Section, ABC):
         "checkpoints": {"probe_tolerance"},
     }
     """Keys that may change when a run continues."""
-
-    @field_validator("flow")
-    @classmethod
-    def _flow_is_the_recipe_s(cls, flow: str) -> str:
-        if flow != (own := cls.model_fields["flow"].default):
-            raise ValueError(f"the keys are those of flow {own}; give that, or leave flow out")
-        return flow
 
     @field_validator("optimizer")
     @classmethod
@@ -217,11 +236,6 @@ class RunRecipe(Section, ABC):
             f"optimizer.schedule {optimizer.schedule} does nothing, since the {steps} steps end "
             "where it begins to fall; give more steps, fewer warmup_steps, or schedule constant",
         )
-
-    @property
-    def subject(self) -> str:
-        """What a run is named after unless it is given a name."""
-        return self.flow
 
     @property
     def lag(self) -> int:

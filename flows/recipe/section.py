@@ -1,9 +1,9 @@
 """The base class of a recipe's sections."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 Refusals = Iterator[tuple[bool, str]]
 """Rules between the keys of a section: whether each is broken, and what is then said."""
@@ -16,7 +16,11 @@ TABLES = (
     "algorithm.loss_settings",
     "algorithm.advantage_settings",
     "preference.loss_settings",
+    "dataset.columns",
     "dataset.sources",
+    "shared",
+    "stages",
+    "evaluate",
 )
 """Keys of a recipe whose entries have names of their own."""
 LONGEST_SECONDS = 30 * 24 * 3600
@@ -35,8 +39,11 @@ class Section(BaseModel):
 
     def given(self, *names: str) -> str:
         """List those of the settings that are not their defaults."""
-        fields = type(self).model_fields
-        return ", ".join(name for name in names if getattr(self, name) != fields[name].default)
+        defaults = {
+            name: type(self).model_fields[name].get_default(call_default_factory=True)
+            for name in names
+        }
+        return ", ".join(name for name in names if getattr(self, name) != defaults[name])
 
     @model_validator(mode="after")
     def _no_rule_is_broken(self) -> Self:
@@ -44,3 +51,13 @@ class Section(BaseModel):
             if broken:
                 raise ValueError(why)
         return self
+
+
+def explain(error: ValidationError) -> str:
+    """Say what is wrong with a recipe, and with which key."""
+    lines: list[str] = []
+    for mistake in error.errors():
+        place, given = ".".join(["recipe", *map(str, mistake["loc"])]), mistake["input"]
+        shown = "" if isinstance(given, Mapping) else f" (got {given!r})"
+        lines.append(f"{place}: {mistake['msg']}{shown}")
+    return "; ".join(lines)

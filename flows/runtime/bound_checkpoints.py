@@ -357,14 +357,8 @@ def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
 
 def _check_start(name: str, step: int, parent: RunFolder, trained: Model, model: Model) -> None:
     """Refuse a start of another shape, without a training state, or with another renderer."""
-    shape = ("lora_rank", "train_attention", "train_mlp", "train_unembedding", "renderer")
-    for key in shape:
-        was, asked = getattr(trained, key), getattr(model, key)
-        if was != asked:
-            raise CheckpointRefused(
-                f"{START} {name} was trained with model.{key} {was}, and the recipe has {asked}; "
-                "give the same"
-            )
+    for difference in model.differences(trained):
+        raise CheckpointRefused(f"{START} {name} was trained with {difference}; give the same")
     ledger = Ledger(parent.checkpoints(POLICY))
     if ledger.at(step).state is None:
         having = sorted({saved.step for saved in ledger.checkpoints() if saved.state})

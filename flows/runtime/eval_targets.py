@@ -14,6 +14,9 @@ from tasks.checkpoints import Ledger, read_checkpoint
 from tasks.storage.manifest import latest_run
 from tasks.storage.run_folder import folder_of, name_run
 
+PLAYED = ("agent", "roles", "dataset", "rollouts", "evaluation", "seed")
+"""Keys of a recipe that, beside the weights, make the rollouts of an evaluation."""
+
 
 @dataclass(frozen=True)
 class EvalTarget:
@@ -37,11 +40,23 @@ class EvalTarget:
             return self.model
         return f"{self.run}@{Ledger(folder_of(self.run).checkpoints(POLICY)).at(self.step).step}"
 
+    @property
+    def tag(self) -> str:
+        """End of the names of what is played: none for what the run plays itself."""
+        return "" if self.requested == self.bound else f".{self.requested.fingerprint()[:6]}"
+
     @classmethod
-    def find(cls, recipe: Recipe, run: str | None, step: int | None, model: str | None) -> Self:
+    def find(
+        cls,
+        recipe: Recipe,
+        run: str | None,
+        step: int | None,
+        model: str | None,
+        as_given: bool = False,
+    ) -> Self:
         """Find what the arguments of `flows.evaluate` name."""
         if model is None:
-            return cls._of_run(recipe, run, step)
+            return cls._of_run(recipe, run, step, as_given)
         if run is not None or step is not None:
             raise UserError(
                 f"--model {model} says who is evaluated, and so do --run and --checkpoint; give "
@@ -56,16 +71,17 @@ class EvalTarget:
                 "evaluation": recipe.evaluation.model_copy(update={"greedy": False}),
             }
             return cls._alone(count_steps(recipe).model_copy(update=answered), model)
-        return cls._of_run(recipe, *read_checkpoint(model))
+        return cls._of_run(recipe, *read_checkpoint(model), as_given)
 
     @classmethod
-    def _of_run(cls, recipe: Recipe, run: str | None, step: int | None) -> Self:
+    def _of_run(cls, recipe: Recipe, run: str | None, step: int | None, as_given: bool) -> Self:
         found = folder_of(run) if run else latest_run(recipe.agent, recipe.roles)
         bound = read_recipe(found)
-        if isinstance(bound, Recipe):
+        if isinstance(bound, Recipe) and not (as_given and _play_differently(recipe, bound)):
             requested = bound.model_copy(update={"evaluation": recipe.evaluation})
         else:
-            requested = count_steps(recipe).model_copy(update={"model": bound.model})
+            weights = bound.model.model_copy(update={"start": None, "start_optimizer": False})
+            requested = count_steps(recipe).model_copy(update={"model": weights})
         if missing := sorted(requested.policies().keys() - bound.policies().keys()):
             raise UserError(
                 f"{found.path} trains no policy {', '.join(missing)}, which {recipe.agent} needs; "
@@ -81,11 +97,20 @@ class EvalTarget:
         return cls(f"evaluations/{name}", bound, bound, 0, model)
 
 
+def _play_differently(recipe: Recipe, other: Recipe) -> bool:
+    """Return whether two recipes play other rollouts of held-out examples with the same weights."""
+    return any(getattr(recipe, key) != getattr(other, key) for key in PLAYED)
+
+
 def find_target(
-    recipe: Recipe, run: str | None, checkpoint: int | None, model: str | None
+    recipe: Recipe,
+    run: str | None,
+    checkpoint: int | None,
+    model: str | None,
+    as_given: bool = False,
 ) -> EvalTarget:
     """Find what an evaluation is to score; UserError if it does not exist."""
-    target = EvalTarget.find(recipe, run, checkpoint, model)
+    target = EvalTarget.find(recipe, run, checkpoint, model, as_given)
     folder = folder_of(target.run)
     check_start(target.bound, folder)
     check_recipe(target.requested)

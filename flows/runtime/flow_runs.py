@@ -21,6 +21,7 @@ from tasks.reports.failures import last_failure
 from tasks.storage.files import is_written
 from tasks.storage.manifest import REPLAY, parent_of
 from tasks.storage.run_folder import RunFolder, name_run
+from tasks.storage.stages import StageResult
 from tasks.texts.held_out import read_measure
 
 STARTS = 3
@@ -120,6 +121,21 @@ class RunSummary(BaseModel, frozen=True):
 
     def _written(self, score: float | None) -> str:
         return "unknown" if score is None else f"{score:.{3 if self.measure == 'loss' else 2}f}"
+
+
+class StagesSummary(BaseModel, frozen=True):
+    """Results of a run's stages, one after the other."""
+
+    run: str
+    results: tuple[StageResult, ...]
+
+    @property
+    def outcome(self) -> str:
+        """Rewards of the agent that played before and after the stages, or their measures."""
+        rewards = [f"{one.reward:.2f}" for one in self.results if one.reward is not None]
+        if rewards:
+            return f"held-out reward {' → '.join(rewards)}"
+        return "; ".join(f"{one.stage}: {one.held_out}" for one in self.results)
 
 
 def summarize_run(run: RunFolder) -> RunSummary:

@@ -48,22 +48,33 @@ SHUFFLED = Curriculum()
 
 @dataclass(frozen=True)
 class Source:
-    """Source of examples: a dataset's split, the columns its agent reads, and their order."""
+    """Source of examples: a dataset's split, the columns its agent reads, and their order.
+
+    `renamed` lists columns of an example with the names that they have in the file.
+    """
 
     dataset: Path
     split: str
     columns: tuple[str, ...]
     curriculum: Curriculum = SHUFFLED
+    renamed: tuple[tuple[str, str], ...] = ()
 
     def examples(self) -> list[Example]:
         """Read the examples (`read_examples`); each has the difficulty that orders them, if any."""
         difficulty = self.curriculum.difficulty
         if difficulty is None:
-            return read_examples(self.dataset, self.split, self.columns)
+            rows = read_examples(self.dataset, self.split, self.columns)
+            return [_renamed(row, self.renamed) for row in rows] if self.renamed else rows
         examples = read_examples(self.dataset, self.split, (*self.columns, difficulty))
         for row in examples:
             _check_number(self.dataset, row, difficulty)
         return examples
+
+
+def _renamed(row: Example, names: Sequence[tuple[str, str]]) -> Example:
+    example, theirs = row["example"], {theirs for _, theirs in names}
+    kept = {name: value for name, value in example.items() if name not in theirs}
+    return {**row, "example": kept | {ours: example[theirs] for ours, theirs in names}}
 
 
 def read_examples(dataset: Path, split: str, columns: Sequence[str] = ()) -> list[Example]:

@@ -37,9 +37,8 @@ def score_datums(
     scored = scored[:most]
     inputs = [datum.loss_fn_inputs for datum in scored]
     targets = [given["target_tokens"].to_numpy() for given in inputs]
-    comparable = all("weights" in given for given in inputs) and all(
-        own.ndim == 1 for own in targets
-    )
+    comparable = all("weights" in given for given in inputs)
+    comparable &= all(own.ndim == 1 for own in targets)
     if checkpoint is None or not scored or not comparable:
         return []
     tokens = [

@@ -45,6 +45,8 @@ from tasks.reports.transcripts import MOST_FAILED, transcripts
 from tasks.storage.arrivals import batches_of
 from tasks.storage.names import BASELINE, parse_batch
 from tasks.storage.run_folder import RunFolder
+from tasks.storage.stages import NAMES as STAGES
+from tasks.storage.stages import stage_results
 
 HELD_OUT = "held-out"
 """Beginning of the tag that says what a run has gained."""
@@ -124,6 +126,17 @@ class Artifacts:
     def publish_evaluations(self) -> None:
         """Publish the scores of every evaluation of the run, with a link to its training."""
         self._submit(self._create_evaluations)
+
+    def publish_stages(self) -> None:
+        """Write the report of a run of stages, and publish their table."""
+        self._write_report()
+
+        def describe() -> str:
+            rows = [one.cells() for one in stage_results(self._run)]
+            return f"{markdown_table(STAGES, rows)}\n[report]({self._run.report})"
+
+        words = f"What the stages of {self._run.name} have come to"
+        self._submit(partial(self._create_markdown, "stages", describe, words))
 
     def tag(self, tag: str) -> None:
         """Give the flow run a tag, which the list of runs shows."""

@@ -88,6 +88,8 @@ class RunFolder:
     """Metrics, one line for each finished step."""
     arrivals = FileAt("arrivals.jsonl")
     """Ledger of what made each step, if steps are made of batches as they arrive."""
+    stages = FileAt("stages.json")
+    """Recipe of a run of stages, and what its stages have come to; each stage is a run itself."""
     report = FileAt("report.html")
     """Page for people, made of the other files; nothing reads it."""
     engine = FileAt("engine")

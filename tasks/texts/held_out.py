@@ -39,7 +39,7 @@ class HeldOutMeasure(BaseModel, frozen=True):
     beside: dict[str, float]
 
 
-class Policy(Reference, Protocol):
+class ChosenScorer(Protocol):
     """Policy that gives log-probabilities of any tokens, as `PatientSampler` does."""
 
     def score_chosen(
@@ -70,7 +70,7 @@ def score_texts(path: Path, texts: Texts, policy: Reference, most: int, seed: in
 
 @durable
 def score_taught(
-    path: Path, texts: Texts, policy: Policy, most: int, seed: int, divergence: str
+    path: Path, texts: Texts, policy: ChosenScorer, most: int, seed: int, divergence: str
 ) -> None:
     """Write the divergence of a policy from the teacher, as `score_texts` writes the loss."""
     table, last = _drawn(texts, most, seed)
@@ -116,7 +116,7 @@ def _write_loss(
 
 
 def _diverge(
-    policy: Policy, table: pa.Table, last: Sequence[int], divergence: str
+    policy: ChosenScorer, table: pa.Table, last: Sequence[int], divergence: str
 ) -> list[np.ndarray]:
     """Return the divergence from the teacher at the `last` so many places of each sequence."""
     trained = [one[-count:] > 0 for one, count in zip(arrays(table["weights"]), last, strict=True)]

@@ -21,7 +21,7 @@ from tasks.texts.tokenizing import WeightedTokens
 log = logging.getLogger(__name__)
 
 
-class Teacher(Protocol):
+class LikeliestScorer(Protocol):
     """Policy that gives its likeliest tokens, as `adapters.tinker.service.PatientSampler` does."""
 
     def score_likeliest(
@@ -64,7 +64,9 @@ class LongerTexts:
         }
 
 
-def ask_teacher(texts: Texts, teacher: Teacher, k: int, longer: LongerTexts | None = None) -> None:
+def ask_teacher(
+    texts: Texts, teacher: LikeliestScorer, k: int, longer: LongerTexts | None = None
+) -> None:
     """Write what a teacher finds likeliest in the texts, a file at a time, unless it is there."""
     for part in range(len(texts.parts())):
         score_part(texts.parts()[part], texts, part, teacher, k, longer)
@@ -83,7 +85,12 @@ def ask_teacher(texts: Texts, teacher: Teacher, k: int, longer: LongerTexts | No
 
 @durable
 def score_part(
-    path: Path, texts: Texts, part: int, teacher: Teacher, k: int, longer: LongerTexts | None
+    path: Path,
+    texts: Texts,
+    part: int,
+    teacher: LikeliestScorer,
+    k: int,
+    longer: LongerTexts | None,
 ) -> None:
     """Write a teacher's k likeliest tokens at the trained places of a part of the texts.
 

@@ -4,6 +4,7 @@ The prompt of an answer is the door's own, and its tokens are those that the mod
 it: an answer is learnt behind exactly the tokens behind which it will be sampled.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -119,6 +120,7 @@ def read_messages(value: object, role: str | None = None) -> list[Mapping[str, A
     """Read a list of messages or, with a `role`, the text of one."""
     if role is not None and isinstance(value, str):
         return [{"role": role, "content": value}]
+    value = _parsed(value)
     if not isinstance(value, list) or not value:
         raise DatasetError(f"its {role or 'messages'} are {value!r:.80}; give a list of messages")
     messages = cast(list[object], value)
@@ -129,11 +131,19 @@ def read_messages(value: object, role: str | None = None) -> list[Mapping[str, A
 
 
 def _read_tools(value: object) -> list[Tool]:
-    if value is None:
+    if (value := _parsed(value)) is None:
         return []
     if not isinstance(value, list):
         raise DatasetError(f"its tools are {value!r:.80}; give a list of tools")
     return cast(list[Tool], value)
+
+
+def _parsed(value: object) -> object:
+    """Return what a text of JSON says, as columns have it whose rows differ in their keys."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _without_nulls(message: Mapping[str, Any]) -> Mapping[str, Any]:

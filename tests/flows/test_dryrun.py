@@ -12,7 +12,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from typer.testing import CliRunner
 
 from flows.cli.commands import app
-from flows.recipe.dry_runs import OfflineError, shrink, take_offline
+from flows.dry_runs import OfflineError, shrink, take_offline
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import build_datums
 from tasks.reports.dryruns import KeptTokens, LearnedFrom, describe, read_kept_tokens

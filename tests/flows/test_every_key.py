@@ -92,6 +92,7 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "algorithm.teacher.discount": (0.5,),
     "algorithm.teacher.baseline": ("mean",),
     "algorithm.expert.path": ("other.jsonl",),
+    "algorithm.expert.columns": ({"messages": "said"},),
     "algorithm.expert.runs": (("run",),),
     "algorithm.expert.query": ("select run, rollout_id from rollouts",),
     "algorithm.expert.examples": (3,),

@@ -11,6 +11,7 @@ from flows.importing.trinity import import_trinity
 from flows.importing.trinity_algorithm import ADVANTAGES, ALGORITHMS, LOSSES
 from flows.importing.trinity_expert import EXPERTS
 from flows.importing.trinity_file import ImportRefusal, known_keys, read_trinity
+from flows.importing.trinity_given import FLOWS
 from flows.recipe.loading import RecipeError, named_recipe
 from flows.recipe.presets import REFUSED
 from flows.recipe.recipe import Recipe
@@ -195,14 +196,16 @@ def test_an_expert_is_imported_with_its_texts_and_its_share() -> None:
     assert (expert.warmup_steps, expert.decay_steps) == (200, 400)
     assert (expert.examples, recipe.rollouts.groups, recipe.rollouts.group_size) == (64, 32, 8)
     buffer["format"] = {}
-    with pytest.raises(ImportRefusal, match=r"reads the column message; write a file of rows with"):
+    assert imported(**given).algorithm.expert.columns == {"messages": "message"}
+    buffer["format"] = {"prompt_type": "plaintext"}
+    with pytest.raises(ImportRefusal, match="prompt_type plaintext is of no expert's texts; write"):
         text_of(**given)
     given["buffer"]["trainer_input"] = {}
     with pytest.raises(ImportRefusal, match=r"answers\.path is missing; give --set algorithm.exp"):
         text_of(**given)
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", sorted({*REFUSED} - {*ALGORITHMS, *FLOWS}))
 def test_each_other_algorithm_is_refused_with_its_reason(name: str) -> None:
     with pytest.raises(ImportRefusal, match=f"algorithm.algorithm_type {name} .*; give "):
         text_of(**algorithm(algorithm_type=name))
@@ -237,7 +240,6 @@ def test_arguments_of_a_loss_become_its_settings(
         ({"mode": "bench"}, "mode bench scores checkpoints; run ratchet evaluate"),
         ({"model": {"tinker": {"enable": False}}}, "all weights are trained"),
         ({"model": {"top_p": 0.9}}, "model.top_p 0.9 cuts the distribution"),
-        ({"stages": [{"stage_name": "sft"}]}, "stages .* trains several stages"),
         ({"buffer": {"train_batch_size": 96}}, "train_batch_size leaves 96 rollouts a step"),
         (algorithm(kl_loss_fn="k3"), "kl_loss_fn k3 has no counterpart"),
         (algorithm(kl_loss_fn_args={"adaptive": True}), "kl_loss_fn_args.adaptive"),

@@ -17,8 +17,8 @@ from tests.support.prefect_team import (
     RUNNING_SECONDS,
     open_team,
     read_log,
+    retry,
     run_deployment,
-    wait_for_end,
 )
 from tests.support.small_recipe import small_recipe, with_faults
 
@@ -107,7 +107,7 @@ def test_retry_of_a_failed_run_redoes_only_what_is_missing(
     before = _worked(api, failed)
     assert before["spans/train-00001.0"] == 3
 
-    done = _retried(api, failed)
+    done = retry(api, failed)
     assert (done["state"]["type"], done["run_count"]) == ("COMPLETED", 2), read_log(api, done["id"])
     again = {name: count - before[name] for name, count in _worked(api, done).items()}
     assert {name for name, count in again.items() if count} == AFTER_THE_FAULT
@@ -126,7 +126,7 @@ def test_a_run_whose_process_was_killed_goes_on_in_its_own_folder(
     before = _worked(api, crashed)
 
     _wait_for_the_worker(api, crashed)
-    done = _retried(api, crashed)
+    done = retry(api, crashed)
     assert (done["state"]["type"], done["run_count"]) == ("COMPLETED", 2), read_log(api, done["id"])
     again = {name: count - before[name] for name, count in _worked(api, done).items()}
     assert {name for name, count in again.items() if count} == AFTER_THE_FAULT
@@ -136,16 +136,6 @@ def test_a_run_whose_process_was_killed_goes_on_in_its_own_folder(
 
 def _hello(api: httpx.Client) -> str:
     return api.get("/deployments/name/train/hello").json()["id"]
-
-
-def _retried(api: httpx.Client, flow_run: dict[str, Any]) -> dict[str, Any]:
-    """What the button *Retry* of Prefect's UI sends, and the end of it."""
-    state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}
-    answer = api.post(
-        f"/flow_runs/{flow_run['id']}/set_state", json={"state": state, "force": False}
-    )
-    assert answer.json()["status"] == "ACCEPT", answer.text
-    return wait_for_end(api, flow_run["id"])
 
 
 def _wait_for_the_worker(api: httpx.Client, flow_run: dict[str, Any]) -> None:

@@ -19,9 +19,15 @@ RUNNING_SECONDS = 600
 
 @contextmanager
 def open_team(
-    ratchet: Sequence[str], project: Path, folder: Path, variables: Mapping[str, str]
+    ratchet: Sequence[str],
+    project: Path,
+    folder: Path,
+    variables: Mapping[str, str],
+    deployment: str = "",
 ) -> Iterator[httpx.Client]:
-    """Start server and worker by the command `ratchet`, and deploy the project; yield the API.
+    """Start server and worker by the command `ratchet`; yield the API.
+
+    All of the project is deployed, or one deployment of it.
 
     The logs, and what Prefect keeps, are in `folder`.
     """
@@ -54,7 +60,7 @@ def open_team(
         api = stack.enter_context(prefect_api(environment["PREFECT_API_URL"]))
         _wait_for_health(api)
         subprocess.run(
-            [*ratchet, "deploy"],
+            [*ratchet, "deploy", *filter(None, [deployment])],
             cwd=project,
             env=environment,
             check=True,
@@ -123,3 +129,13 @@ def _wait_for_health(api: httpx.Client) -> None:
         except httpx.TransportError:
             time.sleep(0.5)
     raise TimeoutError("the Prefect server did not start")
+
+
+def retry(api: httpx.Client, flow_run: dict[str, Any]) -> dict[str, Any]:
+    """Send what the button *Retry* of Prefect's UI sends; wait for the end."""
+    state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}
+    answer = api.post(
+        f"/flow_runs/{flow_run['id']}/set_state", json={"state": state, "force": False}
+    )
+    assert answer.json()["status"] == "ACCEPT", answer.text
+    return wait_for_end(api, flow_run["id"])

@@ -155,7 +155,7 @@ def test_a_curve_rises_from_its_lowest_bar_to_its_highest() -> None:
 def test_a_file_of_errors_gets_a_line_a_step(
     run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with show_progress(run, 2):
+    with show_progress({run: 2}):
         metrics = {"reward/mean": 0.84, "calls": 4, "tokens/sampled": 28}
         record_metrics(run.metrics, 0, metrics)
     assert capsys.readouterr().err == "step 1 of 2: reward 0.84, 7.0 tokens an answer\n"

@@ -11,8 +11,8 @@ import pytest
 from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.project.modules import load_agent_file
+from flows.dry_runs import shrink
 from flows.dryrun import dryrun
-from flows.recipe.dry_runs import shrink
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model
 from flows.replay import replay

@@ -1,0 +1,112 @@
+"""Train a model in stages: by several recipes, each of which starts where one before it ended.
+
+Each stage is a run of its own, by its own flow, whose first weights are a checkpoint of an earlier
+stage. A stage begins when the one before it has finished; one that has finished is never opened
+again. One agent may play the same held-out examples after every stage.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from prefect import flow
+
+from adapters.tracking.choice import TrackerChoice
+from flows.evaluate import evaluate
+from flows.finetune import finetune
+from flows.prefer import prefer
+from flows.recipe.loading import count_stages, count_steps
+from flows.recipe.recipe import Recipe
+from flows.recipe.stages import LAST, StageRun, StagesRecipe
+from flows.runtime.checks import check_recipe, check_start
+from flows.runtime.eval_targets import EvalTarget
+from flows.runtime.flow_runs import StagesSummary, completed, name_of_run, summarize_run
+from flows.train import train
+from tasks.checkpoints import read_step
+from tasks.evaluations import read_evaluation
+from tasks.metrics import read_metrics
+from tasks.reports.artifacts import Artifacts
+from tasks.storage.files import is_written
+from tasks.storage.manifest import check_binding
+from tasks.storage.run_folder import RunError, folder_of
+from tasks.storage.stages import StageResult, write_stages
+
+FLOWS = {"train": train, "finetune": finetune, "prefer": prefer}
+
+
+@flow(name="stages", flow_run_name=name_of_run)
+def stages(recipe: StagesRecipe, run: str | None = None) -> StagesSummary:
+    """Train a model in stages.
+
+    Args:
+        recipe: The recipes of the stages, in their order.
+        run: Its name; the runs of the stages are RUN-NUMBER-NAME, and go on where they stopped.
+    """
+    run = run or name_of_run()
+    recipe, folder = check_stages(recipe, run), folder_of(run)
+    values, results = recipe.model_dump(mode="json"), list[StageResult]()
+    write_stages(folder, values, results)
+    with Artifacts(folder) as artifacts:
+        for stage in recipe.runs_of(run):
+            if not is_finished(stage):
+                FLOWS[stage.recipe.flow](stage.recipe, run=stage.name)
+            results += score(recipe, stage)
+            write_stages(folder, values, results)
+        artifacts.publish_stages()
+    summary = StagesSummary(run=run, results=tuple(results))
+    return completed(summary, summary.outcome)
+
+
+def is_finished(stage: StageRun) -> bool:
+    """Return whether the run of a stage has all it is to have.
+
+    RunError if it is there by another recipe.
+    """
+    run = folder_of(stage.name)
+    if not run.exists():
+        return False
+    recipe = count_steps(stage.recipe)
+    check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
+    scored = not isinstance(recipe, Recipe) or is_written(run.evaluation(f"{recipe.steps:05d}"))
+    return len(read_metrics(run.metrics)) == recipe.steps and scored
+
+
+def score(recipe: StagesRecipe, stage: StageRun) -> Iterator[StageResult]:
+    """Yield the result of a stage that has finished; the first stage's own start comes before."""
+    step, steps = recipe.handed_on(stage.stage), len(read_metrics(folder_of(stage.name).metrics))
+    handed_on = steps if step == LAST else read_step(stage.name, step)
+    if stage.parent is None and recipe.evaluate is not None:
+        yield play(recipe.evaluate, StageResult("before", stage.name, stage.start, 0, ""))
+    outcome = summarize_run(folder_of(stage.name)).outcome
+    result = StageResult(stage.stage, stage.name, stage.start, handed_on, outcome)
+    yield result if recipe.evaluate is None else play(recipe.evaluate, result)
+
+
+def play(recipe: Recipe, result: StageResult) -> StageResult:
+    """Return a result with the reward of an agent that plays held-out examples, unless it has."""
+    target = EvalTarget.find(recipe, result.run, result.step, None, as_given=True)
+    file = folder_of(result.run).evaluation(f"{result.step:05d}{target.tag}")
+    if not is_written(file):
+        evaluate(recipe, run=result.run, checkpoint=result.step, as_given=True)
+    played = read_evaluation(file)["sampled"].finished
+    return replace(result, reward=played.mean, interval=played.interval)
+
+
+def check_stages(recipe: StagesRecipe, run: str) -> StagesRecipe:
+    """Return the recipe with its epochs counted in steps, where no earlier stage says how many.
+
+    Refuse (UserError) what would end a run of stages before the first step of any of them.
+    """
+    if (folder := folder_of(run)).exists():
+        raise RunError(f"the run {folder.path} exists, and has no stages; give another name")
+    recipe = count_stages(recipe)
+    for stage in recipe.runs_of(run):
+        if is_finished(stage):
+            continue
+        if stage.parent is None or folder_of(stage.name).exists():
+            check_start(stage.recipe, folder_of(stage.name))
+            continue
+        check_recipe(stage.recipe)
+        TrackerChoice(**stage.recipe.tracking.model_dump()).check()
+    if recipe.evaluate is not None:
+        check_recipe(recipe.evaluate)
+    return recipe
