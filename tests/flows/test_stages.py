@@ -74,6 +74,7 @@ def test_a_run_whose_stages_have_finished_opens_none_of_them_again(whole: RunFol
     assert [last_owner(run.owners) for run in stage_runs(whole)] == before
 
 
+@pytest.mark.story
 def test_trained_anew_from_a_stage_the_earlier_ones_stay_as_they_are(whole: RunFolder) -> None:
     shutil.copytree(folder_of(NAMES[0]).path, folder_of("anew-1-texts").path)
     changed = changed_recipe(
@@ -95,8 +96,8 @@ def test_trained_anew_from_a_stage_the_earlier_ones_stay_as_they_are(whole: RunF
 @pytest.mark.parametrize(
     ("place", "number"),
     [
-        ("1-texts", signal.SIGTERM),
-        ("between", signal.SIGKILL),
+        pytest.param("1-texts", signal.SIGTERM, marks=pytest.mark.story),
+        pytest.param("between", signal.SIGKILL, marks=pytest.mark.story),
         ("2-rewards", signal.SIGKILL),
     ],
 )
