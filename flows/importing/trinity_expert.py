@@ -35,6 +35,13 @@ def translate_expert(out: Translation, name: str) -> None:
     out.give(f"{key}.examples", expert_texts(out), f"{SAMPLING}.expert_data_ratio of the batch")
     out.give(f"{key}.loss", "phi" if phi else "cross_entropy", reason)
     out.give(f"{key}.normalisation", "token" if by_token else "example", reason)
+    if warmup and not decay and peak != valley:
+        out.refuse(
+            f"algorithm.policy_loss_fn_args falls from mu_peak {peak:g} to mu_valley {valley:g} at "
+            "once, and a share of a recipe falls over steps",
+            f"{key}.share",
+            "algorithm.preset",
+        )
     out.give(f"{key}.share", peak if decay or warmup else valley, reason)
     out.give(f"{key}.warmup_steps", warmup, reason)
     if decay:

@@ -195,6 +195,12 @@ def test_an_expert_is_imported_with_its_texts_and_its_share() -> None:
     assert (expert.share, expert.final_share) == (0.5, 0.02)
     assert (expert.warmup_steps, expert.decay_steps) == (200, 400)
     assert (expert.examples, recipe.rollouts.groups, recipe.rollouts.group_size) == (64, 32, 8)
+    arguments["mu_decay_steps"] = 0
+    with pytest.raises(
+        ImportRefusal, match=r"from mu_peak 0.5 to mu_valley 0.02 at once, and a sh"
+    ):
+        text_of(**given)
+    arguments["mu_decay_steps"] = 400
     buffer["format"] = {}
     assert imported(**given).algorithm.expert.columns == {"messages": "message"}
     buffer["format"] = {"prompt_type": "plaintext"}

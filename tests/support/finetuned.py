@@ -1,6 +1,6 @@
-"""A small run of `finetune`; run, it is killed between two updates.
+"""A small run that learns texts; run, it is killed between two updates.
 
-    python -m tests.support.finetuned RUN PHASE [taught]
+    python -m tests.support.finetuned RUN PHASE [taught|expert]
 
 kills its own process where checkpoint 3 is to be noted as begun (`begin`), or as saved (`add`).
 """
@@ -10,7 +10,9 @@ from pathlib import Path
 
 from flows.finetune import finetune
 from flows.recipe.finetuning import FinetuneRecipe, TextTeacher
+from flows.train import train
 from tests.support.given_datums import kill_at
+from tests.support.small_recipe import small_recipe
 
 TEXTS = Path(__file__).parents[2] / "datasets" / "hello_texts.jsonl"
 RECIPE = FinetuneRecipe.model_validate(
@@ -28,6 +30,23 @@ RECIPE = FinetuneRecipe.model_validate(
 TAUGHT = RECIPE.model_copy(update={"teacher": TextTeacher(model="school@6", top_k=8)})
 """The same with a teacher, the last checkpoint of a run `school`."""
 
+EXPERT = {
+    "path": str(TEXTS),
+    "examples": 6,
+    "loss": "phi",
+    "share": 0.5,
+    "final_share": 0.1,
+    "decay_steps": 3,
+}
+WITH_EXPERT = small_recipe(
+    steps=4,
+    algorithm={"advantage": "centred", "aggregation": "token_mean", "expert": EXPERT},
+)
+"""Rollouts, and beside them the same texts as an expert's."""
+
 if __name__ == "__main__":
     kill_at(sys.argv[2])
-    finetune(TAUGHT if sys.argv[3:] else RECIPE, run=sys.argv[1])
+    if sys.argv[3:] == ["expert"]:
+        train(WITH_EXPERT, run=sys.argv[1])
+    else:
+        finetune(TAUGHT if sys.argv[3:] else RECIPE, run=sys.argv[1])
