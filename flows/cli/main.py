@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from adapters.errors import UserError
-from flows.cli.signals import ending_by_signals, exit_by_signals
+from flows.cli.signals import ending_by_signals, leaving_at_once
 
 
 @contextmanager
@@ -20,13 +20,10 @@ def plain_errors() -> Iterator[None]:
 
 def main() -> None:
     """Run the console script `ratchet`."""
-    try:
-        with plain_errors(), ending_by_signals():
-            from flows.cli.commands import app  # takes a while, in which a signal may come
+    with leaving_at_once(), plain_errors(), ending_by_signals():
+        from flows.cli.commands import app  # takes a while, in which a signal may come
 
-            app()
-    finally:
-        exit_by_signals()
+        app()
 
 
 if __name__ == "__main__":

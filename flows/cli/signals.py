@@ -1,5 +1,6 @@
 """The end of a command by Ctrl-C or SIGTERM: in seconds, in one line, with nothing left running."""
 
+import atexit
 import logging
 import os
 import signal
@@ -61,14 +62,33 @@ def explaining(explain: Callable[[], str]) -> Iterator[None]:
     explanations.pop()  # not after an error: the explanation is printed when the command has ended
 
 
-def exit_by_signals() -> None:
-    """Have SIGINT or SIGTERM end the process at once from now on, with its status and a line.
+@contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """End the process after the block as soon as its exit functions have run.
 
-    A command that is done calls this before Python closes what is open, which takes a while.
+    Python would tear down its modules, which takes seconds and in which no signal has a handler.
+    The block is the whole of what the process does; SIGINT or SIGTERM after it ends the process
+    with its status and a line. An error that is not a SystemExit has Python's own end.
     """
+    statuses: list[int] = []
+
+    def leave() -> None:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for status in statuses:
+            os._exit(status)
+
+    atexit.register(leave)  # before any other, so it is called last
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _exit_done)
+    try:
+        yield
+        statuses.append(0)
+    except SystemExit as ended:
+        statuses.append(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
+        raise
 
 
 class _Ending:
@@ -96,11 +116,11 @@ class _Ending:
     def close(self) -> None:
         """Give the signals the effects that they had before; end the process if one has come."""
         self._settled.set()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
         self._received.extend(self._arrived())
         if self._received:
             self._leave()
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
         signal.set_wakeup_fd(-1)
         self._writing.close()  # which ends the thread
 

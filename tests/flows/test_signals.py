@@ -73,9 +73,11 @@ def test_a_signal_ends_a_command_that_is_done_while_python_exits(
 import atexit, time
 from flows.cli import commands, main
 
-atexit.register(lambda: [time.sleep(0.1) for _ in range(600)])
-atexit.register(print, "leaving", flush=True)
-commands.app = lambda: None
+def app():
+    atexit.register(lambda: [time.sleep(0.1) for _ in range(600)])
+    atexit.register(print, "leaving", flush=True)
+
+commands.app = app
 main.main()
 """
     with start(leaving) as process:
@@ -84,6 +86,34 @@ main.main()
         process.send_signal(number)
         _, said = process.communicate(timeout=30)
     assert (process.returncode, said) == (status, "ratchet: stopped when its work was done\n")
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"), [("pass", 0), ("sys.exit('no')", 1), ("raise UserError('no')", 2)]
+)
+def test_a_command_that_is_done_is_not_torn_down(ending: str, status: int) -> None:
+    """Python gives the signals their own effects before it does, which can take seconds."""
+    leaving = f"""
+import atexit, sys, time
+from adapters.errors import UserError
+from flows.cli import commands, main
+
+class Slow:
+    def __del__(self):
+        time.sleep(60)
+
+def app():
+    global kept
+    kept = Slow()
+    atexit.register(print, "leaving")
+    {ending}
+
+commands.app = app
+main.main()
+"""
+    with start(leaving) as process:
+        said, _ = process.communicate(timeout=30)
+    assert (process.returncode, said) == (status, "leaving\n")
 
 
 def test_a_signal_counts_though_a_library_turns_what_its_handler_raises_into_an_error() -> None:

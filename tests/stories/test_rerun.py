@@ -12,7 +12,8 @@ from typing import NamedTuple
 import pytest
 from prefect.settings import PREFECT_API_URL
 
-from flows.cli.main import main
+from flows.cli.commands import app
+from flows.cli.main import plain_errors
 from tests.support.small_recipe import small_recipe, with_faults
 
 ROOT = Path(__file__).parents[2]
@@ -59,8 +60,8 @@ def ratchet(
 
     def run(*arguments: str) -> Said:
         monkeypatch.setattr(sys, "argv", ["ratchet", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
+        with pytest.raises(SystemExit) as ended, plain_errors():
+            app()
         code, said = ended.value.code, capsys.readouterr()
         return Said(code if isinstance(code, int) else 0, said.out, said.err)
 
@@ -165,7 +166,7 @@ def test_told_to_delete_it_starts_afresh(ratchet: Ratchet, resumed: Path) -> Non
 def test_a_replay_reports_its_drift_and_is_resumed_as_a_replay(ratchet: Ratchet) -> None:
     said = ratchet("replay", "one", "--as", "centred", "--set", "algorithm.advantage=centred")
     assert said.code == 0, said.stderr
-    assert "drift (kl_sample_train_v2) by step: " in said.stdout
+    assert "\ndrift   " in said.stdout
     assert "drift" in ratchet("resume", "centred").stdout
 
 
