@@ -9,6 +9,8 @@ import pytest
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
+from flows.dry_runs import shrink
+from flows.dryrun import dryrun
 from flows.recipe.loading import read_lineage
 from flows.recipe.recipe import Recipe
 from flows.replay import replay
@@ -131,6 +133,13 @@ def test_a_fork_keeps_the_verdicts_and_a_replay_with_another_judge_asks_anew(
     same = RECIPE.model_copy(update={"steps": 1})
     kept = replay_run(whole, "same", same.model_dump(mode="json"), same.fingerprint())
     assert is_written(kept.spans("judge-00000.0"))
+
+
+def test_a_dry_run_asks_the_judge(root: Path, prefect_server: None, no_tinker: None) -> None:
+    report = dryrun(shrink(judged(agent=RECIPE.agent), 2), run="dryruns/judged").report
+    assert is_written(folder_of("dryruns/judged").verdicts(0))
+    assert "no rollout has a reward" not in report
+    assert "datums" in report
 
 
 @pytest.mark.parametrize(
