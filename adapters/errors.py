@@ -6,6 +6,8 @@ UserError               an error that its user can mend
     ImportRefusal       a configuration of another system
     OfflineError        a recipe that needs a network
     CheckpointRefused   a checkpoint of another run
+    AdapterError        an adapter's files
+    ExportRefused       an export that cannot be written, or is not what was trained
     ProjectExists       a file that a new project would replace
     NoKind              a kind of new project
     AgentError          an agent's name
