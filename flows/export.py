@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.rendering.chat import Chat
 from adapters.rendering.renderer_names import TEMPLATE
-from adapters.tinker.bases import is_here
+from adapters.tinker.bases import is_here, read_origin
 from adapters.tinker.engines import LOCAL
 from adapters.tinker.external_weights import fetch_weights
 from adapters.tinker.model_files import read_licence
@@ -113,7 +113,7 @@ def export(weights: Weights, out: Path, asked: ExportForm) -> Exported:
             name=weights.name,
             form=asked.form,
             base=model.base,
-            licence=read_licence(base),
+            licence=read_licence(base) or str(read_origin(model.base).get("license", "")),
             rank=adapter.rank,
             head=adapter.head in adapter.layers,
             tied=tied,
