@@ -35,6 +35,13 @@ def load_network(folder: Path) -> "Network":
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
+def load_tokenizer(place: str) -> Any:
+    """Load the tokenizer of a model's folder, or of a model of the hub."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(place)
+
+
 def load_with_adapter(network: "Network", folder: Path) -> "nn.Module":
     """Put an adapter's folder on a network by PEFT."""
     from peft import PeftModel
