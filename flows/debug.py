@@ -6,13 +6,15 @@ import traceback
 from bdb import BdbQuit
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from pdb import post_mortem
 from tempfile import TemporaryDirectory
+from typing import Self, cast
 
-from adapters.calls import POLICY, Begun, Completion, Policy, RefusedCall
+from adapters.calls import POLICY, Begun, Completion, Policy, RefusedCall, Sampling
 from adapters.door.backends import Backend, create_backends
 from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
 from adapters.door.door import Door
@@ -21,8 +23,9 @@ from adapters.door.policy_backend import PolicyBackend
 from adapters.door.recorded_backend import RecordedBackend
 from adapters.errors import UserError
 from adapters.harness.debugger.alone import play_alone
-from adapters.player_protocol import Failure, PlaySettings
+from adapters.player_protocol import Outcome, PlaySettings
 from adapters.rendering.chat import Chat
+from adapters.rewards import Reward
 from adapters.tinker.bases import name_for_clients
 from adapters.tinker.engines import LOCAL, needs_engine, saved_files
 from adapters.tinker.preparing import prepare_base
@@ -30,10 +33,12 @@ from adapters.tinker.service import Service, connect
 from adapters.weights.network import load_tokenizer
 from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
-from tasks.checkpoints import Ledger, sampled_step
-from tasks.recording.recorded_rollouts import RecordedRollout, find_rollout
+from flows.runtime.bound_checkpoints import carried_files, open_checkpoints
+from tasks.checkpoints import Checkpoint, Ledger, is_version_of, policy_version, sampled_step
+from tasks.recording.recorded_rollouts import RecordedRollout, describe_end, find_rollout
+from tasks.recording.spans import EndedAttempt, end_spans, scored_names
 from tasks.storage.files import link_or_copy
-from tasks.storage.names import parse_rollout
+from tasks.storage.names import JUDGE, parse_rollout
 from tasks.storage.run_folder import RunFolder
 
 IN_PROCESSES = ("command:", "resident:", "verifiers:")
@@ -67,48 +72,75 @@ def debug_rollout(run: RunFolder, name: str, *, sample: bool, stop: bool) -> Rer
     the agent gets an error, and RequestDiffers is raised when it has ended. `stop` opens pdb where
     an error came.
     """
-    recipe, recorded = read_recipe(run, Recipe), find_rollout(run, name)
-    if stop and recipe.agent.startswith(IN_PROCESSES):
+    recorded = find_rollout(run, name)
+    replayed = _Replay.of(read_recipe(run, Recipe), recorded)
+    if stop and replayed.agent.startswith(IN_PROCESSES):
         raise UserError(
-            f"the agent {recipe.agent} runs in a process of its own, which has ended when its "
+            f"the agent {replayed.agent} runs in a process of its own, which has ended when its "
             "error is known; leave out --pdb, and put breakpoint() into the agent"
         )
-    with _onward(run, recipe, recorded, sample) as (chat, onward):
+    with _onward(run, replayed, sample) as (chat, onward):
         backends = [
             RecordedBackend(
                 role,
                 {call.id.number: call for call in recorded.calls if call.id.role == role},
                 [call for call in recorded.refused if call.role == role],
-                recipe.rollouts.max_tokens,
+                replayed.sampling.max_tokens,
                 partial(print, file=sys.stderr),
                 onward.get(role),
             )
-            for role in (POLICY, *recipe.roles)
+            for role in replayed.roles
         ]
-        end = _play(recipe, recorded, chat, backends, stop)
-    answered = sum(len(backend.given) for backend in backends)
+        end = _play(replayed, chat, backends, stop)
     if not sample and any(backend.differed for backend in backends):
         raise RequestDiffers(
             f"{name} was played up to the request above, which differs, and then ended by {end}; "
             "give --sample to have the run's model answer from there"
         )
-    return Rerun(recorded, end, answered)
+    return Rerun(recorded, end, sum(backend.recalled for backend in backends))
 
 
-def _play(
-    recipe: Recipe,
-    recorded: RecordedRollout,
-    chat: Chat,
-    backends: Sequence[RecordedBackend],
-    stop: bool,
-) -> str:
+@dataclass(frozen=True)
+class _Replay:
+    """A recorded rollout, and what of its recipe plays it: the agent's, or the judge's."""
+
+    recipe: Recipe
+    recorded: RecordedRollout
+    judges: bool
+    agent: str
+    roles: Sequence[str]
+    sampling: Sampling
+
+    @classmethod
+    def of(cls, recipe: Recipe, recorded: RecordedRollout) -> Self:
+        judges = parse_rollout(recorded.id).split == JUDGE
+        sampling = recipe.judge.sampling() if judges else recipe.rollouts.sampling()
+        sampled = [call.sampling for call in recorded.calls if call.sampling is not None]
+        if sampled:  # greedily, it may be
+            sampling = replace(sampled[0], max_tokens=sampling.max_tokens)
+        return cls(recipe, recorded, judges, *recipe.plays(judge=judges), sampling)
+
+    def end(self, outcome: Outcome, calls: Mapping[str, Sequence[int]]) -> str:
+        """Say how the rollout has ended, as it would be recorded."""
+        now, one = datetime.now(UTC), self.recorded
+        if self.judges and isinstance(outcome, Reward):
+            shown = cast(Sequence[Mapping[str, str]], one.example["rollouts"])
+            ids = (rollout["id"] for rollout in shown)
+            calls = {**calls, **scored_names(ids, outcome)}
+        ended = EndedAttempt(one.id, one.attempt, now, now)
+        judged = self.recipe.judge.judges and not self.judges
+        return describe_end(end_spans(ended, outcome, calls, judged=judged)[-1])
+
+
+def _play(replayed: _Replay, chat: Chat, backends: Sequence[RecordedBackend], stop: bool) -> str:
     """Play a rollout at a door of its own; return its end."""
-    rollouts = recipe.rollouts
-    settings = PlaySettings(recipe.agent, [one.role for one in backends], 1, 0.0)
-    sampled_by = SampledBy({}, rollouts.sampling())
-    batch = OpenBatch("debugged", _OneRollout(recorded), sampled_by, settings)
+    seed, most_calls = replayed.recipe.seed, replayed.recipe.rollouts.max_calls
+    settings = PlaySettings(replayed.agent, replayed.roles, 1, 0.0)
+    batch = OpenBatch(
+        "debugged", _OneRollout(replayed.recorded), SampledBy({}, replayed.sampling), settings
+    )
     answers = {one.role: _always(one.answer) for one in backends}
-    with Door(chat, answers, recipe.seed, rollouts.max_calls) as door, door.opened(batch) as token:
+    with Door(chat, answers, seed, most_calls) as door, door.opened(batch) as token:
         try:
             outcome, error = asyncio.run(play_alone(door.address, batch.name, token))
         except BdbQuit:
@@ -117,9 +149,7 @@ def _play(
             traceback.print_exception(error)
             if stop:
                 post_mortem(error.__traceback__)
-    if isinstance(outcome, Failure):
-        return f"{outcome.kind}: {outcome.message}"
-    return f"reward {outcome.value:g}"
+    return replayed.end(outcome, {one.role: one.answered for one in backends})
 
 
 def _always(answer: Answer) -> Backend:
@@ -128,46 +158,42 @@ def _always(answer: Answer) -> Backend:
 
 @contextmanager
 def _onward(
-    run: RunFolder, recipe: Recipe, recorded: RecordedRollout, sample: bool
+    run: RunFolder, replayed: _Replay, sample: bool
 ) -> Iterator[tuple[Chat, Mapping[str, Answer]]]:
     """Yield the chat of a run and, to `sample` on, who answers each role after the record."""
+    recipe = replayed.recipe
     model = recipe.model
     if not sample:
         local = model.base.startswith(LOCAL)
         place = str(prepare_base(model.base)) if local else name_for_clients(model.base)
         yield Chat(load_tokenizer(place), model.renderer), {}
         return
-    backends = {POLICY: POLICY, **create_backends(recipe.roles, recipe.seed)}
-    saved = {
-        role: _weights_of(run, who, role, recorded)
-        for role, who in backends.items()
-        if isinstance(who, str)
-    }
-    with _open_service(run, recipe, [sampler for sampler, _ in saved.values()]) as service:
-        samplers = {role: service.sampler(sampler) for role, (sampler, _) in saved.items()}
-        context = service.context(model.base)
-        chat = Chat(service.tokenizer_of(samplers[POLICY]), model.renderer, context)
-        sampling = recipe.rollouts.sampling()
+    saved = {policy: _checkpoint(run, policy, replayed.recorded) for policy in recipe.policies()}
+    with _open_service(run, recipe, [one.sampler for one in saved.values()]) as service:
+        main = service.sampler(saved[POLICY].sampler)
+        policies = open_checkpoints(recipe, run, service) | {
+            name: Policy(service.sampler(one.sampler), policy_version(name, one.step))
+            for name, one in saved.items()
+        }
+        chat = Chat(service.tokenizer_of(main), model.renderer, service.context(model.base))
+        backends = {POLICY: POLICY, **create_backends(recipe.roles, recipe.seed)}
         yield (
             chat,
             {
-                role: PolicyBackend(
-                    chat, Policy(samplers[role], saved[role][1]), sampling, recipe.seed
-                ).answer
+                role: PolicyBackend(chat, policies[who], replayed.sampling, recipe.seed).answer
                 if isinstance(who, str)
-                else who(recorded.example)
+                else who(replayed.recorded.example)
                 for role, who in backends.items()
             },
         )
 
 
-def _weights_of(
-    run: RunFolder, policy: str, role: str, recorded: RecordedRollout
-) -> tuple[str, str]:
-    """Return the address of the weights that sampled a role's last call, and their version."""
-    versions = [call.policy_version for call in recorded.calls if call.id.role == role]
+def _checkpoint(run: RunFolder, policy: str, recorded: RecordedRollout) -> Checkpoint:
+    """Return the weights of a policy that sampled the last of its calls."""
+    named = [call.policy_version for call in recorded.calls]
+    versions = [version for version in named if is_version_of(policy, version)]
     step = sampled_step(versions[-1]) if versions else parse_rollout(recorded.id).step
-    return Ledger(run.checkpoints(policy)).at(step).sampler, (versions or [str(step)])[-1]
+    return Ledger(run.checkpoints(policy)).at(step)
 
 
 @contextmanager
@@ -175,8 +201,9 @@ def _open_service(run: RunFolder, recipe: Recipe, samplers: Sequence[str]) -> It
     """Yield the service of a run; an engine has copies of the weights, so that the run's stay."""
     base = recipe.model.base
     with TemporaryDirectory() as state:
-        for sampler in samplers if needs_engine(base) else ():
-            for path in saved_files(run.engine, sampler):
+        if needs_engine(base):
+            own = [path for sampler in samplers for path in saved_files(run.engine, sampler)]
+            for path in {*own, *carried_files(run)}:
                 link_or_copy(path, Path(state) / path.relative_to(run.engine))
         with connect(base, Path(state), recipe.service.timeout_seconds) as service:
             yield service

@@ -31,8 +31,10 @@ class RecordedBackend:
     most_tokens: int
     tell: Callable[[str], None]
     onward: Answer | None = None
-    given: list[int] = field(default_factory=list[int])
-    """Calls that were answered from the record."""
+    answered: list[int] = field(default_factory=list[int])
+    """Calls that were answered."""
+    recalled: int = 0
+    """How many of them were answered from the record."""
     differed: bool = False
     _refused: int = 0
 
@@ -46,7 +48,8 @@ class RecordedBackend:
         if recorded is not None:
             sha = request_sha(request, self._sampling(recorded))
             if found := memory.recall(call, request, sha, recorded.policy_version):
-                self.given.append(call.number)
+                self.recalled += 1
+                self.answered.append(call.number)
                 return found
         if not self.differed:
             self.differed = True
@@ -54,7 +57,9 @@ class RecordedBackend:
         if self.onward is None:
             text = f"Call {call.number} of the role {self.role} differs from the recorded rollout's"
             raise Refused(400, f"{text}, which is played again without a model.", code=DIFFERS)
-        return await self.onward(request, call, memory)
+        completion = await self.onward(request, call, memory)
+        self.answered.append(call.number)
+        return completion
 
     def _sampling(self, recorded: Completion) -> Sampling | None:
         """Return the sampling that the recipe asked for; None of a call that no policy answered."""

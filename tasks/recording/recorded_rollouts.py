@@ -16,7 +16,7 @@ from tasks.storage.run_folder import RunError, RunFolder
 class RecordedRollout:
     """The last attempt at a rollout that has ended. `failures` is how often it had failed before.
 
-    `refused` are the refused calls of that attempt. It ended by an `error`, or by a `reward`.
+    `refused` are the refused calls of that attempt, and `end` says how it ended.
     """
 
     id: str
@@ -25,12 +25,14 @@ class RecordedRollout:
     failures: int
     calls: Sequence[Completion]
     refused: Sequence[RefusedCall]
-    error: str
-    reward: float | None
+    end: str
 
-    @property
-    def end(self) -> str:
-        return self.error or f"reward {self.reward:g}"
+
+def describe_end(span: Span) -> str:
+    """Say how a rollout has ended, by the last of its spans."""
+    if span["kind"] == ERROR:
+        return f"{span['error_type']}: {span['error_message']}"
+    return "no reward" if span["reward"] is None else f"reward {span['reward']:g}"
 
 
 def find_rollout(run: RunFolder, name: str) -> RecordedRollout:
@@ -55,7 +57,6 @@ def _read(name: str, spans: Sequence[Span]) -> RecordedRollout:
         raise RunError(f"{name} has not ended, so that nothing is known to debug; resume the run")
     last = ends[-1]
     before = [span for span in spans if span is not last]
-    error = f"{last['error_type']}: {last['error_message']}" if last["kind"] == ERROR else ""
     return RecordedRollout(
         name,
         last["attributes"]["example"],
@@ -63,8 +64,7 @@ def _read(name: str, spans: Sequence[Span]) -> RecordedRollout:
         sum(span["kind"] == ERROR for span in before),
         recorded_calls(before).get(name, []),
         [_refused(span) for span in _of_attempt(before, last["attempt"])],
-        error,
-        last.get("reward"),
+        describe_end(last),
     )
 
 

@@ -91,9 +91,9 @@ def test_a_failed_rollout_fails_in_the_same_way_and_changes_nothing(
 ) -> None:
     before = contents(failed)
     rerun = debugged(failed)
-    assert rerun.recorded.error.startswith("ValueError: after ")
-    assert "debugged_agent.py:" in rerun.recorded.error
-    assert (rerun.end, rerun.answered) == (rerun.recorded.error, 2)
+    assert rerun.recorded.end.startswith("ValueError: after ")
+    assert "debugged_agent.py:" in rerun.recorded.end
+    assert (rerun.end, rerun.answered) == (rerun.recorded.end, 2)
     assert rerun.lines()["now"] == "the same"
     assert "in play\n    raise ValueError(" in capfd.readouterr().err
     assert contents(failed) == before
@@ -152,7 +152,7 @@ def test_a_call_that_was_refused_is_refused_again(stage: Stage, root: Path, flag
     run = record(stage, root, "function-long", flags)
     assert [one.code for one in find_rollout(run, ROLLOUT).refused] == ["context_length_exceeded"]
     rerun = debugged(run)
-    assert rerun.end == rerun.recorded.error
+    assert rerun.end == rerun.recorded.end
     assert "HTTP Error 400" in rerun.end
 
 
@@ -167,7 +167,7 @@ def test_with_sample_the_runs_model_answers_what_differs(
     before = contents(failed)
     rerun = debugged(failed, sample=True)
     assert rerun.answered == 1
-    assert said_in(rerun.end)[0] == said_in(rerun.recorded.error)[0]
+    assert said_in(rerun.end)[0] == said_in(rerun.recorded.end)[0]
     assert contents(failed) == before
 
 
@@ -224,7 +224,7 @@ def test_a_function_stops_at_its_breakpoint_and_where_it_fails(
     said = at_terminal(
         [failed.name, ROLLOUT, "--pdb"], ["p first", "c", "p 'second' + second", "q"]
     )
-    first, second = said_in(find_rollout(failed, ROLLOUT).error)
+    first, second = said_in(find_rollout(failed, ROLLOUT).end)
     assert f"\n{first}" in said
     assert f"second{second[1:-1]}" in said.partition("Traceback")[2]
     assert "now     the same" in said
@@ -239,5 +239,5 @@ def test_every_kind_of_agent_stops_at_its_breakpoint(
     (flags / "stop").touch()
     said = at_terminal([kind, ROLLOUT], ["p len(example), 6 * 7", "c"])
     assert "(1, 42)" in said
-    assert "cannot be read" in find_rollout(run, ROLLOUT).error
+    assert "cannot be read" in find_rollout(run, ROLLOUT).end
     assert "now     the same" in said
