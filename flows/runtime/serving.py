@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from adapters.calls import POLICY, Policy, Sampling
 from adapters.errors import UserError
 from adapters.tinker.bases import check_base
-from adapters.tinker.engines import check_reachable
+from adapters.tinker.engines import check_reachable, needs_engine
 from adapters.tinker.known_models import KNOWN
 from adapters.weights.adapter import is_adapter, is_model, read_base
 from flows.recipe.loading import read_recipe
@@ -64,6 +64,11 @@ def find_weights(name: str) -> Weights:
     place, defaults = Path(name), Rollouts(max_tokens=MOST_TOKENS).sampling()
     if is_adapter(place) and not _names_run(name):
         base = read_base(place)
+        if not needs_engine(base):
+            raise UserError(
+                f"{name} is an adapter, which an engine of this machine alone serves; unset "
+                "TINKER_BASE_URL and TINKER_API_KEY"
+            )
         check_base(base)
         return Weights(name, Model(base=base), defaults, adapter=place)
     if "/" in name or name in KNOWN or (is_model(place) and not _names_run(name)):

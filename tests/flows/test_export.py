@@ -1,6 +1,7 @@
 """`export` writes a checkpoint as a folder that other programs load, or nothing."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,24 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
     out.mkdir()
     assert "exists, and is not written over; give another folder" in refused("whole")
+
+
+def test_an_adapter_is_served_by_the_engine_alone(
+    adapter: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = adapter
+    assert find_weights(str(folder)).adapter == folder
+    with monkeypatch.context() as patch:
+        patch.chdir(folder.parent)
+        assert find_weights(folder.name).adapter == Path(folder.name)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    named = json.dumps(config | {"base_model_name_or_path": "Qwen/Qwen3-8B"})
+    (other / "adapter_config.json").write_text(named)
+    monkeypatch.setenv("TINKER_API_KEY", "tml-1")
+    with pytest.raises(UserError, match="is an adapter, which an engine of this machine alone"):
+        find_weights(str(other))
 
 
 def test_the_licence_of_a_base_is_that_of_its_card(tmp_path: Path) -> None:
