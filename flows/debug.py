@@ -31,7 +31,7 @@ from adapters.tinker.engines import LOCAL, needs_engine, saved_files
 from adapters.tinker.preparing import prepare_base
 from adapters.tinker.service import Service, connect
 from adapters.weights.network import load_tokenizer
-from flows.recipe.loading import read_recipe
+from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.runtime.bound_checkpoints import carried_files, open_checkpoints
 from tasks.checkpoints import Checkpoint, Ledger, is_version_of, policy_version, sampled_step
@@ -39,7 +39,7 @@ from tasks.recording.recorded_rollouts import RecordedRollout, describe_end, fin
 from tasks.recording.spans import EndedAttempt, end_spans, scored_names
 from tasks.storage.files import link_or_copy
 from tasks.storage.names import JUDGE, parse_rollout
-from tasks.storage.run_folder import RunFolder
+from tasks.storage.run_folder import TRAINED, RunFolder
 
 IN_PROCESSES = ("command:", "resident:", "verifiers:")
 """Beginnings of the names of agents whose code runs in a process of its own."""
@@ -73,7 +73,9 @@ def debug_rollout(run: RunFolder, name: str, *, sample: bool, stop: bool) -> Rer
     an error came.
     """
     recorded = find_rollout(run, name)
-    replayed = _Replay.of(read_recipe(run, Recipe), recorded)
+    recipe = read_lineage(run, read_recipe(run, Recipe)).at(parse_rollout(name).step)
+    assert isinstance(recipe, Recipe), "a fork is of the flow of its parent"
+    replayed = _Replay.of(recipe, recorded)
     if stop and replayed.agent.startswith(IN_PROCESSES):
         raise UserError(
             f"the agent {replayed.agent} runs in a process of its own, which has ended when its "
@@ -177,6 +179,8 @@ def _onward(
         }
         chat = Chat(service.tokenizer_of(main), model.renderer, service.context(model.base))
         backends = {POLICY: POLICY, **create_backends(recipe.roles, recipe.seed)}
+        if parse_rollout(replayed.recorded.id).split not in (*TRAINED, JUDGE):
+            backends |= recipe.evaluation.roles
         yield (
             chat,
             {
