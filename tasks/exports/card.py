@@ -115,13 +115,13 @@ def _scores(run: RunFolder, step: int) -> str:
         for path in run.evaluations(f"{at:05d}"):
             names, scored = score_rows(read_evaluation(path))
             rows += [[at, *row[:SCORED]] for row in scored]
-    if rows:
-        return markdown_table(["checkpoint", *names[:SCORED]], rows)
-    held_out = read_held_out(run)
-    known = [[at, held_out.by_step[at]] for at in (0, step) if at in held_out.by_step]
-    if not known:
-        return "This checkpoint was not scored."
-    return markdown_table(["checkpoint", f"held-out {held_out.measure}"], known)
+    if not rows:
+        held_out = read_held_out(run)
+        names = [f"held-out {held_out.measure}"]
+        rows = [[at, value] for at, value in held_out.by_step.items() if at in (0, step)]
+    table = markdown_table(["checkpoint", *names[:SCORED]], rows) if rows else ""
+    unknown = "" if any(row[0] == step for row in rows) else f"Checkpoint {step} was not scored."
+    return "\n".join(filter(None, [table, unknown]))
 
 
 def _data(manifest: Manifest) -> str:

@@ -77,6 +77,7 @@ def test_the_card_says_what_was_trained_on_what_and_how_well(adapter: tuple[Path
     recipe = yaml.safe_load(card.partition("```yaml\n")[2].partition("```")[0])
     assert recipe == RECIPE.model_dump(mode="json")
     assert card.count("| sampled | all | 4 |") == 2  # of checkpoints 0 and 2
+    assert "was not scored" not in card
     assert "SHA-256 fd1108574e966defe5e27ddcb5f23a644832170cb01222c4370f29a318474ea1" in card
     checked = next(line for line in printed.splitlines() if line.startswith("checked"))
     assert checked.removeprefix("checked ") in card
@@ -91,6 +92,9 @@ def test_a_checkpoint_without_a_training_state_is_merged_exactly(
     assert (config["tie_word_embeddings"], config["dtype"]) == (False, "float32")
     assert any("matrix of its own" in note for note in exported.notes())
     assert front_of(tmp_path / "m")["library_name"] == "transformers"
+    card = (tmp_path / "m" / "README.md").read_text()
+    assert "| 0 | sampled | all | 4 |" in card
+    assert "Checkpoint 1 was not scored." in card
 
 
 @pytest.mark.story
