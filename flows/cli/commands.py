@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from adapters.errors import UserError
-from flows.cli import inspect_runs
+from flows.cli import inspect_runs, use_checkpoints
 from flows.cli.command_line import (
     call_flow,
     load_checked_recipe,
@@ -38,6 +38,7 @@ imports = typer.Typer(
 )
 app.add_typer(imports, name="import")
 app.add_typer(inspect_runs.app)
+app.add_typer(use_checkpoints.app)
 
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -223,24 +224,6 @@ def dryrun(
         print(f"\nkept in {folder.path}; {ask_failures(run) if result.failed else whole}")
     if result.failed:
         raise UserError(f"{result.failed} of {result.rollouts} rollouts failed; see above")
-
-
-@app.command()
-def serve(
-    model: Annotated[
-        str, typer.Argument(help="RUN, RUN@STEP, RUN@best, RUN:POLICY@STEP, or a base model's id.")
-    ],
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port on loopback; 0 chooses a free one.")
-    ] = 0,
-) -> None:
-    """Serve a checkpoint to any OpenAI client, until Ctrl-C or the end of stdin."""
-    from flows.runtime.serving import find_weights, serve_model, serve_until, stdin_closed
-
-    with serve_model(find_weights(model), port) as (endpoint, service):
-        for variable, value in endpoint.variables().items():
-            print(f"export {variable}={value}", flush=True)
-        serve_until(stdin_closed(), service)
 
 
 @app.command()

@@ -9,6 +9,7 @@ import pytest
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
+from flows.debug import debug_rollout
 from flows.dry_runs import shrink
 from flows.dryrun import dryrun
 from flows.recipe.loading import read_lineage
@@ -89,6 +90,16 @@ def test_a_run_that_dies_goes_on_and_judges_nothing_twice(
 ) -> None:
     broken = die_and_go_on(RECIPE, dying_in_batch(place), tmp_path)
     assert differences(broken, whole) == []
+
+
+@pytest.mark.parametrize("shard", ["train-00001", "judge-00001"])
+def test_a_rollout_of_the_agent_or_of_the_judge_can_be_debugged(
+    whole: RunFolder, shard: str
+) -> None:
+    rerun = debug_rollout(whole, f"{shard}-0002-00", sample=False, stop=False)
+    assert rerun.answered == len(rerun.recorded.calls) > 0
+    assert ("no reward" in rerun.recorded.end) == (shard == "train-00001")
+    assert rerun.lines()["now"] == "the same"
 
 
 def test_lost_verdicts_are_made_again(whole: RunFolder, tmp_path: Path) -> None:
