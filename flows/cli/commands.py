@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from adapters.errors import UserError
-from flows.cli import inspect_runs
+from flows.cli import comparing, inspect_runs
 from flows.cli.command_line import (
     call_flow,
     load_checked_recipe,
@@ -37,6 +37,7 @@ imports = typer.Typer(
     no_args_is_help=True, help="Make a recipe of another program's configuration."
 )
 app.add_typer(imports, name="import")
+app.add_typer(comparing.app)
 app.add_typer(inspect_runs.app)
 
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -114,18 +115,23 @@ def resume(run: Run, verbose: Verbose = False) -> None:
 
 @app.command()
 def fork(
-    run: Run,
-    at: Annotated[str, typer.Option(help="Number of steps that the fork shares, or best.")],
+    run: Annotated[str, typer.Argument(help="A run, RUN@STEP, or the name of a checkpoint.")],
+    at: Annotated[
+        str | None, typer.Option(help="Number of steps that the fork shares, or best.")
+    ] = None,
     as_: Annotated[str | None, typer.Option("--as", help="The fork's name.")] = None,
     set_: Overrides = None,
     verbose: Verbose = False,
 ) -> None:
     """Continue a copy of a run from any of its steps; earlier files are shared, not copied."""
+    from tasks.checkpoints import read_checkpoint
+
+    run, step = read_checkpoint(f"{run}@{at}" if at else run)
+    if step is None:
+        raise UserError(f"--at is missing: give the step at which {run} is forked, or best")
     recipe = load_checked_recipe(run, set_ or [])
     from flows.runtime.forks import fork_run
-    from tasks.checkpoints import read_step
 
-    step = read_step(run, at)
     name = as_ or f"{run}-at-{step}"
     fork_run(folder_of(run), name, step, recipe.model_dump(mode="json"), recipe.fingerprint())
     _train(name, recipe)
