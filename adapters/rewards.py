@@ -18,16 +18,17 @@ class RewardError(ValueError):
 class Reward:
     """A rollout's reward.
 
-    `value` is the number that the agent returned; of several roles it is the policy's reward, or
-    their mean if the policy has none. `roles` is empty if the agent named none: then each role has
-    earned `value`. A role with rewards of its `calls`, in their order, has earned their sum.
+    `value` is the number that the agent returned, None if it returned none; of several roles it is
+    the policy's reward, or their mean if the policy has none. `roles` is empty if the agent named
+    none: then each role has earned `value`. A role with rewards of its `calls`, in their order, has
+    earned their sum.
     """
 
-    value: float
+    value: float | None
     roles: Mapping[str, float] = field(default_factory=dict)
     calls: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
-    def to_json(self) -> float | JsonObject:
+    def to_json(self) -> float | JsonObject | None:
         """Return the plain value that `read_reward` reads as this reward."""
         if not self.roles:
             return self.value
@@ -36,6 +37,8 @@ class Reward:
 
 def read_reward(value: object) -> Reward:
     """Read the value that an agent returned; RewardError if it is not a reward."""
+    if value is None:
+        return Reward(None)
     if _is_number(value):
         return Reward(float(value))
     if not isinstance(value, Mapping) or not value:
@@ -51,6 +54,12 @@ def read_reward(value: object) -> Reward:
         else:
             raise _no_reward(value)
     return Reward(roles.get(POLICY, fmean(roles.values())), roles, calls)
+
+
+def check_reward(reward: Reward) -> None:
+    """Refuse a rollout that ended without a reward, of which no judge says how good it is."""
+    if reward.value is None:
+        raise _no_reward(None)
 
 
 def check_roles(reward: Reward, calls: Mapping[str, int]) -> None:

@@ -8,16 +8,21 @@ import secrets
 import socket
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache, partial
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 
 from engine.disk import lock_state
 from engine.errors import RequestRefused
 from engine.model import base_models
+
+if TYPE_CHECKING:  # torch takes seconds
+    from engine.model.language_model import LanguageModel
 
 logger = logging.getLogger("engine")
 
@@ -32,6 +37,8 @@ DAMAGED = 1
 INTERRUPTED = 130
 READ_FROM_STDIN = "-"
 LOG = "engine.log"
+LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
+CLOSED = "closed"
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -43,12 +50,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     options = make_parser().parse_args(argv, ServeOptions())
     status = 0
     try:
-        if str(options.state) == READ_FROM_STDIN:
-            options.state = _read_state_folder()
         if options.verify:
             status = verify(options.state)
         elif options.prepare:
             print(base_models.find(options.base_model).folder)
+        elif str(options.state) == READ_FROM_STDIN:
+            serve_each(options)
         else:
             serve(options)
     except RequestRefused as error:
@@ -77,8 +84,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--state",
         type=Path,
-        help="folder of sessions and checkpoints; with -, the first line of standard input names "
-        "the folder, and the log is written to engine.log in it",
+        help="folder of sessions and checkpoints; with -, each line of standard input names one, "
+        "which is served until the next line, and the log is written to engine.log in it",
     )
     parser.add_argument(
         "--threads",
@@ -135,24 +142,99 @@ def serve(options: ServeOptions, api_key: str | None = None) -> None:
 
     Raise RequestRefused if the model is missing, or the port or state folder is in use.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
     stopped = threading.Event()
     if options.exit_with_stdin:
-        threading.Thread(target=_follow_stdin, args=(stopped.set,), daemon=True).start()
+        threading.Thread(target=_follow_stdin, args=(stopped.set, _ignore), daemon=True).start()
     key = resolve_key(api_key or os.environ.get("TINKER_API_KEY"))
+    _serve_folder(options, options.state, key, stopped, partial(_load, options))
+
+
+def serve_each(options: ServeOptions) -> None:
+    """Serve the folders that standard input names, one after the other, until it ends.
+
+    A line ends the serving of the folder before, and names the next one if it is not empty. The
+    libraries are loaded before the first line comes, and the base model is loaded once. A line
+    that says CLOSED follows on standard output when a folder is no longer used.
+    """
+    orders = Orders()
+    threading.Thread(target=_follow_stdin, args=(orders.end, orders.add), daemon=True).start()
+    _load_libraries()
+    key, load = resolve_key(os.environ.get("TINKER_API_KEY")), cache(partial(_load, options))
+    while (named := orders.next()) is not None:
+        with (Path(named) / LOG).open("ab") as log:
+            os.dup2(log.fileno(), sys.stderr.fileno())
+        logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+        if not _serve_folder(options, Path(named), key, orders.stopped, load):
+            return  # a computation goes on, which may change what the next one reads
+        print(CLOSED, flush=True)
+
+
+def _serve_folder(
+    options: ServeOptions,
+    state: Path,
+    key: str,
+    stopped: threading.Event,
+    load: "Callable[[], LanguageModel]",
+) -> bool:
+    """Serve a folder until the event is set; return whether its computations have ended then."""
     if options.threads < 1:
         raise RequestRefused(f"--threads is {options.threads}; it must be 1 or more")
     base = base_models.find(options.base_model)
-    with listen(options.host, options.port) as listener, lock_state(options.state):
+    with listen(options.host, options.port) as listener, lock_state(state):
         _add_to_cache(base)
         _load_libraries()
-        from engine.api.server import load_model, run
+        from engine.api.server import run
         from engine.core import EngineCore
 
-        model = load_model(base, options.device, options.threads, options.dtype)
-        engine = EngineCore(base, model, options.state)
+        engine = EngineCore(base, load(), state)
         host, port = listener.getsockname()[:2]
-        run(engine, key, listener, stopped, lambda: _announce(host, port, key))
+        return run(engine, key, listener, stopped, lambda: _announce(host, port, key))
+
+
+def _load(options: ServeOptions) -> "LanguageModel":
+    from engine.api.server import load_model
+
+    base = base_models.find(options.base_model)
+    return load_model(base, options.device, options.threads, options.dtype)
+
+
+class Orders:
+    """Lines of standard input, each of which ends the serving before it."""
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+        """Set when what is served now is to be served no longer."""
+        self._changed = threading.Condition()
+        self._lines: deque[str] = deque()
+        self._ended = False
+
+    def add(self, line: str) -> None:
+        with self._changed:
+            self._lines.append(line)
+            self._follow()
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._follow()
+
+    def next(self) -> str | None:
+        """Wait for the next folder, and have `stopped` be of it; None when there is no more."""
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._lines or self._ended)
+                if not self._lines:
+                    return None
+                if named := self._lines.popleft():
+                    self.stopped = threading.Event()
+                    if self._lines or self._ended:
+                        self.stopped.set()
+                    return named
+
+    def _follow(self) -> None:
+        self.stopped.set()
+        self._changed.notify()
 
 
 def verify(state: Path) -> int:
@@ -163,22 +245,6 @@ def verify(state: Path) -> int:
     for path in damaged:
         print(path)
     return DAMAGED if damaged else 0
-
-
-def _read_state_folder() -> Path:
-    """Load the libraries, wait for the folder's name, and write the log to that folder."""
-    _load_libraries()
-    named = sys.stdin.readline()
-    if not named:
-        raise SystemExit(0)  # whoever started this engine does not need it
-    state = Path(named.rstrip("\n"))
-    if not state.name:
-        raise RequestRefused(
-            "--state is -, and standard input names no folder; write the folder in its first line"
-        )
-    with (state / LOG).open("ab") as log:
-        os.dup2(log.fileno(), sys.stderr.fileno())
-    return state
 
 
 def _load_libraries() -> None:
@@ -225,11 +291,21 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _follow_stdin(ended: Callable[[], None]) -> None:
-    """Read the descriptor to its end; a daemon thread in sys.stdin would break the exit."""
-    while os.read(0, 4096):
-        pass
+def _follow_stdin(ended: Callable[[], None], add: Callable[[str], None]) -> None:
+    """Read the descriptor to its end, and tell its lines and its end.
+
+    A daemon thread in sys.stdin would break the exit.
+    """
+    begun = b""
+    while read := os.read(0, 4096):
+        *lines, begun = (begun + read).split(b"\n")
+        for line in lines:
+            add(os.fsdecode(line))
     ended()
+
+
+def _ignore(_: str) -> None:
+    pass
 
 
 def _announce(host: str, port: int, key: str) -> None:

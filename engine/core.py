@@ -195,8 +195,9 @@ class EngineCore:
             if sampler.session_id == session_id and sampler.weights == "snapshot":
                 self.resident.remove(sampler.sampler_id)
 
-    def close(self, seconds: float) -> None:
-        """Stop the device thread; wait at most `seconds` for its current computation."""
+    def close(self, seconds: float) -> bool:
+        """Stop the device thread; wait at most `seconds`, and return whether it has ended."""
         closing = Thread(target=self.scheduler.close, daemon=True)
         closing.start()
         closing.join(seconds)
+        return not closing.is_alive()

@@ -49,6 +49,6 @@ def replay(recipe: Recipe, parent: str, run: str | None = None) -> RunSummary:
             for step in opened.steps_left()
         )
         evaluations = HeldOutEvaluations(recipe, opened, runners.evaluation, first=recipe.steps)
-        learn(opened, recipe, steps, evaluations)
+        learn(opened, recipe, steps, evaluations, runners.judging)
     summary = summarize_run(folder)
     return completed(summary, summary.outcome)

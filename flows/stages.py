@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from prefect import flow
 
+from adapters.tinker.engines import engines_kept
 from adapters.tracking.choice import TrackerChoice
 from flows.evaluate import evaluate_once
 from flows.finetune import finetune
@@ -45,7 +46,7 @@ def stages(recipe: StagesRecipe, run: str | None = None) -> StagesSummary:
     recipe, folder = check_stages(recipe, run), folder_of(run)
     values, results = recipe.model_dump(mode="json"), list[StageResult]()
     write_stages(folder, values, results)
-    with Artifacts(folder) as artifacts:
+    with engines_kept(), Artifacts(folder) as artifacts:
         for stage in recipe.runs_of(run):
             if not is_finished(stage):
                 FLOWS[stage.recipe.flow](stage.recipe, run=stage.name)

@@ -19,8 +19,10 @@ from flows.runtime.bound_checkpoints import open_references
 from flows.runtime.by_policy import (
     assemble,
     build,
+    conclude,
     draw,
     measure_expert,
+    measure_judge,
     record_step,
     refer,
     reward,
@@ -37,7 +39,9 @@ from flows.runtime.flow_runs import (
 )
 from flows.runtime.open_rollouts import (
     CheckpointAtBegin,
+    RolloutRunner,
     Spans,
+    judge_groups,
     open_rollouts,
     training_groups,
 )
@@ -78,7 +82,8 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
 
         batches = iterate_steps(opened, rollouts, sample, recipe.algorithm.trained_calls)
         steps = end_batches(opened, recipe, batches)
-        learn(opened, recipe, steps, HeldOutEvaluations(recipe, opened, runners.evaluation))
+        evaluations = HeldOutEvaluations(recipe, opened, runners.evaluation)
+        learn(opened, recipe, steps, evaluations, runners.judging)
     summary = summarize_run(opened.folder)
     return completed(summary, summary.outcome)
 
@@ -88,6 +93,7 @@ def learn(
     recipe: Recipe,
     steps: Iterator[tuple[int, Sequence[Path]]],
     evaluations: HeldOutEvaluations,
+    judge: RolloutRunner,
 ) -> None:
     """Train the policies of a run on the rollouts of each step, and score what is due."""
     algorithm, credit = recipe.algorithm, recipe.credit()
@@ -103,7 +109,9 @@ def learn(
         evaluations.submit_due(run.steps_left().start)
         for step, spans in steps:
             trajectories = assemble(run, step, spans)
-            rewards = reward(run, step, trajectories, algorithm.rewards)
+            judged = judge_groups(run, recipe, step, spans, judge)
+            verdicts = conclude(run, step, judged)
+            rewards = reward(run, step, trajectories, algorithm.rewards, verdicts)
             references = refer(run, step, spans, trajectories, others)
             datums = build(run, step, trajectories, rewards, references, credit)
             drawn = draw(run, step, texts, expert.batches(recipe.seed))
@@ -111,8 +119,8 @@ def learn(
             updates = update(run, step, [datums, *drawn], method, with_state=saves_state)
             evaluations.submit_due(step + 1)
             evaluations.score(step - recipe.rollouts.lag)
-            files = StepFiles(spans, trajectories, references, datums, updates)
-            known = measure_expert(texts, drawn)
+            files = StepFiles(spans, trajectories, references, datums, updates, verdicts=verdicts)
+            known = {**measure_expert(texts, drawn), **measure_judge(verdicts, judged, spans)}
             artifacts.show(step, record_step(run, step, files, credit.min_group_size, known))
         evaluations.score(recipe.steps)
         artifacts.publish()

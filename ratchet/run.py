@@ -9,9 +9,9 @@ from flows.recipe.run_recipe import RunRecipe
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.evaluations import Score, read_evaluation
 from tasks.metrics import Metrics, read_metrics
+from tasks.recording.transcripts import Transcript, read_transcripts
 from tasks.recording.views import VIEWS, Views, open_views
 from tasks.reports.page import write_report
-from tasks.reports.transcripts import Transcript, read_transcripts
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of
 

@@ -25,7 +25,7 @@ from tasks.algorithm.preferences import (
 from tasks.algorithm.settings import Settings
 from tasks.checkpoints import sampled_step
 from tasks.references import TEACHER
-from tasks.rewards import rewards_of
+from tasks.rewards import read_verdicts, rewards_of
 from tasks.storage.checksums import verified
 from tasks.storage.files import is_written
 from tasks.storage.json_files import append_row, read_json, read_log
@@ -60,6 +60,8 @@ class StepFiles:
     updates: Mapping[str, Path]
     held_out: Path | None = None
     """Measure of the step's checkpoint on held-out texts or pairs, if it was taken."""
+    verdicts: Path | None = None
+    """What a judge says of the step's rollouts, if there is one."""
 
 
 def measure(
@@ -71,7 +73,8 @@ def measure(
     """Measure what a policy made of a step, by the files that the step has.
 
     A metric without a value is left out. `reward/…` is over the rollouts that have a reward;
-    `groups/…` counts only rollouts that called the policy, for each of its roles; `entropy` is the
+    `groups/…` counts only rollouts that called the policy, for each of its roles, by the scores of
+    the judge, if there is one; `entropy` is the
     mean of -log q over their sampled tokens, q being the policy that sampled them, and
     `kl_reference_v1` and `_v2` estimate its divergence from the reference, as `divergence` does,
     and `teacher/kl` the same as v1 from the teachers, with several as `teacher/kl/<name>` too;
@@ -89,8 +92,9 @@ def measure(
     if policy in files.trajectories:
         trajectories = read(files.trajectories[policy])
         trained = [mask.any() for mask in arrays(trajectories["mask"])]
+        judged = read_verdicts(files.verdicts)
         measures |= {
-            **_groups(rewards_of(trajectories), sizes, min_group_size),
+            **_groups(rewards_of(trajectories, verdicts=judged), sizes, min_group_size),
             **_prefixes(trajectories.filter(pa.array(trained, pa.bool_()))),
             "entropy": _mean(-_masked(trajectories["logprobs"], trajectories["mask"])),
             **_reference_divergence(trajectories, files.references.get(policy, {})),

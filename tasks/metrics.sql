@@ -18,6 +18,7 @@ rollouts as (
     select
         rollout_id,
         arg_max(reward, attempt) filter (where reward_name = 'reward') as reward,
+        coalesce(bool_or(reward_name = 'reward'), false) as ended,
         bool_or(kind = 'left_out') as left_out,
         max(attempt) > 0 as retried,
         any_value(group_id) as group_id,
@@ -34,10 +35,10 @@ rollouts as (
 outcomes as (
 
     select
-        count(reward) as "rollouts/ok",
-        count(*) filter (where reward is null and not left_out) as "rollouts/failed",
+        count(*) filter (where ended) as "rollouts/ok",
+        count(*) filter (where not ended and not left_out) as "rollouts/failed",
         count(*) filter (where retried) as "rollouts/retried",
-        count(*) filter (where silent and reward is not null) as "rollouts/without_calls",
+        count(*) filter (where silent and ended) as "rollouts/without_calls",
         coalesce(sum(refused), 0)::bigint as "calls/refused",
         list(reward order by rollout_id) filter (where reward is not null) as rewards
 
@@ -73,10 +74,10 @@ stragglers as (
         avg(calls) filter (where left_out) as "stragglers/calls",
         avg(tokens) filter (where left_out) as "stragglers/tokens",
         if(
-            bool_or(left_out), avg(calls) filter (where reward is not null), null
+            bool_or(left_out), avg(calls) filter (where ended), null
         ) as "stragglers/kept_calls",
         if(
-            bool_or(left_out), avg(tokens) filter (where reward is not null), null
+            bool_or(left_out), avg(tokens) filter (where ended), null
         ) as "stragglers/kept_tokens"
 
     from rollouts

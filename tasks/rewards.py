@@ -24,49 +24,69 @@ SCHEMA = pa.schema(
 MeanRewards = Mapping[str, float]
 """Role → its mean reward in a step."""
 
+Verdicts = Mapping[str, float]
+"""Rollout → the score that a judge gives it; none of those of which it says nothing."""
+
 
 @durable
-def compute_rewards(path: Path, trajectories: Path, query: str | None = None) -> None:
+def compute_rewards(
+    path: Path, trajectories: Path, query: str | None = None, verdicts: Path | None = None
+) -> None:
     """Write the reward of each trained role of each rollout, shaped and filtered by the `query`.
 
-    What the query leaves out is neither compared nor trained (`tasks.algorithm.shaping`).
+    A judge's `verdicts` take the place of the agent's rewards; what it gives no score, or what the
+    query leaves out, is neither compared nor trained (`tasks.algorithm.shaping`).
     """
-    write(rewards_of(read(trajectories), query), path)
+    write(rewards_of(read(trajectories), query, read_verdicts(verdicts)), path)
 
 
-def rewards_of(trajectories: pa.Table, shaping: str | None = None) -> pa.Table:
+def read_verdicts(path: Path | None) -> Verdicts | None:
+    """Read the scores that a judge gave to rollouts of a step; None if there is no judge."""
+    if path is None:
+        return None
+    rows = read(path, ["rollout_id", "verdict"]).to_pylist()
+    return {row["rollout_id"]: row["verdict"] for row in rows if row["verdict"] is not None}
+
+
+def rewards_of(
+    trajectories: pa.Table, shaping: str | None = None, verdicts: Verdicts | None = None
+) -> pa.Table:
     """Return the rewards of the trajectories in which something is trained, a row in SCHEMA each.
 
-    The rows are in the order of the trajectories, role by role.
+    The rows are in the order of the trajectories, role by role. The scores of a judge, if there is
+    one, are those of all roles of their rollouts.
 
-    `shaping` is a query (`tasks.algorithm.shaping`). ShapingError if it changes the reward of
-    a role whose calls have rewards, from which the returns are computed.
+    `shaping` is a query (`tasks.algorithm.shaping`). ShapingError if it, or a judge, changes the
+    reward of a role whose calls have rewards, from which the returns are computed.
     """
-    given, by_call = _role_rewards(trajectories)
+    given, by_call = _role_rewards(trajectories, verdicts)
     shaped = shape_rewards([*given.values()], shaping) if shaping else None
     roles: dict[str, list[dict[str, object]]] = defaultdict(list)
     for name, row in given.items():
         reward = row.reward if shaped is None else shaped.get(name)
         if reward is None:
             continue
-        if name in by_call and reward != row.reward:
+        if name in by_call and (verdicts is not None or reward != row.reward):
+            changed = "algorithm.rewards" if verdicts is None else "algorithm.judge"
             raise ShapingError(
-                f"algorithm.rewards changes the reward of {row.role} in {row.rollout_id}, whose "
-                "calls have rewards of their own, so it would be ignored; let it only leave "
-                "rollouts out, or let the agent reward whole rollouts"
+                f"{changed} changes the reward of {row.role} in {row.rollout_id}, whose calls have "
+                "rewards of their own, so it would be ignored; let it only leave rollouts out, or "
+                "let the agent reward whole rollouts"
             )
         roles[row.role].append({**vars(row), "reward": reward})
     return pa.Table.from_pylist([row for rows in roles.values() for row in rows], schema=SCHEMA)
 
 
 def _role_rewards(
-    trajectories: pa.Table,
+    trajectories: pa.Table, verdicts: Verdicts | None
 ) -> tuple[dict[tuple[str, str], RoleReward], set[tuple[str, str]]]:
     """Map role and rollout to the reward; return also those of them whose calls have rewards."""
     columns = ["role", "group_id", "rollout_id", "reward", "truncated", "call_numbers"]
     rows = trajectories.select([*columns, "call_rewards"]).to_pylist()
     trained: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row, mask in zip(rows, arrays(trajectories["mask"]), strict=True):
+        if verdicts is not None:
+            row["reward"] = verdicts.get(row["rollout_id"])
         if mask.any() and row["reward"] is not None:
             trained[row["role"], row["rollout_id"]].append({**row, "tokens": int(mask.sum())})
     given = {

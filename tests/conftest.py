@@ -47,6 +47,15 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def kept_engines() -> Iterator[None]:
+    """Have the tests' own runs share engines, since the start of one takes three seconds."""
+    from adapters.tinker.engines import engines_kept
+
+    with engines_kept():
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def same_runs_root() -> Iterator[None]:
     """Check that a module's tests leave the folder of all runs as it was."""

@@ -7,8 +7,10 @@ from adapters.calls import POLICY
 FUNCTION = "function:"
 ANOTHER = f"{POLICY}:"
 """The prefix of the name of a policy that is not the main one."""
+CHECKPOINT = "checkpoint:"
+"""The prefix of the name of a policy that is not trained: `base`, or RUN@STEP."""
 NAME = re.compile(r"[a-z][a-z0-9_]*")
-WHO = re.compile(rf"{POLICY}|{FUNCTION}[\w.]+:\w+|(?!{FUNCTION})[^/\s]+/\S+")
+WHO = re.compile(rf"{POLICY}|{FUNCTION}[\w.]+:\w+|{CHECKPOINT}\S+|(?!{FUNCTION})[^/\s]+/\S+")
 
 
 def check_role(role: str, who: str) -> None:
@@ -28,15 +30,21 @@ def check_role(role: str, who: str) -> None:
     elif not WHO.fullmatch(who):
         raise ValueError(
             f"the role {role} is answered by {who!r}; give {POLICY}, {ANOTHER}name for another "
-            f"policy, {FUNCTION}package.module:name, or a LiteLLM model as provider/model"
+            f"policy, {CHECKPOINT}RUN@STEP for one that is not trained, "
+            f"{FUNCTION}package.module:name, or a LiteLLM model as provider/model"
         )
 
 
 def policy_of(who: str) -> str | None:
-    """Return the policy that answers, `policy` or the one named after `policy:`, if one does."""
+    """Return the trained policy that answers, `policy` or the one after `policy:`, if one does."""
     if who.startswith(ANOTHER):
         return who.removeprefix(ANOTHER)
     return POLICY if who == POLICY else None
+
+
+def checkpoint_of(who: str) -> str | None:
+    """Return the policy that answers and is not trained, `base` or RUN@STEP, if one does."""
+    return who.removeprefix(CHECKPOINT) if who.startswith(CHECKPOINT) else None
 
 
 def _check_policy_name(role: str, policy: str) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from adapters.calls import POLICY, Example
+from adapters.calls import Example
 from adapters.clients.current_rollout import Endpoint, Roles, rollout_context
 from adapters.clients.imports import build_client_models
 from adapters.clients.silence import keep_silent
@@ -21,6 +21,7 @@ ROLES = "roles"
 KINDS = {
     "command": "adapters.harness.programs.commands",
     "gem": "adapters.harness.environments.gem",
+    "judge": "adapters.harness.judges",
     "resident": "adapters.harness.programs.resident",
     "verifiers": "adapters.harness.environments.verifiers",
 }
@@ -42,10 +43,11 @@ Play = Callable[[Example, Roles], Coroutine[None, None, Reward]]
 def load_agent(name: str, roles: Collection[str] = ()) -> Play:
     """Load the agent `name`: a file of `agents/`, `package.module:function`, or one of `KINDS`.
 
-    Its function takes the example, and base_url, api_key and model of the role `policy` by keyword.
-    One with a keyword parameter `roles` gets those of every role, by role. A function that is not
-    async runs in a thread. It returns the rollout's reward, and raises if the rollout has failed.
-    `roles` are the recipe's roles beside the policy; AgentError if the agent cannot know of them.
+    Its function takes the example, and base_url, api_key and model of its own role by keyword,
+    which is the first: `policy`, or a judge's. One with a keyword parameter `roles` gets those of
+    every role, by role. A function that is not async runs in a thread. It returns the rollout's
+    reward, and raises if the rollout has failed. `roles` are those beside its own; AgentError if
+    the agent cannot know of them.
     """
     keep_silent()  # before the agent imports a framework that reads the settings
     build_client_models()
@@ -59,7 +61,8 @@ def load_agent(name: str, roles: Collection[str] = ()) -> Play:
         )
 
     async def play(example: Example, endpoints: Roles) -> Reward:
-        given = {**endpoints[POLICY], **({ROLES: endpoints} if knows_roles else {})}
+        own = next(iter(endpoints.values()))
+        given = {**own, **({ROLES: endpoints} if knows_roles else {})}
         with rollout_context(endpoints):
             return read_reward(await contained(function, example, **given))
 

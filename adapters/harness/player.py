@@ -129,8 +129,8 @@ async def play_batch(door: str, batch: str, token: str) -> None:
 
 
 def load_for_roles(agent: str, roles: tuple[str, ...]) -> Play:
-    """Load an agent that calls `roles`, and have LiteLLM know them."""
-    play = load_agent(agent, [role for role in roles if role != POLICY])
+    """Load an agent that calls `roles`, the first its own, and have LiteLLM know them."""
+    play = load_agent(agent, roles[1:])
     _provide(roles)
     return play
 

@@ -2,12 +2,14 @@
 
 import os
 import secrets
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from threading import Thread
 
@@ -22,8 +24,18 @@ LOG = "engine.log"
 LOCK = "lock"
 CLOSING_SECONDS = 5
 
+CLOSED = b"closed\n"
+"""Line of an engine that has let go of the folder that it served."""
+READ = ("HF_", "HOME", "OMP_", "TORCH", "XDG_")
+"""What the names of variables begin with that an engine, or what it loads, may read."""
+
+Place = tuple[str, str, frozenset[tuple[str, str]]]
+"""What an engine depends on that is started now: base model, working directory, variables."""
+
 _begun: dict[str, "EngineProcess"] = {}
 """Base model → the engine that was started for it and has no folder yet."""
+_kept: list[dict[Place, list["EngineProcess"]]] = []
+"""For each `engines_kept` block that is open, the engines without a folder."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,7 @@ class EngineProcess:
 
     process: subprocess.Popen[bytes]
     key: str = field(repr=False)
+    place: Place = field(repr=False)
 
     def open(self, state: Path) -> str:
         """Send the state folder and return the engine's URL; ServiceError if it does not start."""
@@ -51,14 +64,29 @@ class EngineProcess:
         with suppress(BrokenPipeError):  # the engine has ended, and its log says why
             self.process.stdin.write(f"{state}\n".encode())
             self.process.stdin.flush()
+        url = ""
         for line in self.process.stdout:
             name, _, value = line.decode().removeprefix("export ").strip().partition("=")
             if name == "TINKER_BASE_URL":
-                return value
+                url = value
+            elif url:  # the last line of those that say that it serves
+                return url
         refusal = _last_line(state)
         if refusal.startswith(REFUSAL):
             raise ServiceError(refusal.removeprefix(REFUSAL))
         raise ServiceError(f"the engine did not start: {_describe_log(state)}")
+
+    def let_go(self) -> bool:
+        """Have the engine serve its folder no longer; return whether it can serve another."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return False
+        said, _, _ = select.select([self.process.stdout], [], [], CLOSING_SECONDS)
+        return bool(said) and self.process.stdout.readline() == CLOSED
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -116,7 +144,7 @@ def engine_begun(base_model: str) -> Iterator[None]:
     """Start the engine that this block will run, if any, so that it loads its libraries now."""
     stay_offline(base_model)
     if needs_engine(base_model):
-        _begun[base_model] = _start(base_model)
+        _begun[base_model] = _take_kept(base_model) or _start(base_model)
     try:
         yield
     finally:
@@ -125,8 +153,48 @@ def engine_begun(base_model: str) -> Iterator[None]:
 
 
 @contextmanager
+def engines_kept() -> Iterator[None]:
+    """Have an engine that a run of this block needs no more serve later ones, with their folders.
+
+    This saves the start of an engine, which takes seconds.
+    """
+    kept: dict[Place, list[EngineProcess]] = {}
+    _kept.append(kept)
+    try:
+        yield
+    finally:
+        _kept.remove(kept)
+        for engine in chain.from_iterable(kept.values()):
+            engine.close()
+
+
+def _take_kept(base_model: str) -> EngineProcess | None:
+    place = _place(base_model)
+    for kept in _kept:
+        while engines := kept.get(place):
+            engine = engines.pop()
+            if engine.process.poll() is None:
+                return engine
+            engine.close()
+    return None
+
+
+def _keep(engine: EngineProcess) -> bool:
+    """Keep an engine that is needed no more, if it can be; return whether it is kept."""
+    if not _kept or engine.process.poll() is not None or not engine.let_go():
+        return False
+    _kept[-1].setdefault(engine.place, []).append(engine)
+    return True
+
+
+def _place(base_model: str) -> Place:
+    read = frozenset((n, value) for n, value in os.environ.items() if n.startswith(READ))
+    return base_model, str(Path.cwd()), read
+
+
+@contextmanager
 def running_engine(base_model: str, state: Path) -> Iterator[TinkerServer]:
-    engine = _begun.pop(base_model, None) or _start(base_model)
+    engine = _begun.pop(base_model, None) or _take_kept(base_model) or _start(base_model)
     died: Future[None] = Future()
     try:
         url = engine.open(state)
@@ -134,7 +202,8 @@ def running_engine(base_model: str, state: Path) -> Iterator[TinkerServer]:
         yield TinkerServer(url, engine.key, died, engine.process.pid)
     finally:
         died.cancel()
-        engine.close()
+        if not _keep(engine):
+            engine.close()
 
 
 def saved_files(state: Path, sampler: str = "") -> list[Path]:
@@ -166,7 +235,7 @@ def _start(base_model: str) -> EngineProcess:
     )
     assert process.stdin is not None
     keep_from_children(process.stdin)
-    return EngineProcess(process, key)
+    return EngineProcess(process, key, _place(base_model))
 
 
 def _watch(process: subprocess.Popen[bytes], state: Path, died: Future[None]) -> None:

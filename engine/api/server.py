@@ -50,10 +50,13 @@ def run(
     listener: socket.socket,
     stopped: threading.Event,
     announce: Callable[[], None],
-) -> None:
-    """Serve on a bound socket until `stopped` is set; call `announce` when ready."""
+) -> bool:
+    """Serve on a bound socket until `stopped` is set; call `announce` when ready.
+
+    Return whether the last computation has ended.
+    """
     asyncio.run(Server(engine, api_key, stopped, announce).serve(sockets=[listener]))
-    engine.close(CLOSING_SECONDS)
+    return engine.close(CLOSING_SECONDS)
 
 
 class Server(uvicorn.Server):

@@ -58,6 +58,11 @@ class TextDataset(HeldOutOrigin, Lengths):
     `share` of every batch that is its own, such as {chat: {path: a.jsonl, share: 3}, code: {path:
     b.jsonl, share: 1}}."""
 
+    compares: str | None = None
+    """Question of two answers, such as `Which answer is better?`: the rows are pairs, as those of
+    `prefer`, and what is learnt is to say which is the chosen one, in both orders. The model can
+    then be asked by `judge:pairs`, with that question (docs/judges.md)."""
+
     trained: Trained = "assistant"
     """Part of a conversation that is trained: the last answer, the answers after the last message
     of a user, every answer, those that are marked by `trainable`, or every token."""
@@ -72,6 +77,12 @@ class TextDataset(HeldOutOrigin, Lengths):
             )
         else:
             yield from super().refusals()
+        other = self.trained != "assistant" or any(one.query for one in self.origins().values())
+        yield (
+            self.compares is not None and other,
+            "dataset.compares reads pairs of files, of which the verdict is trained; leave "
+            "trained and queries out",
+        )
         yield (
             self.trained != "assistant" and all(one.query for one in self.origins().values()),
             f"trained {self.trained} does nothing with a query, which trains what was sampled; "
@@ -146,6 +157,10 @@ class FinetuneRecipe(RunRecipe):
             "leave it out, or give a file of conversations",
         )
         yield (
+            self.teacher.model is not None and self.dataset.compares is not None,
+            "teacher.model with dataset.compares, whose verdicts are known; leave one of them out",
+        )
+        yield (
             self.teacher.model is not None and self.loss != LOSS,
             f"loss {self.loss} does nothing with teacher.model, whose divergence is the loss; "
             "leave it out",
@@ -165,9 +180,14 @@ class FinetuneRecipe(RunRecipe):
 
     def given_examples(self) -> "dict[str, TextSource]":
         """Map the splits to the texts of each, or SPLIT/NAME to those of each source."""
+        from tasks.pairs.verdicts import ComparedPairs
         from tasks.texts.source import WrittenTexts
 
-        files = {name: WrittenTexts(rows) for name, rows in self.sources().items()}
+        question = self.dataset.compares
+        files = {
+            name: WrittenTexts(rows) if question is None else ComparedPairs(rows, question)
+            for name, rows in self.sources().items()
+        }
         trained = self._chosen(TRAIN)
         held_out = self._chosen(TEST, tuple(trained.values()))
         named: dict[str, TextSource] = {**files, **trained, **held_out}
@@ -233,6 +253,8 @@ class FinetuneRecipe(RunRecipe):
             del values["teacher"]
         if self.loss == LOSS:
             del values["loss"]
+        if self.dataset.compares is None:
+            del values["dataset"]["compares"]
         return values
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field, field_validator, model_validator
 
 from adapters.calls import POLICY
-from adapters.door.roles import check_role, policy_of
+from adapters.door.roles import check_role, checkpoint_of, policy_of
 from adapters.project.hub import locate_dataset
 from flows.recipe.algorithm import Algorithm, names_checkpoint
 from flows.recipe.presets import expand_preset
-from flows.recipe.rollouts import Rollouts
+from flows.recipe.rollouts import SHIPPED, Judge, Rollouts
 from flows.recipe.run_recipe import HeldOut, RunRecipe, Teachers
 from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.algorithm.advantages import ADVANTAGES, CreditAssignment, find_advantage
@@ -103,6 +103,7 @@ class Recipe(RunRecipe):
     # What each section is for, its own docstring says.
     dataset: Dataset
     rollouts: Rollouts = Rollouts()
+    judge: Judge = Judge()
     algorithm: Algorithm = Algorithm()
     evaluation: Evaluation = Evaluation()
 
@@ -140,6 +141,7 @@ class Recipe(RunRecipe):
         yield from self._refused_calls()
         yield from self._refused_scaling()
         yield from self._refused_comparisons()
+        yield from self._refused_judge()
         policies = self.policies()
         yield (
             self.algorithm.expert.given_texts and len(policies) > 1,
@@ -213,6 +215,35 @@ class Recipe(RunRecipe):
             "importance weights of them; leave one of them out",
         )
 
+    def _refused_judge(self) -> Refusals:
+        judge, rollouts = self.judge, self.rollouts
+        who = self.roles.get(judge.role)
+        known = judge.agent is None or judge.agent.startswith(SHIPPED)
+        yield (
+            judge.judges and known and who is None,
+            f"judge.agent {judge.agent} asks the role {judge.role}, which nobody answers; give "
+            f"roles.{judge.role}: checkpoint:RUN@STEP, a model of LiteLLM, or policy",
+        )
+        yield (
+            judge.judges and policy_of(who or POLICY) not in (None, POLICY),
+            f"roles.{judge.role} {who} would be a policy that nothing trains; give policy, "
+            "checkpoint:RUN@STEP, or a model of LiteLLM",
+        )
+        unknown = {
+            f"rollouts.rounds {rollouts.rounds}": rollouts.rounds > 1,
+            "rollouts.stream": rollouts.stream,
+            f"algorithm.advantage {self.algorithm.advantage}": find_advantage(
+                self.algorithm.advantage
+            ).by_greedy,
+            "algorithm.discount": self.algorithm.discount != 1,
+        }
+        given = [name for name, holds in unknown.items() if holds]
+        yield (
+            judge.judges and given != [],
+            f"judge.agent {judge.agent} with {' and '.join(given)}, which needs the agent's own "
+            "rewards; leave one of them out",
+        )
+
     def _refused_comparisons(self) -> Refusals:
         advantage, by_arrival = self.algorithm.advantage, self.rollouts.order == "arrival"
         by_greedy = find_advantage(advantage).by_greedy
@@ -255,7 +286,7 @@ class Recipe(RunRecipe):
         trained: dict[str, list[str]] = {POLICY: [POLICY]}
         for role, who in sorted(self.roles.items(), key=lambda item: (item[1], item[0])):
             name = policy_of(who)
-            if name is not None and role != POLICY:
+            if name is not None and role not in (POLICY, self.judge.role):
                 trained.setdefault(name, []).append(role)
         return {name: tuple(roles) for name, roles in trained.items()}
 
@@ -266,7 +297,12 @@ class Recipe(RunRecipe):
     def named_checkpoints(self) -> dict[str, str]:
         name = self.algorithm.kl.reference
         own = {name: "algorithm.kl.reference"} if names_checkpoint(name) else {}
-        return own | super().named_checkpoints()
+        asked = {
+            name: f"roles.{role}"
+            for role, who in self.roles.items()
+            if (name := checkpoint_of(who)) is not None and names_checkpoint(name)
+        }
+        return own | asked | super().named_checkpoints()
 
     def credit(self) -> CreditAssignment:
         algorithm = self.algorithm
@@ -281,6 +317,7 @@ class Recipe(RunRecipe):
             penalties=algorithm.penalties(),
             entropy_coefficient=algorithm.entropy_coefficient,
             rewards_query=algorithm.rewards,
+            judged=self.judge.judges,
             trained_calls=algorithm.trained_calls,
             seed=self.seed,
         )
@@ -314,4 +351,6 @@ class Recipe(RunRecipe):
             del values["algorithm"]["teacher"]["reads"]
         if not algorithm.expert.given_texts:
             del values["algorithm"]["expert"]
+        if not self.judge.judges:
+            del values["judge"]
         return values

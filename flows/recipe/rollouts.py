@@ -1,14 +1,30 @@
-"""How the rollouts of a recipe are played."""
+"""How the rollouts of a recipe are played, and how a judge says which are good."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from adapters.calls import Sampling
+from adapters.door.roles import NAME
 from adapters.network.addresses import check_runner
 from flows.recipe.section import LONGEST_SECONDS, MOST_ROLLOUTS, Refusals, Section
+
+if TYPE_CHECKING:  # it imports Prefect, which takes seconds
+    from tasks.judging.groups import Judging
+
+SHIPPED = "judge:"
+"""Prefix of the name of a judge that ships with Ratchet."""
+
+Sees = Literal["group", "pair", "rollout"]
+SHIPPED_SEE: Mapping[str, Sees] = {
+    "judge:pairs": "pair",
+    "judge:group": "group",
+    "judge:criteria": "rollout",
+}
+"""What each shipped judge is shown at once."""
 
 
 class Rollouts(Section):
@@ -208,3 +224,78 @@ class Rollouts(Section):
         """Return the size below which a group is not trained on."""
         whole = self.partial_groups == "drop_group"
         return self.group_size if whole else min(self.minimum_group, self.group_size)
+
+
+class Judge(Section):
+    """Judge of the rollouts of each step, whose scores take the place of the agent's rewards.
+
+    A judge is an agent whose examples are groups (docs/judges.md).
+    """
+
+    agent: str | None = None
+    """Agent that judges: `judge:pairs`, `judge:group` or `judge:criteria`, or any other by its
+    name, which returns a score for each rollout by its id."""
+
+    role: str = "judge"
+    """Role that the judge asks; `roles` says who answers it."""
+
+    sees: Sees = "group"
+    """What a judge is shown at once: a `group`, each `pair` of its rollouts, or each `rollout`
+    alone; a rollout's score is the mean of those that it got. A shipped judge knows by itself."""
+
+    question: str = "Which answer is better?"
+    """What a shipped judge is asked of the answers."""
+
+    criteria: dict[str, float] = Field(default_factory=dict[str, float])
+    """Criteria of `judge:criteria`, each a text, and their weights in the score."""
+
+    opponents: int | None = Field(default=None, ge=1, le=MOST_ROLLOUTS)
+    """Rollouts of its group with which each rollout is shown in pairs; all, if empty."""
+
+    max_tokens: int = Field(default=1024, ge=1, le=1_000_000)
+    """Most tokens of an answer of the judge, if a policy is behind it; it answers greedily."""
+
+    attempts: int = Field(default=3, ge=1, le=1_000)
+    """Times that a group is judged until the judge has not failed."""
+
+    @property
+    def judges(self) -> bool:
+        """Whether the recipe has a judge."""
+        return self.agent is not None
+
+    def refusals(self) -> Refusals:
+        given = self.given(*(name for name in Judge.model_fields if name != "agent"))
+        yield (
+            not self.judges and given != "",
+            f"judge without an agent ignores {given}; give judge.agent, or leave them out",
+        )
+        yield (
+            not NAME.fullmatch(self.role),
+            f"judge.role {self.role!r} cannot name a role; give lower-case letters, digits and "
+            "underscores, a letter first",
+        )
+        yield (
+            (self.agent == "judge:criteria") != bool(self.criteria),
+            f"judge.agent {self.agent} with {len(self.criteria)} criteria: one without the other "
+            "does nothing; give agent judge:criteria and criteria, or neither",
+        )
+        yield (
+            self.opponents is not None and self.sees != "pair" and self.agent != "judge:pairs",
+            f"judge.opponents {self.opponents} does nothing with agent {self.agent}, which sees no "
+            "pairs; give agent judge:pairs or sees pair, or leave it out",
+        )
+        yield (
+            self.sees != "group" and self.agent in SHIPPED_SEE,
+            f"judge.sees {self.sees} does nothing with agent {self.agent}, which knows what it "
+            "sees; leave it out",
+        )
+
+    def sampling(self) -> Sampling:
+        """Return the sampling of a policy that answers the judge: the likeliest token."""
+        return Sampling(self.max_tokens, 0.0, top_p=1.0, top_k=-1)
+
+    def judging(self) -> "Judging":
+        from tasks.judging.groups import Judging
+
+        sees = SHIPPED_SEE.get(self.agent or "", self.sees)
+        return Judging(sees, self.question, self.criteria, self.opponents)

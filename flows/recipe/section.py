@@ -13,6 +13,7 @@ MOST_ROLLOUTS = 1_000_000
 """The most rollouts of a step, and of an evaluation: more cannot be meant."""
 TABLES = (
     "roles",
+    "judge.criteria",
     "algorithm.loss_settings",
     "algorithm.advantage_settings",
     "preference.loss_settings",

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from adapters.calls import POLICY
+from adapters.calls import POLICY, Policy
+from adapters.door.roles import checkpoint_of
 from adapters.errors import UserError
 from adapters.network.addresses import check_listener
 from adapters.tinker.bases import name_for_clients
@@ -262,6 +263,16 @@ def open_references(
             reads = _read_by(teacher.reads, recipe.model, service)
             asked["teachers"] = References(teachers, teacher.by, reads)
         yield asked
+
+
+def open_checkpoints(recipe: Recipe, folder: RunFolder, service: "Service") -> dict[str, Policy]:
+    """Open the policies that answer roles and are not trained, by the roles' names for them."""
+    opened: dict[str, Policy] = {}
+    for role, who in recipe.roles.items():
+        if (name := checkpoint_of(who)) is not None:
+            sampler = _open(f"roles.{role}", name, recipe.model.base, folder, (service, service))
+            opened[who] = Policy(sampler, who)
+    return opened
 
 
 def _read_by(text: str | None, model: Model, service: "Service") -> "Reads | None":

@@ -15,6 +15,7 @@ from flows.runtime.open_run import OpenRun
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.datums import build_datums, datums_of_batch
+from tasks.judging.verdicts import measure_verdicts, record_verdicts
 from tasks.metrics import (
     Metrics,
     StepFiles,
@@ -50,12 +51,32 @@ def assemble(run: OpenRun, step: int, spans: Sequence[Path]) -> ByPolicy:
     return {p.name: assemble_trajectories(at(p.name, step), spans, p.roles) for p in run.policies}
 
 
-def reward(run: OpenRun, step: int, trajectories: ByPolicy, query: str | None = None) -> ByPolicy:
-    """Compute the rewards that the trajectories of a step are compared by, shaped by a query."""
+def reward(
+    run: OpenRun,
+    step: int,
+    trajectories: ByPolicy,
+    query: str | None = None,
+    verdicts: Path | None = None,
+) -> ByPolicy:
+    """Compute the rewards that the trajectories of a step are compared by, shaped by a query.
+
+    They are the agent's or, if there are `verdicts`, a judge's.
+    """
     at = run.folder.rewards
     return {
-        name: compute_rewards(at(name, step), rows, query) for name, rows in trajectories.items()
+        name: compute_rewards(at(name, step), rows, query, verdicts)
+        for name, rows in trajectories.items()
     }
+
+
+def conclude(run: OpenRun, step: int, judged: Sequence[Path]) -> Path | None:
+    """Record what a judge says of a step's rollouts: nothing, if there is no judge."""
+    return record_verdicts(run.folder.verdicts(step), judged) if judged else None
+
+
+def measure_judge(verdicts: Path | None, judged: Sequence[Path], spans: Sequence[Path]) -> Metrics:
+    """Measure a judge's work on a step: nothing, if there is no judge."""
+    return {} if verdicts is None else measure_verdicts(verdicts, judged, spans)
 
 
 def refer(

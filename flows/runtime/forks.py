@@ -30,7 +30,7 @@ from tasks.storage.manifest import (
     recipe_of,
     write_manifest,
 )
-from tasks.storage.names import BASELINE, shard_name
+from tasks.storage.names import BASELINE, JUDGE, shard_name
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 
 WEIGHTS = ("model.base", "model.lora_rank", "model.train_", "model.start")
@@ -79,7 +79,8 @@ def fork_run(
         _refuse(parent, recipe, given, "the texts are the parent's; train a new run instead")
     with _new_run(parent, name, recipe, fingerprint, {"how": FORK, "step": step}) as fork:
         for passed in range(step):
-            batches = batches_of(parent, passed) + parent.held_out(passed)
+            batches = batches_of(parent, passed) + parent.journalled(shard_name(JUDGE, passed))
+            batches += parent.held_out(passed)
             files = parent.learning_files(passed) + parent.evaluations(f"{passed:05d}")
             _share(parent, fork, _files_of(parent, batches) + files)
         measures = [path for path in parent.measures() if int(path.stem) <= step]
@@ -108,6 +109,7 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
         )
     why = "nothing is sampled, so it would be ignored; fork the run instead"
     _refuse(parent, recipe, SAMPLED, why, free=NOT_SAMPLED)
+    same_judge = read_recipe(parent, Recipe).model_dump(mode="json")["judge"] == recipe["judge"]
     compared = recipe["algorithm"]["advantage"]
     if find_advantage(compared).by_greedy and not parent.journalled(shard_name(BASELINE, 0)):
         raise RunError(
@@ -116,7 +118,8 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
         )
     with _new_run(parent, name, recipe, fingerprint, {"how": REPLAY, "step": 0}) as replay:
         for step in range(recipe["steps"]):
-            rollouts = _files_of(parent, batches_of(parent, step))
+            judged = parent.journalled(shard_name(JUDGE, step)) if same_judge else []
+            rollouts = _files_of(parent, batches_of(parent, step) + judged)
             trajectories = [parent.trajectories(policy, step) for policy in parent.policies()]
             _share(parent, replay, [*rollouts, *filter(is_written, trajectories)])
         _share(parent, replay, carried_files(parent))

@@ -1,6 +1,6 @@
 """The rollouts of an open run: the door that answers them, and the runners of their batches."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +9,7 @@ from pathlib import Path
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from adapters.calls import Policy, Sampling
+from adapters.calls import POLICY, Policy, Sampling
 from adapters.door.backends import create_backends
 from adapters.door.batches import PlaySettings, SampledBy
 from adapters.door.door import Door
@@ -18,12 +18,15 @@ from adapters.network.addresses import Listener
 from adapters.rendering.chat import Chat
 from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Rollouts
+from flows.runtime.bound_checkpoints import open_checkpoints
 from flows.runtime.open_run import OpenRun
 from tasks.algorithm.advantages import find_advantage
+from tasks.judging.groups import draw_groups
 from tasks.playing.server import Play, RolloutServer
 from tasks.rollouts import collect_rollouts
 from tasks.shards import BatchPlan, read_shard
-from tasks.storage.names import BASELINE
+from tasks.storage.names import BASELINE, JUDGE, shard_name
+from tasks.yields import check_rewards
 
 EVALUATED_SHARDS = 2
 """Shards of an evaluation: one is sampled, one is played greedily."""
@@ -116,12 +119,35 @@ def wait_for_batches(batches: Iterable[Spans]) -> list[Path]:
     return [batch.result() for batch in waited]
 
 
+def judge_groups(
+    run: OpenRun, recipe: Recipe, step: int, spans: Sequence[Path], runner: RolloutRunner
+) -> list[Path]:
+    """Have a judge play the groups of a step; return its sealed batches, none without a judge.
+
+    A policy that answers it is the one after `step` updates. StepStopped if it failed at too many
+    of the groups.
+    """
+    judge = recipe.judge
+    if not judge.judges:
+        return []
+    path = run.folder.shard(shard_name(JUDGE, step))
+    shard = draw_groups(path, spans, judge.judging(), recipe.seed)
+    groups = PlayedGroups(judge.sampling(), 1, judge.attempts)
+    judged = wait_for_batches(runner.submit_shard(shard, step, groups).values())
+    check_rewards(judged, recipe.rollouts.most_failed)
+    return judged
+
+
 @dataclass(frozen=True)
 class OpenRollouts:
-    """Runners of a run's batches, each with places of its own, and the chat of the policies."""
+    """Runners of a run's batches, each with places of its own, and the chat of the policies.
+
+    The one that judges plays the judge, if there is one, and has the places of training.
+    """
 
     training: RolloutRunner
     evaluation: RolloutRunner
+    judging: RolloutRunner
     chat: Chat
 
 
@@ -140,36 +166,50 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
     evaluating = rollouts.batches * EVALUATED_SHARDS
     run.unusable.set()
     with (
-        _serving(run, recipe) as server,
+        _serving(run, recipe) as (server, judges),
         _player(rollouts, playing + evaluating) as play,
         ThreadPoolTaskRunner[Path](max_workers=playing) as tasks,
         ThreadPoolTaskRunner[Path](max_workers=evaluating) as evaluations,
     ):
+        others = open_checkpoints(recipe, run.folder, run.service)
         run.unusable.clear()
+
+        def at(step: int) -> Mapping[str, Policy]:
+            return {**run.policies.at(step), **others}
+
+        def trained_at(step: int) -> Mapping[str, Policy]:
+            return {**policies(step), **others}
+
         try:
             yield OpenRollouts(
-                RolloutRunner(server, tasks, play, policies),
-                RolloutRunner(server, evaluations, play, run.policies.at),
+                RolloutRunner(server, tasks, play, trained_at),
+                RolloutRunner(server, evaluations, play, at),
+                RolloutRunner(judges, tasks, play, at),
                 server.door.chat,
             )
         except BaseException:
             server.cancel()
+            judges.cancel()
             raise
 
 
 @contextmanager
-def _serving(run: OpenRun, recipe: Recipe) -> Iterator[RolloutServer]:
-    """Open the door of a run's agents."""
+def _serving(run: OpenRun, recipe: Recipe) -> Iterator[tuple[RolloutServer, RolloutServer]]:
+    """Open the door of a run's agents; yield its side of their rollouts, and of the judge's."""
     rollouts, chat = recipe.rollouts, run.chat(recipe.model)
     backends = create_backends(recipe.roles, recipe.seed)
     with Door(chat, backends, recipe.seed, rollouts.max_calls, door_listener(rollouts)) as door:
-        settings = PlaySettings(
-            recipe.agent,
-            list(door.roles),
-            rollouts.concurrency_of_batch(),
-            rollouts.timeout_seconds,
-        )
-        yield RolloutServer(run.folder, door, run.service, settings, rollouts.recall)
+        judge, limits = recipe.judge, (rollouts.concurrency_of_batch(), rollouts.timeout_seconds)
+        roles = [role for role in door.roles if not judge.judges or role != judge.role]
+        asked = [*dict.fromkeys([judge.role if judge.role in door.roles else POLICY, *roles])]
+
+        def side(agent: str, roles: Sequence[str], *, judged: bool = False) -> RolloutServer:
+            settings = PlaySettings(agent, roles, *limits)
+            recall = rollouts.recall
+            return RolloutServer(run.folder, door, run.service, settings, recall, judged=judged)
+
+        agents = side(recipe.agent, roles, judged=judge.judges)
+        yield agents, side(judge.agent or recipe.agent, asked[:1])
 
 
 @contextmanager

@@ -56,8 +56,8 @@ class CreditAssignment:
     reference or from teachers, and `entropy_coefficient` times -log q, which estimates the entropy,
     is added to the advantage of each sampled token: in expectation this is the entropy's gradient
     (Williams and Peng, 1991). `rewards_query` shapes and filters the rewards first
-    (`tasks.algorithm.shaping`). After the comparison, at most `trained_calls` of a step's calls are
-    drawn, by the `seed`, to be trained.
+    (`tasks.algorithm.shaping`); they are a judge's if the step is `judged`. After the comparison,
+    at most `trained_calls` of a step's calls are drawn, by the `seed`, to be trained.
     """
 
     advantage: str
@@ -70,6 +70,7 @@ class CreditAssignment:
     penalties: tuple[Penalty, ...] = ()
     entropy_coefficient: float = 0.0
     rewards_query: str | None = None
+    judged: bool = False
     trained_calls: int | None = None
     seed: int = 0
 

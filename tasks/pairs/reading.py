@@ -47,18 +47,23 @@ def read_pair(row: Mapping[str, Any], chat: Chat) -> PairSides | None:
     A labelled answer has a `prompt`, its `completion`, and a `label` that is true if it is good. Of
     a side, the answers after the prompt are trained.
     """
-    if row.get("comparison") is not None:
-        prompt, sides = _read_comparison(row["comparison"], row.get("label"))
-        if sides is None:
-            return None
-    elif row.get("chosen") is not None and row.get("rejected") is not None:
-        prompt, sides = _read_sides(row)
-    elif row.get("completion") is not None and "label" in row:
+    if row.get("comparison") is None and row.get("completion") is not None and "label" in row:
         return _read_labelled(row, chat)
-    else:
-        raise DatasetError(f"it has {', '.join(row) or 'nothing'}; give {FORMS}")
+    read = read_sides(row)
+    if read is None:
+        return None
+    prompt, sides = read
     chosen, rejected = (_tokenize(prompt, side, row.get("tools"), chat) for side in sides)
     return PairSides(chosen, rejected)
+
+
+def read_sides(row: Mapping[str, Any]) -> tuple[Messages, tuple[Messages, ...]] | None:
+    """Read the prompt of a comparison, its chosen side and its rejected one; None of a tie."""
+    if row.get("comparison") is not None:
+        return _read_comparison(row["comparison"], row.get("label"))
+    if row.get("chosen") is None or row.get("rejected") is None:
+        raise DatasetError(f"it has {', '.join(row) or 'nothing'}; give {FORMS}")
+    return _read_sides(row)
 
 
 def _read_labelled(row: Mapping[str, Any], chat: Chat) -> PairSides:
@@ -71,7 +76,7 @@ def _read_labelled(row: Mapping[str, Any], chat: Chat) -> PairSides:
     return PairSides(chosen, rejected, labelled=True)
 
 
-def _read_comparison(comparison: Any, label: Any) -> tuple[Messages, tuple[Messages, ...] | None]:
+def _read_comparison(comparison: Any, label: Any) -> tuple[Messages, tuple[Messages, ...]] | None:
     if not isinstance(comparison, Mapping):
         raise DatasetError(f"its comparison is {comparison!r:.80}; give an object")
     if label not in ("A", "B", TIE):
@@ -79,7 +84,7 @@ def _read_comparison(comparison: Any, label: Any) -> tuple[Messages, tuple[Messa
     prompt = read_messages(comparison.get("prompt_conversation"), "user")
     names = ("completion_A", "completion_B") if label == "A" else ("completion_B", "completion_A")
     sides = tuple(read_messages(comparison.get(name), "assistant") for name in names)
-    return prompt, None if label == TIE else sides
+    return None if label == TIE else (prompt, sides)
 
 
 def _read_sides(row: Mapping[str, Any]) -> tuple[Messages, tuple[Messages, ...]]:

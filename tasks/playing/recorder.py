@@ -11,6 +11,7 @@ from adapters.calls import Begun, Completion, RefusedCall
 from adapters.door.batches import PlannedRollout, RolloutEnd
 from adapters.door.call_sequence import SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
 from adapters.errors import ServiceError
+from adapters.rewards import Reward
 from adapters.tinker.faults import ServiceFailed, ServiceRefused
 from tasks.playing.server import RolloutServer
 from tasks.recording.journal import Journal, read_journal
@@ -27,8 +28,10 @@ from tasks.recording.spans import (
     closed_span,
     end_spans,
     refused_span,
+    scored_names,
 )
 from tasks.shards import BatchPlan
+from tasks.storage.names import JUDGE, parse_batch
 
 
 class JournalRecorder:
@@ -39,6 +42,7 @@ class JournalRecorder:
     ) -> None:
         self._server = server
         self._attempts = plan.attempts
+        self._judges = parse_batch(plan.name).split == JUDGE
         self._journal = journal
         self._examples = dict(plan.examples(shard))
         # Exact: as a float, 0.14 * 100 is more than 14.
@@ -153,7 +157,11 @@ class JournalRecorder:
     def _end_spans(self, end: RolloutEnd, now: datetime) -> list[Span]:
         started = now - timedelta(seconds=end.seconds)
         attempt = EndedAttempt(end.rollout_id, end.attempt, started, now, self._server.run.name)
-        spans = end_spans(attempt, end.outcome, end.calls)
+        calls = end.calls
+        if self._judges and isinstance(end.outcome, Reward):
+            rollouts = self._examples[end.rollout_id]["example"]["rollouts"]
+            calls = {**calls, **scored_names((one["id"] for one in rollouts), end.outcome)}
+        spans = end_spans(attempt, end.outcome, calls, judged=self._server.judged)
         refused = {"calls_refused": end.refused} if end.refused else {}
         spans[-1]["attributes"] = self._attributes(end.rollout_id) | refused
         return spans

@@ -17,7 +17,8 @@ Play = Callable[[str, str, str], Awaitable[None]]
 class RolloutServer:
     """The run's side of its rollouts: the door that answers the agents, and the service behind it.
 
-    With `recall`, an interrupted rollout gets the answers that its journal has already.
+    With `recall`, an interrupted rollout gets the answers that its journal has already. Rollouts
+    that are `judged` need no reward of the agent's.
     """
 
     def __init__(
@@ -27,12 +28,15 @@ class RolloutServer:
         service: Service,
         settings: PlaySettings,
         recall: bool = True,
+        *,
+        judged: bool = False,
     ) -> None:
         self.run = run
         self.door = door
         self.service = service
         self.settings = settings
         self.recall = recall
+        self.judged = judged
         self._cancels: set[Callable[[], None]] = set()
         self._cancelled = False
 

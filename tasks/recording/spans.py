@@ -16,7 +16,7 @@ import pyarrow as pa
 from adapters.calls import Begun, CallId, Completion, RefusedCall
 from adapters.dialects.structured import format_instructions
 from adapters.player_protocol import Failure
-from adapters.rewards import Reward, RewardError, check_roles
+from adapters.rewards import Reward, RewardError, check_reward, check_roles
 from tasks.storage.names import parse_rollout
 
 Span = dict[str, Any]
@@ -26,6 +26,9 @@ LLM, REWARD, CREDIT, ERROR, BEGUN = "llm", "reward", "credit", "error", "begun"
 CLOSED, LEFT_OUT, REFUSED = "closed", "left_out", "refused"
 KINDS = (LLM, REWARD, CREDIT, ERROR, BEGUN, CLOSED, LEFT_OUT, REFUSED)
 OURS, OTHER = "ratchet", "other"
+
+MEASURE = "measure/"
+"""Prefix of a number that a judge returns beside its scores, such as measure/consistent."""
 
 _time = pa.timestamp("us", "UTC")
 _tokens = pa.list_(pa.field("element", pa.int32(), nullable=False))
@@ -180,8 +183,8 @@ class EndedAttempt:
     run_id: str | None = None
 
 
-def reward_span(end: EndedAttempt, reward: float) -> Span:
-    """Record a finished rollout: its reward, and when it began and ended."""
+def reward_span(end: EndedAttempt, reward: float | None) -> Span:
+    """Record a finished rollout: its reward, if it has one, and when it began and ended."""
     return {**_end_span(end, REWARD), "reward_name": REWARD, "reward": reward}
 
 
@@ -218,17 +221,33 @@ def closed_span(end: EndedAttempt, stragglers: Mapping[str, Mapping[str, Any]]) 
     return {**_end_span(end, CLOSED), "attributes": {LEFT_OUT: stragglers}}
 
 
+def scored_names(rollouts: Iterable[str], verdict: Reward) -> dict[str, Sequence[int]]:
+    """Return what a judge may score, as roles with calls: its `rollouts`, and its measures.
+
+    A rollout's score may be a list: the numbers of its parts are those of calls.
+    """
+    measures = [name for name in verdict.roles if name.startswith(MEASURE)]
+    return {name: range(len(verdict.calls.get(name, ()))) for name in (*rollouts, *measures)}
+
+
 def end_spans(
-    end: EndedAttempt, outcome: Reward | Failure, calls: Mapping[str, Sequence[int]]
+    end: EndedAttempt,
+    outcome: Reward | Failure,
+    calls: Mapping[str, Sequence[int]],
+    *,
+    judged: bool = False,
 ) -> list[Span]:
     """Return the spans of an end, in the order in which they are recorded.
 
     The last is the error or the reward. Without it the others count for nothing, so a rollout is
     never half rewarded. A reward that does not fit the roles and their `calls`, which are the
-    numbers of the answered calls of every role, is an error.
+    numbers of the answered calls of every role, is an error, and so is none of a rollout that is
+    not `judged`.
     """
     if isinstance(outcome, Reward):
         try:
+            if not judged:
+                check_reward(outcome)
             check_roles(outcome, {role: len(numbers) for role, numbers in calls.items()})
         except RewardError as error:
             outcome = Failure(type(error).__name__, str(error))
@@ -256,7 +275,8 @@ def check(span: Span) -> None:
         raise ValueError(f"a span's kind is one of {', '.join(KINDS)}, not {span.get('kind')!r}")
     if span["kind"] == LLM:
         _check_tokens(span)
-    if span["kind"] in (REWARD, CREDIT) and not math.isfinite(span["reward"]):
+    given = span.get("reward") is not None or span["kind"] == CREDIT
+    if span["kind"] in (REWARD, CREDIT) and given and not math.isfinite(span["reward"]):
         raise ValueError(f"{span['span_id']} has the reward {span['reward']}; it must be finite")
 
 

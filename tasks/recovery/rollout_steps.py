@@ -11,6 +11,7 @@ from tasks.algorithm.advantages import CreditAssignment, find_advantage
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import CheckpointError, policy_version
 from tasks.datums import SCHEMA, build_datums, to_datums
+from tasks.judging.verdicts import record_verdicts
 from tasks.recording.journal import read_journal, seal
 from tasks.recording.spans import LLM, Span
 from tasks.recovery.recorded_steps import Evidence, StepSource, TrainedPolicy
@@ -18,7 +19,7 @@ from tasks.rewards import compute_rewards
 from tasks.storage.arrivals import batches_of
 from tasks.storage.files import is_written
 from tasks.storage.manifest import Eras
-from tasks.storage.names import shard_name
+from tasks.storage.names import JUDGE, shard_name
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import arrays, read
 from tasks.trajectories import assemble_trajectories
@@ -107,7 +108,21 @@ class RolloutSteps(StepSource):
                 f"{path} is gone, but later steps are compared with step {step}; put the file "
                 "back, or fork the run at an earlier step"
             )
-        return compute_rewards.make(path, trajectories, self.credits.at(step).rewards_query)
+        credit = self.credits.at(step)
+        verdicts = self._verdicts(step) if credit.judged else None
+        return compute_rewards.make(path, trajectories, credit.rewards_query, verdicts)
+
+    def _verdicts(self, step: int) -> Path:
+        """Return what a judge said of a step, made again of its journals if missing."""
+        path = self.run.verdicts(step)
+        batches = self.run.journalled(shard_name(JUDGE, step))
+        if not is_written(path) and not batches:
+            raise CheckpointError(
+                f"{path} is gone, and so are the journals of the judge of step {step}; put them "
+                "back, or fork the run at an earlier step"
+            )
+        spans = [seal(self.run.journal(batch), self.run.spans(batch)) for batch in batches]
+        return record_verdicts.make(path, spans)
 
 
 def _evidence_of_call(span: Span, method: UpdateMethod) -> Evidence:

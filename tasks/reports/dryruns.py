@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from adapters.calls import POLICY
 from tasks.algorithm.advantages import CreditAssignment, find_advantage
+from tasks.recording.transcripts import Transcript, read_transcripts
 from tasks.recording.views import SPOKEN
 from tasks.reports.failures import read_failures
 from tasks.reports.tables import aligned
-from tasks.reports.transcripts import Transcript, read_transcripts
 from tasks.storage.checksums import verified
 from tasks.storage.names import parse_rollout
 from tasks.storage.tables import arrays, query_beside, read, select

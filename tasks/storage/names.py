@@ -11,6 +11,9 @@ from dataclasses import dataclass
 BASELINE = "baseline"
 """Split of the greedy rollouts with which those of a training step are compared."""
 
+JUDGE = "judge"
+"""Split of the rollouts of a judge, whose examples are the groups of a training step."""
+
 SHARD = r"(?P<shard>(?P<split>.+)-(?P<step>\d{5,}))"
 BATCH = re.compile(rf"{SHARD}\.(?P<number>\d+)")
 ROLLOUT = re.compile(rf"(?P<group>{SHARD}-\d{{4,}})-\d{{2,}}")

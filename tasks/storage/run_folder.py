@@ -17,20 +17,22 @@ from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.process.children import keep_from_children
 from tasks.storage.files import PARTIAL, check_writable
-from tasks.storage.names import BASELINE, parse_batch
+from tasks.storage.names import BASELINE, JUDGE, parse_batch
 from tasks.storage.owners import Ownership, last_owner, take_over
 
 APART = ("evaluations", "dryruns", "comparisons")
 """Folders of what trains nothing; the newest run of an agent is never in one of them."""
 
-LEARNING = ("trajectories", "references", "teachers", "rewards", "datums", "expert", "updates")
+LEARNING = (
+    "trajectories", "references", "teachers", "verdicts", "rewards", "datums", "expert", "updates",
+)  # fmt: skip
 """Folders that each policy of a run has for itself, with a file a step."""
 
 TEXT_TEACHERS = "text_teachers"
 """Folder of what a teacher finds likeliest in texts, with a file for some texts each."""
 
-TRAINED = ("train", BASELINE)
-"""Splits whose rollouts are trained on, or compared with those that are."""
+TRAINED = ("train", BASELINE, JUDGE)
+"""Splits whose rollouts are trained on, or say how good those are that are trained on."""
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +121,10 @@ class RunFolder:
 
     def rewards(self, policy: str, step: int) -> Path:
         return self._of_step(policy, "rewards", step)
+
+    def verdicts(self, step: int) -> Path:
+        """Return the file of what a judge says of a step's rollouts, of whichever policy."""
+        return self._of_step(POLICY, "verdicts", step)
 
     def datums(self, policy: str, step: int) -> Path:
         return self._of_step(policy, "datums", step)

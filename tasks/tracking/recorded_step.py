@@ -12,7 +12,7 @@ from tasks.checkpoints import Ledger
 from tasks.evaluations import read_evaluation
 from tasks.metrics import Metrics, read_metrics
 from tasks.recording.spans import LLM
-from tasks.reports.transcripts import Transcript, read_transcripts
+from tasks.recording.transcripts import Transcript, read_transcripts
 from tasks.storage.arrivals import batches_of
 from tasks.storage.checksums import verified
 from tasks.storage.files import is_written

@@ -36,7 +36,6 @@ def test_a_number_is_the_reward_of_all_roles_and_a_dict_of_each(value: Any, rewa
     "value",
     [
         "good",
-        None,
         float("nan"),
         {},
         [1.0],

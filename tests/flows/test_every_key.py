@@ -67,6 +67,14 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "rollouts.minimum_group": (3,),
     "rollouts.quorum": (0.5,),
     "rollouts.most_failed": (0.5,),
+    "judge.agent": ("other_judge", "judge:pairs"),
+    "judge.role": ("critic",),
+    "judge.sees": ("pair", "rollout"),
+    "judge.question": ("Which is shorter?",),
+    "judge.criteria": ({"It is short.": 1.0},),
+    "judge.opponents": (2,),
+    "judge.max_tokens": (7,),
+    "judge.attempts": (2,),
     "algorithm.preset": ("dapo", "rec"),
     "algorithm.advantage": ("leave_one_out", "gigpo", "rebn"),
     "algorithm.loss": ("cispo", "topr", "rec"),
@@ -167,6 +175,12 @@ CONTEXTS: Mapping[str, Mapping[str, Any]] = {
     "falling share": merge(
         EXPERT, {"algorithm": {"expert": {"final_share": 0.01, "decay_steps": 2}}}
     ),
+    "judge": {"judge": {"agent": "some_judge"}},
+    "pairs": {"judge": {"agent": "judge:pairs"}, "roles": {"judge": "checkpoint:run@3"}},
+    "criteria": {
+        "judge": {"agent": "judge:criteria", "criteria": {"It is true.": 1.0}},
+        "roles": {"judge": "openai/gpt-4o"},
+    },
     "attention": ATTENTION_ONLY,
     **{f"preset {name}": {"algorithm": taught(preset=name)} for name in PRESETS},
     **{f"advantage {name}": {"algorithm": taught(advantage=name)} for name in ADVANTAGES},
@@ -289,6 +303,8 @@ def consumed(recipe: Recipe, key: str) -> Any:
     if section in ("evaluation", "checkpoints"):
         due = [find(values, section), getattr(recipe, section).due]
         return [*due[:1], [due[1](step, recipe.steps) for step in steps]]
+    if section == "judge":
+        return values["judge"], recipe.judge.sampling()
     if section == "rollouts":
         rollouts = recipe.rollouts
         played = rollouts.sampling(), rollouts.greedy_sampling(), rollouts.steps_under_way()

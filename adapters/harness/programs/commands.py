@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Callable, Coroutine, Sequence
 
-from adapters.calls import POLICY, Example
+from adapters.calls import Example
 from adapters.clients.current_rollout import Roles
 from adapters.harness.programs.process import (
     CommandFailed,
@@ -20,7 +20,7 @@ def command(line: str) -> Callable[..., Coroutine[None, None, object]]:
     """Return the agent that runs the command `line`, split like a shell's but run without a shell.
 
     It runs in the current directory. Its environment has OPENAI_BASE_URL, OPENAI_API_KEY and
-    OPENAI_MODEL for the policy, and <ROLE>_BASE_URL and so on for every other role. The reward is
+    OPENAI_MODEL for its own role, and <ROLE>_BASE_URL and so on for every other. The reward is
     the last line of its stdout that is JSON. When it ends or is cancelled, its whole process group
     is killed.
     """
@@ -39,8 +39,8 @@ def command(line: str) -> Callable[..., Coroutine[None, None, object]]:
 
 def _environment(roles: Roles) -> dict[str, str]:
     variables = program_environment()
-    for role, of_role in roles.items():
-        prefix = "OPENAI" if role == POLICY else re.sub(r"\W", "_", role).upper()
+    for number, (role, of_role) in enumerate(roles.items()):
+        prefix = "OPENAI" if number == 0 else re.sub(r"\W", "_", role).upper()
         variables |= {f"{prefix}_{name.upper()}": str(value) for name, value in of_role.items()}
     return variables
 

@@ -8,7 +8,8 @@ import pytest
 
 from adapters.errors import ServiceError
 from adapters.tinker import engines
-from adapters.tinker.engines import engine_begun, running_engine
+from adapters.tinker.engines import engine_begun, engines_kept, running_engine
+from engine.disk import lock_state
 
 pytestmark = pytest.mark.usefixtures("no_tinker")
 
@@ -23,7 +24,10 @@ def is_alive(process: int) -> bool:
     return True
 
 
-def test_an_engine_started_early_serves_from_a_folder_named_later(tmp_path: Path) -> None:
+def test_an_engine_started_early_serves_from_a_folder_named_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "_kept", [])
     with engine_begun(MODEL):
         begun = engines._begun[MODEL].process.pid
         with running_engine(MODEL, tmp_path / "state") as server:
@@ -47,7 +51,10 @@ def test_a_local_model_is_not_looked_for_in_the_hub_though_a_server_has_it(
         assert os.environ["HF_HUB_OFFLINE"] == "1"
 
 
-def test_an_engine_that_is_never_opened_ends_with_the_block() -> None:
+def test_an_engine_that_is_never_opened_ends_with_the_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engines, "_kept", [])
     with engine_begun(MODEL):
         begun = engines._begun[MODEL].process.pid
     assert not is_alive(begun)
@@ -100,3 +107,41 @@ def test_the_death_of_an_engine_is_one_sentence_with_the_end_of_its_log(
         f"the engine (process {server.process}) ended with code -9, and its log {log} {said}; "
         "start the same run again and it continues"
     )
+
+
+def test_a_kept_engine_serves_another_folder_and_forgets_the_one_before(tmp_path: Path) -> None:
+    with engines_kept():
+        with running_engine(MODEL, tmp_path / "one") as first:
+            pass
+        assert first.process is not None
+        assert is_alive(first.process)
+        with lock_state(tmp_path / "one", patience_seconds=0):
+            pass
+        with running_engine(MODEL, tmp_path / "two") as second:
+            assert second.process == first.process
+            assert not second.died.done()
+            with running_engine(MODEL, tmp_path / "three") as third:
+                assert third.process != second.process
+        assert (tmp_path / "two" / "engine.log").exists()
+    assert not is_alive(first.process)
+
+
+def test_an_engine_that_died_is_not_kept(tmp_path: Path) -> None:
+    with engines_kept():
+        with running_engine(MODEL, tmp_path / "one") as first:
+            assert first.process is not None
+            os.kill(first.process, signal.SIGKILL)
+            assert first.died.exception(timeout=60) is not None
+        with running_engine(MODEL, tmp_path / "two") as second:
+            assert second.process != first.process
+
+
+def test_an_engine_is_not_kept_for_other_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engines_kept():
+        with running_engine(MODEL, tmp_path / "one") as first:
+            pass
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+        with running_engine(MODEL, tmp_path / "two") as second:
+            assert second.process != first.process

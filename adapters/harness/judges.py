@@ -1,0 +1,211 @@
+"""Judges that ship: agents that score the rollouts they are shown, by asking a model.
+
+An example of a judge has `rollouts`, each with an `id` and its `messages`, and a `question`. The
+score of a rollout that cannot be read from an answer is left out: the judge abstains.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from openai import AsyncOpenAI
+from openai.types.chat.chat_completion import Choice
+
+from adapters.project.modules import AgentError
+
+Scores = dict[str, float | list[float]]
+"""Id of a rollout → its score, or the parts of which that is the sum; or the name of a measure."""
+
+JudgedExample = Mapping[str, Any]
+"""Example of a judge: `rollouts`, each with `id` and `messages`, a `question`, and `criteria`."""
+
+Judge = Callable[..., Coroutine[None, None, Scores]]
+Ask = Callable[[str], Coroutine[None, None, Choice]]
+
+VERDICT = re.compile(r"[\W_]*(?:(?:answer|verdict|winner|better)\W*)?(A|B|tie)[\W_]*", re.I)
+"""The last line of an answer that says which of two is better."""
+
+MOST = 10
+"""The best score by a criterion, the worst being 0."""
+
+POINTS = re.compile(rf"\D{{0,20}}?(\d+(?:\.\d+)?)(?: ?/ ?{MOST})?\D{{0,5}}")
+"""The last line of an answer that is a score by a criterion."""
+
+
+def judge(name: str) -> Judge:
+    """Return the judge `name` of JUDGES, as a function that agents are called as."""
+    if name not in JUDGES:
+        raise AgentError(f"there is no judge {name!r}; there is: {', '.join(JUDGES)}")
+    by = JUDGES[name]
+
+    async def play(example: JudgedExample, *, base_url: str, api_key: str, model: str) -> Scores:
+        async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+
+            async def ask(prompt: str) -> Choice:
+                answered = await client.chat.completions.create(
+                    model=model, messages=[{"role": "user", "content": prompt}]
+                )
+                return answered.choices[0]
+
+            return await by(example, ask)
+
+    return play
+
+
+async def compare(example: JudgedExample, ask: Ask) -> Scores:
+    """Score two rollouts by which is better: 1 and -1, in both orders, and the mean of the two.
+
+    A judge that prefers the first whatever it is comes to 0 and 0. If one of its answers cannot be
+    read, both rollouts are left out. `measure/consistent` is whether the orders agree.
+    """
+    first, second = example["rollouts"]
+    question = str(example["question"])
+    there = read_verdict(_text(await ask(comparison(question, first, second))))
+    back = read_verdict(_text(await ask(comparison(question, second, first))))
+    if there is None or back is None:
+        return {"measure/unread": 1.0}
+    score = (there - back) / 2
+    consistent = float(there == -back)
+    return {
+        first["id"]: score,
+        second["id"]: -score,
+        "measure/consistent": consistent,
+        "measure/unread": 0.0,
+    }
+
+
+async def rank(example: JudgedExample, ask: Ask) -> Scores:
+    """Score all rollouts of a group from 0 to 1 in one answer, relative to each other.
+
+    After RULER (OpenPipe's ART): what the conversations share is shown once. Scores are matched by
+    the ids in the answer; an id that is named twice is left out, and so is a score out of bounds.
+    """
+    rollouts = example["rollouts"]
+    shared = _shared([one["messages"] for one in rollouts])
+    told = [
+        f'<answer id="{number}">\n{say(one["messages"][shared:])}\n</answer>'
+        for number, one in enumerate(rollouts, 1)
+    ]
+    prompt = (
+        f"{_context(rollouts[0]['messages'][:shared])}{example['question']}\n\n"
+        + "\n\n".join(told)
+        + "\n\nScore each answer from 0 to 1 relative to the others: what reaches the goal is far "
+        "above what does not, and of answers that are equally good the shorter way is a little "
+        'better. Answer with a JSON list alone, such as [{"id": "1", "score": 0.5}].'
+    )
+    scores = read_scores(_text(await ask(prompt)))
+    return {
+        **{one["id"]: scores[str(n)] for n, one in enumerate(rollouts, 1) if str(n) in scores},
+        "measure/unread": float(not scores),
+    }
+
+
+async def grade(example: JudgedExample, ask: Ask) -> Scores:
+    """Score each rollout alone by criteria, each with a weight, from 0 to 1.
+
+    The parts of a score are those of the criteria, in their order, and their sum is the weighted
+    mean. A rollout is left out if one of them cannot be read.
+    """
+    criteria: Mapping[str, float] = example["criteria"]
+    total, scores, unread = math.fsum(criteria.values()), Scores(), 0
+    for one in example["rollouts"]:
+        parts: list[float] = []
+        for criterion, weight in criteria.items():
+            prompt = (
+                f"{say(one['messages'])}\n\nHow far is this true of the last answer? {criterion}\n"
+                f"Answer with a number from 0 (not at all) to {MOST} (entirely), and nothing else."
+            )
+            points = read_points(_text(await ask(prompt)))
+            if points is not None:
+                parts.append(weight / total * points / MOST)
+        if len(parts) == len(criteria):
+            scores[one["id"]] = parts
+        else:
+            unread += 1
+    return {**scores, "measure/unread": unread / len(example["rollouts"])}
+
+
+JUDGES: Mapping[str, Callable[[JudgedExample, Ask], Coroutine[None, None, Scores]]] = {
+    "pairs": compare,
+    "group": rank,
+    "criteria": grade,
+}
+
+
+def comparison(question: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    """Return what a judge of pairs is asked of two rollouts, also to train a judge on it."""
+    shared = _shared([first["messages"], second["messages"]])
+    return (
+        f"{_context(first['messages'][:shared])}A: {say(first['messages'][shared:])}\n"
+        f"B: {say(second['messages'][shared:])}\n{question} Answer A, B or Tie."
+    )
+
+
+def read_verdict(text: str) -> float | None:
+    """Read which of two is better from the last line: 1 for A, -1 for B, 0 for a tie."""
+    if (found := VERDICT.fullmatch(text.strip().rpartition("\n")[2])) is None:
+        return None
+    return {"a": 1.0, "b": -1.0}.get(found[1].lower(), 0.0)
+
+
+def read_scores(text: str) -> dict[str, float]:
+    """Read the scores of an answer by id: those from 0 to 1 whose id is named once."""
+    try:
+        listed = json.loads(text[text.index("[") : text.rindex("]") + 1])
+    except ValueError:
+        return {}
+    rows = [row for row in listed if isinstance(row, dict)]
+    ids = [str(row.get("id")) for row in rows]
+    return {
+        name: float(row["score"])
+        for name, row in zip(ids, rows, strict=True)
+        if ids.count(name) == 1 and _is_share(row.get("score"))
+    }
+
+
+def read_points(text: str) -> float | None:
+    """Read a number from 0 to MOST that is the whole last line."""
+    found = POINTS.fullmatch(text.strip().rpartition("\n")[2])
+    if found is None or float(found[1]) > MOST:
+        return None
+    return float(found[1])
+
+
+def say(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return messages as text; one that is alone and the assistant's has no heading."""
+    if len(messages) == 1 and messages[0].get("role") == "assistant":
+        return _words(messages[0])
+    return "\n".join(f"{message.get('role')}: {_words(message)}" for message in messages)
+
+
+def _words(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    said = [content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)]
+    for call in message.get("tool_calls") or ():
+        said.append(f"{call['function']['name']}({call['function']['arguments']})")
+    return "\n".join(filter(None, said))
+
+
+def _context(messages: Sequence[Mapping[str, Any]]) -> str:
+    return f"{say(messages)}\n\n" if messages else ""
+
+
+def _shared(conversations: Sequence[Sequence[Mapping[str, Any]]]) -> int:
+    """Count the messages with which all conversations begin."""
+    columns = zip(*conversations, strict=False)
+    count = 0
+    for column in columns:
+        if any(message != column[0] for message in column):
+            break
+        count += 1
+    return count
+
+
+def _text(choice: Choice) -> str:
+    return choice.message.content or ""
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1

@@ -1,0 +1,116 @@
+"""spans of a judge → verdicts: the score of each rollout, which takes the place of its reward."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+
+import pyarrow as pa
+
+from tasks.recording.spans import CREDIT, ERROR, LLM, MEASURE, REWARD
+from tasks.storage.checksums import verified
+from tasks.storage.durability import durable
+from tasks.storage.names import parse_rollout
+from tasks.storage.tables import query_beside, read, select, write
+
+QUERY = query_beside(__file__)
+
+SCHEMA = pa.schema(
+    [
+        ("rollout_id", pa.string()),
+        ("shown", pa.int32()),
+        ("scored", pa.int32()),
+        ("verdict", pa.float64()),
+        ("parts", pa.list_(pa.float64())),
+    ]
+)
+
+
+@durable
+def record_verdicts(path: Path, spans: Sequence[Path]) -> None:
+    """Write what a judge says of the rollouts of a step, a row in SCHEMA each.
+
+    `spans` are the sealed batches of the judge. A rollout that it was shown has the mean of the
+    scores that it gave by the rollout's id, null if it gave none, which is to abstain.
+    """
+    table = select(QUERY, spans=[verified(path) for path in spans])
+    write(table.cast(SCHEMA), path)
+
+
+def measure_verdicts(
+    verdicts: Path, spans: Sequence[Path], rewards: Sequence[Path]
+) -> dict[str, float]:
+    """Measure a judge's work on a step.
+
+    `judge/abstained` is the share of the rollouts shown that got no score, `judge/failed` how often
+    the judge has failed, `judge/agreement` the share of the pairs of a group, of those that
+    the agent's own rewards tell apart, that the scores order alike (a tie counts half), and
+    `judge/<name>` the mean of a measure of the judge's own. `spans` are the judge's sealed batches
+    and `rewards` those of the rollouts, which have the agent's own rewards.
+    """
+    rows = read(verdicts).to_pylist()
+    measured = {"judge/failed": float(_count_failed(spans)), **_own_measures(spans)}
+    if shown := sum(row["shown"] for row in rows):
+        measured["judge/abstained"] = 1 - sum(row["scored"] for row in rows) / shown
+    scores = {row["rollout_id"]: row["verdict"] for row in rows if row["verdict"] is not None}
+    agreed = [*_agreements(scores, _own_rewards(rewards))]
+    return measured | ({"judge/agreement": fmean(agreed)} if agreed else {})
+
+
+def _count_failed(spans: Sequence[Path]) -> int:
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for path in spans:
+        for row in read(path, ["rollout_id", "kind"]).to_pylist():
+            kinds[row["rollout_id"]].add(row["kind"])
+    return sum(ERROR in of_rollout and REWARD not in of_rollout for of_rollout in kinds.values())
+
+
+def _own_measures(spans: Sequence[Path]) -> dict[str, float]:
+    """Return the judge's own measures, and the calls and tokens that it took.
+
+    Measures are of attempts that ended; what an attempt was given again was paid for before.
+    """
+    columns = ["rollout_id", "attempt", "kind", "role", "reward", "recalled"]
+    rows = [
+        row
+        for path in spans
+        for row in read(path, [*columns, "gen_ai_usage_output_tokens"]).to_pylist()
+    ]
+    ended = {(row["rollout_id"], row["attempt"]) for row in rows if row["kind"] == REWARD}
+    found: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if row["kind"] == CREDIT and (row["rollout_id"], row["attempt"]) in ended:
+            name = row["role"].removeprefix(MEASURE)
+            if name != row["role"]:
+                found[f"judge/{name}"].append(row["reward"])
+    calls = [row for row in rows if row["kind"] == LLM and not row["recalled"]]
+    return {
+        **{name: fmean(values) for name, values in sorted(found.items())},
+        "judge/calls": float(len(calls)),
+        "judge/tokens": float(sum(row["gen_ai_usage_output_tokens"] or 0 for row in calls)),
+    }
+
+
+def _own_rewards(spans: Sequence[Path]) -> dict[str, float]:
+    columns = ["rollout_id", "kind", "reward"]
+    rows = [row for path in spans for row in read(path, columns).to_pylist()]
+    return {
+        row["rollout_id"]: row["reward"]
+        for row in rows
+        if row["kind"] == REWARD and row["reward"] is not None
+    }
+
+
+def _agreements(scores: dict[str, float], rewards: dict[str, float]) -> Sequence[float]:
+    groups: dict[str, list[str]] = defaultdict(list)
+    for rollout in sorted(scores.keys() & rewards.keys()):
+        groups[parse_rollout(rollout).group].append(rollout)
+    pairs = [pair for group in groups.values() for pair in combinations(group, 2)]
+    told = [(scores[a] - scores[b], rewards[a] - rewards[b]) for a, b in pairs]
+    return [
+        0.5 if by_judge == 0 else float(math.copysign(1, by_judge) == math.copysign(1, by_reward))
+        for by_judge, by_reward in told
+        if by_reward != 0
+    ]

@@ -1,0 +1,61 @@
+-- One row per rollout that a judge was shown, by what has come of it: how often it was shown, how
+-- often it was scored, its mean score, null if the judge abstained each time, and the parts of the
+-- score, if it was shown once and the score is a sum of some.
+with
+
+spans as (
+
+    select * from read_parquet($spans)
+
+),
+
+ended as (
+
+    select
+        rollout_id as judged_by,
+        max(attempt) as attempt
+
+    from spans
+    where reward_name = 'reward'
+    group by rollout_id
+
+),
+
+scores as (
+
+    select
+        judged_by,
+        role as rollout_id,
+        any_value(reward) filter (where call is null) as score,
+        list(reward order by call) filter (where call is not null) as parts
+
+    from spans
+    join ended on spans.rollout_id = judged_by and spans.attempt = ended.attempt
+    where kind = 'credit'
+    group by judged_by, role
+
+),
+
+shown as (
+
+    select
+        spans.rollout_id as judged_by,
+        unnest(json_extract_string(attributes, '$.example.rollouts[*].id')) as rollout_id
+
+    from spans
+    join ended on spans.rollout_id = judged_by and spans.attempt = ended.attempt
+    where reward_name = 'reward'
+
+)
+
+select
+    rollout_id,
+    count(*)::integer as shown,
+    count(score)::integer as scored,
+    avg(score order by judged_by) as verdict,
+    if(count(*) = 1, any_value(parts), null) as parts
+
+from shown
+left join scores using (judged_by, rollout_id)
+group by rollout_id
+order by rollout_id

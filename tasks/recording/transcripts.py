@@ -1,0 +1,39 @@
+"""sealed batches → what was said in each rollout."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypedDict
+
+from adapters.calls import POLICY
+from tasks.recording.views import SPOKEN
+from tasks.storage.checksums import verified
+from tasks.storage.tables import query_beside, select
+
+QUERY = SPOKEN + query_beside(__file__)
+
+
+class Transcript(TypedDict):
+    """Rollout by the attempt that counts: its example, its end, and what was said in it.
+
+    `error` is None unless the rollout failed. `turn_index` counts the policy's answers that called
+    no tool, and `num_tool_calls` its tool calls. An interaction has the `role`, the last `question`
+    and the `response`, with its tool calls as `name(arguments)`; a conversation has the `role`, the
+    `messages` and the last `reply` as JSON; a refused call has the `role`, and `why`.
+    """
+
+    rollout_id: str
+    example_id: int
+    example: str
+    reward: float | None
+    error: str | None
+    turn_index: int
+    num_tool_calls: int
+    interactions: Sequence[Mapping[str, str | None]]
+    refused: Sequence[Mapping[str, str]]
+    conversations: Sequence[Mapping[str, str]]
+
+
+def read_transcripts(spans: Sequence[Path]) -> list[Transcript]:
+    """Read the rollouts of sealed batches, in order."""
+    files = [verified(path) for path in spans]
+    return select(QUERY, spans=files, policy=POLICY).to_pylist()

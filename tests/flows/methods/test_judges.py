@@ -1,0 +1,158 @@
+"""Judges: agents that score the rollouts of a step, whose scores are what is compared."""
+
+import shutil
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.calls import POLICY
+from adapters.errors import UserError
+from flows.recipe.loading import read_lineage
+from flows.recipe.recipe import Recipe
+from flows.replay import replay
+from flows.runtime.forks import fork_run, replay_run
+from flows.runtime.policies import recorded_steps
+from flows.train import train
+from tasks.metrics import read_metrics
+from tasks.shards import read_shard
+from tasks.storage.files import is_written
+from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.tables import read
+from tests.support.dying_engine import dying_in_batch
+from tests.support.small_recipe import small_recipe
+from tests.support.whole_run import die_and_go_on, differences, fixture_of
+
+PAIRS = {"agent": "judge:pairs"}
+BEST = {"judge": "function:hello_judge:compare"}
+FIRST = {"judge": "function:hello_judge:prefer_first"}
+
+
+def judged(judge: Any = PAIRS, **changes: Any) -> Recipe:
+    return small_recipe(**{"judge": judge, "roles": BEST} | changes)
+
+
+RECIPE = judged(steps=3, agent="tests.support.unrewarded:play")
+"""An agent that returns no reward, judged by comparisons of its rollouts."""
+
+whole = fixture_of(RECIPE)
+
+
+def scores_of(run: RunFolder, step: int) -> dict[str, float]:
+    rows = read(run.verdicts(step)).to_pylist()
+    return {row["rollout_id"]: row["verdict"] for row in rows}
+
+
+def test_rewards_are_the_scores_of_the_judge(whole: RunFolder) -> None:
+    for step in range(RECIPE.steps):
+        scores = scores_of(whole, step)
+        rewards = read(whole.rewards(POLICY, step)).to_pylist()
+        assert len(rewards) == 16
+        assert {row["rollout_id"]: row["reward"] for row in rewards} == scores
+        groups: dict[str, list[float]] = defaultdict(list)
+        for row in rewards:
+            groups[row["group_id"]].append(row["reward"])
+        assert all(sum(group) == pytest.approx(0) for group in groups.values())
+
+
+def test_a_judge_sees_what_was_said_and_no_reward(whole: RunFolder) -> None:
+    rows = [row["example"] for row in read_shard(whole.shard("judge-00000"))]
+    assert len(rows) == 4 * 6, "each pair of four rollouts"
+    for row in rows:
+        assert set(row) == {"rollouts", "example", "question", "criteria"}
+        first, second = row["rollouts"]
+        assert set(first) == {"id", "messages", "conversations"}
+        assert first["messages"][0] == second["messages"][0]
+        assert row["example"]["identity"] in first["messages"][0]["content"]
+        assert first["messages"][-1]["role"] == "assistant"
+
+
+def test_what_a_judge_did_is_measured(whole: RunFolder) -> None:
+    rows = read_metrics(whole.metrics)
+    for row in rows:
+        assert (row["judge/calls"], row["judge/failed"]) == (48, 0)
+        assert (row["judge/consistent"], row["judge/abstained"]) == (1, 0)
+        assert (row["rollouts/ok"], row["rollouts/failed"]) == (16, 0)
+        assert "reward/mean" not in row
+        assert "judge/agreement" not in row, "nothing is known to agree with"
+    assert any(row["groups/uniform_fraction"] < 1 for row in rows)
+
+
+@pytest.mark.parametrize("place", ["judge-00001.0", "train-00002.0"])
+def test_a_run_that_dies_goes_on_and_judges_nothing_twice(
+    whole: RunFolder, tmp_path: Path, place: str
+) -> None:
+    broken = die_and_go_on(RECIPE, dying_in_batch(place), tmp_path)
+    assert differences(broken, whole) == []
+
+
+def test_lost_verdicts_are_made_again(whole: RunFolder, tmp_path: Path) -> None:
+    shutil.copytree(whole.path, tmp_path / "lost")
+    run = RunFolder(tmp_path / "lost")
+    learnt = run.verdicts(1), run.rewards(POLICY, 1), run.datums(POLICY, 1)
+    lost = [*learnt, run.spans("judge-00001.0")]
+    kept = {path: path.read_bytes() for path in lost}
+    for path in lost:
+        path.unlink()
+
+    recorded_steps(RECIPE, read_lineage(run, RECIPE), run, POLICY).source.restore(1)
+    assert {path: path.read_bytes() for path in lost} == kept
+
+
+def test_a_judge_that_prefers_the_first_of_two_teaches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefect_server: None, no_tinker: None
+) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+    train(judged(steps=1, roles=FIRST), run="first")
+    run = folder_of("first")
+    [row] = read_metrics(run.metrics)
+    assert set(scores_of(run, 0).values()) == {0.0}
+    assert (row["judge/consistent"], row["groups/uniform_fraction"]) == (0, 1)
+    assert row["judge/agreement"] == 0.5
+    assert row["datums"] == 0
+
+
+def test_a_fork_keeps_the_verdicts_and_a_replay_with_another_judge_asks_anew(
+    whole: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(whole.path.parent))
+    fork = fork_run(whole, "fork", 2, RECIPE.model_dump(mode="json"), RECIPE.fingerprint())
+    assert is_written(fork.verdicts(1))
+    assert is_written(fork.spans("judge-00001.0"))
+    assert not is_written(fork.shard("judge-00002"))
+    other = judged(PAIRS | {"opponents": 2}, steps=1, agent=RECIPE.agent)
+    replay(other, "whole", run="again")
+    again = folder_of("again")
+    assert len(read_shard(again.shard("judge-00000"))) == 4 * 4
+    assert read(again.datums(POLICY, 0)).num_rows > 0
+    same = RECIPE.model_copy(update={"steps": 1})
+    kept = replay_run(whole, "same", same.model_dump(mode="json"), same.fingerprint())
+    assert is_written(kept.spans("judge-00000.0"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"roles": {}}, "asks the role judge, which nobody answers; give roles.judge"),
+        ({"roles": {"judge": "policy:other"}}, "would be a policy that nothing trains"),
+        ({"judge": {"agent": "judge:criteria"}}, "with 0 criteria: one without the other"),
+        ({"judge": {"agent": "hello", "opponents": 2}}, "opponents 2 does nothing with agent"),
+        ({"judge": PAIRS | {"sees": "pair"}}, "judge.sees pair does nothing with agent"),
+        ({"judge": {"question": "Which?"}}, "judge without an agent ignores question"),
+        ({"judge": PAIRS | {"role": "A b"}}, "judge.role 'A b' cannot name a role"),
+        ({"rollouts": {"rounds": 2}}, "needs the agent's own rewards"),
+    ],
+)
+def test_a_judge_that_cannot_work_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        judged(**changes)
+
+
+def test_a_judge_that_does_not_exist_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefect_server: None, no_tinker: None
+) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+    with pytest.raises(UserError, match="there is no judge 'best'; there is: pairs, group, crit"):
+        train(judged({"agent": "judge:best"}), run="none")
+    assert not folder_of("none").path.exists()
