@@ -6,6 +6,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from adapters.errors import UserError, did_you_mean
+from adapters.tinker.engines import engines_kept
 from flows.evaluate import evaluate_once
 from flows.recipe.recipe import Recipe
 from flows.runtime.eval_targets import EvalTarget, find_target
@@ -36,7 +37,8 @@ def compare(recipe: Recipe, targets: Sequence[str], against: str | None = None) 
         against: The target with which each other one is compared; the first if empty.
     """
     titles = find_targets(recipe, targets, against)
-    played = {title: evaluate_once(recipe, model=title) for title in titles.values()}
+    with engines_kept():
+        played = {title: evaluate_once(recipe, model=title) for title in titles.values()}
     compared = [_summarize(title, target) for title, target in played.items()]
     other, fingerprint = titles[against or targets[0]], recipe.fingerprint()
     folder = name_comparison(recipe.agent, fingerprint, compared, other)

@@ -73,8 +73,9 @@ def promote(planned: Promotion, comparison: Comparison | None) -> Promotion:
             raise NotBetter(
                 f"{own.target} is not shown to be better than {other.target}: reward "
                 f"{own.difference} in {comparison.examples} examples, {own.failed} and "
-                f"{other.failed} failed rollouts; {planned.name} stays {planned.replaces}. "
-                f"Play more by --examples, or give --force REASON"
+                f"{other.failed} failed rollouts; {planned.name} stays "
+                f"{planned.replaces or 'the name of none'}. Play more by --examples, or give "
+                "--force REASON"
             )
         evidence = {
             "comparison": comparison.folder,

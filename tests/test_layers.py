@@ -99,7 +99,9 @@ LARGEST_FOLDER = 12
 LONGEST_FUNCTION = 50
 LONGEST_FILE = 400
 MOST_PARAMETERS = 6
-COMMANDS = [ROOT / "flows" / "cli" / name for name in ("commands.py", "comparing.py")]
+COMMANDS = [
+    ROOT / "flows" / "cli" / name for name in ("commands.py", "comparing.py", "sweeping.py")
+]
 
 FILE_ACCESS = {
     "read_text", "write_text", "read_bytes", "write_bytes", "open", "exists", "unlink", "glob",

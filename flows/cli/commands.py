@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from adapters.errors import UserError
-from flows.cli import comparing, inspect_runs
+from flows.cli import comparing, inspect_runs, sweeping
 from flows.cli.command_line import (
     call_flow,
     load_checked_recipe,
@@ -37,6 +37,7 @@ imports = typer.Typer(
     no_args_is_help=True, help="Make a recipe of another program's configuration."
 )
 app.add_typer(imports, name="import")
+app.add_typer(sweeping.app)
 app.add_typer(comparing.app)
 app.add_typer(inspect_runs.app)
 
@@ -105,10 +106,10 @@ def train(
 def resume(run: Run, verbose: Verbose = False) -> None:
     """Continue a run where it stopped, by the recipe it was started with."""
     from flows.recipe.loading import changed_recipe
-    from flows.recipe.stages import StagesRecipe
+    from flows.recipe.run_recipe import FlowRecipe
 
     if has_stages(folder := folder_of(run)):
-        print(train_stages(run, changed_recipe(stages_recipe(folder), kind=StagesRecipe)))
+        _train(run, changed_recipe(stages_recipe(folder), kind=FlowRecipe))
     else:
         print(train_with_bar(run, load_checked_recipe(run)))
 
@@ -348,7 +349,7 @@ def trinity(
 @app.command()
 def keys(
     flow: Annotated[
-        str, typer.Argument(help="The flow: train, finetune, prefer or stages.")
+        str, typer.Argument(help="The flow: train, finetune, prefer, stages or sweep.")
     ] = "train",
 ) -> None:
     """List every key of a recipe, for --set."""
@@ -388,10 +389,11 @@ def _train(run: str, recipe: "FlowRecipe") -> None:
     from flows.recipe.presets import describe_preset
     from flows.recipe.run_recipe import RunRecipe
     from flows.recipe.stages import StagesRecipe
+    from flows.recipe.sweeps.sweep import SweepRecipe
 
     if said := describe_preset(recipe.model_dump()):
         print(said, flush=True)
     if isinstance(recipe, RunRecipe):
         print(train_with_bar(run, recipe))
-    elif isinstance(recipe, StagesRecipe):
+    elif isinstance(recipe, StagesRecipe | SweepRecipe):
         print(train_stages(run, recipe))

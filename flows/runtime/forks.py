@@ -100,22 +100,8 @@ def fork_run(
 
 def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint: str) -> RunFolder:
     """Make the run `name`, which finds the rollouts that `parent` recorded and nothing more."""
-    read_recipe(parent, Recipe)  # refuses a run without rollouts
-    done = len(read_metrics(parent.metrics))
-    if recipe["steps"] > done:
-        raise RunError(
-            f"{parent.path} has recorded {done} of {recipe['steps']} steps: give --set "
-            f"steps={done}, or let it go on with `ratchet resume {parent.name}`"
-        )
-    why = "nothing is sampled, so it would be ignored; fork the run instead"
-    _refuse(parent, recipe, SAMPLED, why, free=NOT_SAMPLED)
+    check_replay(parent, recipe)
     same_judge = read_recipe(parent, Recipe).model_dump(mode="json")["judge"] == recipe["judge"]
-    compared = recipe["algorithm"]["advantage"]
-    if find_advantage(compared).by_greedy and not parent.journalled(shard_name(BASELINE, 0)):
-        raise RunError(
-            f"{parent.path} has no greedy rollouts, with which algorithm.advantage {compared} "
-            "compares: give another advantage, such as leave_one_out"
-        )
     with _new_run(parent, name, recipe, fingerprint, {"how": REPLAY, "step": 0}) as replay:
         for step in range(recipe["steps"]):
             judged = parent.journalled(shard_name(JUDGE, step)) if same_judge else []
@@ -129,6 +115,25 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
             first = [parent.evaluation("00000")]  # the untrained weights are the same
             _share(parent, replay, filter(is_written, first))
     return folder_of(name)
+
+
+def check_replay(parent: RunFolder, recipe: dict[str, Any]) -> None:
+    """Refuse (UserError) a recipe that cannot be trained on the rollouts of `parent`."""
+    read_recipe(parent, Recipe)  # refuses a run without rollouts
+    done = len(read_metrics(parent.metrics))
+    if recipe["steps"] > done:
+        raise RunError(
+            f"{parent.path} has recorded {done} of {recipe['steps']} steps: give --set "
+            f"steps={done}, or let it go on with `ratchet resume {parent.name}`"
+        )
+    why = "nothing is sampled, so it would be ignored; fork the run instead"
+    _refuse(parent, recipe, SAMPLED, why, free=NOT_SAMPLED)
+    compared = recipe["algorithm"]["advantage"]
+    if find_advantage(compared).by_greedy and not parent.journalled(shard_name(BASELINE, 0)):
+        raise RunError(
+            f"{parent.path} has no greedy rollouts, with which algorithm.advantage {compared} "
+            "compares: give another advantage, such as leave_one_out"
+        )
 
 
 def describe_origin(run: RunFolder) -> str:
