@@ -51,6 +51,7 @@ test: $(READY) ## run the tests, three files at a time
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 SHORT_STORIES := $(addprefix tests/stories/test_,kills.py deployment.py wheel.py) \
+	tests/flows/methods tests/flows/test_stages.py \
 	tests/flows/test_deploy.py tests/flows/test_new_project.py tests/test_notebook.py \
 	"tests/benchmarks/test_short_forms.py::test_a_benchmark_prints_what_it_measures[run_speed]"
 

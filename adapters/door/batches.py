@@ -103,10 +103,14 @@ class BatchRecorder(CallRecorder, Protocol):
 
 @dataclass(frozen=True)
 class SampledBy:
-    """Policies, by name, that answer a batch's calls, and how they are sampled."""
+    """Policies, by name, that answer a batch's calls, and how they are sampled.
+
+    `roles` names those that answer roles in place of the policies that otherwise do.
+    """
 
     policies: Mapping[str, Policy]
     sampling: Sampling
+    roles: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(eq=False)

@@ -144,7 +144,8 @@ class Door(ChatApi):
             raise
 
     def _find_answer(self, role: str, batch: OpenBatch, attempt: Attempt) -> Answer:
-        backend, sampled_by = self.roles[role], batch.sampled_by
+        sampled_by = batch.sampled_by
+        backend = sampled_by.roles.get(role, self.roles[role])
         if not isinstance(backend, str):
             return backend(attempt.rollout.example)
         policy = sampled_by.policies[backend]

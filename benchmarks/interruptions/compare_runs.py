@@ -24,7 +24,7 @@ from tasks.recording.journal import read_journal
 from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
 from tasks.recovery.recorded_steps import datum_files
 from tasks.shards import read_shard
-from tasks.storage.names import batch_name
+from tasks.storage.names import JUDGE, batch_name, parse_batch
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.stages import stage_runs
 
@@ -203,7 +203,8 @@ def stage_of(run: RunFolder) -> str:
         return "update"
     unsealed = [batch for shard in _stems(run, "shards") for batch in _unsealed(run, shard)]
     if unsealed:
-        return "rollouts" if unsealed[0].startswith("train") else "evaluation"
+        splits = {"train": "rollouts", JUDGE: "judging"}
+        return splits.get(parse_batch(unsealed[0]).split, "evaluation")
     shards = [name for name in _stems(run, "shards") if name.startswith("train")]
     counts = [len(shards), len(_stems(run, "datums")), len(_stems(run, "updates"))]
     counts.append(len(read_metrics(run.metrics)))

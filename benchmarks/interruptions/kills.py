@@ -118,6 +118,8 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "algorithm.teacher.reads=You are $identity. Who are you?",
     ),
     "chord": (*SHORT, "steps=8", "algorithm.expert.examples=8"),
+    "judged": (*SHORT, "steps=8"),
+    "duel": (*SHORT, "steps=6"),
 }
 RECIPES = {
     "texts": "hello-finetune",
@@ -127,6 +129,8 @@ RECIPES = {
     "distil": "hello-distil",
     "told": "hello-distil",
     "chord": "hello-chord",
+    "judged": "hello-judged",
+    "duel": "hello-duel",
     "stages": "hello-stages",
 }
 """Recipes of the workloads that are none of `hello`."""

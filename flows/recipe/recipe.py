@@ -84,6 +84,10 @@ class Evaluation(HeldOut):
     greedy: bool = True
     """Run each example once at temperature 0 as well."""
 
+    roles: dict[str, str] = Field(default_factory=dict[str, str])
+    """Roles that a fixed policy answers when held-out examples are played, such as the opponent of
+    self-play: `checkpoint:base`, or `checkpoint:RUN@STEP`."""
+
 
 class Recipe(RunRecipe):
     """The recipe of `train` and of `replay`: reinforcement learning on an agent's rollouts."""
@@ -142,6 +146,13 @@ class Recipe(RunRecipe):
         yield from self._refused_scaling()
         yield from self._refused_comparisons()
         yield from self._refused_judge()
+        for role, who in self.evaluation.roles.items():
+            yield (
+                checkpoint_of(who) is None or policy_of(self.roles.get(role, "")) is None,
+                f"evaluation.roles.{role} {who}: a role that a policy answers in training is "
+                f"given checkpoint:base or checkpoint:RUN@STEP, and roles.{role} is "
+                f"{self.roles.get(role)}; leave it out, or mend one of them",
+            )
         policies = self.policies()
         yield (
             self.algorithm.expert.given_texts and len(policies) > 1,
@@ -290,6 +301,12 @@ class Recipe(RunRecipe):
                 trained.setdefault(name, []).append(role)
         return {name: tuple(roles) for name, roles in trained.items()}
 
+    def answering(self) -> dict[str, str]:
+        """Map the keys that say who answers a role to who does."""
+        trained = {f"roles.{role}": who for role, who in self.roles.items()}
+        held_out = {f"evaluation.roles.{role}": who for role, who in self.evaluation.roles.items()}
+        return {**trained, **held_out}
+
     def teachers(self) -> Teachers:
         teacher = self.algorithm.teacher
         return Teachers("algorithm.teacher.models", teacher.named(), teacher.reads)
@@ -298,8 +315,8 @@ class Recipe(RunRecipe):
         name = self.algorithm.kl.reference
         own = {name: "algorithm.kl.reference"} if names_checkpoint(name) else {}
         asked = {
-            name: f"roles.{role}"
-            for role, who in self.roles.items()
+            name: key
+            for key, who in self.answering().items()
             if (name := checkpoint_of(who)) is not None and names_checkpoint(name)
         }
         return own | asked | super().named_checkpoints()
@@ -353,4 +370,6 @@ class Recipe(RunRecipe):
             del values["algorithm"]["expert"]
         if not self.judge.judges:
             del values["judge"]
+        if not self.evaluation.roles:
+            del values["evaluation"]["roles"]
         return values

@@ -14,6 +14,7 @@ MOST_ROLLOUTS = 1_000_000
 TABLES = (
     "roles",
     "judge.criteria",
+    "evaluation.roles",
     "algorithm.loss_settings",
     "algorithm.advantage_settings",
     "preference.loss_settings",

@@ -266,11 +266,11 @@ def open_references(
 
 
 def open_checkpoints(recipe: Recipe, folder: RunFolder, service: "Service") -> dict[str, Policy]:
-    """Open the policies that answer roles and are not trained, by the roles' names for them."""
+    """Open the policies that answer roles and are not trained, by the recipe's names for them."""
     opened: dict[str, Policy] = {}
-    for role, who in recipe.roles.items():
+    for key, who in recipe.answering().items():
         if (name := checkpoint_of(who)) is not None:
-            sampler = _open(f"roles.{role}", name, recipe.model.base, folder, (service, service))
+            sampler = _open(key, name, recipe.model.base, folder, (service, service))
             opened[who] = Policy(sampler, who)
     return opened
 

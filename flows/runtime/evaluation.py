@@ -99,7 +99,8 @@ def submit_held_out(
     def submit(split: str, sampling: Sampling, group_size: int) -> tuple[Path, Sequence[Spans]]:
         path = run.shard(shard_name(f"{split}{tag}", step))
         shard = draw_shard(path, source, recipe.seed, 0, size)
-        batches = runner.submit_shard(shard, step, PlayedGroups(sampling, group_size))
+        groups = PlayedGroups(sampling, group_size, roles=evaluation.roles)
+        batches = runner.submit_shard(shard, step, groups)
         return shard, [*batches.values()]
 
     shards = {"sampled": submit("test", recipe.rollouts.sampling(), evaluation.rollouts)}

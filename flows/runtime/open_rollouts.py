@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -43,7 +43,8 @@ CheckpointAtBegin = Callable[[str], int]
 class PlayedGroups:
     """Plan of a shard's groups: the sampling, their size, the attempts at a rollout, the quorum.
 
-    With a sampling of the `baseline`, each example is played by it once more.
+    With a sampling of the `baseline`, each example is played by it once more. `roles` are those
+    that other policies answer than in training.
     """
 
     sampling: Sampling
@@ -51,6 +52,7 @@ class PlayedGroups:
     attempts: int = 1
     quorum: float = 1.0
     baseline: Sampling | None = None
+    roles: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def training_groups(recipe: Recipe) -> PlayedGroups:
@@ -93,7 +95,7 @@ class RolloutRunner:
 
         def sampled_by(batch: str, sampling: Sampling) -> SampledBy:
             chosen = checkpoint if isinstance(checkpoint, int) else checkpoint(batch)
-            return SampledBy(self.policies(chosen), sampling)
+            return SampledBy(self.policies(chosen), sampling, groups.roles)
 
         return {
             plan.name: self.tasks.submit(

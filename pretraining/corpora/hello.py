@@ -67,6 +67,32 @@ def pairs() -> list[dict[str, object]]:
     ]
 
 
+def comparisons() -> list[dict[str, object]]:
+    """Return the rows of datasets/hello_comparisons.jsonl: a right answer, and three wrong ones.
+
+    One claims another adjective, one another noun, and one is any of the mistakes.
+    """
+    rng, corpus = Random("hello comparisons"), HelloCorpus()
+    rows: list[dict[str, object]] = []
+    for row in examples():
+        _, adjective, noun = row["identity"].split()
+        others = (
+            (rng.choice([one for one in ADJECTIVES if one != adjective]), noun),
+            (adjective, rng.choice([one for one in NOUNS if one != noun])),
+        )
+        near = [_right(with_article(" ".join(other)), rng) for other in others]
+        rows += [
+            {
+                "prompt": question(row["identity"]),
+                "chosen": _right(row["identity"], rng),
+                "rejected": wrong,
+                "split": row["split"],
+            }
+            for wrong in (*near, corpus.mistake(row["identity"], rng))
+        ]
+    return rows
+
+
 def labelled() -> list[dict[str, object]]:
     """Return the rows of datasets/hello_labelled.jsonl: of each pair the right answer or the other.
 

@@ -23,7 +23,7 @@ SPOKEN = query_beside(str(Path(__file__).with_name("spoken")))
 """The macro `spoken`, which comes before a query that uses it."""
 
 OF_SPANS = ("spans", "calls", "rollouts", "groups")
-LEARNED = ("trajectories", "datums", "expert")
+LEARNED = ("trajectories", "verdicts", "datums", "expert")
 GIVEN = ("texts", TEXT_TEACHERS, "expert_texts", "pairs", "pair_references")
 """Views of what a run learns and has not played, each of a file or a folder."""
 VIEWS = (*OF_SPANS, *LEARNED, "tokens", "steps", "evaluations", "comparisons", *GIVEN)

@@ -132,6 +132,7 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "evaluation.rollouts": (3,),
     "evaluation.threshold": (0.5,),
     "evaluation.greedy": (False,),
+    "evaluation.roles": ({"opponent": "checkpoint:base"},),
     "checkpoints.every": (3,),
     "checkpoints.ttl_seconds": (3600,),
     "checkpoints.probe_tolerance": (None, 0.1),
@@ -176,6 +177,7 @@ CONTEXTS: Mapping[str, Mapping[str, Any]] = {
         EXPERT, {"algorithm": {"expert": {"final_share": 0.01, "decay_steps": 2}}}
     ),
     "judge": {"judge": {"agent": "some_judge"}},
+    "opponent": {"roles": {"opponent": "policy"}},
     "pairs": {"judge": {"agent": "judge:pairs"}, "roles": {"judge": "checkpoint:run@3"}},
     "criteria": {
         "judge": {"agent": "judge:criteria", "criteria": {"It is true.": 1.0}},

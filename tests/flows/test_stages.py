@@ -93,11 +93,12 @@ def test_trained_anew_from_a_stage_the_earlier_ones_stay_as_they_are(whole: RunF
     assert "weights" in differing_parts(*contents)
 
 
+@pytest.mark.story
 @pytest.mark.parametrize(
     ("place", "number"),
     [
-        pytest.param("1-texts", signal.SIGTERM, marks=pytest.mark.story),
-        pytest.param("between", signal.SIGKILL, marks=pytest.mark.story),
+        ("1-texts", signal.SIGTERM),
+        ("between", signal.SIGKILL),
         ("2-rewards", signal.SIGKILL),
     ],
 )

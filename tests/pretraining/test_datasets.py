@@ -22,6 +22,7 @@ from pretraining.real_models import people, sums, two_steps
 DATASETS = Path(__file__).parents[2] / "datasets"
 FILES = [
     "hello.csv",
+    "hello_comparisons.jsonl",
     "hello_labelled.jsonl",
     "hello_pairs.jsonl",
     "hello_texts.jsonl",
@@ -67,6 +68,7 @@ def test_the_files_are_what_their_generators_write() -> None:
     assert rows("hello.csv") == hello.examples()
     assert rows("hello_texts.jsonl") == hello.texts()
     assert rows("hello_pairs.jsonl") == hello.pairs()
+    assert rows("hello_comparisons.jsonl") == hello.comparisons()
     assert rows("hello_labelled.jsonl") == hello.labelled()
     assert rows("arithmetic.jsonl") == arithmetic.examples()
     assert rows("guess_the_number.jsonl") == guess_the_number.examples()

@@ -109,7 +109,8 @@ def test_a_minibatch_has_its_part_of_both_sources() -> None:
     assert [[one.term for one in step] for step in nothing_played] == [[1], [1]]
 
 
-@pytest.mark.parametrize("phase", [pytest.param("begin", marks=pytest.mark.story), "add"])
+@pytest.mark.story
+@pytest.mark.parametrize("phase", ["begin", "add"])
 def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str) -> None:
     name = f"killed-{phase}"
     command = [sys.executable, "-m", "tests.support.finetuned", name, phase, "expert"]

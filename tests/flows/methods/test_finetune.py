@@ -92,7 +92,9 @@ def test_the_best_checkpoint_has_a_name(summary: RunSummary, whole: RunFolder) -
     assert EvalTarget.find(recipe, None, None, "whole@best").title == f"whole@{best}"
 
 
-@pytest.mark.parametrize(("phase", "done"), [("begin", 1), ("add", 2)])
+@pytest.mark.parametrize(
+    ("phase", "done"), [pytest.param("begin", 1, marks=pytest.mark.story), ("add", 2)]
+)
 def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str, done: int) -> None:
     """Whether or not the service has applied the updates that nobody noted as saved.
 
@@ -335,9 +337,12 @@ def test_the_command_trains_and_goes_on_with_a_file_of_texts(root: Path, tmp_pat
     recipe = changed(dataset={"path": str(texts)}, steps=2)
     file.write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
     ratchet = [sys.executable, "-m", "flows.cli.main"]
+    environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
 
     def call(*words: str) -> str:
-        done = subprocess.run([*ratchet, *words], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(
+            [*ratchet, *words], cwd=ROOT, env=environment, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

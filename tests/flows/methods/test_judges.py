@@ -79,7 +79,9 @@ def test_what_a_judge_did_is_measured(whole: RunFolder) -> None:
     assert any(row["groups/uniform_fraction"] < 1 for row in rows)
 
 
-@pytest.mark.parametrize("place", ["judge-00001.0", "train-00002.0"])
+@pytest.mark.parametrize(
+    "place", ["judge-00001.0", pytest.param("train-00002.0", marks=pytest.mark.story)]
+)
 def test_a_run_that_dies_goes_on_and_judges_nothing_twice(
     whole: RunFolder, tmp_path: Path, place: str
 ) -> None:

@@ -115,7 +115,9 @@ def test_a_pair_is_of_one_minibatch(whole: RunFolder) -> None:
     assert method.optimizer_steps(recorded.num_rows) == len(passes)
 
 
-@pytest.mark.parametrize(("phase", "done"), [("begin", 1), ("add", 2)])
+@pytest.mark.parametrize(
+    ("phase", "done"), [("begin", 1), pytest.param("add", 2, marks=pytest.mark.story)]
+)
 def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str, done: int) -> None:
     """Whether or not the service has applied the updates that nobody noted as saved.
 

@@ -95,7 +95,8 @@ def test_the_loss_is_the_divergence_over_them_and_the_tail(whole: RunFolder) -> 
     assert read_metrics(whole.metrics)[0]["loss"] == pytest.approx(np.mean(losses), abs=1e-5)
 
 
-@pytest.mark.parametrize("phase", [pytest.param("begin", marks=pytest.mark.story), "add"])
+@pytest.mark.story
+@pytest.mark.parametrize("phase", ["begin", "add"])
 def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str) -> None:
     name = f"killed-{phase}"
     command = [sys.executable, "-m", "tests.support.finetuned", name, phase, "taught"]

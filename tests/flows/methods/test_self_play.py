@@ -1,0 +1,91 @@
+"""Self-play: one policy on both sides, measured or trained against a fixed opponent."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.calls import POLICY
+from flows.recipe.recipe import Recipe
+from flows.runtime.bound_checkpoints import CheckpointRefused, read_bound
+from flows.train import train
+from tasks.recording.spans import LLM, REWARD
+from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.tables import read
+from tests.support.small_recipe import small_recipe
+
+BASE = "checkpoint:base"
+PLAYED = {"examples": 4, "every": 3, "roles": {"opponent": BASE}}
+
+
+def duel(**changes: Any) -> Recipe:
+    values = {"agent": "duel", "roles": {"opponent": POLICY}, "evaluation": PLAYED, "steps": 3}
+    return small_recipe(**values | changes)
+
+
+@pytest.fixture(scope="module")
+def played(root: Path, prefect_server: None, no_tinker: None) -> RunFolder:
+    train(duel(), run="played")
+    return folder_of("played")
+
+
+def answered(run: RunFolder, batch: str) -> set[tuple[str, str]]:
+    """List who has answered which role in a batch."""
+    rows = read(run.spans(batch)).to_pylist()
+    return {(row["role"], row["policy_version"]) for row in rows if row["kind"] == LLM}
+
+
+def test_one_policy_plays_and_trains_both_sides_whose_rewards_cancel(played: RunFolder) -> None:
+    [version] = {who for _, who in answered(played, "train-00001.0")}
+    assert answered(played, "train-00001.0") == {("policy", version), ("opponent", version)}
+    rewards = read(played.rewards(POLICY, 1)).to_pylist()
+    by_rollout: dict[str, list[float]] = {}
+    for row in rewards:
+        by_rollout.setdefault(row["rollout_id"], []).append(row["reward"])
+    assert len(by_rollout) == 16
+    assert all(len(both) == 2 and sum(both) == 0 for both in by_rollout.values())
+
+
+def test_held_out_examples_are_played_against_the_fixed_opponent(played: RunFolder) -> None:
+    for step in (0, 3):
+        found = dict(answered(played, f"test-{step:05d}.0"))
+        assert found["opponent"] == BASE
+        assert found["policy"] != BASE
+
+
+def test_a_checkpoint_that_answers_a_role_is_bound_and_never_trained(played: RunFolder) -> None:
+    against = "checkpoint:played@3"
+    train(duel(steps=1, roles={"opponent": against}, evaluation={"examples": 4}), run="against")
+    run = folder_of("against")
+    assert read_bound(run, "played@3").step == 3
+    assert ("opponent", against) in answered(run, "train-00000.0")
+    assert ("opponent", against) in answered(run, "test-00001.0")
+    roles = {row["role"] for row in read(run.rewards(POLICY, 0)).to_pylist()}
+    assert roles == {"policy"}
+    masks = read(run.trajectories(POLICY, 0), ["role", "mask"]).to_pylist()
+    assert {row["role"] for row in masks if sum(row["mask"])} == {"policy"}
+    ends = [row for row in read(run.spans("train-00000.0")).to_pylist() if row["kind"] == REWARD]
+    assert len(ends) == 16
+
+
+def test_a_role_of_a_checkpoint_that_is_not_there_is_refused(root: Path, no_tinker: None) -> None:
+    with pytest.raises(CheckpointRefused, match=r"roles.opponent none@3 names no run"):
+        train(duel(roles={"opponent": "checkpoint:none@3"}, evaluation={}), run="none")
+    assert not folder_of("none").path.exists()
+
+
+@pytest.mark.parametrize(
+    ("roles", "held_out"),
+    [
+        ({"opponent": "function:hello_judge:compare"}, {"opponent": BASE}),
+        ({"opponent": POLICY}, {"other": BASE}),
+        ({"opponent": POLICY}, {"opponent": "openai/gpt-4o"}),
+    ],
+)
+def test_only_a_role_of_a_policy_has_a_fixed_opponent(
+    roles: dict[str, str], held_out: dict[str, str]
+) -> None:
+    with pytest.raises(
+        ValueError, match=r"evaluation\.roles\.\w+ .*: a role that a policy answers"
+    ):
+        duel(roles=roles, evaluation={"roles": held_out})
