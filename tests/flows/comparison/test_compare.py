@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from adapters.calls import Policy, Sampling
+from adapters.door.serving import OpenDoor
 from adapters.errors import UserError
 from flows.cli.commands import app
 from flows.compare import compare
@@ -33,6 +35,7 @@ from tasks.storage.manifest import recipe_of
 from tasks.storage.owners import last_owner
 from tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.small_recipe import HELLO
+from tests.support.stand_in import CHAT, END, StandIn, letters
 
 SMALL = ["steps=2", "evaluation.examples=32", "evaluation.greedy=false", "checkpoints.every=1"]
 
@@ -258,6 +261,30 @@ def test_promote_says_what_became_of_a_name(named: str, compared: Comparison) ->
     assert said.splitlines()[0] == "production is one@1, and was one@2"
     refused = CliRunner().invoke(app, ["promote", "one@0", "other", "--agent", "hello"])
     assert "do nothing without --if" in str(refused.exception)
+
+
+def test_promote_plays_the_gate_by_the_run_s_own_recipe(named: str, compared: Comparison) -> None:
+    gate = ["--if", "reward > production"]
+    refused = CliRunner().invoke(app, ["promote", "one@0", named, *gate])
+    assert isinstance(refused.exception, NotBetter)
+    passed = CliRunner().invoke(app, ["promote", "one@2", "other", "--if", "reward > base"]).output
+    assert passed.splitlines()[0] == "other is one@2"
+    assert passed.splitlines()[1].startswith("reward less that of base: +0.")
+
+
+def test_a_model_of_litellm_is_compared_by_its_reward_and_its_tokens(
+    compared: Comparison, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("litellm")
+    said = [*letters("I am here."), END]
+    policy = Policy(StandIn(lambda *_: said), "any")
+    with OpenDoor(CHAT, policy, Sampling(16, 1.0, 1.0, -1), "a-key") as door:
+        for name, value in door.variables().items():
+            monkeypatch.setenv(name, value)
+        other, trained = compare(recipe, ["openai/any", "one@2"]).targets
+    assert (other.target, other.tokens, other.cost) == ("openai/any", len(said), None)
+    assert trained.difference is not None
+    assert trained.difference.is_gain
 
 
 def test_a_fork_may_be_named_by_its_checkpoint(named: str) -> None:
