@@ -1,8 +1,9 @@
 """One model call in no client's dialect: its request, its completion, and its refusal."""
 
 import hashlib
+import re
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, NotRequired, Protocol, TypedDict
 
@@ -87,6 +88,10 @@ class Policy:
     version: str
 
 
+HELD_OUT = re.compile(r"^(test|greedy)(?:\.\w+)?-\d{5,}(?=-)")
+"""Beginning of a held-out rollout's name: its split, its settings and its checkpoint."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallId:
     """A call of one role of one rollout attempt; `number` counts these calls from 0."""
@@ -103,8 +108,11 @@ class CallId:
         """Derive the seed that this call is sampled with, of 31 bits: servers read 32, with a sign.
 
         It does not depend on the attempt: a rollout that is started anew samples the same tokens.
+        Nor does that of a held-out rollout depend on the checkpoint that plays it: two checkpoints
+        are compared on the same examples by the same seeds.
         """
-        return int(self._hash(str(run_seed))[:8], 16) >> 1
+        rollout = HELD_OUT.sub(r"\1-00000", self.rollout_id)
+        return int(replace(self, rollout_id=rollout)._hash(str(run_seed))[:8], 16) >> 1
 
     def name(self, kind: str) -> str:
         """Derive an id that is the same whenever this call is made again."""

@@ -13,6 +13,7 @@ from flows.runtime.open_run import open_run
 from tasks.evaluations import read_evaluation, score_rollouts
 from tasks.reports.artifacts import Artifacts
 from tasks.reports.transcripts import list_games
+from tasks.storage.files import is_written
 
 
 def _name_of_target() -> str:
@@ -68,3 +69,16 @@ def evaluate(
         artifacts.tag(result.tag)
         artifacts.publish_evaluations()
     return completed(result, result.outcome)
+
+
+def evaluate_once(
+    recipe: Recipe, run: str | None = None, step: int | None = None, model: str | None = None
+) -> EvalTarget:
+    """Score what `evaluate` would, by the recipe as it is given, unless it was; return who it is.
+
+    What has been scored is only read: neither a service nor an engine is started for it.
+    """
+    target = find_target(recipe, run, step, model, as_given=True)
+    if not is_written(target.file):
+        evaluate(recipe, run=run, checkpoint=step, model=model, as_given=True)
+    return target

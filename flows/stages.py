@@ -12,17 +12,17 @@ from prefect import flow
 
 from adapters.tinker.engines import engines_kept
 from adapters.tracking.choice import TrackerChoice
-from flows.evaluate import evaluate
+from flows.evaluate import evaluate_once
 from flows.finetune import finetune
 from flows.prefer import prefer
 from flows.recipe.loading import count_stages, count_steps
 from flows.recipe.recipe import Recipe
 from flows.recipe.stages import LAST, StageRun, StagesRecipe
 from flows.runtime.checks import check_recipe, check_start
-from flows.runtime.eval_targets import EvalTarget
 from flows.runtime.flow_runs import StagesSummary, completed, name_of_run, summarize_run
 from flows.train import train
 from tasks.checkpoints import read_step
+from tasks.comparison.promotions import refuse_promoted
 from tasks.evaluations import read_evaluation
 from tasks.metrics import read_metrics
 from tasks.reports.artifacts import Artifacts
@@ -84,10 +84,7 @@ def score(recipe: StagesRecipe, stage: StageRun) -> Iterator[StageResult]:
 
 def play(recipe: Recipe, result: StageResult) -> StageResult:
     """Return a result with the reward of an agent that plays held-out examples, unless it has."""
-    target = EvalTarget.find(recipe, result.run, result.step, None, as_given=True)
-    file = folder_of(result.run).evaluation(f"{result.step:05d}{target.tag}")
-    if not is_written(file):
-        evaluate(recipe, run=result.run, checkpoint=result.step, as_given=True)
+    file = evaluate_once(recipe, run=result.run, step=result.step).file
     played = read_evaluation(file)["sampled"].finished
     return replace(result, reward=played.mean, interval=played.interval)
 
@@ -99,6 +96,7 @@ def check_stages(recipe: StagesRecipe, run: str) -> StagesRecipe:
     """
     if (folder := folder_of(run)).exists():
         raise RunError(f"the run {folder.path} exists, and has no stages; give another name")
+    refuse_promoted(run)
     recipe = count_stages(recipe)
     for stage in recipe.runs_of(run):
         if is_finished(stage):

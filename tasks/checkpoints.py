@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
+from tasks.comparison.promotions import find_promotion
 from tasks.storage.json_files import JsonRow, read_json
 from tasks.storage.manifest import read_manifest
 from tasks.storage.owners import OwnedLog
@@ -111,9 +112,17 @@ class Ledger(OwnedLog):
 
 
 def read_checkpoint(name: str) -> tuple[str, int | None]:
-    """Read RUN, RUN@STEP or RUN@best; RUN may be RUN:POLICY, and without a step it is the last."""
+    """Read RUN, RUN@STEP, RUN@best or the name that a checkpoint was promoted to.
+
+    RUN and the name may have a policy, as in RUN:POLICY; without a step it is the run's last one.
+    """
     run, at, step = name.partition("@")
-    return run, read_step(run, step) if at else None
+    if at:
+        return run, read_step(run, step)
+    promoted, _, policy = run.partition(":")
+    if (found := find_promotion(promoted)) is not None:
+        return f"{found.run}:{policy}".removesuffix(":"), found.step
+    return run, None
 
 
 def read_step(run: str, step: str) -> int:

@@ -163,7 +163,7 @@ def engines_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        _kept.remove(kept)
+        _kept[:] = [other for other in _kept if other is not kept]  # two may be equal
         for engine in chain.from_iterable(kept.values()):
             engine.close()
 

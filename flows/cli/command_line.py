@@ -18,10 +18,14 @@ from tasks.storage.json_files import read_log
 if TYPE_CHECKING:
     from flows.recipe.run_recipe import RunRecipe
     from flows.recipe.stages import StagesRecipe
+    from flows.recipe.sweeps.sweep import SweepRecipe
     from flows.runtime.flow_runs import RunSummary
     from tasks.storage.run_folder import RunFolder
 
 T = TypeVar("T")
+
+WIDTH = 100
+"""Letters of a line of a table of runs."""
 
 
 def train_with_bar(run: str, recipe: "RunRecipe") -> str:
@@ -46,28 +50,35 @@ def train_with_bar(run: str, recipe: "RunRecipe") -> str:
     return _closing_lines(summary, folder, time.monotonic() - started)
 
 
-def train_stages(run: str, recipe: "StagesRecipe") -> str:
-    """Run the flow of stages, with a progress bar for each; return a table of them."""
+def train_stages(run: str, recipe: "StagesRecipe | SweepRecipe") -> str:
+    """Run the flow of stages or of a sweep, with a bar for each run; return a table of them."""
+    from flows.recipe.sweeps.sweep import SweepRecipe
     from flows.stages import check_stages, stages
-    from tasks.reports.tables import aligned
+    from flows.sweep import check_sweep, sweep
+    from tasks.reports.tables import fitted
     from tasks.storage.run_folder import folder_of
-    from tasks.storage.stages import NAMES
+    from tasks.storage.stages import result_table
 
-    recipe, folder = check_stages(recipe, run), folder_of(run)
-    runs = {folder_of(stage.name): stage.recipe.steps for stage in recipe.runs_of(run)}
+    folder = folder_of(run)
+    if isinstance(recipe, SweepRecipe):
+        flow, parts = sweep, check_sweep(recipe, run)
+    else:
+        recipe = check_stages(recipe, run)
+        flow, parts = stages, recipe.runs_of(run)
+    runs = {folder_of(part.name): part.recipe.steps for part in parts}
     way_on = f"`ratchet resume {run}` goes on"
 
     def explain() -> str:
         begun = [one.name for one in runs if one.exists()]
-        return f"stopped in {begun[-1]}; {way_on}" if begun else "stopped before the first stage"
+        return f"stopped in {begun[-1]}; {way_on}" if begun else "stopped before the first run"
 
     from flows.cli.progress_bar import show_progress
 
     with show_progress(runs):
-        summary = call_flow(stages, explain, recipe=recipe, run=run)
-    table = aligned(NAMES, [result.cells() for result in summary.results])
+        summary = call_flow(flow, explain, recipe=recipe, run=run)
+    table = fitted(*result_table(folder), WIDTH, ["held-out", "error"])
     lines = [summary.outcome, "", table, "", f"report  {folder.report}"]
-    return "\n".join([*lines, f"serve   ratchet serve {summary.results[-1].run}"])
+    return "\n".join([*lines, f"serve   ratchet serve {summary.result}"])
 
 
 def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: object) -> T:

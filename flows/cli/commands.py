@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from adapters.errors import UserError
-from flows.cli import inspect_runs, use_checkpoints
+from flows.cli import comparing, inspect_runs, sweeping, use_checkpoints
 from flows.cli.command_line import (
     call_flow,
     load_checked_recipe,
@@ -37,6 +37,8 @@ imports = typer.Typer(
     no_args_is_help=True, help="Make a recipe of another program's configuration."
 )
 app.add_typer(imports, name="import")
+app.add_typer(sweeping.app)
+app.add_typer(comparing.app)
 app.add_typer(inspect_runs.app)
 app.add_typer(use_checkpoints.app)
 
@@ -105,28 +107,33 @@ def train(
 def resume(run: Run, verbose: Verbose = False) -> None:
     """Continue a run where it stopped, by the recipe it was started with."""
     from flows.recipe.loading import changed_recipe
-    from flows.recipe.stages import StagesRecipe
+    from flows.recipe.run_recipe import FlowRecipe
 
     if has_stages(folder := folder_of(run)):
-        print(train_stages(run, changed_recipe(stages_recipe(folder), kind=StagesRecipe)))
+        _train(run, changed_recipe(stages_recipe(folder), kind=FlowRecipe))
     else:
         print(train_with_bar(run, load_checked_recipe(run)))
 
 
 @app.command()
 def fork(
-    run: Run,
-    at: Annotated[str, typer.Option(help="Number of steps that the fork shares, or best.")],
+    run: Annotated[str, typer.Argument(help="A run, RUN@STEP, or the name of a checkpoint.")],
+    at: Annotated[
+        str | None, typer.Option(help="Number of steps that the fork shares, or best.")
+    ] = None,
     as_: Annotated[str | None, typer.Option("--as", help="The fork's name.")] = None,
     set_: Overrides = None,
     verbose: Verbose = False,
 ) -> None:
     """Continue a copy of a run from any of its steps; earlier files are shared, not copied."""
+    from tasks.checkpoints import read_checkpoint
+
+    run, step = read_checkpoint(f"{run}@{at}" if at else run)
+    if step is None:
+        raise UserError(f"--at is missing: give the step at which {run} is forked, or best")
     recipe = load_checked_recipe(run, set_ or [])
     from flows.runtime.forks import fork_run
-    from tasks.checkpoints import read_step
 
-    step = read_step(run, at)
     name = as_ or f"{run}-at-{step}"
     fork_run(folder_of(run), name, step, recipe.model_dump(mode="json"), recipe.fingerprint())
     _train(name, recipe)
@@ -325,7 +332,7 @@ def trinity(
 @app.command()
 def keys(
     flow: Annotated[
-        str, typer.Argument(help="The flow: train, finetune, prefer or stages.")
+        str, typer.Argument(help="The flow: train, finetune, prefer, stages or sweep.")
     ] = "train",
 ) -> None:
     """List every key of a recipe, for --set."""
@@ -365,10 +372,11 @@ def _train(run: str, recipe: "FlowRecipe") -> None:
     from flows.recipe.presets import describe_preset
     from flows.recipe.run_recipe import RunRecipe
     from flows.recipe.stages import StagesRecipe
+    from flows.recipe.sweeps.sweep import SweepRecipe
 
     if said := describe_preset(recipe.model_dump()):
         print(said, flush=True)
     if isinstance(recipe, RunRecipe):
         print(train_with_bar(run, recipe))
-    elif isinstance(recipe, StagesRecipe):
+    elif isinstance(recipe, StagesRecipe | SweepRecipe):
         print(train_stages(run, recipe))

@@ -60,8 +60,8 @@ def export(
     check_absent(out)
     run, at, step = checkpoint.partition("@")
     weights = find_weights(checkpoint if policy is None else f"{run}:{policy}{at}{step}")
-    from flows.export import ExportForm
-    from flows.export import export as write
+    from flows.checkpoints.export import ExportForm
+    from flows.checkpoints.export import export as write
 
     exported = write(weights, out, ExportForm(format_, dtype, tolerance))
     print(f"{out} has {exported.name}, {exported.contents}")

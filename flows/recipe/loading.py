@@ -17,6 +17,7 @@ from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
 from flows.recipe.section import TABLES, explain
 from flows.recipe.stages import KINDS, Stage, StagesRecipe
+from flows.recipe.sweeps.sweep import SweepRecipe
 from tasks.storage.keys import Json, Section, merge, nest
 from tasks.storage.manifest import Eras, lineage, recipe_of
 from tasks.storage.run_folder import RunFolder
@@ -24,7 +25,8 @@ from tasks.storage.run_folder import RunFolder
 PROJECT_FILE = Path("prefect.yaml")
 TRAIN = Recipe.model_fields["flow"].default
 ENTRYPOINTS = {
-    f"flows.{flow}.{flow}": flow for flow in (*KINDS, StagesRecipe.model_fields["flow"].default)
+    f"flows.{flow}.{flow}": flow
+    for flow in (*KINDS, *(of.model_fields["flow"].default for of in (StagesRecipe, SweepRecipe)))
 }
 """Flows that train, by their entrypoints in prefect.yaml."""
 RECIPE_FILES = (".yaml", ".yml")

@@ -23,6 +23,7 @@ TABLES = (
     "shared",
     "stages",
     "evaluate",
+    "base",
 )
 """Keys of a recipe whose entries have names of their own."""
 LONGEST_SECONDS = 30 * 24 * 3600

@@ -18,6 +18,7 @@ from flows.recipe.loading import count_steps
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
 from flows.runtime.bound_checkpoints import bind_checkpoints, check_choices, check_teachers
+from tasks.comparison.promotions import refuse_promoted
 from tasks.storage.manifest import check_binding, read_manifest
 from tasks.storage.run_folder import RunFolder
 
@@ -42,6 +43,8 @@ def check_run(recipe: RunRecipe, run: RunFolder) -> None:
     run.check_writable()
     if run.exists():
         check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
+    else:
+        refuse_promoted(run.name)
     bound = read_manifest(run).get("bound", {}) if run.exists() else bind_checkpoints(recipe, {})
     check_teachers(recipe, run, bound)
     TrackerChoice(**recipe.tracking.model_dump()).check()

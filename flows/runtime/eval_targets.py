@@ -1,6 +1,7 @@
 """Targets of an evaluation: a checkpoint of a run, the base model, or a model of LiteLLM."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from adapters.calls import POLICY
@@ -36,9 +37,19 @@ class EvalTarget:
     @property
     def title(self) -> str:
         """Name of what is scored: RUN@STEP, or the model."""
+        return f"{self.run}@{self.checkpoint}" if self.model is None else self.model
+
+    @property
+    def checkpoint(self) -> int:
+        """Number of the checkpoint; CheckpointError if the run does not have it."""
         if self.model is not None:
-            return self.model
-        return f"{self.run}@{Ledger(folder_of(self.run).checkpoints(POLICY)).at(self.step).step}"
+            return 0
+        return Ledger(folder_of(self.run).checkpoints(POLICY)).at(self.step).step
+
+    @property
+    def file(self) -> Path:
+        """File of the scores."""
+        return folder_of(self.run).evaluation(f"{self.checkpoint:05d}{self.tag}")
 
     @property
     def tag(self) -> str:

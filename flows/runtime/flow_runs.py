@@ -21,7 +21,7 @@ from tasks.reports.failures import last_failure
 from tasks.storage.files import is_written
 from tasks.storage.manifest import REPLAY, parent_of
 from tasks.storage.run_folder import RunFolder, name_run
-from tasks.storage.stages import StageResult
+from tasks.storage.stages import ChildResult, StageResult
 from tasks.texts.held_out import read_measure
 
 STARTS = 3
@@ -130,12 +130,45 @@ class StagesSummary(BaseModel, frozen=True):
     results: tuple[StageResult, ...]
 
     @property
+    def result(self) -> str:
+        """Run of the last stage."""
+        return self.results[-1].run
+
+    @property
     def outcome(self) -> str:
         """Rewards of the agent that played before and after the stages, or their measures."""
         rewards = [f"{one.reward:.2f}" for one in self.results if one.reward is not None]
         if rewards:
             return f"held-out reward {' → '.join(rewards)}"
         return "; ".join(f"{one.stage}: {one.held_out}" for one in self.results)
+
+
+class SweepSummary(BaseModel, frozen=True):
+    """Results of a sweep's runs, and the measure by which one is chosen."""
+
+    run: str
+    select: str
+    results: tuple[ChildResult, ...]
+
+    @property
+    def best(self) -> ChildResult:
+        """Run that is chosen."""
+        return next(one for one in self.results if one.chosen)
+
+    @property
+    def result(self) -> str:
+        """Name of the run that is chosen."""
+        return self.best.run
+
+    @property
+    def outcome(self) -> str:
+        """Chosen run, with its measure and the 95 % interval of that, in words."""
+        best, count = self.best, len(self.results)
+        interval = " to ".join(f"{end:.3g}" for end in best.interval or ())
+        measured = f"held-out {self.select} {best.measured:.3g}{interval and f' ({interval})'}"
+        failed = sum(one.error != "" for one in self.results)
+        lost = f", {failed} of which failed" if failed else ""
+        return f"{measured} is the best of {count} runs{lost}: {best.run}"
 
 
 def summarize_run(run: RunFolder) -> RunSummary:

@@ -15,6 +15,7 @@ from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import bind_checkpoints, carried_files
 from tasks.algorithm.advantages import find_advantage
 from tasks.checkpoints import Ledger, read_held_out
+from tasks.comparison.promotions import refuse_promoted
 from tasks.metrics import read_metrics, record_metrics
 from tasks.reports.curves import describe_ends
 from tasks.storage.arrivals import ArrivalLedger, batches_of
@@ -99,22 +100,8 @@ def fork_run(
 
 def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint: str) -> RunFolder:
     """Make the run `name`, which finds the rollouts that `parent` recorded and nothing more."""
-    read_recipe(parent, Recipe)  # refuses a run without rollouts
-    done = len(read_metrics(parent.metrics))
-    if recipe["steps"] > done:
-        raise RunError(
-            f"{parent.path} has recorded {done} of {recipe['steps']} steps: give --set "
-            f"steps={done}, or let it go on with `ratchet resume {parent.name}`"
-        )
-    why = "nothing is sampled, so it would be ignored; fork the run instead"
-    _refuse(parent, recipe, SAMPLED, why, free=NOT_SAMPLED)
+    check_replay(parent, recipe)
     same_judge = read_recipe(parent, Recipe).model_dump(mode="json")["judge"] == recipe["judge"]
-    compared = recipe["algorithm"]["advantage"]
-    if find_advantage(compared).by_greedy and not parent.journalled(shard_name(BASELINE, 0)):
-        raise RunError(
-            f"{parent.path} has no greedy rollouts, with which algorithm.advantage {compared} "
-            "compares: give another advantage, such as leave_one_out"
-        )
     with _new_run(parent, name, recipe, fingerprint, {"how": REPLAY, "step": 0}) as replay:
         for step in range(recipe["steps"]):
             judged = parent.journalled(shard_name(JUDGE, step)) if same_judge else []
@@ -128,6 +115,25 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
             first = [parent.evaluation("00000")]  # the untrained weights are the same
             _share(parent, replay, filter(is_written, first))
     return folder_of(name)
+
+
+def check_replay(parent: RunFolder, recipe: dict[str, Any]) -> None:
+    """Refuse (UserError) a recipe that cannot be trained on the rollouts of `parent`."""
+    read_recipe(parent, Recipe)  # refuses a run without rollouts
+    done = len(read_metrics(parent.metrics))
+    if recipe["steps"] > done:
+        raise RunError(
+            f"{parent.path} has recorded {done} of {recipe['steps']} steps: give --set "
+            f"steps={done}, or let it go on with `ratchet resume {parent.name}`"
+        )
+    why = "nothing is sampled, so it would be ignored; fork the run instead"
+    _refuse(parent, recipe, SAMPLED, why, free=NOT_SAMPLED)
+    compared = recipe["algorithm"]["advantage"]
+    if find_advantage(compared).by_greedy and not parent.journalled(shard_name(BASELINE, 0)):
+        raise RunError(
+            f"{parent.path} has no greedy rollouts, with which algorithm.advantage {compared} "
+            "compares: give another advantage, such as leave_one_out"
+        )
 
 
 def describe_origin(run: RunFolder) -> str:
@@ -180,6 +186,7 @@ def _new_run(
     run = folder_of(name)
     if run.exists():
         raise RunError(f"the run {run.path} exists; `ratchet resume {name}`, or give another --as")
+    refuse_promoted(name)
     manifest = read_manifest(parent)
     told = ("fingerprint", "recipe", "parent", "dataset_sha256")
     kept = {key: manifest[key] for key in told if key in manifest}

@@ -81,15 +81,10 @@ def comparisons() -> list[dict[str, object]]:
             (adjective, rng.choice([one for one in NOUNS if one != noun])),
         )
         near = [_right(with_article(" ".join(other)), rng) for other in others]
-        rows += [
-            {
-                "prompt": question(row["identity"]),
-                "chosen": _right(row["identity"], rng),
-                "rejected": wrong,
-                "split": row["split"],
-            }
-            for wrong in (*near, corpus.mistake(row["identity"], rng))
-        ]
+        for wrong in (*near, corpus.mistake(row["identity"], rng)):
+            right = _right(row["identity"], rng)
+            asked: dict[str, object] = {"prompt": question(row["identity"]), "chosen": right}
+            rows.append({**asked, "rejected": wrong, "split": row["split"]})
     return rows
 
 

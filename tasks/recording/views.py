@@ -13,6 +13,7 @@ from tasks.recording.journal import read_spans
 from tasks.recording.spans import SCHEMA
 from tasks.recording.tokens import add_tokens
 from tasks.storage.json_files import read_json, read_log
+from tasks.storage.manifest import compared_files
 from tasks.storage.names import BatchName, parse_batch
 from tasks.storage.run_folder import TEXT_TEACHERS, RunFolder
 from tasks.storage.tables import NAMES, query_beside, scan
@@ -25,7 +26,7 @@ OF_SPANS = ("spans", "calls", "rollouts", "groups")
 LEARNED = ("trajectories", "verdicts", "datums", "expert")
 GIVEN = ("texts", TEXT_TEACHERS, "expert_texts", "pairs", "pair_references")
 """Views of what a run learns and has not played, each of a file or a folder."""
-VIEWS = (*OF_SPANS, *LEARNED, "tokens", "steps", "evaluations", *GIVEN)
+VIEWS = (*OF_SPANS, *LEARNED, "tokens", "steps", "evaluations", "comparisons", *GIVEN)
 
 EVALUATIONS = pa.schema(
     [
@@ -46,6 +47,24 @@ EVALUATIONS = pa.schema(
     ]
 )
 """Columns of the view `evaluations`: a row for each way of sampling and each category."""
+
+COMPARISONS = pa.schema(
+    [
+        ("target", pa.string()),
+        ("run", pa.string()),
+        ("step", pa.int32()),
+        ("example_id", pa.int64()),
+        ("example", pa.string()),
+        ("rollouts", pa.int64()),
+        ("failed", pa.int64()),
+        ("reward", pa.float64()),
+        ("tokens", pa.float64()),
+        ("cost", pa.float64()),
+        ("question", pa.string()),
+        ("answer", pa.string()),
+    ]
+)
+"""Columns of the table of a comparison: a row for each example and each target."""
 
 Views: TypeAlias = "duckdb.DuckDBPyConnection"
 """Connection with views over runs.
@@ -90,13 +109,7 @@ def open_views(
             connection.register(name, scan(files))
     if "tokens" in names and learned["trajectories"] and learned["datums"]:
         add_tokens(connection, runs)
-    if "steps" in names:
-        rows = [{"run": run.name, **row} for run in runs for row in read_log(run.metrics)]
-        if rows:
-            connection.register("steps", _unify(rows))
-    if "evaluations" in names:
-        rows = [row for run in runs for row in evaluation_rows(run)]
-        connection.register("evaluations", pa.Table.from_pylist(rows, schema=EVALUATIONS))
+    _register_rows(connection, runs, names)
     for name in {*GIVEN} & {*names}:
         given = ((run, path) for run in runs for path in run.bound_files())
         files = [
@@ -134,6 +147,21 @@ def _register_spans(
         ]
     connection.register("journalled", pa.concat_tables(tables))
     connection.register("sealed", scan(files, SCHEMA) if files else tables[0])
+
+
+def _register_rows(connection: Views, runs: Sequence[RunFolder], names: Sequence[str]) -> None:
+    """Register what is known of steps, of evaluations and of comparisons, which are of no run."""
+    if "steps" in names:
+        rows = [{"run": run.name, **row} for run in runs for row in read_log(run.metrics)]
+        if rows:
+            connection.register("steps", _unify(rows))
+    if "evaluations" in names:
+        rows = [row for run in runs for row in evaluation_rows(run)]
+        connection.register("evaluations", pa.Table.from_pylist(rows, schema=EVALUATIONS))
+    if "comparisons" in names:
+        compared = {path: {"comparison": path.parent.name} for path in compared_files()}
+        table = scan(compared, COMPARISONS) if compared else COMPARISONS.empty_table()
+        connection.register("comparisons", table)
 
 
 def _named(spans: pa.Table, run: str, batch: str) -> pa.Table:

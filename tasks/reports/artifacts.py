@@ -45,8 +45,7 @@ from tasks.reports.transcripts import MOST_FAILED, transcripts
 from tasks.storage.arrivals import batches_of
 from tasks.storage.names import BASELINE, parse_batch
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.stages import NAMES as STAGES
-from tasks.storage.stages import stage_results
+from tasks.storage.stages import result_table
 
 HELD_OUT = "held-out"
 """Beginning of the tag that says what a run has gained."""
@@ -128,14 +127,13 @@ class Artifacts:
         self._submit(self._create_evaluations)
 
     def publish_stages(self) -> None:
-        """Write the report of a run of stages, and publish their table."""
+        """Write the report of stages or of a sweep, and publish their table."""
         self._write_report()
 
         def describe() -> str:
-            rows = [one.cells() for one in stage_results(self._run)]
-            return f"{markdown_table(STAGES, rows)}\n[report]({self._run.report})"
+            return f"{markdown_table(*result_table(self._run))}\n[report]({self._run.report})"
 
-        words = f"What the stages of {self._run.name} have come to"
+        words = f"What the runs of {self._run.name} have come to"
         self._submit(partial(self._create_markdown, "stages", describe, words))
 
     def tag(self, tag: str) -> None:

@@ -24,8 +24,7 @@ from tasks.storage.files import is_written, write_text
 from tasks.storage.keys import flatten
 from tasks.storage.manifest import Manifest, differences, read_manifest
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.stages import NAMES as STAGES
-from tasks.storage.stages import stage_results, stage_runs
+from tasks.storage.stages import result_table, stage_runs
 from tasks.storage.tables import query_beside
 from tasks.texts.held_out import HeldOutMeasure, describe_measured_gain, read_measure
 from tasks.texts.source import Texts, describe_counts
@@ -77,7 +76,6 @@ TEMPLATES = Environment(
 )
 TEMPLATES.globals["colours"] = plots.COLOURS
 TEMPLATES.globals["number"] = readable
-TEMPLATES.globals["stage_columns"] = STAGES
 
 
 @dataclass(frozen=True)
@@ -127,11 +125,11 @@ class ReportedRun:
 def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
     """Write the page of runs, which may have just begun; return its path.
 
-    In the place of a run of stages are the runs of its stages, with a table of them.
+    In the place of stages or a sweep are their runs, with a table of them.
     """
-    results = [result for run in runs for result in stage_results(run)]
+    tables = [table for run in runs if (table := result_table(run))[1]]
     shown = dict.fromkeys(one for run in runs for one in stage_runs(run) or [run])
-    return write_text(path, render_report([*shown], stages=results))
+    return write_text(path, render_report([*shown], tables=tables))
 
 
 def render_report(runs: Sequence[RunFolder], frame: str = "layout.html", **framed: object) -> str:
@@ -143,7 +141,7 @@ def render_report(runs: Sequence[RunFolder], frame: str = "layout.html", **frame
     curves = [one.curves for one in reported]
     moving, constant = plots.split_constant(curves)
     return TEMPLATES.get_template("page.html").render(
-        {"stages": (), **framed},
+        {"tables": (), **framed},
         frame=frame,
         runs=reported,
         rewards=_draw_measures(reported),

@@ -29,6 +29,9 @@ SEALED = 3
 FORK, REPLAY = "fork", "replay"
 """Ways in which a run comes from its parent."""
 
+COMPARED = "compared.parquet"
+"""File of a comparison, in its folder, that has every example as each target played it."""
+
 RECORDED_VERSIONS = ("ratchet-rl", "tinker", "torch", "transformers", "renderers", "prefect")
 
 T = TypeVar("T")
@@ -139,6 +142,11 @@ def readable_runs() -> list[RunFolder]:
         except RunError as error:
             log.warning("%s", error)
     return readable
+
+
+def compared_files() -> list[Path]:
+    """List the tables of all comparisons, by name."""
+    return sorted(runs_root().glob(f"comparisons/*/{COMPARED}"))
 
 
 def recipe_of(run: RunFolder) -> dict[str, Any]:

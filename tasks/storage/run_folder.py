@@ -20,8 +20,8 @@ from tasks.storage.files import PARTIAL, check_writable
 from tasks.storage.names import BASELINE, JUDGE, parse_batch
 from tasks.storage.owners import Ownership, last_owner, take_over
 
-APART = ("evaluations", "dryruns")
-"""Folders of runs that train nothing; the newest run of an agent is never one of them."""
+APART = ("evaluations", "dryruns", "comparisons")
+"""Folders of what trains nothing; the newest run of an agent is never in one of them."""
 
 LEARNING = (
     "trajectories", "references", "teachers", "verdicts", "rewards", "datums", "expert", "updates",

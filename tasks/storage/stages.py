@@ -1,4 +1,4 @@
-"""The record of a run of stages: its recipe, and what each of its stages has come to."""
+"""The record of a run of several runs: its recipe, and what its stages or children came to."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,6 +9,10 @@ from tasks.storage.json_files import read_json, write_json
 from tasks.storage.run_folder import RunFolder
 
 NAMES = ("stage", "run", "starts at", "held-out", "agent's reward", "95 % interval")
+SWEPT = ("run", "steps", "held-out", "95 % interval", "chosen", "error")
+
+Table = tuple[Sequence[str], list[list[object]]]
+"""Names of columns, and rows; None where there is nothing."""
 
 
 @dataclass(frozen=True)
@@ -35,26 +39,60 @@ class StageResult:
         return [self.stage, run, self.start or None, held_out, self.reward, interval]
 
 
+@dataclass(frozen=True)
+class ChildResult:
+    """A line of the table of a sweep; `measured` is of the last checkpoint, unless it failed."""
+
+    run: str
+    steps: int
+    measured: float | None = None
+    interval: tuple[float, float] | None = None
+    error: str = ""
+    chosen: bool = False
+
+    def cells(self) -> list[object]:
+        """Return what the table shows, by SWEPT."""
+        interval = " to ".join(f"{bound:.3g}" for bound in self.interval or ()) or None
+        chosen, error = "best" if self.chosen else None, self.error or None
+        return [self.run, self.steps, self.measured, interval, chosen, error]
+
+
 def write_stages(run: RunFolder, recipe: dict[str, Any], results: Sequence[StageResult]) -> None:
     """Write the record of a run of stages, in place of the one before."""
     run.path.mkdir(parents=True, exist_ok=True)
     write_json(run.stages, {"recipe": recipe, "results": [asdict(one) for one in results]})
 
 
+def write_sweep(
+    run: RunFolder, recipe: dict[str, Any], runs: Sequence[str], results: Sequence[ChildResult]
+) -> None:
+    """Write the record of a sweep with the names of its runs, in place of the one before."""
+    run.path.mkdir(parents=True, exist_ok=True)
+    rows = [asdict(one) for one in results]
+    write_json(run.stages, {"recipe": recipe, "runs": [*runs], "results": rows})
+
+
 def has_stages(run: RunFolder) -> bool:
-    """Return whether a run is one of stages, each of which is a run of its own."""
+    """Return whether a run is one of stages or a sweep, whose parts are runs of their own."""
     return is_written(run.stages)
 
 
 def stages_recipe(run: RunFolder) -> dict[str, Any]:
-    """Read the recipe of a run of stages."""
+    """Read the recipe of a run of stages or of a sweep."""
     return read_json(run.stages)["recipe"]
 
 
 def stage_results(run: RunFolder) -> list[StageResult]:
     """Read what the stages have come to, none of a run without stages."""
-    rows = read_json(run.stages)["results"] if has_stages(run) else []
-    return [StageResult(**row) for row in rows]
+    return [StageResult(**row) for row in _record(run)["results"]]
+
+
+def result_table(run: RunFolder) -> Table:
+    """Return what stages, or the runs of a sweep, have come to as a table; empty without them."""
+    record = _record(run)
+    if "runs" in record:
+        return SWEPT, [ChildResult(**row).cells() for row in record["results"]]
+    return NAMES, [StageResult(**row).cells() for row in record["results"]]
 
 
 def name_stage_run(run: str, number: int, stage: str) -> str:
@@ -63,8 +101,13 @@ def name_stage_run(run: str, number: int, stage: str) -> str:
 
 
 def stage_runs(run: RunFolder) -> list[RunFolder]:
-    """List the runs of the stages that have begun, in their order; none of a run without stages."""
-    stages = stages_recipe(run)["stages"] if has_stages(run) else []
-    named = (name_stage_run(run.name, at + 1, one["name"]) for at, one in enumerate(stages))
-    runs = (RunFolder(run.path.with_name(name)) for name in named)
+    """List the runs that have begun of stages or of a sweep, in their order; none of others."""
+    record = _record(run)
+    stages = record["recipe"].get("stages", ())
+    named = [name_stage_run(run.name, at + 1, one["name"]) for at, one in enumerate(stages)]
+    runs = (RunFolder(run.path.with_name(name)) for name in record.get("runs", named))
     return [one for one in runs if one.exists()]
+
+
+def _record(run: RunFolder) -> dict[str, Any]:
+    return read_json(run.stages) if has_stages(run) else {"recipe": {}, "results": []}

@@ -16,6 +16,17 @@ def test_seeds_and_ids_depend_on_the_call_and_not_on_the_attempt() -> None:
     assert len({place.seed(7) for place in (first, *others)} | {first.seed(8)}) == 5
 
 
+def test_a_held_out_rollout_has_the_same_seeds_whichever_checkpoint_plays_it() -> None:
+    names = ("test-00000-0003-01", "test-00010-0003-01", "test.4ab12f-00002-0003-01")
+    calls = [CallId(name, 0, "policy", 0) for name in names]
+    assert len({call.seed(7) for call in calls}) == 1
+    assert len({call.name("answer") for call in calls}) == 3
+    others = ("test-00000-0004-01", "greedy-00000-0003-01", "train-00000-0003-01")
+    trained = ("train-00000-0000-00", "train-00001-0000-00")
+    assert len({CallId(name, 0, "policy", 0).seed(7) for name in (*others, names[0])}) == 4
+    assert len({CallId(name, 0, "policy", 0).seed(7) for name in trained}) == 2
+
+
 def test_only_status_503_is_retryable() -> None:
     assert [Refused(status, "").retryable for status in (400, 401, 404, 410, 500, 503)] == [
         *[False] * 5,

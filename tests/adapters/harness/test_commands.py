@@ -250,7 +250,7 @@ def test_a_node_script_plays_with_fetch(tmp_path: Path) -> None:
 def test_a_hundred_concurrent_commands_each_return_their_own_reward() -> None:
     agent = load_agent(f"command:{shell('cat')}")
 
-    async def rewards() -> list[float]:
+    async def rewards() -> list[float | None]:
         rollouts = (agent({"policy": number}, NOWHERE) for number in range(100))
         return [reward.value for reward in await asyncio.gather(*rollouts)]
 

@@ -65,7 +65,7 @@ def groups() -> set[int]:
     return found
 
 
-async def rewards(name: str, *examples: Mapping[str, Any]) -> list[float]:
+async def rewards(name: str, *examples: Mapping[str, Any]) -> list[float | None]:
     agent = load_agent(name)
     played = await asyncio.gather(*(agent(example, NOWHERE) for example in examples))
     return [reward.value for reward in played]

@@ -74,7 +74,7 @@ def test_the_documented_environment_plays_its_row_and_returns_its_rubric_s_rewar
         {"row": 1, "split": "test"},
     ]
 
-    async def rewards() -> list[float]:
+    async def rewards() -> list[float | None]:
         rollouts = (agent(example, door.endpoints(k)) for k, example in enumerate(examples))
         return [reward.value for reward in await asyncio.gather(*rollouts)]
 

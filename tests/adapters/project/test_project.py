@@ -37,7 +37,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def reward(name: str) -> float:
+def reward(name: str) -> float | None:
     return asyncio.run(load_agent(name)({}, ENDPOINTS)).value
 
 

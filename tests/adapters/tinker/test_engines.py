@@ -145,3 +145,11 @@ def test_an_engine_is_not_kept_for_other_variables(
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
         with running_engine(MODEL, tmp_path / "two") as second:
             assert second.process != first.process
+
+
+def test_a_block_within_another_ends_alone() -> None:
+    with engines_kept(), engines_kept():
+        before = [*engines._kept]
+        with engines_kept():
+            pass
+        assert [id(kept) for kept in engines._kept] == [id(kept) for kept in before]

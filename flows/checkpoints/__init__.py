@@ -1,0 +1,1 @@
+"""What is done with checkpoints: they are compared, named and exported."""

@@ -1,0 +1,83 @@
+"""The command that trains a recipe with several values of its keys."""
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from adapters.errors import UserError
+from flows.cli.command_line import train_stages
+from flows.cli.existing_run import IfExists, settle
+from flows.server.prefect_startup import check_prefect, quiet_prefect
+from tasks.storage.run_folder import name_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flows.recipe.sweeps.sweep import SweepRecipe
+
+app = typer.Typer()
+
+
+@app.command()
+def sweep(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A recipe, whose keys are varied, or a sweep: a name or a YAML file."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="section.key=value,value,… : every combination is a run."),
+    ] = None,
+    replay: Annotated[
+        str | None, typer.Option(help="A run whose recorded rollouts every run trains on instead.")
+    ] = None,
+    select: Annotated[
+        str | None, typer.Option(help="What a run is chosen by: reward, greedy, loss or accuracy.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="The sweep's name.")] = None,
+    if_exists: Annotated[
+        IfExists, typer.Option(help="What to do where the sweep exists; only a terminal is asked.")
+    ] = IfExists.ASK,
+    verbose: Annotated[
+        bool, typer.Option(help="Show Prefect's own log.", callback=quiet_prefect)
+    ] = False,
+) -> None:
+    """Train a recipe with several values of its keys, and choose the best run."""
+    from flows.sweep import check_sweep
+
+    if (name is None) == (replay is None):
+        raise UserError("a sweep is of a recipe or of a run's rollouts; give NAME or --replay RUN")
+    recipe = _make_recipe(name, replay, select, set_ or [])
+    run = run or name_run(name or f"{replay}", "sweep", f"{datetime.now():%Y%m%d-%H%M%S}")
+    if if_exists is not IfExists.DELETE:  # whose runs may differ from the recipe
+        check_sweep(recipe, run)
+    check_prefect()  # before a run is deleted
+    settle(run, if_exists)
+    print(train_stages(run, recipe))
+
+
+def _make_recipe(
+    name: str | None, replay: str | None, select: str | None, overrides: "Sequence[str]"
+) -> "SweepRecipe":
+    """Return a sweep: one that is named, or one of the keys that are given several values."""
+    from flows.recipe.loading import changed_recipe, named_recipe
+    from flows.recipe.run_recipe import FlowRecipe, RunRecipe
+    from flows.recipe.sweeps.sweep import SweepRecipe
+    from tasks.storage.manifest import recipe_of
+    from tasks.storage.run_folder import folder_of
+
+    if name is not None and isinstance(named_recipe(name, (), FlowRecipe), SweepRecipe):
+        chosen = [] if select is None else [f"select={select}"]
+        return named_recipe(name, [*overrides, *chosen], SweepRecipe)
+    several = [one for one in overrides if "," in one]
+    fixed = [one for one in overrides if "," not in one]
+    if not several:
+        raise UserError("no key has several values; give --set KEY=VALUE,VALUE")
+    if name is not None:
+        base = named_recipe(name, fixed, RunRecipe)
+    else:
+        base = changed_recipe(recipe_of(folder_of(replay or "")), fixed, RunRecipe)
+    grid = {key: text.split(",") for key, _, text in (one.partition("=") for one in several)}
+    varied = {"base": base.model_dump(mode="json"), "replay": replay, "grid": grid}
+    return changed_recipe({"flow": "sweep", **varied, "select": select}, (), SweepRecipe)

@@ -1,0 +1,162 @@
+"""Train a recipe again and again, with other values of some of its keys, and choose a run.
+
+Each run has a flow run of its own, and is measured on the same held-out examples. One that fails is
+a result, and the others go on; one that has finished is never repeated.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from prefect import Flow, flow
+
+from adapters.errors import UserError
+from adapters.tinker.engines import engines_kept
+from flows.recipe.loading import RecipeError, changed_recipe, count_steps, named_recipe
+from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import RunRecipe
+from flows.recipe.stages import StageRun
+from flows.recipe.sweeps.sweep import SweepRecipe, Values, as_overrides, name_child
+from flows.replay import replay
+from flows.runtime.checks import check_start
+from flows.runtime.flow_runs import SweepSummary, completed, name_of_run
+from flows.runtime.forks import check_replay
+from flows.stages import FLOWS, is_finished
+from tasks.comparison.promotions import refuse_promoted
+from tasks.evaluations import read_evaluation
+from tasks.metrics import read_metrics
+from tasks.reports.artifacts import Artifacts
+from tasks.storage.manifest import recipe_of
+from tasks.storage.run_folder import RunError, folder_of
+from tasks.storage.stages import ChildResult, write_sweep
+from tasks.texts.held_out import read_measure
+
+MEASURES: Mapping[str, Sequence[str]] = {
+    "train": ("reward", "greedy"),
+    "finetune": ("loss",),
+    "prefer": ("accuracy", "loss"),
+}
+"""Flow → what its runs may be chosen by; the first is the default."""
+
+
+@flow(name="sweep", flow_run_name=name_of_run)
+def sweep(recipe: SweepRecipe, run: str | None = None) -> SweepSummary:
+    """Train a recipe with several values of its keys, one run after the other.
+
+    Args:
+        recipe: The recipe that is varied, and the values.
+        run: Its name; the runs are RUN-KEYVALUE-…, and go on where they stopped.
+    """
+    run = run or name_of_run()
+    children, folder = check_sweep(recipe, run), folder_of(run)
+    select = selected(recipe, children[0].recipe)
+    values, names = recipe.model_dump(mode="json"), [child.name for child in children]
+    results = list[ChildResult]()
+    write_sweep(folder, values, names, results)
+    with engines_kept(), Artifacts(folder) as artifacts:
+        for child in children:
+            error = "" if is_finished(child) else train_child(child, recipe.replay)
+            results.append(measure(child, select, error))
+            write_sweep(folder, values, names, results)
+        results = choose(results, select)
+        write_sweep(folder, values, names, results)
+        artifacts.publish_stages()
+    summary = SweepSummary(run=run, select=select, results=tuple(results))
+    return completed(summary, summary.outcome)
+
+
+def train_child(child: StageRun, replayed: str | None) -> str:
+    """Train a run of a sweep; return why it failed, or nothing."""
+    trained: Flow[..., Any] = FLOWS[child.recipe.flow] if replayed is None else replay
+    parent = {} if replayed is None else {"parent": replayed}
+    state = trained(child.recipe, run=child.name, return_state=True, **parent)
+    return "" if state.is_completed() else state.message or state.name or "failed"
+
+
+def measure(child: StageRun, select: str, error: str) -> ChildResult:
+    """Return what a run has come to, by the held-out examples of its last checkpoint."""
+    folder = folder_of(child.name)
+    if error:
+        done = len(read_metrics(folder.metrics)) if folder.exists() else 0
+        return ChildResult(child.name, done, error=error)
+    steps = count_steps(child.recipe).steps
+    if isinstance(child.recipe, Recipe):
+        how = "sampled" if select == "reward" else select
+        scored = read_evaluation(folder.evaluation(f"{steps:05d}"))[how].finished
+        return ChildResult(child.name, steps, scored.mean, scored.interval)
+    measured = read_measure(folder.measure(steps))
+    return ChildResult(child.name, steps, measured.value, measured.interval)
+
+
+def choose(results: Sequence[ChildResult], select: str) -> list[ChildResult]:
+    """Mark the best run, of equal ones the first; RunError if every one has failed."""
+    known = [one for one in results if one.measured is not None]
+    if not known:
+        raise RunError(
+            f"each of the {len(results)} runs has failed, {results[0].run} since "
+            f"{results[0].error}; mend that, and the same command tries them again"
+        )
+    best = (min if select == "loss" else max)(known, key=lambda one: one.measured or 0.0)
+    return [replace(one, chosen=one is best) for one in results]
+
+
+def check_sweep(recipe: SweepRecipe, run: str) -> list[StageRun]:
+    """Return the runs of a sweep; refuse (UserError) what would end one before its first step."""
+    if (folder := folder_of(run)).exists():
+        raise RunError(f"the run {folder.path} exists, and is no sweep; give another name")
+    refuse_promoted(run)
+    children = [_child(recipe, run, values) for values in recipe.values()]
+    names = [child.name for child in children]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise RecipeError(f"several runs would be called {min(twice)}; give each other values")
+    selected(recipe, children[0].recipe)
+    for child in children:
+        if _measured(child) != _measured(children[0]):
+            raise RecipeError(
+                f"{child.name} is measured by another evaluation than {names[0]}, so that they "
+                "cannot be compared; vary no key of evaluation"
+            )
+        _check(child, recipe.replay)
+    return children
+
+
+def _measured(child: StageRun) -> Any:
+    """Return the settings of a run's evaluation, which every recipe has."""
+    return child.recipe.model_dump()["evaluation"]
+
+
+def selected(recipe: SweepRecipe, child: RunRecipe) -> str:
+    """Return the measure by which a run is chosen; RecipeError if the runs do not have it."""
+    measures = MEASURES[child.flow]
+    if isinstance(child, Recipe) and not child.evaluation.greedy:
+        measures = measures[:1]
+    if (select := recipe.select or measures[0]) not in measures:
+        raise RecipeError(
+            f"select {select}: runs of flow {child.flow} are measured by {', '.join(measures)}; "
+            "give one of these"
+        )
+    return select
+
+
+def _child(recipe: SweepRecipe, run: str, values: Values) -> StageRun:
+    name, given = name_child(run, values), as_overrides(values)
+    try:
+        if isinstance(recipe.base, str):
+            made = named_recipe(recipe.base, given, RunRecipe)
+        else:
+            base = recipe.base or recipe_of(folder_of(recipe.replay or ""))
+            made = changed_recipe(base, given, RunRecipe)
+    except UserError as error:
+        raise RecipeError(f"{name}: {error}") from error
+    return StageRun(name, name, made, None, "")
+
+
+def _check(child: StageRun, replayed: str | None) -> None:
+    folder = folder_of(child.name)
+    try:
+        if replayed is not None and not folder.exists():
+            recipe = count_steps(child.recipe)
+            check_replay(folder_of(replayed), recipe.model_dump(mode="json"))
+        check_start(child.recipe, folder)
+    except UserError as error:
+        raise RecipeError(f"{child.name}: {error}") from error

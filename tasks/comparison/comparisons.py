@@ -1,0 +1,168 @@
+"""held-out examples that several targets played → a record of how they compare, pair by pair."""
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from itertools import groupby
+from math import fsum
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pyarrow as pa
+from pydantic import BaseModel
+
+from adapters.errors import UserError
+from tasks.comparison.differences import Difference, find_difference
+from tasks.recording.views import COMPARISONS, SPOKEN
+from tasks.storage.checksums import verified
+from tasks.storage.files import is_written
+from tasks.storage.json_files import read_json, write_json
+from tasks.storage.manifest import COMPARED
+from tasks.storage.run_folder import RunFolder, folder_of, name_run
+from tasks.storage.tables import query_beside, read, select, write
+
+QUERY = SPOKEN + query_beside(str(Path(__file__).with_name("played")))
+
+MOST_DIFFERENT = 3
+"""Examples that are shown of a pair of targets: those on which they differ most."""
+
+RECORD = "comparison.json"
+
+ExampleRow = dict[str, Any]
+"""An example as a target played it: a row of COMPARISONS."""
+
+
+class ComparisonError(UserError):
+    """Refusal to compare targets that have not played the same examples."""
+
+
+class ComparedTarget(BaseModel, frozen=True):
+    """A target, the checkpoint that it is, and what it came to on all examples.
+
+    `created` is when its run was made, `evaluation` the file of its scores. `reward` is the mean
+    over examples of rollouts that did not fail, `tokens` the mean length of a rollout's answers,
+    `cost` what all calls have cost in US dollars, None if no price is known. `difference` is that
+    of its rewards from those of `against`, whose own is None.
+    """
+
+    target: str
+    run: str
+    step: int
+    created: str
+    evaluation: str
+    rollouts: int
+    failed: int
+    reward: float | None
+    interval: tuple[float, float] | None
+    tokens: float | None = None
+    cost: float | None = None
+    difference: Difference | None = None
+
+
+class Comparison(BaseModel, frozen=True):
+    """Targets that have played the same held-out examples, each compared with `against`."""
+
+    folder: str
+    agent: str
+    recipe: str
+    """Fingerprint of the recipe whose agent, data and seeds all have played."""
+    against: str
+    examples: int
+    targets: tuple[ComparedTarget, ...]
+
+    @property
+    def outcome(self) -> str:
+        """Differences of the targets, in words."""
+        found = ((one.target, one.difference) for one in self.targets if one.difference)
+        return "; ".join(f"{name} less {self.against}: {by}" for name, by in found)
+
+
+def name_comparison(
+    agent: str, recipe: str, targets: Sequence[ComparedTarget], against: str
+) -> RunFolder:
+    """Return the folder of a comparison, which another one of the same checkpoints shares."""
+    asked = [recipe, against, *(one.model_dump_json() for one in targets)]
+    digest = sha256(json.dumps(asked).encode()).hexdigest()[:8]
+    return folder_of(f"comparisons/{name_run(agent, digest)}")
+
+
+def read_played(spans: Sequence[Path], roles: Sequence[str]) -> list[ExampleRow]:
+    """Read each example of a shard that was played: its reward, and the last answer of `roles`."""
+    files = [verified(path) for path in spans]
+    return select(QUERY, spans=files, roles=[*roles]).to_pylist()
+
+
+def write_comparison(
+    comparison: Comparison, played: Mapping[str, Sequence[ExampleRow]]
+) -> Comparison:
+    """Write the record of a comparison, unless it is there; return it.
+
+    Raises ComparisonError if one target has played other examples than another.
+    """
+    folder, against = folder_of(comparison.folder).path, comparison.against
+    if is_written(folder / RECORD):
+        return Comparison.model_validate(read_json(folder / RECORD))
+    for name, rows in played.items():
+        if _examples(rows) != _examples(played[against]):
+            raise ComparisonError(
+                f"{name} and {against} have played other examples, since the dataset has changed "
+                "between; give another number by --examples, which all play anew"
+            )
+    rows = [
+        {"target": one.target, "run": one.run, "step": one.step, **row}
+        for one in comparison.targets
+        for row in played[one.target]
+    ]
+    write(pa.Table.from_pylist(rows, schema=COMPARISONS), folder / COMPARED)
+    targets = tuple(
+        _compare(one, played[one.target], None if one.target == against else played[against])
+        for one in comparison.targets
+    )
+    whole = comparison.model_copy(update={"targets": targets, "examples": len(played[against])})
+    write_json(folder / RECORD, whole.model_dump(mode="json"))
+    return whole
+
+
+def most_different(comparison: Comparison, target: str) -> list[tuple[ExampleRow, ExampleRow]]:
+    """List the examples on which a target and `against` differ most, as the two played them.
+
+    Of equal differences the first examples come first.
+    """
+    rows = read(folder_of(comparison.folder).path / COMPARED).to_pylist()
+    by_target = {name: [*of] for name, of in groupby(rows, lambda row: row["target"])}
+    pairs = _pairs(by_target[target], by_target[comparison.against])
+    distances = [abs(own["reward"] - other["reward"]) for own, other in pairs]
+    ranked = sorted(range(len(pairs)), key=lambda place: -distances[place])
+    return [pairs[place] for place in ranked[:MOST_DIFFERENT] if distances[place]]
+
+
+def _compare(
+    target: ComparedTarget, rows: Sequence[ExampleRow], others: Sequence[ExampleRow] | None
+) -> ComparedTarget:
+    """Return a target with its length, its cost and its difference from the others, if any."""
+    tokens = [row["tokens"] for row in rows if row["tokens"] is not None]
+    costs = [row["cost"] for row in rows if row["cost"] is not None]
+    found: dict[str, object] = {
+        "tokens": fmean(tokens) if tokens else None,
+        "cost": fsum(costs) if costs else None,
+    }
+    if others is not None:
+        rewards = [(own["reward"], other["reward"]) for own, other in _pairs(rows, others)]
+        found["difference"] = find_difference(rewards)
+    return target.model_copy(update=found)
+
+
+def _pairs(
+    rows: Sequence[ExampleRow], others: Sequence[ExampleRow]
+) -> list[tuple[ExampleRow, ExampleRow]]:
+    """Pair the examples of which both have a reward."""
+    return [
+        (own, other)
+        for own, other in zip(rows, others, strict=True)
+        if own["reward"] is not None and other["reward"] is not None
+    ]
+
+
+def _examples(rows: Sequence[ExampleRow]) -> list[tuple[int, str]]:
+    return [(row["example_id"], row["example"]) for row in rows]

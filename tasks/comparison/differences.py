@@ -1,0 +1,138 @@
+"""rewards of the same examples by two policies → their difference, with its uncertainty.
+
+Each example counts once: its rewards are averaged first, since its rollouts are not independent.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import nextafter, sqrt
+from statistics import NormalDist, fmean, stdev
+
+import numpy as np
+from pydantic import BaseModel
+
+Z95 = NormalDist().inv_cdf(0.975)
+CERTAIN = 0.05
+"""Largest p-value of a difference that is not put down to chance."""
+
+MOST_ENUMERATED = 14
+"""Most differences whose signs are all tried; of more, DRAWS of their signs are drawn."""
+DRAWS, DRAWN_AT_ONCE = 20_000, 500
+
+
+class Difference(BaseModel, frozen=True):
+    """Mean difference of the rewards of paired examples, theirs less those they are compared with.
+
+    `interval` holds the mean with 95 % confidence; None if there are too few examples. `p_value` is
+    the chance of a mean as far from 0 if either reward of an example might have been the other's.
+    """
+
+    examples: int
+    mean: float | None
+    interval: tuple[float, float] | None
+    p_value: float | None
+    won: int
+    lost: int
+    tied: int
+
+    @property
+    def is_gain(self) -> bool:
+        """Whether the interval lies above 0 and chance does not explain the difference."""
+        if self.interval is None or self.p_value is None:
+            return False
+        return self.interval[0] > 0 and self.p_value <= CERTAIN
+
+    def __str__(self) -> str:
+        if self.mean is None or self.interval is None:
+            return f"not known from {self.examples} examples"
+        lower, upper = self.interval
+        return f"{self.mean:+.3f} ({lower:+.3f} to {upper:+.3f}, p = {self.p_value:.3g})"
+
+
+def find_difference(pairs: Sequence[tuple[float, float]]) -> Difference:
+    """Compare the first of each pair of an example's rewards with the second."""
+    differences = [first - second for first, second in pairs]
+    won, lost = (sum(sign * one > 0 for one in differences) for sign in (1, -1))
+    return Difference(
+        examples=len(pairs),
+        mean=fmean(differences) if pairs else None,
+        interval=interval_of_mean(differences),
+        p_value=sign_flip_p_value(differences) if pairs else None,
+        won=won,
+        lost=lost,
+        tied=len(pairs) - won - lost,
+    )
+
+
+def interval_of_mean(differences: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % interval of the mean of paired differences; None if there are too few.
+
+    If every difference is -1, 0 or 1, it is the score interval of paired proportions (Tango 1998),
+    which also holds for few examples and is no point where all are tied. Otherwise it is Student's,
+    by the standard error of the examples' means, from three examples on.
+    """
+    count = len(differences)
+    if count and {*differences} <= {-1.0, 0.0, 1.0}:
+        won, lost = (differences.count(sign) for sign in (1, -1))
+        return _tango(won, lost, count, Z95), _tango(won, lost, count, -Z95)
+    if count < 3:
+        return None
+    mean, half = fmean(differences), student95(count - 1) * stdev(differences) / sqrt(count)
+    return mean - half, mean + half
+
+
+def student95(freedom: int) -> float:
+    """Return the 97.5 % quantile of Student's t, within 1 % from 2 degrees of freedom on.
+
+    It is the expansion of Cornish and Fisher (Abramowitz and Stegun 1964, 26.7.5).
+    """
+    z = Z95
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return sum(term / freedom**power for power, term in enumerate(terms))
+
+
+def sign_flip_p_value(differences: Sequence[float]) -> float:
+    """Return the two-sided p-value of Fisher's randomization test of paired differences.
+
+    It is the share of all choices of the differences' signs that have a mean as far from 0; of more
+    than MOST_ENUMERATED differences it is estimated, always by the same draws. For differences of
+    -1, 0 and 1 it is McNemar's exact test.
+    """
+    moved = np.array([one for one in differences if one], np.float64)
+    least = abs(moved.sum()) - 1e-9
+    far = [np.abs(signs @ moved) >= least for signs in _choose_signs(len(moved))]
+    return float(np.concatenate(far).mean())
+
+
+def _choose_signs(count: int) -> Iterator[np.ndarray]:
+    """Yield choices of so many signs, a row each: all of them, or the given one and draws."""
+    if count <= MOST_ENUMERATED:
+        yield (np.arange(2**count)[:, None] >> np.arange(count)) % 2 * 2 - 1
+        return
+    generator = np.random.default_rng(0)
+    yield np.ones((1, count))
+    for _ in range(DRAWS // DRAWN_AT_ONCE):
+        yield generator.integers(0, 2, (DRAWN_AT_ONCE, count)) * 2 - 1
+
+
+def _tango(won: int, lost: int, count: int, z: float) -> float:
+    """Return the difference of proportions whose score is `z`, by bisection: the score falls."""
+    low, high = -1.0, 1.0
+    while nextafter(low, high) < high - 1e-12:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _score(won, lost, count, middle) > z else (low, middle)
+    return high
+
+
+def _score(won: int, lost: int, count: int, difference: float) -> float:
+    """Return the score of a difference of paired proportions, by Tango's formula."""
+    linear = (2 * count - won + lost) * difference - won - lost
+    constant = -lost * difference * (1 - difference)
+    losing = (sqrt(linear**2 - 8 * count * constant) - linear) / (4 * count)
+    variance = count * (2 * losing + difference * (1 - difference))
+    return (won - lost - count * difference) / sqrt(max(variance, 1e-12))

@@ -1,0 +1,95 @@
+-- One row per example of a held-out shard, in the order of the dataset: the mean reward of its
+-- rollouts that did not fail, the mean length of their answers and what all attempts have cost, by
+-- the calls of the roles that are compared, and the last answer of its first rollout.
+with spans as (
+
+    select * from read_parquet($spans)
+
+),
+
+attempts as (
+
+    -- The attempt that earned the reward, or else the last one.
+    select
+        rollout_id,
+        coalesce(max(attempt) filter (where reward_name = 'reward'), max(attempt)) as attempt
+
+    from spans
+    group by rollout_id
+    having not bool_or(kind = 'left_out')
+
+),
+
+calls as (
+
+    select
+        rollout_id,
+        attempt,
+        span_id,
+        call,
+        gen_ai_usage_output_tokens as sampled,
+        case when recalled is not true then (attributes ->> '$.cost')::double end as cost,
+        messages ->> '$[#-1].content' as question,
+        spoken(reply) as answer
+
+    from spans
+    where kind = 'llm' and error_type is null and list_contains($roles, role)
+
+),
+
+said as (
+
+    select
+        rollout_id,
+        sum(sampled)::double as tokens,
+        arg_min(question, call) as question,
+        arg_max(answer, call) as answer
+
+    from calls
+    join attempts using (rollout_id, attempt)
+    group by rollout_id
+
+),
+
+paid as (
+
+    select
+        rollout_id,
+        sum(cost order by span_id) as cost
+
+    from calls
+    group by rollout_id
+
+),
+
+rollouts as (
+
+    select
+        rollout_id,
+        any_value(attributes ->> '$.example_id')::bigint as example_id,
+        any_value(attributes ->> '$.example') as example,
+        any_value(reward) filter (where reward_name = 'reward') as reward
+
+    from spans
+    join attempts using (rollout_id, attempt)
+    where kind in ('reward', 'error')
+    group by rollout_id
+
+)
+
+select
+    example_id,
+    any_value(example) as example,
+    count(*) as rollouts,
+    count(*) - count(reward) as failed,
+    avg(reward order by rollout_id) as reward,
+    avg(tokens order by rollout_id) as tokens,
+    sum(cost order by rollout_id) as cost,
+    arg_min(question, rollout_id) as question,
+    arg_min(answer, rollout_id) as answer
+
+from rollouts
+left join said using (rollout_id)
+left join paid using (rollout_id)
+group by example_id
+order by example_id

@@ -1,0 +1,295 @@
+"""compare and promote: pairs of the same examples, a gate that nothing worse passes, and names."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from adapters.calls import Policy, Sampling
+from adapters.door.serving import OpenDoor
+from adapters.errors import UserError
+from flows.checkpoints.compare import compare
+from flows.checkpoints.promote import plan_promotion, promote, read_condition
+from flows.cli.commands import app
+from flows.recipe.loading import named_recipe
+from flows.recipe.recipe import Recipe
+from flows.runtime.bound_checkpoints import bind_checkpoints
+from flows.runtime.checks import check_run
+from flows.runtime.eval_targets import EvalTarget
+from flows.runtime.forks import fork_run
+from flows.runtime.serving import find_weights
+from flows.train import train
+from tasks.checkpoints import read_checkpoint
+from tasks.comparison.comparisons import Comparison, most_different
+from tasks.comparison.promotions import (
+    NotBetter,
+    PromotionRefused,
+    promotion_rows,
+    record_promotion,
+)
+from tasks.recording.views import open_views
+from tasks.storage.files import write_text
+from tasks.storage.manifest import recipe_of
+from tasks.storage.owners import last_owner
+from tasks.storage.run_folder import RunFolder, folder_of
+from tests.support.small_recipe import HELLO
+from tests.support.stand_in import CHAT, END, StandIn, letters
+
+SMALL = ["steps=2", "evaluation.examples=32", "evaluation.greedy=false", "checkpoints.every=1"]
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    return named_recipe("hello", [*SMALL, f"dataset.path={HELLO}"])
+
+
+@pytest.fixture(scope="module")
+def run(root: Path, recipe: Recipe, prefect_server: None, no_tinker: None) -> RunFolder:
+    """A run whose two steps are a gain that 32 examples show."""
+    train(recipe, run="one")
+    return folder_of("one")
+
+
+@pytest.fixture(scope="module")
+def compared(run: RunFolder, recipe: Recipe) -> Comparison:
+    return compare(recipe, ["base", "one@0", "one@2"])
+
+
+@pytest.fixture
+def named(run: RunFolder) -> Iterator[str]:
+    """A name that one@2 has, in a history of its own."""
+    history = run.path.parent / "comparisons" / "promotions.jsonl"
+    promote(plan_promotion("one@2", "production", None, gated=False), None)
+    yield "production"
+    history.unlink()
+
+
+def test_the_same_weights_play_the_same_answers_so_that_all_examples_are_tied(
+    compared: Comparison,
+) -> None:
+    base, untrained, trained = compared.targets
+    assert (base.target, untrained.target, trained.target) == ("base", "one@0", "one@2")
+    assert untrained.difference is not None
+    assert (untrained.difference.tied, untrained.difference.mean) == (32, 0.0)
+    assert untrained.tokens == base.tokens
+    assert trained.difference is not None
+    assert trained.difference.is_gain
+    assert trained.difference.won > trained.difference.lost
+    assert trained.reward is not None
+    assert base.reward is not None
+    assert trained.difference.mean == pytest.approx(trained.reward - base.reward)
+
+
+def test_the_examples_on_which_two_differ_most_come_first(compared: Comparison) -> None:
+    shown = most_different(compared, "one@2")
+    distances = [abs(own["reward"] - other["reward"]) for own, other in shown]
+    assert len(shown) == 3
+    assert distances == sorted(distances, reverse=True)
+    assert all(own["question"] == other["question"] for own, other in shown)
+    assert all(own["answer"] != other["answer"] for own, other in shown)
+    assert most_different(compared, "one@0") == []
+
+
+def test_what_was_compared_is_read_and_opens_no_run_again(
+    compared: Comparison, run: RunFolder, recipe: Recipe
+) -> None:
+    owner = last_owner(run.owners)
+    assert compare(recipe, ["base", "one@0", "one@2"]) == compared
+    assert last_owner(run.owners) == owner
+    against = compare(recipe, ["base", "one@2"], against="one@2")
+    assert against.targets[0].difference is not None
+    assert against.targets[0].difference.won == compared.targets[2].difference.lost  # type: ignore
+    assert against.folder != compared.folder
+
+
+def test_sql_sees_each_example_as_each_target_played_it(compared: Comparison) -> None:
+    with open_views([], ["comparisons"]) as views:
+        rows = views.sql(
+            "select target, count(*), avg(reward) from comparisons where comparison = $name "
+            "group by all order by all",
+            params={"name": folder_of(compared.folder).name},
+        ).fetchall()
+    assert [(name, count) for name, count, _ in rows] == [
+        (one.target, 32) for one in compared.targets
+    ]
+    assert rows[2][2] == pytest.approx(compared.targets[2].reward)
+
+
+def test_the_table_is_no_wider_than_100_letters_and_json_is_the_record(
+    compared: Comparison, recipe: Recipe, tmp_path: Path
+) -> None:
+    file = write_text(tmp_path / "hello.yaml", recipe.model_dump_json())
+    command = ["compare", "base", "one@0", "one@2", "--agent", str(file)]
+    table = CliRunner().invoke(app, command, catch_exceptions=False).output
+    assert "one@2 and base differ most in" in table
+    assert "one@0 and base differ" not in table
+    assert max(map(len, table.split("\n\n")[0].splitlines())) <= 100
+    record = json.loads(CliRunner().invoke(app, [*command, "--json"]).output)
+    assert [one["target"] for one in record["targets"]] == ["base", "one@0", "one@2"]
+
+
+@pytest.mark.parametrize(
+    ("targets", "against", "said"),
+    [
+        (["one@2"], None, "at least two different ones can be compared"),
+        (["one@2", "one"], None, "one@2, one are one@2, one@2"),
+        (["base", "one@2"], "bas", "--against bas is none of base, one@2; did you mean 'base'"),
+        (["base", "one@7"], None, "has no checkpoint 7; it has 0 to 2"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    run: RunFolder, recipe: Recipe, targets: list[str], against: str | None, said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        compare(recipe, targets, against)
+
+
+def test_a_better_checkpoint_is_promoted_with_its_evidence(
+    compared: Comparison, recipe: Recipe, named: str
+) -> None:
+    record_promotion(plan_promotion("one@0", named, "a rollback", gated=False))
+    evidence = compare(recipe, [read_condition("reward > production"), "one@2"])
+    promoted = promote(plan_promotion("one@2", named, None, gated=True), evidence)
+    assert promoted.replaces == "one@0"
+    rows = promotion_rows()
+    assert [(row["run"], row["step"], row["forced"]) for row in rows] == [
+        ("one", 2, None),
+        ("one", 0, "a rollback"),
+        ("one", 2, None),
+    ]
+    assert rows[-1]["comparison"] == evidence.folder
+    assert rows[-1]["recipe"] == recipe.fingerprint()
+    assert rows[-1]["difference"]["interval"][0] > 0
+
+
+def test_neither_a_worse_checkpoint_nor_a_tie_is_promoted(
+    compared: Comparison, recipe: Recipe, named: str
+) -> None:
+    worse = compare(recipe, [named, "one@0"])
+    with pytest.raises(NotBetter, match=r"one@0 is not shown to be better than one@2: reward -0"):
+        promote(plan_promotion("one@0", named, None, gated=True), worse)
+    tie = compare(recipe, ["base", "one@0"])
+    with pytest.raises(NotBetter, match=r"than base: reward \+0.000 \(-0"):
+        promote(plan_promotion("one@0", "other", None, gated=True), tie)
+    assert NotBetter.status == 1
+    assert len(promotion_rows()) == 1, "nothing was recorded"
+    forced = promote(plan_promotion("one@0", named, "a demonstration", gated=True), worse)
+    assert forced.difference == worse.targets[1].difference
+
+
+def test_a_checkpoint_of_which_more_rollouts_fail_is_not_promoted(
+    compared: Comparison, named: str
+) -> None:
+    base, _, trained = compared.targets
+    failing = compared.model_copy(
+        update={"targets": (base, trained.model_copy(update={"failed": 1}))}
+    )
+    with pytest.raises(NotBetter, match="1 and 0 failed rollouts"):
+        promote(plan_promotion("one@2", "other", None, gated=True), failing)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "name", "said"),
+    [
+        ("one@0", "production", 'give --if "reward > production", or --force REASON'),
+        ("one@2", "production", "production is one@2 already"),
+        ("one@0", "one", "one is the name of the run"),
+        ("one@0", "base", "base means something else already"),
+        ("one@0", "a name", "cannot name a run"),
+        ("one@9", "other", "has no checkpoint 9"),
+        ("none@0", "other", "there is no run at"),
+        ("one:policy@0", "other", "name the run's checkpoint RUN@STEP"),
+    ],
+)
+def test_a_name_that_is_taken_or_a_checkpoint_that_is_none_is_refused(
+    named: str, checkpoint: str, name: str, said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        plan_promotion(checkpoint, name, None, gated=False)
+
+
+def test_a_condition_is_read_or_refused() -> None:
+    assert read_condition("reward > production") == "production"
+    with pytest.raises(UserError, match='write "reward > TARGET"'):
+        read_condition("loss < production")
+
+
+def test_of_two_promotions_that_were_decided_at_once_the_second_is_refused(named: str) -> None:
+    planned = plan_promotion("one@0", named, "first", gated=False)
+    record_promotion(plan_promotion("one@1", named, "meanwhile", gated=False))
+    with pytest.raises(PromotionRefused, match="become one@1 meanwhile, and was one@2; repeat"):
+        record_promotion(planned)
+
+
+def test_a_name_is_taken_wherever_a_checkpoint_is(named: str, recipe: Recipe) -> None:
+    assert read_checkpoint(named) == ("one", 2)
+    assert read_checkpoint(f"{named}:policy") == ("one:policy", 2)
+    assert find_weights(named).name == "one@2"
+    assert EvalTarget.find(recipe, None, None, named, as_given=True).title == "one@2"
+    values = recipe.model_dump(mode="json")
+    started = Recipe.model_validate(values | {"model": values["model"] | {"start": named}})
+    near = {"kl": {"coefficient": 0.1, "reference": named}}
+    held = Recipe.model_validate(values | {"algorithm": values["algorithm"] | near})
+    distilled = {"preset": "on_policy_distill", "teacher": {"models": [named]}}
+    taught = Recipe.model_validate(values | {"algorithm": distilled})
+    for one in (started, held, taught):
+        bound = bind_checkpoints(one, {})[named]
+        assert (bound["run"], bound["step"]) == ("one", 2), "the checkpoint, not the name"
+
+
+def test_a_run_cannot_have_the_name_of_a_checkpoint(named: str, recipe: Recipe) -> None:
+    with pytest.raises(PromotionRefused, match="name of the checkpoint one@2, and cannot be that"):
+        check_run(recipe, folder_of(named))
+    longer = recipe_of(folder_of("one")) | {"steps": 3}
+    with pytest.raises(PromotionRefused, match="cannot be that of a run"):
+        fork_run(folder_of("one"), named, 1, longer, "any")
+
+
+def test_a_name_whose_run_is_another_one_by_now_is_refused(
+    named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = {"created": "later"}
+    monkeypatch.setattr("tasks.comparison.promotions.read_manifest", lambda _: made)
+    with pytest.raises(PromotionRefused, match="is not that run any more; put that back, or"):
+        read_checkpoint(named)
+
+
+def test_promote_says_what_became_of_a_name(named: str, compared: Comparison) -> None:
+    said = CliRunner().invoke(app, ["promote", "one@1", named, "--force", "try"]).output
+    assert said.splitlines()[0] == "production is one@1, and was one@2"
+    refused = CliRunner().invoke(app, ["promote", "one@0", "other", "--agent", "hello"])
+    assert "do nothing without --if" in str(refused.exception)
+
+
+def test_promote_plays_the_gate_by_the_run_s_own_recipe(named: str, compared: Comparison) -> None:
+    gate = ["--if", "reward > production"]
+    refused = CliRunner().invoke(app, ["promote", "one@0", named, *gate])
+    assert isinstance(refused.exception, NotBetter)
+    passed = CliRunner().invoke(app, ["promote", "one@2", "other", "--if", "reward > base"]).output
+    assert passed.splitlines()[0] == "other is one@2"
+    assert passed.splitlines()[1].startswith("reward less that of base: +0.")
+
+
+def test_a_model_of_litellm_is_compared_by_its_reward_and_its_tokens(
+    compared: Comparison, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("litellm")
+    said = [*letters("I am here."), END]
+    policy = Policy(StandIn(lambda *_: said), "any")
+    with OpenDoor(CHAT, policy, Sampling(16, 1.0, 1.0, -1), "a-key") as door:
+        for name, value in door.variables().items():
+            monkeypatch.setenv(name, value)
+        other, trained = compare(recipe, ["openai/any", "one@2"]).targets
+    assert (other.target, other.tokens, other.cost) == ("openai/any", len(said), None)
+    assert trained.difference is not None
+    assert trained.difference.is_gain
+
+
+def test_a_fork_may_be_named_by_its_checkpoint(named: str) -> None:
+    refused = CliRunner().invoke(app, ["fork", "one"])
+    assert "--at is missing" in str(refused.exception)
+    refused = CliRunner().invoke(app, ["fork", named, "--as", "one", "--set", "steps=3"])
+    assert "the run" in str(refused.exception)
+    assert "one exists" in str(refused.exception)

@@ -1,0 +1,170 @@
+"""Sweeps: the same run with other values, none repeated, a failed one among them, and a choice."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.settings import PREFECT_API_URL
+
+from adapters.errors import UserError
+from flows.cli.sweeping import _make_recipe
+from flows.recipe.loading import changed_recipe, recipe_options
+from flows.recipe.sweeps.sweep import SweepRecipe, name_child
+from flows.runtime.flow_runs import SweepSummary
+from flows.sweep import check_sweep, choose, sweep
+from tasks.evaluations import read_evaluation
+from tasks.reports.page import write_report
+from tasks.storage.files import write_text
+from tasks.storage.manifest import parent_of
+from tasks.storage.owners import last_owner
+from tasks.storage.run_folder import RunError, folder_of
+from tasks.storage.stages import ChildResult, result_table, stage_runs
+from tests.support.small_recipe import small_recipe
+from tests.support.swept import RECIPE
+
+ROOT = Path(__file__).parents[3]
+FIRST, SECOND, FAILED = "some-lr0.002", "some-lr0.01", "some-agenttests.support.unrewarded-play"
+BASE = small_recipe().model_dump(mode="json")
+
+
+@pytest.fixture(scope="module")
+def swept(root: Path, prefect_server: None, no_tinker: None) -> SweepSummary:
+    """A sweep that was killed in its second run, and has gone on."""
+    variables = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or ""}
+    command = [sys.executable, "-m", "tests.support.swept", "some"]
+    killed = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert [run.name for run in stage_runs(folder_of("some"))] == [FIRST, SECOND]
+    return sweep(RECIPE, run="some")
+
+
+@pytest.mark.story
+def test_a_sweep_that_was_killed_goes_on_and_repeats_no_finished_run(swept: SweepSummary) -> None:
+    owners = {name: last_owner(folder_of(name).owners) for name in (FIRST, SECOND)}
+    assert {name: owner.epoch for name, owner in owners.items() if owner} == {FIRST: 1, SECOND: 2}
+    assert sweep(RECIPE, run="some").results == swept.results
+    assert {name: last_owner(folder_of(name).owners) for name in owners} == owners
+
+
+@pytest.mark.story
+def test_a_run_that_fails_is_a_result_with_its_error_and_the_others_are_measured(
+    swept: SweepSummary,
+) -> None:
+    assert [one.run for one in swept.results] == [FIRST, SECOND, FAILED]
+    first, second, failed = swept.results
+    assert failed.measured is None
+    assert "StepStopped" in failed.error
+    for one in (first, second):
+        scored = read_evaluation(folder_of(one.run).evaluation("00002"))["sampled"].finished
+        assert (one.measured, one.interval, one.error) == (scored.mean, scored.interval, "")
+    assert "of 3 runs, 1 of which failed: some-lr" in swept.outcome
+
+
+@pytest.mark.story
+def test_one_report_has_the_table_and_the_curves_of_every_run(swept: SweepSummary) -> None:
+    folder = folder_of("some")
+    page = write_report([folder], folder.report).read_text()
+    assert "What the runs of the sweep have come to" in page
+    assert all(name in page for name in (FIRST, SECOND, "StepStopped"))
+    names, rows = result_table(folder)
+    assert [row[names.index("chosen")] for row in rows].count("best") == 1
+
+
+@pytest.mark.story
+def test_a_sweep_of_replays_trains_on_rollouts_that_were_sampled_once(swept: SweepSummary) -> None:
+    recipe = _make_recipe(None, FIRST, None, ["optimizer.learning_rate=0.001,0.003"])
+    replayed = sweep(recipe, run="replays")
+    assert [one.error for one in replayed.results] == ["", ""]
+    for run in stage_runs(folder_of("replays")):
+        parent = parent_of(run)
+        assert parent is not None
+        assert (parent["run"], parent["how"]) == (FIRST, "replay")
+
+
+def made(**values: Any) -> SweepRecipe:
+    return changed_recipe({"flow": "sweep", "base": BASE, **values}, (), SweepRecipe)
+
+
+def test_names_say_the_values_and_a_grid_has_every_combination() -> None:
+    recipe = made(grid={"optimizer.learning_rate": [0.001, 1e-5], "model.lora_rank": [8, 16]})
+    assert [name_child("x", values) for values in recipe.values()] == [
+        *("x-lr0.001-rank8", "x-lr0.001-rank16", "x-lr1e-05-rank8", "x-lr1e-05-rank16"),
+    ]
+    both = {"checkpoints.every": 2, "evaluation.every": 3, "algorithm.loss": "ppo"}
+    assert name_child("x", both) == "x-checkpoints.every2-evaluation.every3-lossppo"
+
+
+def test_draws_are_those_of_their_seed() -> None:
+    keys = {
+        "optimizer.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True},
+        "model.lora_rank": [8, 16],
+        "rollouts.groups": {"low": 2, "high": 9},
+    }
+    drawn = made(random={"runs": 50, "seed": 3, "keys": keys}).values()
+    assert drawn == made(random={"runs": 50, "seed": 3, "keys": keys}).values()
+    assert drawn != made(random={"runs": 50, "seed": 4, "keys": keys}).values()
+    rates = sorted(one["optimizer.learning_rate"] for one in drawn)
+    assert 1e-4 <= rates[0] < rates[-1] <= 1e-2
+    assert 3e-4 < rates[25] < 3e-3, "the middle of the logarithms"
+    assert {one["model.lora_rank"] for one in drawn} == {8, 16}
+    assert {one["rollouts.groups"] for one in drawn} <= {*range(2, 10)}
+
+
+def test_keys_that_are_given_several_values_make_a_grid_of_a_recipe(tmp_path: Path) -> None:
+    file = str(write_text(tmp_path / "one.yaml", small_recipe().model_dump_json()))
+    recipe = _make_recipe(file, None, None, ["optimizer.learning_rate=0.1,0.2", "steps=5"])
+    children = check_sweep(recipe, "x")
+    assert [child.name for child in children] == ["x-lr0.1", "x-lr0.2"]
+    assert {child.recipe.steps for child in children} == {5}
+    with pytest.raises(UserError, match="no key has several values"):
+        _make_recipe(file, None, None, ["steps=5"])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "values are given by nothing; give one of grid, listed, random"),
+        ({"grid": {"steps": [2]}, "listed": [{"steps": 3}]}, "given by grid, listed; give one"),
+        ({"grid": {"steps": []}}, "grid: steps has no value"),
+        ({"base": None, "grid": {"steps": [2]}}, "give base or replay"),
+        ({"random": {"runs": 2, "keys": {"seed": {"low": 2, "high": 1}}}}, "span nothing"),
+        ({"grid": {"stepz": [2, 3]}}, "x-stepz2: a recipe has no key 'stepz'; did you mean 'st"),
+        ({"grid": {"steps": [2, "two"]}}, "x-stepstwo: recipe.steps: Input should be a valid int"),
+        ({"grid": {"agent": ["hello", "helo"]}}, "x-agenthelo: "),
+        ({"listed": [{"steps": 2}, {"steps": 2}]}, "several runs would be called x-steps2; give"),
+        ({"grid": {"evaluation.examples": [4, 5]}}, "vary no key of evaluation"),
+        ({"grid": {"steps": [2]}, "select": "loss"}, "measured by reward, greedy; give one of"),
+        ({"grid": {"steps": [2]}, "replay": "none"}, "x-steps2: there is no run at"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused_before_anything_starts(
+    root: Path, no_tinker: None, values: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        check_sweep(made(**values), "x")
+    assert [path.name for path in root.glob("x*")] == []
+
+
+def test_the_best_has_the_highest_reward_or_the_lowest_loss_and_the_first_of_equal_ones() -> None:
+    measured = (0.5, None, 0.7, 0.7, 0.2)
+    results = [ChildResult(f"run{n}", 2, value) for n, value in enumerate(measured)]
+    chosen = {select: choose(results, select) for select in ("reward", "loss")}
+    assert [one.run for one in chosen["reward"] if one.chosen] == ["run2"]
+    assert [one.run for one in chosen["loss"] if one.chosen] == ["run4"]
+    with pytest.raises(RunError, match="each of the 1 runs has failed, a since it broke; mend"):
+        choose([ChildResult("a", 0, error="it broke")], "reward")
+
+
+@pytest.mark.story
+def test_a_run_that_is_no_sweep_is_not_taken_for_one(swept: SweepSummary) -> None:
+    with pytest.raises(UserError, match="exists, and is no sweep"):
+        check_sweep(RECIPE, FIRST)
+
+
+def test_every_key_of_a_sweep_is_listed() -> None:
+    listed = recipe_options("sweep")
+    assert all(f"{key} (" in listed for key in ("base", "replay", "grid", "listed", "select"))

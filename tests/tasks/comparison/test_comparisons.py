@@ -1,0 +1,116 @@
+"""held-out examples that several targets played → their record."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.comparison.comparisons import (
+    ComparedTarget,
+    Comparison,
+    ComparisonError,
+    read_played,
+    write_comparison,
+)
+from tasks.recording.spans import table
+from tasks.storage.tables import write
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+CAT = {"example_id": 12, "example": {"answer": "cat"}}
+ROSE = {"example_id": 3, "example": {"answer": "rose"}}
+
+
+def row(name: str, seconds: int, attempt: int = 0, **columns: Any) -> dict[str, Any]:
+    at = NOON + timedelta(seconds=seconds)
+    whose = {"rollout_id": name, "group_id": name[:-3], "attempt": attempt}
+    return {**whose, "span_id": f"{name}-{seconds}", "started": at, "ended": at, **columns}
+
+
+def call(name: str, number: int, said: str, cost: float | None, **more: Any) -> dict[str, Any]:
+    return row(
+        name,
+        number,
+        **{"kind": "llm", "role": "policy", "call": number, "gen_ai_usage_output_tokens": 5},
+        messages=[{"role": "user", "content": f"question {number}"}],
+        reply={"role": "assistant", "content": said},
+        attributes={"cost": cost},
+        **more,
+    )
+
+
+def ended(name: str, of: dict[str, Any], reward: float | None, attempt: int = 0) -> dict[str, Any]:
+    if reward is None:
+        return row(name, 9, attempt, kind="error", error_type="KeyError", attributes=of)
+    return row(name, 9, attempt, kind="reward", reward_name="reward", reward=reward, attributes=of)
+
+
+def test_an_example_has_what_its_rollouts_came_to_and_what_every_attempt_has_cost(
+    tmp_path: Path,
+) -> None:
+    spans = [
+        call("test-00004-0000-00", 0, "lost", 0.25),
+        call("test-00004-0000-00", 1, "meow", 0.5, attempt=1),
+        call("test-00004-0000-00", 2, "a cat", None, attempt=1),
+        {**call("test-00004-0000-00", 3, "no", 9.0), "role": "judge"},
+        ended("test-00004-0000-00", CAT, 1.0, attempt=1),
+        call("test-00004-0000-01", 0, "a dog", None, recalled=True),
+        ended("test-00004-0000-01", CAT, 0.5),
+        ended("test-00004-0001-00", ROSE, None),
+    ]
+    rose, cat = read_played([write(table(spans), tmp_path / "spans.parquet")], ["policy"])
+    assert (cat["rollouts"], cat["failed"], cat["reward"]) == (2, 0, 0.75)
+    assert (cat["tokens"], cat["cost"]) == (7.5, 0.75)
+    assert (cat["question"], cat["answer"]) == ("question 1", "a cat")
+    assert (rose["example_id"], rose["failed"], rose["reward"]) == (3, 1, None)
+    assert (rose["tokens"], rose["cost"], rose["answer"]) == (None, None, None)
+
+
+def target(name: str) -> ComparedTarget:
+    return ComparedTarget(
+        target=name,
+        run=name,
+        step=0,
+        created="",
+        evaluation="00000.json",
+        rollouts=2,
+        failed=0,
+        reward=0.5,
+        interval=None,
+    )
+
+
+def played(*rewards: float | None, answer: str = "cat") -> list[dict[str, Any]]:
+    return [
+        {"example_id": place, "example": answer, "reward": reward, "tokens": 2.0, "cost": None}
+        for place, reward in enumerate(rewards)
+    ]
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Comparison:
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+    return Comparison(
+        folder="comparisons/one",
+        agent="hello",
+        recipe="",
+        against="a",
+        examples=0,
+        targets=(target("a"), target("b")),
+    )
+
+
+def test_an_example_without_a_reward_of_either_is_in_no_difference(asked: Comparison) -> None:
+    written = write_comparison(asked, {"a": played(0.0, None, 1.0), "b": played(1.0, 1.0, None)})
+    difference = written.targets[1].difference
+    assert difference is not None
+    assert (difference.examples, difference.won, written.examples) == (1, 1, 3)
+    assert write_comparison(asked, {}) == written, "what is written is read"
+
+
+def test_targets_that_played_other_examples_are_not_compared(
+    asked: Comparison, tmp_path: Path
+) -> None:
+    with pytest.raises(ComparisonError, match="b and a have played other examples"):
+        write_comparison(asked, {"a": played(1.0), "b": played(1.0, answer="dog")})
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,96 @@
+"""Differences of paired examples: their intervals hold, and a tie is no gain."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tasks.comparison.differences import (
+    find_difference,
+    interval_of_mean,
+    sign_flip_p_value,
+    student95,
+)
+
+PAIRS = 1_000
+
+
+def covered(differences: np.ndarray, truth: float) -> float:
+    """Return the share of simulations, a row each, whose interval holds the true difference."""
+    intervals = [interval_of_mean(row) for row in differences.tolist()]
+    return float(np.mean([low <= truth <= high for low, high in filter(None, intervals)]))
+
+
+@pytest.mark.parametrize(("examples", "wins", "losses"), [(40, 0.3, 0.1), (128, 0.1, 0.1)])
+def test_intervals_of_won_and_lost_examples_hold_the_truth_in_95_of_100(
+    examples: int, wins: float, losses: float
+) -> None:
+    drawn = np.random.default_rng(1).choice(
+        [1.0, -1.0, 0.0], (PAIRS, examples), p=[wins, losses, 1 - wins - losses]
+    )
+    assert 0.935 <= covered(drawn, wins - losses) <= 0.97
+
+
+@pytest.mark.parametrize("examples", [8, 64])
+def test_intervals_of_continuous_rewards_hold_the_truth_in_95_of_100(examples: int) -> None:
+    generator = np.random.default_rng(2)
+    difficulty = generator.normal(0, 1, (PAIRS, examples))  # shared by both, so that it cancels
+    first = difficulty + generator.normal(0.2, 0.3, (PAIRS, examples))
+    second = difficulty + generator.normal(0, 0.3, (PAIRS, examples))
+    assert 0.935 <= covered(first - second, 0.2) <= 0.97
+
+
+def test_intervals_hold_the_truth_where_an_example_has_several_rollouts() -> None:
+    """Rollouts of an example share its chance of success, and are not independent."""
+    generator = np.random.default_rng(3)
+    chance = generator.beta(0.5, 0.5, (PAIRS, 64)) * 0.8
+    means = [generator.binomial(4, chance + gain) / 4 for gain in (0.1, 0)]
+    assert 0.935 <= covered(means[0] - means[1], 0.1) <= 0.97
+
+
+def test_chance_alone_is_called_a_gain_at_most_as_often_as_it_is_said_to_be() -> None:
+    drawn = np.random.default_rng(4).choice([1.0, -1.0, 0.0], (PAIRS, 32), p=[0.2, 0.2, 0.6])
+    gains = [find_difference([(one, 0.0) for one in row]).is_gain for row in drawn.tolist()]
+    assert np.mean(gains) <= 0.03
+
+
+def test_the_ends_of_the_interval_are_where_the_likeliest_proportions_make_a_score_of_196() -> None:
+    won, lost, count = 12, 2, 50
+    for end, score in zip(
+        interval_of_mean([1.0] * won + [-1.0] * lost + [0.0] * 36) or (), (1, -1), strict=True
+    ):
+        losing = np.linspace(max(0, -end), (1 - end) / 2, 1_000_002)[1:-1]
+        tied = 1 - 2 * losing - end
+        likelihood = won * np.log(losing + end) + lost * np.log(losing)
+        likelihood += (count - won - lost) * np.log(tied)
+        variance = count * (2 * losing[likelihood.argmax()] + end - end**2)
+        distance = (won - lost - count * end) / math.sqrt(variance)
+        assert distance == pytest.approx(1.96 * score, abs=1e-3)
+
+
+def test_the_p_value_of_won_and_lost_examples_is_mcnemar_s() -> None:
+    assert sign_flip_p_value([1.0] * 6 + [0.0] * 9) == pytest.approx(2 / 2**6)
+    chances = [math.comb(12, lost) for lost in range(3)]
+    differences = [1.0] * 10 + [-1.0] * 2
+    assert sign_flip_p_value(differences) == pytest.approx(2 * sum(chances) / 2**12)
+    many = sign_flip_p_value([1.0] * 20 + [-1.0] * 8)
+    assert many == pytest.approx(2 * sum(math.comb(28, k) for k in range(9)) / 2**28, abs=0.004)
+    assert sign_flip_p_value([0.0, 0.0]) == 1.0
+
+
+def test_student_s_quantiles_are_those_of_the_tables() -> None:
+    table = {2: 4.3027, 5: 2.5706, 10: 2.2281, 30: 2.0423}
+    assert {n: student95(n) for n in table} == pytest.approx(table, rel=0.01)
+
+
+def test_no_tie_is_a_gain_and_none_is_seen_in_few_examples() -> None:
+    tie = find_difference([(1.0, 1.0)] * 20)
+    assert tie.interval is not None
+    assert tie.interval[0] < 0 < tie.interval[1]
+    assert (tie.mean, tie.p_value, tie.tied, tie.is_gain) == (0.0, 1.0, 20, False)
+    assert not find_difference([(0.5, 0.5)] * 20).is_gain
+    assert not find_difference([(0.75, 0.5)] * 5).is_gain, "the same gain in all of five by chance"
+    assert find_difference([(0.75, 0.5)] * 6).is_gain
+    assert not find_difference([(0.5, 0.75)] * 6).is_gain
+    assert not find_difference([]).is_gain
+    assert str(find_difference([(0.5, 0.25)] * 2)) == "not known from 2 examples"
