@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from adapters.errors import UserError
-from flows.cli.command_line import call_flow
-from flows.server.prefect_startup import quiet_prefect
+from flows.cli.command_line import WIDTH, Overrides, Verbose, call_flow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-WIDTH = 100
 LONGEST_TEXT = 160
 """Letters of a question or an answer that are shown."""
 NAMES = (
@@ -24,12 +22,7 @@ NAMES = (
     *("failed", "tokens", "USD"),
 )
 
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="section.key=value over the recipe; `ratchet keys` lists the keys."),
-]
 Examples = Annotated[int | None, typer.Option(min=1, help="Short for --set evaluation.examples=N.")]
-Verbose = Annotated[bool, typer.Option(help="Show Prefect's own log.", callback=quiet_prefect)]
 
 
 @app.command()
