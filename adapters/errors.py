@@ -6,6 +6,8 @@ UserError               an error that its user can mend
     ImportRefusal       a configuration of another system
     OfflineError        a recipe that needs a network
     CheckpointRefused   a checkpoint of another run
+    AdapterError        an adapter's files
+    ExportRefused       an export that cannot be written, or is not what was trained
     ProjectExists       a file that a new project would replace
     NoKind              a kind of new project
     AgentError          an agent's name
@@ -25,6 +27,7 @@ UserError               an error that its user can mend
     ComparisonError     targets that have not played the same examples
     PromotionRefused    a name that a checkpoint cannot have
         NotBetter       a checkpoint that is not shown to be better
+    RequestDiffers      a request that differs from the recorded one
     TakenOver           a run that another process has opened since
     Damaged             a file that is not as it was written
     JournalError        a journal that is damaged or cannot be written

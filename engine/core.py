@@ -17,6 +17,7 @@ from engine.model.lora import LoraWeights
 from engine.sampling.resident_weights import ResidentWeights
 from engine.sampling.scheduler import Scheduler
 from engine.state.checkpoints import (
+    EXTERNAL,
     SAMPLER,
     TRAINING,
     CheckpointAddress,
@@ -27,7 +28,13 @@ from engine.state.checkpoints import (
     utc_now,
 )
 from engine.state.registry import Registry, RunRecord, SamplerRecord
-from engine.state.weight_files import load_lora, load_optimizer, save_lora, save_optimizer
+from engine.state.weight_files import (
+    load_lora,
+    load_optimizer,
+    save_external,
+    save_lora,
+    save_optimizer,
+)
 from engine.training.trainer import Trainer
 
 T = TypeVar("T")
@@ -124,8 +131,8 @@ class EngineCore:
         self.check_base_model(checkpoint.base_model)
         if address.kind not in kinds:
             raise RequestRefused(
-                f"{address} holds weights for sampling only; load training state, saved with "
-                f"save_state, at {address.run}/{TRAINING}/<name>"
+                f"{address} holds {address.kind}, which cannot be loaded here; load training "
+                f"state, saved with save_state, at {address.run}/{TRAINING}/<name>"
             )
         return address
 
@@ -140,11 +147,17 @@ class EngineCore:
     def save(
         self, live_model: LiveModel, address: CheckpointAddress, options: SaveOptions
     ) -> CheckpointRecord:
-        """Save the current weights, for training with Adam's state; runs on the device thread."""
+        """Save the current weights, for training with Adam's state; runs on the device thread.
+
+        External weights have the names of Tinker's exports, and are for other programs.
+        """
         trainer = live_model.trainer
 
         def write(folder: Path) -> None:
-            save_lora(trainer.lora, folder)
+            if address.kind == EXTERNAL:
+                save_external(trainer.lora, self.model, folder)
+            else:
+                save_lora(trainer.lora, folder)
             if address.kind == TRAINING:
                 save_optimizer(trainer.optimizer_tensors(), folder)
 

@@ -8,10 +8,15 @@ from flows.dry_runs import DryRun
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model
 from flows.runtime.bound_checkpoints import open_references
-from flows.runtime.by_policy import assemble, build, refer, reward
+from flows.runtime.by_policy import assemble, build, conclude, refer, reward
 from flows.runtime.checks import check_start
 from flows.runtime.flow_runs import name_of_run
-from flows.runtime.open_rollouts import open_rollouts, training_groups, wait_for_batches
+from flows.runtime.open_rollouts import (
+    judge_groups,
+    open_rollouts,
+    training_groups,
+    wait_for_batches,
+)
 from flows.runtime.open_run import open_run
 from tasks.evaluations import score_spans
 from tasks.reports.artifacts import Artifacts
@@ -43,7 +48,8 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
         groups = replace(training_groups(recipe), quorum=1.0)
         spans = wait_for_batches(runners.evaluation.submit_shard(shard, 0, groups).values())
         trajectories = assemble(opened, 0, spans)
-        rewards = reward(opened, 0, trajectories, recipe.algorithm.rewards)
+        verdicts = conclude(opened, 0, judge_groups(opened, recipe, 0, spans, runners.judging))
+        rewards = reward(opened, 0, trajectories, recipe.algorithm.rewards, verdicts)
         references = refer(opened, 0, spans, trajectories, others)
         datums = build(opened, 0, trajectories, rewards, references, recipe.credit())
     learned = {

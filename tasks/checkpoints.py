@@ -45,6 +45,13 @@ def sampled_step(version: str) -> int:
     return int(version.rpartition("@")[2].removesuffix(OR_NEWER))
 
 
+def is_version_of(policy: str, version: str) -> bool:
+    """Return whether a version, as spans name what has answered, is one of a trained policy."""
+    plain = version.removesuffix(OR_NEWER)
+    step = plain.rpartition("@")[2]
+    return step.isdecimal() and plain == policy_version(policy, int(step))
+
+
 class Ledger(OwnedLog):
     """Ledger of checkpoints: the file checkpoints.jsonl.
 

@@ -49,12 +49,16 @@ class Spent(BaseModel):
 
 
 class ScoredRollout(NamedTuple):
-    """End of a rollout, and its usage by role; a failed rollout has no reward."""
+    """End of a rollout, and its usage by role; a failed rollout has no reward.
+
+    Nor has one that has `ended` with what its agent gives no reward.
+    """
 
     group_id: str
     reward: float | None
     category: str | None = None
     spent: Mapping[str, Spent] = {}
+    ended: bool = False
 
 
 class Estimate(BaseModel):
@@ -116,6 +120,7 @@ def score_spans(spans: Sequence[Path], shard: Path, threshold: float = 1.0) -> S
             row["reward"],
             row["category"],
             {of["role"]: Spent.model_validate(of) for of in row["spent"]},
+            row["ended"],
         )
         for row in select(QUERY, spans=files, shard=shard).to_pylist()
     ]
@@ -129,12 +134,13 @@ def score(outcomes: Sequence[ScoredRollout], threshold: float = 1.0) -> Score:
         if outcome.category is not None:
             categories[outcome.category].append(outcome._replace(category=None))
     finished = [outcome for outcome in outcomes if outcome.reward is not None]
+    failed = [one for one in outcomes if one.reward is None and not one.ended]
     return Score(
         rollouts=len(outcomes),
-        failed=len(outcomes) - len(finished),
+        failed=len(failed),
         threshold=threshold,
         finished=_estimate(finished, threshold),
-        failed_as_zero=_estimate(outcomes, threshold),
+        failed_as_zero=_estimate([*finished, *failed], threshold),
         spent=_sum_by_role(outcome.spent for outcome in outcomes),
         categories={name: score(categories[name], threshold) for name in sorted(categories)},
     )

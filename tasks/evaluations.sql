@@ -1,4 +1,4 @@
--- One row per rollout of a batch: its reward, null if it failed, the category of its example, and
+-- One row per rollout of a batch: its reward, null if it failed or its agent gives none, the category of its example, and
 -- what the calls came to that no policy answered. Those are of every attempt, also where the rollout
 -- failed: they were paid for. What an attempt was given again from an earlier one was paid for there.
 with
@@ -18,7 +18,8 @@ rollouts as (
     select
         rollout_id,
         any_value(group_id) as group_id,
-        arg_max(reward, attempt) filter (where reward_name = 'reward') as reward
+        arg_max(reward, attempt) filter (where reward_name = 'reward') as reward,
+        coalesce(bool_or(reward_name = 'reward'), false) as ended
 
     from read_parquet($spans)
     group by rollout_id
@@ -70,7 +71,8 @@ select
     group_id,
     reward,
     category,
-    coalesce(spent, []) as spent
+    coalesce(spent, []) as spent,
+    ended
 
 from rollouts
 left join spent using (rollout_id)

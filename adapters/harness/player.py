@@ -115,7 +115,7 @@ async def play_batch(door: str, batch: str, token: str) -> None:
         watch_event_loop(),
         httpx.AsyncClient(headers=bearer, timeout=None, verify=tls()) as http,
     ):
-        begun = _read(BegunBatch, await http.post(door + BEGIN.format(batch=batch)))
+        begun = read_answer(BegunBatch, await http.post(door + BEGIN.format(batch=batch)))
         roles = tuple(begun.settings.roles)
         play = load_for_roles(begun.settings.agent, roles)
         attempt = Batch(door, batch, token, begun.attempt, roles)
@@ -143,11 +143,12 @@ async def play_to_end(playing: Awaitable[Reward], keys: Collection[str]) -> Outc
     try:
         reward = await playing
     except Exception as error:  # noqa: BLE001  An agent may raise anything; here it is a row.
-        return _failure(error, keys)
+        return failure_of(error, keys)
     return reward
 
 
-def _failure(error: Exception, keys: Collection[str] = ()) -> Failure:
+def failure_of(error: Exception, keys: Collection[str] = ()) -> Failure:
+    """Return an error of an agent as it is recorded, without the `keys`."""
     kind = type(error).__name__
     told = str(TracebackException(type(error), error, None))  # its `__str__` may raise
     said = f"{told or f'{kind} without a message'}{own_line(error)}"
@@ -193,7 +194,7 @@ class _Player:
         async with self._ends:
             url = self._batch.url(END, rollout.id)
             response = await self._http.post(url, content=write_record(end))
-        if _read(RecordedEnd, response).closed:
+        if read_answer(RecordedEnd, response).closed:
             raise BatchClosed
 
     async def _play_here(self, rollout: BegunRollout) -> Outcome:
@@ -207,7 +208,7 @@ class _Player:
             async with own_process(self._settings.agent, rollout.example, endpoints) as playing:
                 return await self._within_time(playing, rollout)
         except (AgentExit, TimeoutError) as error:
-            return _failure(error)
+            return failure_of(error)
 
     async def _within_time(self, playing: Coroutine[None, None, T], rollout: BegunRollout) -> T:
         """Await the agent for as long as its own time lasts; TimeoutError when that is over.
@@ -225,7 +226,7 @@ class _Player:
                 if work.done():
                     return work.result()
                 response = await self._http.get(self._batch.url(WAITED, rollout.id))
-                waited = _read(WaitedTime, response).seconds
+                waited = read_answer(WaitedTime, response).seconds
                 left = limit + waited - (clock.seconds() - started)
         finally:
             await cancel_and_wait(work)
@@ -235,7 +236,7 @@ class _Player:
         )
 
 
-def _read(kind: type[R], response: httpx.Response) -> R:
+def read_answer(kind: type[R], response: httpx.Response) -> R:
     """Read the door's answer; BatchClosed or BatchRefused if it is a refusal."""
     if response.is_error:
         error = response.json()["error"]

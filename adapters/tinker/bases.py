@@ -39,10 +39,13 @@ def is_here(base: str) -> bool:
 def name_for_clients(base: str) -> str:
     """Return the name by which the SDK asks for a base and finds its tokenizer.
 
-    That of a GGUF file, also a fetched one, is its dequantised folder.
+    That of a GGUF file, also a fetched one, is its dequantised folder. The SDK drops the last part
+    of a name with two slashes, so that a folder's has more.
     """
     place = _place(base)
-    return str(_dequantised(place)) if place.suffix == GGUF else base
+    if place.suffix == GGUF:
+        return str(_dequantised(place))
+    return f"/.{place.resolve()}" if base.count("/") == 2 and _exists(place) else base
 
 
 def check_base(base: str) -> None:

@@ -209,6 +209,11 @@ class LivePolicy:
         state = self._client.save_state(name, ttl_seconds=ttl_seconds) if with_state else None
         return sampler, state
 
+    def save_external(self, name: str, ttl_seconds: int) -> str:
+        """Have the service keep these weights for download; return their path."""
+        saving = self._client.save_weights_external(name, ttl_seconds=ttl_seconds)
+        return self._service.result(saving, "weights for other programs").path
+
     def inflight_sampler(self) -> PatientSampler:
         """Return a sampler of these weights; earlier ones of this client answer by them as well."""
         return self._service.inflight_sampler(self._client)

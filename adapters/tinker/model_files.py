@@ -1,6 +1,7 @@
 """A base model's folder, looked at before an engine loads it: its parts, their sizes and shapes."""
 
 import json
+import re
 import struct
 from math import prod
 from pathlib import Path
@@ -49,6 +50,14 @@ def check_folder(folder: Path) -> None:
     _check_tokenizer(folder)
     _check_embedding(folder, config, shapes)
     _check_memory(folder, config, shapes)
+
+
+def read_licence(folder: Path) -> str:
+    """Read the licence that a model's card names; empty if none does."""
+    card = folder / "README.md"
+    text = _read_text(card) if card.is_file() else ""
+    named = re.search(r"\A---\n(?:.*\n)*?license: *(\S+) *\n", text.partition("\n---\n")[0] + "\n")
+    return named.group(1) if named else ""
 
 
 def check_template(folder: Path) -> None:

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.api import run_routes, sampling_routes, service_routes, session_routes, training_routes
+from engine.api.signed_urls import SignedUrls
 from engine.core import EngineCore
 from engine.errors import RequestRefused
 
@@ -27,28 +28,32 @@ ROUTERS = (
 
 def create_app(engine: EngineCore, api_key: str) -> FastAPI:
     app = FastAPI(title="Ratchet engine", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.engine = engine
+    app.state.engine, app.state.signed_urls = engine, SignedUrls(api_key)
     for router in ROUTERS:
         app.include_router(router, prefix=PREFIX)
     app.add_exception_handler(RequestRefused, _answer_user_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(Exception, _answer_failure)
-    app.add_middleware(Guard, api_key=api_key)
+    app.add_middleware(Guard, api_key=api_key, signed=app.state.signed_urls)
     return app
 
 
 class Guard:
-    """Middleware that checks the API key before the request's body is read, and bounds the body."""
+    """Middleware that checks the API key before the request's body is read, and bounds the body.
 
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
+    A URL that the engine has signed needs no key.
+    """
+
+    def __init__(self, app: ASGIApp, api_key: str, signed: SignedUrls) -> None:
         self.app = app
         self.api_key = api_key.encode()
+        self.signed = signed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             given = dict(scope["headers"]).get(b"x-api-key", b"")
-            if not hmac.compare_digest(given, self.api_key):
+            if not (hmac.compare_digest(given, self.api_key) or self.signed.opens(scope)):
                 known = "is not this engine's" if given else "is missing"
                 detail = f"the X-API-Key {known}; set TINKER_API_KEY to the one the engine printed"
                 await _error(401, detail)(scope, receive, send)

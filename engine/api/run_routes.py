@@ -1,14 +1,19 @@
 """Routes of training runs and their checkpoints."""
 
+from datetime import UTC, datetime
+from pathlib import Path
+from time import time
 from typing import Annotated
 
 import tinker.types
 from fastapi import APIRouter, Body, Depends, Header, Request
+from fastapi.responses import FileResponse
 
 from engine.api.dependencies import Limit, TheEngine
+from engine.api.signed_urls import SECONDS
 from engine.core import EngineCore
 from engine.errors import NotFound, RequestRefused
-from engine.state.checkpoints import CheckpointAddress
+from engine.state.checkpoints import EXTERNAL, CheckpointAddress
 from engine.state.registry import RunRecord
 
 router = APIRouter()
@@ -85,9 +90,36 @@ async def set_ttl(
 
 
 @router.get(f"{CHECKPOINT}/external_weights_urls")
-async def external_weights(address: Address, engine: TheEngine) -> None:
-    folder = engine.checkpoints.folder(address)
-    raise NotFound(f"the engine signs no download URLs; the files are on its machine, in {folder}")
+async def external_weights_urls(
+    address: Address, engine: TheEngine, request: Request
+) -> tinker.types.ExternalWeightsUrlsResponse:
+    """Give out the URL of each file of external weights, which opens without a key."""
+    expires = int(time()) + SECONDS
+    folder = request.scope["path"].removesuffix("external_weights_urls") + "files/"
+    sign, server = request.app.state.signed_urls.sign, str(request.base_url)
+    names = sorted(path.name for path in _external(engine, address).iterdir())
+    return tinker.types.ExternalWeightsUrlsResponse(
+        urls={name: sign(server, folder + name, expires) for name in names},
+        expires=datetime.fromtimestamp(expires, UTC),
+    )
+
+
+@router.get(f"{CHECKPOINT}/files/{{file}}")
+async def external_file(address: Address, file: str, engine: TheEngine) -> FileResponse:
+    found = {path.name: path for path in _external(engine, address).iterdir()}
+    if file not in found:
+        raise NotFound(f"{address} has no file {file!r}; it has {', '.join(sorted(found))}")
+    return FileResponse(found[file])
+
+
+def _external(engine: EngineCore, address: CheckpointAddress) -> Path:
+    """Return the folder of external weights; RequestRefused for weights of another kind."""
+    if address.kind != EXTERNAL:
+        raise RequestRefused(
+            f"{address} is not for download; load its training state, and save that with "
+            "save_weights_external"
+        )
+    return engine.checkpoints.folder(address)
 
 
 @router.post("/weights_info")

@@ -14,13 +14,19 @@ from engine.core import EngineCore, LiveModel
 from engine.errors import RequestRefused
 from engine.futures import json_answer, protobuf_answer
 from engine.model.lora import LoraConfig, LoraWeights
-from engine.state.checkpoints import SAMPLER, TRAINING, CheckpointAddress, SaveOptions
+from engine.state.checkpoints import EXTERNAL, SAMPLER, TRAINING, CheckpointAddress, SaveOptions
 from engine.state.registry import SamplerRecord
 from engine.training.trainer import AdamParams, Trainer
 
 router = APIRouter()
 
 LARGEST_BODY = 2**29
+
+SaveRequest = (
+    tinker.types.SaveWeightsRequest
+    | tinker.types.SaveWeightsForSamplerRequest
+    | tinker.types.SaveWeightsExternalRequest
+)
 
 
 @router.post("/create_model")
@@ -191,15 +197,32 @@ async def save_weights_for_sampler(
     return _save(engine, live_model, address, request)
 
 
+@router.post("/save_weights_external")
+async def save_weights_external(
+    request: tinker.types.SaveWeightsExternalRequest, engine: TheEngine
+) -> Submitted:
+    """Save an adapter for other programs, which `external_weights_urls` gives out."""
+    live_model = engine.live_model(request.model_id)
+    if request.age_encryption_recipients:
+        raise RequestRefused(
+            "the engine encrypts no weights, which do not leave its machine; leave out "
+            "age_encryption_recipients"
+        )
+    address = CheckpointAddress(request.model_id, EXTERNAL, request.path)
+    return _save(engine, live_model, address, request)
+
+
 def _save(
     engine: EngineCore,
     live_model: LiveModel,
     address: CheckpointAddress,
-    request: tinker.types.SaveWeightsRequest | tinker.types.SaveWeightsForSamplerRequest,
+    request: SaveRequest,
 ) -> Submitted:
     engine.checkpoints.expiry(request.ttl_seconds)
     overwrite = isinstance(request, tinker.types.SaveWeightsRequest) and request.overwrite
-    options = SaveOptions(request.ttl_seconds, overwrite, request.user_metadata)
+    external = isinstance(request, tinker.types.SaveWeightsExternalRequest)
+    metadata = None if external else request.user_metadata
+    options = SaveOptions(request.ttl_seconds, overwrite, metadata)
 
     def save() -> Response:
         engine.save(live_model, address, options)

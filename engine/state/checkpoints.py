@@ -18,7 +18,13 @@ from engine.errors import NotFound, RequestRefused
 from engine.model.lora import LoraConfig
 
 SCHEME = "tinker://"
-TRAINING, SAMPLER = "weights", "sampler_weights"
+TRAINING, SAMPLER, EXTERNAL = "weights", "sampler_weights", "external_weights"
+TYPES: dict[str, tinker.types.CheckpointType] = {
+    TRAINING: "training",
+    SAMPLER: "sampler",
+    EXTERNAL: "external",
+}
+"""Kind of a checkpoint → the same in the words of the API's answers."""
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,199}")
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 LONGEST_TTL = 10 * 365 * 24 * 3600
@@ -44,9 +50,9 @@ class CheckpointAddress:
                 f"{self.run!r} is not the id of a training run; copy the id from the path that a "
                 "save returned"
             )
-        if self.kind not in (TRAINING, SAMPLER):
+        if self.kind not in TYPES:
             raise RequestRefused(
-                f"{self.kind!r} is not a kind of checkpoint; give {TRAINING} or {SAMPLER}"
+                f"{self.kind!r} is not a kind of checkpoint; there are: {', '.join(TYPES)}"
             )
         if not NAME.fullmatch(self.name):
             raise RequestRefused(
@@ -81,7 +87,7 @@ class CheckpointRecord(StoredRecord):
         "there is no checkpoint tinker://{}; it was never saved, or was deleted"
     )
     run: str
-    kind: Literal["weights", "sampler_weights"]
+    kind: Literal["weights", "sampler_weights", "external_weights"]
     name: str
     folder: str
     sha256: dict[str, str]
@@ -105,7 +111,7 @@ class CheckpointRecord(StoredRecord):
     def to_api(self) -> tinker.types.Checkpoint:
         return tinker.types.Checkpoint(
             checkpoint_id=f"{self.kind}/{self.name}",
-            checkpoint_type="training" if self.kind == TRAINING else "sampler",
+            checkpoint_type=TYPES[self.kind],
             time=self.created_at,
             tinker_path=str(self.address),
             size_bytes=self.size_bytes,

@@ -4,6 +4,7 @@ The weights are a PEFT adapter, so PEFT, vLLM and others load the folder as it i
 """
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -18,15 +19,31 @@ from engine.model.lora import ALPHA, LoraConfig, LoraWeights
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 OPTIMIZER = "optimizer.safetensors"
+UNEMBEDDING = "model.unembed_tokens"
+"""Name of the output layer in Tinker's exports."""
 
 _PREFIX = "base_model.model."
 _SUFFIX = ".weight"
 
 
-def save_lora(lora: LoraWeights, folder: Path) -> None:
-    tensors = {f"{_PREFIX}{name}{_SUFFIX}": tensor for name, tensor in lora.tensors.items()}
-    write_file(folder / CONFIG, json.dumps(_adapter_config(lora), indent=2).encode())
+def save_lora(lora: LoraWeights, folder: Path, renamed: Mapping[str, str] | None = None) -> None:
+    """Write the weights; layers that are `renamed` have another name in the files."""
+    names = {layer: (renamed or {}).get(layer, layer) for layer in lora.pairs}
+    tensors = {
+        f"{_PREFIX}{names[layer]}.{matrix}{_SUFFIX}": tensor
+        for layer, pair in lora.pairs.items()
+        for matrix, tensor in zip(("lora_A", "lora_B"), pair, strict=True)
+    }
+    write_file(
+        folder / CONFIG, json.dumps(_adapter_config(lora, names.values()), indent=2).encode()
+    )
     write_file(folder / WEIGHTS, save(_portable(tensors)))
+
+
+def save_external(lora: LoraWeights, model: LanguageModel, folder: Path) -> None:
+    """Write the weights under the names that Tinker's exports have."""
+    heads = (name for name, layer in model.linears.items() if layer.kind == "unembedding")
+    save_lora(lora, folder, dict.fromkeys(heads, UNEMBEDDING))
 
 
 def load_lora(model: LanguageModel, config: LoraConfig, folder: Path) -> LoraWeights:
@@ -47,7 +64,7 @@ def load_optimizer(folder: Path) -> dict[str, torch.Tensor]:
     return _read(folder / OPTIMIZER)
 
 
-def _adapter_config(lora: LoraWeights) -> dict[str, object]:
+def _adapter_config(lora: LoraWeights, layers: Iterable[str]) -> dict[str, object]:
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -55,7 +72,7 @@ def _adapter_config(lora: LoraWeights) -> dict[str, object]:
         "lora_alpha": ALPHA,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": sorted(lora.pairs),
+        "target_modules": sorted(layers),
         "inference_mode": True,
     }
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from adapters.errors import UserError
-from flows.cli import comparing, inspect_runs, sweeping
+from flows.cli import comparing, inspect_runs, sweeping, use_checkpoints
 from flows.cli.command_line import (
     Overrides,
     Verbose,
@@ -42,6 +42,7 @@ app.add_typer(imports, name="import")
 app.add_typer(sweeping.app)
 app.add_typer(comparing.app)
 app.add_typer(inspect_runs.app)
+app.add_typer(use_checkpoints.app)
 
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -226,25 +227,6 @@ def dryrun(
         print(f"\nkept in {folder.path}; {ask_failures(run) if result.failed else whole}")
     if result.failed:
         raise UserError(f"{result.failed} of {result.rollouts} rollouts failed; see above")
-
-
-@app.command()
-def serve(
-    model: Annotated[
-        str,
-        typer.Argument(help="RUN, RUN@STEP, RUN:POLICY@STEP, a promoted name, or a base model."),
-    ],
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port on loopback; 0 chooses a free one.")
-    ] = 0,
-) -> None:
-    """Serve a checkpoint to any OpenAI client, until Ctrl-C or the end of stdin."""
-    from flows.runtime.serving import find_weights, serve_model, serve_until, stdin_closed
-
-    with serve_model(find_weights(model), port) as (endpoint, service):
-        for variable, value in endpoint.variables().items():
-            print(f"export {variable}={value}", flush=True)
-        serve_until(stdin_closed(), service)
 
 
 @app.command()

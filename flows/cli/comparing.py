@@ -71,8 +71,8 @@ def promote(
     verbose: Verbose = False,
 ) -> None:
     """Name a checkpoint, if it is better than the one that has the name; keep what was before."""
-    from flows.promote import plan_promotion, read_condition
-    from flows.promote import promote as record
+    from flows.comparison.promote import plan_promotion, read_condition
+    from flows.comparison.promote import promote as record
 
     planned = plan_promotion(checkpoint, name, force, gated=if_ is not None)
     comparison = None
@@ -105,8 +105,8 @@ def _recipe_of(run: str, agent: str | None, overrides: "Sequence[str]") -> "Reci
 
 
 def _play(recipe: "Recipe", targets: "Sequence[str]", against: str | None = None) -> "Comparison":
-    from flows.compare import compare as flow
-    from flows.compare import find_targets
+    from flows.comparison.compare import compare as flow
+    from flows.comparison.compare import find_targets
 
     find_targets(recipe, targets, against)  # refuses before anything starts
     said = "stopped; the same command goes on, and repeats no game"

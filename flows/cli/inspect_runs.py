@@ -132,3 +132,20 @@ def verify(run: Run) -> None:
     if damage:
         raise SystemExit(1)
     print(f"{folder.path} is as it was written: {len(folder.files())} files, and the engine's")
+
+
+@app.command()
+def debug(
+    run: Run,
+    rollout: Annotated[str, typer.Argument(help="Its id, such as train-00003-0012-01.")],
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Have the run's model answer what differs.")
+    ] = False,
+    pdb: Annotated[bool, typer.Option("--pdb", help="Open pdb where the agent fails.")] = False,
+) -> None:
+    """Play a recorded rollout again, with its recorded answers, under your own debugger."""
+    from flows.debug import debug_rollout
+
+    rerun = debug_rollout(folder_of(run), rollout, sample=sample, stop=pdb)
+    for label, said in rerun.lines().items():
+        print(f"{label:8}{said}")

@@ -293,6 +293,14 @@ class Recipe(RunRecipe):
         expert = self.algorithm.expert
         return expert.texts(self.model.base) if expert.given_texts else {}
 
+    def plays(self, *, judge: bool) -> tuple[str, list[str]]:
+        """Return the agent that plays rollouts, or the judge, and the roles that it asks."""
+        role = self.judge.role
+        if judge:
+            return self.judge.agent or self.agent, [role if role in self.roles else POLICY]
+        asked = {POLICY: POLICY, **self.roles}
+        return self.agent, [one for one in asked if not self.judge.judges or one != role]
+
     def policies(self) -> dict[str, tuple[str, ...]]:
         trained: dict[str, list[str]] = {POLICY: [POLICY]}
         for role, who in sorted(self.roles.items(), key=lambda item: (item[1], item[0])):

@@ -9,7 +9,7 @@ from pathlib import Path
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from adapters.calls import POLICY, Policy, Sampling
+from adapters.calls import Policy, Sampling
 from adapters.door.backends import create_backends
 from adapters.door.batches import PlaySettings, SampledBy
 from adapters.door.door import Door
@@ -201,17 +201,14 @@ def _serving(run: OpenRun, recipe: Recipe) -> Iterator[tuple[RolloutServer, Roll
     rollouts, chat = recipe.rollouts, run.chat(recipe.model)
     backends = create_backends(recipe.roles, recipe.seed)
     with Door(chat, backends, recipe.seed, rollouts.max_calls, door_listener(rollouts)) as door:
-        judge, limits = recipe.judge, (rollouts.concurrency_of_batch(), rollouts.timeout_seconds)
-        roles = [role for role in door.roles if not judge.judges or role != judge.role]
-        asked = [*dict.fromkeys([judge.role if judge.role in door.roles else POLICY, *roles])]
+        limits = rollouts.concurrency_of_batch(), rollouts.timeout_seconds
 
-        def side(agent: str, roles: Sequence[str], *, judged: bool = False) -> RolloutServer:
-            settings = PlaySettings(agent, roles, *limits)
-            recall = rollouts.recall
+        def side(*, judge: bool) -> RolloutServer:
+            settings = PlaySettings(*recipe.plays(judge=judge), *limits)
+            judged, recall = recipe.judge.judges and not judge, rollouts.recall
             return RolloutServer(run.folder, door, run.service, settings, recall, judged=judged)
 
-        agents = side(recipe.agent, roles, judged=judge.judges)
-        yield agents, side(judge.agent or recipe.agent, asked[:1])
+        yield side(judge=False), side(judge=True)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from adapters.calls import POLICY, Policy, Sampling
 from adapters.errors import UserError
 from adapters.tinker.bases import check_base
-from adapters.tinker.engines import check_reachable
+from adapters.tinker.engines import check_reachable, needs_engine
 from adapters.tinker.known_models import KNOWN
+from adapters.weights.adapter import is_adapter, is_model, read_base
 from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Rollouts
@@ -46,17 +47,34 @@ class Weights:
     run: RunFolder | None = None
     sampler: str = ""
     """Address of the checkpoint at the service."""
+    policy: str = POLICY
+    step: int = 0
+    adapter: Path | None = None
+    """Folder of an adapter on the base, if it is one that was exported."""
 
 
 def find_weights(name: str) -> Weights:
-    """Find RUN, RUN@STEP, RUN:POLICY@STEP or a base model, whose name has a slash or is known.
+    """Find RUN, RUN@STEP, RUN:POLICY@STEP, an exported folder, or a base model.
+
+    A base model's name has a slash or is known. A run hides a folder of its name.
 
     STEP may be `best`. UserError if what is named does not exist.
     """
     check_reachable()
-    if "/" in name or name in KNOWN:
-        check_base(name)
-        return Weights(name, Model(base=name), Rollouts(max_tokens=MOST_TOKENS).sampling())
+    place, defaults = Path(name), Rollouts(max_tokens=MOST_TOKENS).sampling()
+    if is_adapter(place) and not _names_run(name):
+        base = read_base(place)
+        if not needs_engine(base):
+            raise UserError(
+                f"{name} is an adapter, which an engine of this machine alone serves; unset "
+                "TINKER_BASE_URL and TINKER_API_KEY"
+            )
+        check_base(base)
+        return Weights(name, Model(base=base), defaults, adapter=place)
+    if "/" in name or name in KNOWN or (is_model(place) and not _names_run(name)):
+        base = str(place.resolve()) if is_model(place) else name
+        check_base(base)
+        return Weights(name, Model(base=base), defaults)
     named, step = read_checkpoint(name)
     run, _, policy = named.partition(":")
     folder, policy = folder_of(run), policy or POLICY
@@ -67,7 +85,7 @@ def find_weights(name: str) -> Weights:
     saved = Ledger(folder.checkpoints(policy)).at(step)
     rollouts = recipe.rollouts if isinstance(recipe, Recipe) else Rollouts(max_tokens=MOST_TOKENS)
     name, defaults = f"{named}@{saved.step}", rollouts.sampling()
-    return Weights(name, recipe.model, defaults, folder, saved.sampler)
+    return Weights(name, recipe.model, defaults, folder, saved.sampler, policy, saved.step)
 
 
 @contextmanager
@@ -75,10 +93,9 @@ def serve_model(weights: Weights, port: int = 0) -> Iterator[tuple["OpenDoor", "
     """Yield the endpoint of weights, and the service that samples them."""
     from adapters.door.serving import OpenDoor
     from adapters.rendering.chat import Chat
-    from adapters.tinker.service import connect
 
-    base = weights.model.base
-    with _open_state(weights.run) as (state, patience), connect(base, state, patience) as service:
+    with _merged(weights) as weights, open_service(weights) as service:
+        base = weights.model.base
         saved = weights.sampler
         sampler = service.sampler(saved) if saved else service.base_sampler(base)
         tokenizer, context = service.tokenizer_of(sampler), service.context(base)
@@ -86,6 +103,18 @@ def serve_model(weights: Weights, port: int = 0) -> Iterator[tuple["OpenDoor", "
         policy, key = Policy(sampler, weights.name), secrets.token_urlsafe(32)
         with OpenDoor(chat, policy, weights.defaults, key, port) as door:
             yield door, service
+
+
+@contextmanager
+def open_service(weights: Weights) -> Iterator["Service"]:
+    """Yield the service of weights, which is their run's if they are of one."""
+    from adapters.tinker.service import connect
+
+    with (
+        _open_state(weights.run) as (state, patience),
+        connect(weights.model.base, state, patience) as service,
+    ):
+        yield service
 
 
 def serve_until(closed: Event, service: "Service") -> None:
@@ -109,6 +138,24 @@ def stdin_closed() -> Event:
     if not sys.stdin.isatty():
         Thread(target=read, daemon=True).start()
     return closed
+
+
+def _names_run(name: str) -> bool:
+    return "/" not in name and folder_of(name).exists()
+
+
+@contextmanager
+def _merged(weights: Weights) -> Iterator[Weights]:
+    """Yield weights that an engine loads: an exported adapter is merged into its base."""
+    if weights.adapter is None:
+        yield weights
+        return
+    from adapters.tinker.preparing import prepare_base
+    from adapters.weights.network import merge_folder
+
+    with TemporaryDirectory() as folder:
+        merge_folder(prepare_base(weights.model.base), weights.adapter, Path(folder))
+        yield replace(weights, model=Model(base=folder), adapter=None)
 
 
 @contextmanager

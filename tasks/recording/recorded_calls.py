@@ -40,7 +40,12 @@ def _completion(span: Span) -> Completion:
         id=CallId(span["rollout_id"], span["attempt"], span["role"], span["call"]),
         response_id=span["gen_ai_response_id"],
         request=Request(
-            span["gen_ai_request_model"], span["messages"], span["tools"], None, [], {}
+            span["gen_ai_request_model"],
+            span["messages"],
+            span["tools"],
+            None,
+            [],
+            span["attributes"].get("request", {}),
         ),
         sampling=None if usage else Sampling(*(span[f"gen_ai_request_{n}"] for n in SAMPLING)),
         seed=span["gen_ai_request_seed"],

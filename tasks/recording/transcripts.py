@@ -33,6 +33,13 @@ class Transcript(TypedDict):
     conversations: Sequence[Mapping[str, str]]
 
 
+def describe_end(row: Transcript) -> str:
+    """Say how a rollout has ended: with its reward, its error, or neither."""
+    if row["error"] is not None:
+        return row["error"]
+    return "no reward" if row["reward"] is None else f"reward {row['reward']:.4g}"
+
+
 def read_transcripts(spans: Sequence[Path]) -> list[Transcript]:
     """Read the rollouts of sealed batches, in order."""
     files = [verified(path) for path in spans]

@@ -85,6 +85,7 @@ select
     attempt,
     any_value(attempts) as attempts,
     any_value(reward) filter (where reward_name = 'reward') as reward,
+    coalesce(bool_or(reward_name = 'reward'), false) as ended,
     any_value(error_type) filter (where kind = 'error') as error_type,
     any_value(error_message) filter (where kind = 'error') as error_message,
     bool_or(kind = 'left_out') as left_out,

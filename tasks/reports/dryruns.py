@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from adapters.calls import POLICY
 from tasks.algorithm.advantages import CreditAssignment, find_advantage
-from tasks.recording.transcripts import Transcript, read_transcripts
+from tasks.recording.transcripts import Transcript, describe_end, read_transcripts
 from tasks.recording.views import SPOKEN
 from tasks.reports.failures import read_failures
 from tasks.reports.tables import aligned
@@ -158,7 +158,7 @@ def _find_cause(
     """Say why nothing would be trained: what is missing first, in the order of the path."""
     if all(row["error"] for row in rollouts):
         return f"all {len(rollouts)} rollouts failed"
-    if all(row["reward"] is None for row in rollouts):
+    if all(row["reward"] is None for row in rollouts) and not read(files.rewards).num_rows:
         return "no rollout has a reward"
     trajectories = read(files.trajectories)
     sampled = [bool(mask.any()) for mask in arrays(trajectories["mask"])]
@@ -187,7 +187,7 @@ def _equal(rewards: Sequence[float]) -> bool:
 def _show_best(rollouts: Sequence[Transcript]) -> str:
     """Show the best rollout, or a failed one: the end of each question, and each answer."""
     best = max(rollouts, key=lambda row: float("-inf") if row["reward"] is None else row["reward"])
-    lines = [f"{best['rollout_id']}, {best['error'] or 'reward ' + format(best['reward'], 'g')}"]
+    lines = [f"{best['rollout_id']}, {describe_end(best)}"]
     for turn in best["interactions"]:
         question = turn["question"] or ""
         end = question if len(question) <= LONGEST_QUESTION else f"… {question[-LONGEST_QUESTION:]}"

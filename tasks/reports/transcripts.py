@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from adapters.calls import POLICY, JsonObject, Message
-from tasks.recording.transcripts import Transcript, read_transcripts
+from tasks.recording.transcripts import Transcript, describe_end, read_transcripts
 from tasks.storage.durability import durable
 from tasks.storage.files import write_text
 
@@ -29,11 +29,11 @@ def transcripts(spans: Sequence[Path]) -> str:
     The first failed rollouts, of up to MOST_FAILED different errors, follow with those errors.
     """
     rollouts = read_transcripts(spans)
-    ended = [row for row in rollouts if row["reward"] is not None]
+    ended = [row for row in rollouts if row["error"] is None]
     ranked = sorted(ended, key=lambda row: -(row["reward"] or 0.0))
     failed: dict[str, Transcript] = {}
     for row in rollouts:
-        if row["reward"] is None and row["error"] is not None:
+        if row["error"] is not None:
             failed.setdefault(row["error"], row)
     shown = [("failed", row) for row in [*failed.values()][:MOST_FAILED]]
     return "\n".join(_markdown(*one) for one in (*best_middle_worst(ranked), *shown))
@@ -76,8 +76,7 @@ def _game(row: Transcript, columns: Sequence[str], threshold: float) -> JsonObje
 
 
 def _markdown(title: str, row: Transcript) -> str:
-    ended = f"reward {row['reward']:.4g}" if row["reward"] is not None else row["error"]
-    parts = [f"## {title}: {row['rollout_id']}\n\n{ended}\n"]
+    parts = [f"## {title}: {row['rollout_id']}\n\n{describe_end(row)}\n"]
     for conversation in row["conversations"]:
         messages: list[Message] = json.loads(conversation["messages"])
         messages.append(json.loads(conversation["reply"]))

@@ -50,6 +50,41 @@ def appearing(path: Path) -> Iterator[Path]:
         aside.unlink(missing_ok=True)
 
 
+@contextmanager
+def appearing_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty hidden folder; on a clean exit it becomes `path`, durably.
+
+    UserError if `path` is there, or if the disk has no space for what is written.
+    """
+    check_absent(path)
+    check_output(path, "another folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{uuid4().hex[:8]}{PARTIAL}")
+    try:
+        aside.mkdir()
+        yield aside
+        for written in [*aside.rglob("*"), aside]:
+            sync(written)
+        check_absent(path)
+        aside.rename(path)
+        sync(path.parent)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise UserError(
+            f"the disk of {path.parent} is full, and nothing is left of {path.name}; make space, "
+            "or give another folder"
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def check_absent(path: Path) -> None:
+    """Refuse (UserError) a place where something is, which would be written over."""
+    if os.path.lexists(path):
+        raise UserError(f"{path} exists, and is not written over; give another folder")
+
+
 def write_text(path: Path, text: str) -> Path:
     """Write `text` to `path`, whole or not at all; return the path."""
     return write_bytes(path, text.encode())

@@ -199,7 +199,7 @@ def test_copied_checkpoint_survives_its_source_and_cannot_be_trained(
     assert source not in paths(rest)
     sampler = service.create_sampling_client(model_path=copied).result()
     assert sampler.compute_logprobs(PROMPT).result() == logprobs
-    with pytest.raises(tinker.BadRequestError, match="sampling only"):
+    with pytest.raises(tinker.BadRequestError, match="holds sampler_weights"):
         service.create_training_client_from_state(copied).result()
 
 

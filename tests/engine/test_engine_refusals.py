@@ -214,7 +214,7 @@ def test_wrong_key_raises_the_authentication_error_of_the_sdk(address: Address) 
         ("POST", "forward_backward", b"", 404),
         ("POST", "retrieve_future", b'{"request_id": "nothing"}', 410),
         ("POST", "session_heartbeat", b'{"session_id": "nothing"}', 410),
-        ("POST", "save_weights_external", b"{}", 404),
+        ("POST", "save_weights_external", b"{}", 422),
         ("GET", "checkpoints?limit=-1", b"", 422),
         ("GET", "training_runs/..%2f..%2fetc/checkpoints", b"", 404),
         ("DELETE", "training_runs/run/checkpoints/weights/..%2f..", b"", 404),

@@ -43,7 +43,7 @@ class Stage:
     def play(
         self,
         folder: Path,
-        agent: Callable[..., Any],
+        agent: Callable[..., Any] | str,
         examples: Sequence[dict[str, Any]] = ({"name": "a"},),
         plan: BatchPlan = PAIRS,
         max_calls: int | None = None,
@@ -52,7 +52,7 @@ class Stage:
         """Play a batch in the run at `folder`; return the spans of its journal."""
         run = RunFolder(folder)
         shard = write_examples(run, examples)
-        name = f"{agent.__module__}:{agent.__name__}"
+        name = agent if isinstance(agent, str) else f"{agent.__module__}:{agent.__name__}"
         settings = PlaySettings(name, [POLICY], 4, timeout_seconds)
         with Door(self.chat, {}, run_seed=0, max_calls=max_calls) as door:
             server = RolloutServer(run, door, self.service, settings)

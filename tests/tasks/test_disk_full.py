@@ -11,17 +11,22 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
 from adapters.calls import Completion
 from adapters.door.batches import PlannedRollout
 from adapters.door.door import Door
+from adapters.errors import UserError
 from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
+from adapters.weights.adapter import Adapter, write_adapter
 from tasks.playing.server import RolloutServer
 from tasks.recording import journal as journals
 from tasks.recording.journal import Journal, JournalError, read_journal
 from tasks.recording.spans import call_span
 from tasks.rollouts import collect_rollouts
+from tasks.storage import files
+from tasks.storage.files import appearing_folder
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tests.support.door_batches import ListRecorder
@@ -220,3 +225,28 @@ def test_a_sync_that_finds_no_space_is_tried_again(
         journal.append_now(call(0))
         journal.append_now(call(1))
     assert [span["call"] for span in read_journal(path)] == [0, 1]
+
+
+def test_a_folder_on_a_full_disk_is_a_sentence_and_leaves_nothing(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = small_disk / "out"
+    with pytest.raises(UserError, match="is full"), appearing_folder(out):
+        pytest.fail("a folder was begun without space")
+    monkeypatch.setattr(files, "RESERVE_BYTES", 0)
+    adapter = Adapter(1, 1, {"a": (torch.zeros(1, 2**16), torch.zeros(1, 1))}, head="a")
+    for write in (
+        lambda folder: (folder / "one").write_bytes(b"x" * 2**17),
+        lambda folder: write_adapter(adapter, folder),
+    ):
+        with (
+            pytest.raises(UserError, match="nothing is left of out; make space, or give another"),
+            appearing_folder(out) as folder,
+        ):
+            write(folder)
+    assert list(small_disk.iterdir()) == []
+    with appearing_folder(out) as folder:
+        (folder / "one").write_bytes(b"x")
+    with pytest.raises(UserError, match="exists, and is not written over"), appearing_folder(out):
+        pytest.fail("a folder that exists was begun")
+    assert (out / "one").read_bytes() == b"x"

@@ -9,6 +9,8 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import TypeVar
 
 from adapters.errors import UserError
@@ -31,6 +33,12 @@ GATE = ("/bin/sh", "-c", 'read -r _ && exec "$@"', "sh")
 
 SHOWN = 2000
 """The number of characters at the end of a stream that an error shows."""
+
+
+MORE_VARIABLES: ContextVar[Mapping[str, str]] = ContextVar(
+    "more variables", default=MappingProxyType({})
+)
+"""Further variables of the programs that are started in a context."""
 
 
 class NoCommand(UserError):
@@ -59,7 +67,8 @@ def split_words(kind: str, line: str) -> list[str]:
 
 def program_environment() -> dict[str, str]:
     """Return the part of this process's environment that a program gets."""
-    return {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
+    passed = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
+    return {**passed, **MORE_VARIABLES.get()}
 
 
 def mask(text: str, secrets: Collection[str]) -> str:

@@ -42,7 +42,7 @@ class PlayedSearch(FromQuery):
 class RolloutSearch(PlayedSearch):
     """Search of rollouts; a bound that is None bounds nothing."""
 
-    ended: Literal["rewarded", "failed", "left out", "under way"] | None = None
+    ended: Literal["rewarded", "ended", "failed", "left out", "under way"] | None = None
     at_least: float | None = Field(default=None, allow_inf_nan=False)
     at_most: float | None = Field(default=None, allow_inf_nan=False)
     shortest: int | None = Field(default=None, ge=0, le=10**12)

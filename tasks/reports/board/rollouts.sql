@@ -25,6 +25,7 @@ ends as (
         case
             when error_type is not null then 'failed'
             when reward is not null then 'rewarded'
+            when ended then 'ended'
             when left_out then 'left out'
             else 'under way'
         end as ended,

@@ -4,13 +4,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adapters.tinker import model_files
-from adapters.tinker.bases import base_folder, check_base, read_origin
+from adapters.tinker.bases import base_folder, check_base, name_for_clients, read_origin
 from engine.training import trainer
 from tests.support.gguf_models import write_gguf
 
@@ -49,3 +50,13 @@ def test_a_gguf_file_is_the_model_it_was_written_from(tmp_path: Path) -> None:
 def test_the_engine_prints_the_folder_that_it_has_prepared() -> None:
     command = [sys.executable, "-m", "engine", "--prepare", "--base-model", str(TINY)]
     assert subprocess.check_output(command, text=True) == f"{TINY}\n"
+
+
+def test_a_folder_of_two_slashes_has_a_name_that_the_sdk_does_not_shorten() -> None:
+    with TemporaryDirectory(dir="/tmp") as folder:
+        assert folder.count("/") == 2
+        named = name_for_clients(folder)
+        assert named.count("/") > 2
+        assert Path(named).resolve() == Path(folder).resolve()
+    assert name_for_clients("org/model/variant") == "org/model/variant"
+    assert name_for_clients("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"

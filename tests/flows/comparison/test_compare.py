@@ -11,8 +11,8 @@ from adapters.calls import Policy, Sampling
 from adapters.door.serving import OpenDoor
 from adapters.errors import UserError
 from flows.cli.commands import app
-from flows.compare import compare
-from flows.promote import plan_promotion, promote, read_condition
+from flows.comparison.compare import compare
+from flows.comparison.promote import plan_promotion, promote, read_condition
 from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
 from flows.runtime.bound_checkpoints import bind_checkpoints

@@ -9,6 +9,9 @@ import pytest
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
+from flows.debug import debug_rollout
+from flows.dry_runs import shrink
+from flows.dryrun import dryrun
 from flows.recipe.loading import read_lineage
 from flows.recipe.recipe import Recipe
 from flows.replay import replay
@@ -89,6 +92,16 @@ def test_a_run_that_dies_goes_on_and_judges_nothing_twice(
     assert differences(broken, whole) == []
 
 
+@pytest.mark.parametrize("shard", ["train-00001", "judge-00001"])
+def test_a_rollout_of_the_agent_or_of_the_judge_can_be_debugged(
+    whole: RunFolder, shard: str
+) -> None:
+    rerun = debug_rollout(whole, f"{shard}-0002-00", sample=False, stop=False)
+    assert rerun.answered == len(rerun.recorded.calls) > 0
+    assert ("no reward" in rerun.recorded.end) == (shard == "train-00001")
+    assert rerun.lines()["now"] == "the same"
+
+
 def test_lost_verdicts_are_made_again(whole: RunFolder, tmp_path: Path) -> None:
     shutil.copytree(whole.path, tmp_path / "lost")
     run = RunFolder(tmp_path / "lost")
@@ -131,6 +144,13 @@ def test_a_fork_keeps_the_verdicts_and_a_replay_with_another_judge_asks_anew(
     same = RECIPE.model_copy(update={"steps": 1})
     kept = replay_run(whole, "same", same.model_dump(mode="json"), same.fingerprint())
     assert is_written(kept.spans("judge-00000.0"))
+
+
+def test_a_dry_run_asks_the_judge(root: Path, prefect_server: None, no_tinker: None) -> None:
+    report = dryrun(shrink(judged(agent=RECIPE.agent), 2), run="dryruns/judged").report
+    assert is_written(folder_of("dryruns/judged").verdicts(0))
+    assert "no rollout has a reward" not in report
+    assert "datums" in report
 
 
 @pytest.mark.parametrize(

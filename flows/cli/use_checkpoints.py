@@ -1,0 +1,77 @@
+"""The commands that use what was trained: one serves it, one writes it for other programs."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+app = typer.Typer()
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="RUN, RUN@STEP, RUN:POLICY@STEP, a promoted name, an export, or a base model."
+        ),
+    ],
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on loopback; 0 chooses a free one.")
+    ] = 0,
+) -> None:
+    """Serve a checkpoint to any OpenAI client, until Ctrl-C or the end of stdin."""
+    from flows.runtime.serving import find_weights, serve_model, serve_until, stdin_closed
+
+    with serve_model(find_weights(model), port) as (endpoint, service):
+        for variable, value in endpoint.variables().items():
+            print(f"export {variable}={value}", flush=True)
+        serve_until(stdin_closed(), service)
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[
+        str, typer.Argument(help="RUN, RUN@STEP, RUN:POLICY@STEP or a promoted name.")
+    ],
+    out: Annotated[Path, typer.Option(help="The new folder; nothing is written over.")],
+    policy: Annotated[
+        str | None, typer.Option(help="Which policy, if several are trained; as in RUN:POLICY.")
+    ] = None,
+    format_: Annotated[
+        Literal["peft", "merged"],
+        typer.Option("--format", help="An adapter of PEFT's, or the base with it merged in."),
+    ] = "peft",
+    dtype: Annotated[
+        Literal["float32", "bfloat16"],
+        typer.Option(help="Type of merged weights; bfloat16 is half as large, and rounds."),
+    ] = "float32",
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Largest difference of log-probabilities to the service's; by default 1e-4 on "
+            "the engine of this machine, else 0.1.",
+        ),
+    ] = None,
+) -> None:
+    """Write a checkpoint as a folder that transformers, PEFT and model servers load, checked."""
+    from flows.runtime.serving import find_weights
+    from tasks.storage.files import check_absent
+
+    check_absent(out)
+    run, at, step = checkpoint.partition("@")
+    weights = find_weights(checkpoint if policy is None else f"{run}:{policy}{at}{step}")
+    from flows.export import ExportForm
+    from flows.export import export as write
+
+    exported = write(weights, out, ExportForm(format_, dtype, tolerance))
+    print(f"{out} has {exported.name}, {exported.contents}")
+    lines = {
+        "checked": [str(exported.parity)],
+        "note": exported.notes(),
+        "serve": [f"ratchet serve {out}"],
+    }
+    for label, said in lines.items():
+        for line in said:
+            print(f"{label:8}{line}")

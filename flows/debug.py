@@ -1,0 +1,238 @@
+"""recorded rollout → the same rollout again, in this process, for its user's debugger."""
+
+import asyncio
+import sys
+import traceback
+from bdb import BdbQuit
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from pdb import post_mortem
+from tempfile import TemporaryDirectory
+from typing import Self, cast
+
+from adapters.calls import POLICY, Begun, Completion, Policy, RefusedCall, Sampling
+from adapters.door.backends import Backend, create_backends
+from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
+from adapters.door.door import Door
+from adapters.door.memory import Answer
+from adapters.door.policy_backend import PolicyBackend
+from adapters.door.recorded_backend import RecordedBackend
+from adapters.errors import UserError
+from adapters.harness.debugger.alone import play_alone
+from adapters.player_protocol import Outcome, PlaySettings
+from adapters.rendering.chat import Chat
+from adapters.rewards import Reward
+from adapters.tinker.bases import name_for_clients
+from adapters.tinker.engines import LOCAL, needs_engine, saved_files
+from adapters.tinker.preparing import prepare_base
+from adapters.tinker.service import Service, connect
+from adapters.weights.network import load_tokenizer
+from flows.recipe.loading import read_lineage, read_recipe
+from flows.recipe.recipe import Recipe
+from flows.runtime.bound_checkpoints import carried_files, open_checkpoints
+from tasks.checkpoints import Checkpoint, Ledger, is_version_of, policy_version, sampled_step
+from tasks.recording.recorded_rollouts import RecordedRollout, describe_end, find_rollout
+from tasks.recording.spans import EndedAttempt, end_spans, scored_names
+from tasks.storage.files import link_or_copy
+from tasks.storage.names import JUDGE, parse_rollout
+from tasks.storage.run_folder import TRAINED, RunFolder
+
+IN_PROCESSES = ("command:", "resident:", "verifiers:")
+"""Beginnings of the names of agents whose code runs in a process of its own."""
+
+
+class RequestDiffers(UserError):
+    """The end of a rollout whose agent asks something else than was recorded."""
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """End of a rollout that was played again, beside the recorded one."""
+
+    recorded: RecordedRollout
+    end: str
+    answered: int
+
+    def lines(self) -> dict[str, str]:
+        """Say by label what was played, and how it has ended."""
+        one = self.recorded
+        same = "the same" if self.end == one.end else self.end
+        played = f"{one.id}, attempt {one.attempt}, {self.answered} of {len(one.calls)} calls"
+        return {"played": f"{played} answered from the record", "was": one.end, "now": same}
+
+
+def debug_rollout(run: RunFolder, name: str, *, sample: bool, stop: bool) -> Rerun:
+    """Play a rollout of a run again, with the recorded answers; nothing of the run changes.
+
+    From the first request that differs, the run's model answers if `sample` is set; without it
+    the agent gets an error, and RequestDiffers is raised when it has ended. `stop` opens pdb where
+    an error came.
+    """
+    recorded = find_rollout(run, name)
+    recipe = read_lineage(run, read_recipe(run, Recipe)).at(parse_rollout(name).step)
+    assert isinstance(recipe, Recipe), "a fork is of the flow of its parent"
+    replayed = _Replay.of(recipe, recorded)
+    if stop and replayed.agent.startswith(IN_PROCESSES):
+        raise UserError(
+            f"the agent {replayed.agent} runs in a process of its own, which has ended when its "
+            "error is known; leave out --pdb, and put breakpoint() into the agent"
+        )
+    with _onward(run, replayed, sample) as (chat, onward):
+        backends = [
+            RecordedBackend(
+                role,
+                {call.id.number: call for call in recorded.calls if call.id.role == role},
+                [call for call in recorded.refused if call.role == role],
+                replayed.sampling.max_tokens,
+                partial(print, file=sys.stderr),
+                onward.get(role),
+            )
+            for role in replayed.roles
+        ]
+        end = _play(replayed, chat, backends, stop)
+    if not sample and any(backend.differed for backend in backends):
+        raise RequestDiffers(
+            f"{name} was played up to the request above, which differs, and then ended by {end}; "
+            "give --sample to have the run's model answer from there"
+        )
+    return Rerun(recorded, end, sum(backend.recalled for backend in backends))
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """A recorded rollout, and what of its recipe plays it: the agent's, or the judge's."""
+
+    recipe: Recipe
+    recorded: RecordedRollout
+    judges: bool
+    agent: str
+    roles: Sequence[str]
+    sampling: Sampling
+
+    @classmethod
+    def of(cls, recipe: Recipe, recorded: RecordedRollout) -> Self:
+        judges = parse_rollout(recorded.id).split == JUDGE
+        sampling = recipe.judge.sampling() if judges else recipe.rollouts.sampling()
+        sampled = [call.sampling for call in recorded.calls if call.sampling is not None]
+        if sampled:  # greedily, it may be
+            sampling = replace(sampled[0], max_tokens=sampling.max_tokens)
+        return cls(recipe, recorded, judges, *recipe.plays(judge=judges), sampling)
+
+    def end(self, outcome: Outcome, calls: Mapping[str, Sequence[int]]) -> str:
+        """Say how the rollout has ended, as it would be recorded."""
+        now, one = datetime.now(UTC), self.recorded
+        if self.judges and isinstance(outcome, Reward):
+            shown = cast(Sequence[Mapping[str, str]], one.example["rollouts"])
+            ids = (rollout["id"] for rollout in shown)
+            calls = {**calls, **scored_names(ids, outcome)}
+        ended = EndedAttempt(one.id, one.attempt, now, now)
+        judged = self.recipe.judge.judges and not self.judges
+        return describe_end(end_spans(ended, outcome, calls, judged=judged)[-1])
+
+
+def _play(replayed: _Replay, chat: Chat, backends: Sequence[RecordedBackend], stop: bool) -> str:
+    """Play a rollout at a door of its own; return its end."""
+    seed, most_calls = replayed.recipe.seed, replayed.recipe.rollouts.max_calls
+    settings = PlaySettings(replayed.agent, replayed.roles, 1, 0.0)
+    batch = OpenBatch(
+        "debugged", _OneRollout(replayed.recorded), SampledBy({}, replayed.sampling), settings
+    )
+    answers = {one.role: _always(one.answer) for one in backends}
+    with Door(chat, answers, seed, most_calls) as door, door.opened(batch) as token:
+        try:
+            outcome, error = asyncio.run(play_alone(door.address, batch.name, token))
+        except BdbQuit:
+            return "the debugger's quit"
+        if error is not None:
+            traceback.print_exception(error)
+            if stop:
+                post_mortem(error.__traceback__)
+    return replayed.end(outcome, {one.role: one.answered for one in backends})
+
+
+def _always(answer: Answer) -> Backend:
+    return lambda example: answer
+
+
+@contextmanager
+def _onward(
+    run: RunFolder, replayed: _Replay, sample: bool
+) -> Iterator[tuple[Chat, Mapping[str, Answer]]]:
+    """Yield the chat of a run and, to `sample` on, who answers each role after the record."""
+    recipe = replayed.recipe
+    model = recipe.model
+    if not sample:
+        local = model.base.startswith(LOCAL)
+        place = str(prepare_base(model.base)) if local else name_for_clients(model.base)
+        yield Chat(load_tokenizer(place), model.renderer), {}
+        return
+    saved = {policy: _checkpoint(run, policy, replayed.recorded) for policy in recipe.policies()}
+    with _open_service(run, recipe, [one.sampler for one in saved.values()]) as service:
+        main = service.sampler(saved[POLICY].sampler)
+        policies = open_checkpoints(recipe, run, service) | {
+            name: Policy(service.sampler(one.sampler), policy_version(name, one.step))
+            for name, one in saved.items()
+        }
+        chat = Chat(service.tokenizer_of(main), model.renderer, service.context(model.base))
+        backends = {POLICY: POLICY, **create_backends(recipe.roles, recipe.seed)}
+        if parse_rollout(replayed.recorded.id).split not in (*TRAINED, JUDGE):
+            backends |= recipe.evaluation.roles
+        yield (
+            chat,
+            {
+                role: PolicyBackend(chat, policies[who], replayed.sampling, recipe.seed).answer
+                if isinstance(who, str)
+                else who(replayed.recorded.example)
+                for role, who in backends.items()
+            },
+        )
+
+
+def _checkpoint(run: RunFolder, policy: str, recorded: RecordedRollout) -> Checkpoint:
+    """Return the weights of a policy that sampled the last of its calls."""
+    named = [call.policy_version for call in recorded.calls]
+    versions = [version for version in named if is_version_of(policy, version)]
+    step = sampled_step(versions[-1]) if versions else parse_rollout(recorded.id).step
+    return Ledger(run.checkpoints(policy)).at(step)
+
+
+@contextmanager
+def _open_service(run: RunFolder, recipe: Recipe, samplers: Sequence[str]) -> Iterator[Service]:
+    """Yield the service of a run; an engine has copies of the weights, so that the run's stay."""
+    base = recipe.model.base
+    with TemporaryDirectory() as state:
+        if needs_engine(base):
+            own = [path for sampler in samplers for path in saved_files(run.engine, sampler)]
+            for path in {*own, *carried_files(run)}:
+                link_or_copy(path, Path(state) / path.relative_to(run.engine))
+        with connect(base, Path(state), recipe.service.timeout_seconds) as service:
+            yield service
+
+
+class _OneRollout:
+    """Recorder of a batch of one rollout that is played again, of which nothing is recorded."""
+
+    def __init__(self, recorded: RecordedRollout) -> None:
+        self._planned = PlannedRollout(
+            recorded.id, recorded.example, recorded.failures, recorded.calls
+        )
+        self._attempt = recorded.attempt
+
+    def plan(self) -> tuple[int, Sequence[PlannedRollout]]:
+        return self._attempt, [self._planned]
+
+    def begun(self, begun: Begun) -> None:
+        pass
+
+    def refused(self, call: RefusedCall) -> None:
+        pass
+
+    async def answered(self, completion: Completion) -> None:
+        pass
+
+    async def ended(self, end: RolloutEnd) -> bool:
+        return False

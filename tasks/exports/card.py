@@ -1,0 +1,145 @@
+"""An exported checkpoint → its model card, and what its user has to know."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Literal
+
+import yaml
+
+from adapters.tracking.tracker import public
+from tasks.checkpoints import read_held_out
+from tasks.evaluations import read_evaluation
+from tasks.exports.parity import Parity
+from tasks.reports.tables import markdown_table, score_rows
+from tasks.storage.manifest import Manifest, describe_parent, read_manifest
+from tasks.storage.run_folder import RunFolder
+
+Form = Literal["peft", "merged"]
+
+LARGEST_RANK = 16
+"""The largest rank that vLLM loads if it is not told of a larger one."""
+RANKS = (32, 64, 128, 256)
+"""Larger ranks that vLLM can be told of."""
+SCORED = 6
+"""Columns of a table of scores that every evaluation has."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported checkpoint: its name, and what is in the folder.
+
+    `base` is what the recipe names, and `head` whether the output layer was trained.
+    """
+
+    name: str
+    form: Form
+    base: str
+    licence: str
+    rank: int
+    head: bool
+    tied: bool
+    renderer: str
+    parity: Parity
+
+    @property
+    def contents(self) -> str:
+        """What the folder is."""
+        if self.form == "peft":
+            return f"a LoRA of rank {self.rank} in PEFT's form"
+        return f"a model with a LoRA of rank {self.rank} merged in"
+
+    def notes(self) -> Iterator[str]:
+        """Say what a user of the folder would get wrong."""
+        if not self.parity.changed:
+            yield "training changed nothing that the check can see: the base passes it as well"
+        if self.form == "peft" and self.rank > LARGEST_RANK:
+            needed = next(rank for rank in RANKS if rank >= self.rank)
+            yield (
+                f"its rank is {self.rank}, and vLLM loads adapters up to rank {LARGEST_RANK} "
+                f"unless it is given --max-lora-rank {needed}"
+            )
+        if self.head and self.tied and self.form == "peft":
+            yield (
+                "the base has one matrix as embedding and as output layer, of which the adapter "
+                "changes the output layer alone. PEFT computes that exactly, and merges it "
+                "wrongly: --format merged writes the exact weights"
+            )
+        if self.head and self.tied and self.form == "merged":
+            yield (
+                "its output layer has a matrix of its own (tie_word_embeddings: false), since "
+                "training has changed that layer and not the embedding"
+            )
+
+
+def render_card(run: RunFolder, step: int, exported: Exported) -> str:
+    """Return the model card of a checkpoint of a run."""
+    manifest = read_manifest(run)
+    recipe, licence = manifest["recipe"], exported.licence
+    front = {
+        "base_model": exported.base,
+        "library_name": "peft" if exported.form == "peft" else "transformers",
+        "pipeline_tag": "text-generation",
+        **({"license": licence} if licence else {}),
+    }
+    of = f"agent {recipe['agent']}" if "agent" in recipe else f"flow {recipe['flow']}"
+    parts = {
+        "": f"This is {exported.contents}, trained by Ratchet {version('ratchet-rl')} ({of}): "
+        f"checkpoint {step} of {recipe['steps']}.",
+        "Base": _base(manifest, exported),
+        "Held-out scores": _scores(run, step),
+        "Data": _data(manifest),
+        "Lineage": _lineage(manifest),
+        "Check": f"As transformers computes this folder, {exported.parity}.",
+        "To know": "\n".join(f"- {note}." for note in exported.notes()),
+        "Recipe": f"```yaml\n{yaml.safe_dump(public(recipe), sort_keys=False)}```",
+    }
+    told = [f"## {title}\n\n{text}" if title else text for title, text in parts.items() if text]
+    head = f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n# {exported.name}"
+    return "\n\n".join([head, *map(str.strip, told)]) + "\n"
+
+
+def _base(manifest: Manifest, exported: Exported) -> str:
+    """Say what the base is, and under which licence and from whom, as far as it is known."""
+    licence = exported.licence or "unknown here; look at where the base comes from"
+    known = {"licence": licence, **manifest.get("base_origin", {})}
+    known["messages"] = f"written by the renderer `{exported.renderer}`"
+    lines = [f"- {name}: {value}" for name, value in known.items() if name != "license"]
+    return "\n".join([f"`{exported.base}`", "", *lines])
+
+
+def _scores(run: RunFolder, step: int) -> str:
+    """Return what the checkpoint and the untrained policy have scored on held-out examples."""
+    names, rows = [""], list[list[object]]()
+    for at in dict.fromkeys((0, step)):
+        for path in run.evaluations(f"{at:05d}"):
+            names, scored = score_rows(read_evaluation(path))
+            rows += [[at, *row[:SCORED]] for row in scored]
+    if not rows:
+        held_out = read_held_out(run)
+        names = [f"held-out {held_out.measure}"]
+        rows = [[at, value] for at, value in held_out.by_step.items() if at in (0, step)]
+    table = markdown_table(["checkpoint", *names[:SCORED]], rows) if rows else ""
+    unknown = "" if any(row[0] == step for row in rows) else f"Checkpoint {step} was not scored."
+    return "\n".join(filter(None, [table, unknown]))
+
+
+def _data(manifest: Manifest) -> str:
+    path: Any = manifest["recipe"].get("dataset", {}).get("path")
+    known = manifest.get("dataset_sha256", "unknown")
+    hashes = known if isinstance(known, dict) else {"": known}
+    of = "".join(f"\n- {name + ' ' if name else ''}SHA-256 {sha}" for name, sha in hashes.items())
+    return f"`{path}`\n{of}" if path else ""
+
+
+def _lineage(manifest: Manifest) -> str:
+    """List the run's ancestors, the nearest first."""
+    lines = [f"- made {manifest['created']}, recipe {manifest['fingerprint'][:12]}"]
+    described: Manifest | None = manifest
+    while described is not None:
+        parent = described.get("parent")
+        if origin := describe_parent(described):
+            how = f"{parent['how']} of" if parent else "weights started at"
+            lines.append(f"- {how} {origin}")
+        described = parent
+    return "\n".join(lines)
