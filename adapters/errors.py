@@ -24,10 +24,10 @@ UserError               an error that its user can mend
     CannotListen        a port that is taken
     RunError            a run that cannot be opened or changed
     CheckpointError     a checkpoint that a run does not have
-    RequestDiffers      a request that differs from the recorded one
     ComparisonError     targets that have not played the same examples
     PromotionRefused    a name that a checkpoint cannot have
         NotBetter       a checkpoint that is not shown to be better
+    RequestDiffers      a request that differs from the recorded one
     TakenOver           a run that another process has opened since
     Damaged             a file that is not as it was written
     JournalError        a journal that is damaged or cannot be written

@@ -34,7 +34,7 @@ from tasks.texts.held_out import read_measure
 MEASURES: Mapping[str, Sequence[str]] = {
     "train": ("reward", "greedy"),
     "finetune": ("loss",),
-    "prefer": ("accuracy", "loss"),
+    "prefer": ("accuracy",),
 }
 """Flow → what its runs may be chosen by; the first is the default."""
 

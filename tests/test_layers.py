@@ -25,8 +25,8 @@ MODULES = "its modules"
 """Part of a layer: the modules that lie in its own folder, unless they are parts by themselves."""
 ARROWS = {
     "flows": {
-        "cli": {MODULES, "checkpoints", "runtime", "server", "importing", "recipe"},
-        "checkpoints": {MODULES, "runtime", "recipe"},
+        "cli": {MODULES, "comparison", "runtime", "server", "importing", "recipe"},
+        "comparison": {MODULES, "runtime", "recipe"},
         MODULES: {"runtime", "recipe"},
         "runtime": {"recipe"},
         "server": set(),

@@ -6,13 +6,15 @@ from contextlib import contextmanager
 from functools import partial
 from shlex import quote
 from textwrap import indent
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
 
 from adapters.errors import UserError
 from adapters.tinker.engines import engine_begun
 from adapters.tracking.wandb import unsynced_folder
 from flows.cli.signals import explaining
-from flows.server.prefect_startup import check_prefect, start_server
+from flows.server.prefect_startup import check_prefect, quiet_prefect, start_server
 from tasks.storage.json_files import read_log
 
 if TYPE_CHECKING:
@@ -24,8 +26,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+Verbose = Annotated[bool, typer.Option(help="Show Prefect's own log.", callback=quiet_prefect)]
+"""Option that is obeyed before its command begins: Prefect reads its log level when imported."""
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="section.key=value over the recipe; `ratchet keys` lists the keys."),
+]
+
 WIDTH = 100
-"""Letters of a line of a table of runs."""
+"""Letters of a line of a table."""
 
 
 def train_with_bar(run: str, recipe: "RunRecipe") -> str:

@@ -11,6 +11,8 @@ import typer
 from adapters.errors import UserError
 from flows.cli import comparing, inspect_runs, sweeping, use_checkpoints
 from flows.cli.command_line import (
+    Overrides,
+    Verbose,
     call_flow,
     load_checked_recipe,
     train_stages,
@@ -45,17 +47,11 @@ app.add_typer(use_checkpoints.app)
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-Verbose = Annotated[bool, typer.Option(help="Show Prefect's own log.", callback=quiet_prefect)]
-"""Option that is obeyed before its command begins: Prefect reads its log level when imported."""
 Name = Annotated[
     str,
     typer.Argument(
         help="A training deployment of prefect.yaml, an example, such as hello, or a YAML file."
     ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="section.key=value over the recipe; `ratchet keys` lists the keys."),
 ]
 
 
@@ -161,7 +157,7 @@ def evaluate(
     set_: Overrides = None,
     model: Annotated[
         str | None,
-        typer.Option(help="RUN, RUN@STEP, RUN@best, base, or a model of LiteLLM's."),
+        typer.Option(help="RUN, RUN@STEP, RUN@best, a promoted name, base, or LiteLLM's."),
     ] = None,
     run: Annotated[
         str | None, typer.Option(help="The run to evaluate; by default the agent's newest.")

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from adapters.errors import UserError
-from flows.cli.command_line import call_flow
-from flows.server.prefect_startup import quiet_prefect
+from flows.cli.command_line import WIDTH, Overrides, Verbose, call_flow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-WIDTH = 100
 LONGEST_TEXT = 160
 """Letters of a question or an answer that are shown."""
 NAMES = (
@@ -24,12 +22,7 @@ NAMES = (
     *("failed", "tokens", "USD"),
 )
 
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="section.key=value over the recipe; `ratchet keys` lists the keys."),
-]
 Examples = Annotated[int | None, typer.Option(min=1, help="Short for --set evaluation.examples=N.")]
-Verbose = Annotated[bool, typer.Option(help="Show Prefect's own log.", callback=quiet_prefect)]
 
 
 @app.command()
@@ -78,8 +71,8 @@ def promote(
     verbose: Verbose = False,
 ) -> None:
     """Name a checkpoint, if it is better than the one that has the name; keep what was before."""
-    from flows.checkpoints.promote import plan_promotion, read_condition
-    from flows.checkpoints.promote import promote as record
+    from flows.comparison.promote import plan_promotion, read_condition
+    from flows.comparison.promote import promote as record
 
     planned = plan_promotion(checkpoint, name, force, gated=if_ is not None)
     comparison = None
@@ -112,8 +105,8 @@ def _recipe_of(run: str, agent: str | None, overrides: "Sequence[str]") -> "Reci
 
 
 def _play(recipe: "Recipe", targets: "Sequence[str]", against: str | None = None) -> "Comparison":
-    from flows.checkpoints.compare import compare as flow
-    from flows.checkpoints.compare import find_targets
+    from flows.comparison.compare import compare as flow
+    from flows.comparison.compare import find_targets
 
     find_targets(recipe, targets, against)  # refuses before anything starts
     said = "stopped; the same command goes on, and repeats no game"

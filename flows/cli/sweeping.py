@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from adapters.errors import UserError
-from flows.cli.command_line import train_stages
+from flows.cli.command_line import Verbose, train_stages
 from flows.cli.existing_run import IfExists, settle
-from flows.server.prefect_startup import check_prefect, quiet_prefect
+from flows.server.prefect_startup import check_prefect
 from tasks.storage.run_folder import name_run
 
 if TYPE_CHECKING:
@@ -39,9 +39,7 @@ def sweep(
     if_exists: Annotated[
         IfExists, typer.Option(help="What to do where the sweep exists; only a terminal is asked.")
     ] = IfExists.ASK,
-    verbose: Annotated[
-        bool, typer.Option(help="Show Prefect's own log.", callback=quiet_prefect)
-    ] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train a recipe with several values of its keys, and choose the best run."""
     from flows.sweep import check_sweep

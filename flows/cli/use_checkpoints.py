@@ -13,7 +13,7 @@ def serve(
     model: Annotated[
         str,
         typer.Argument(
-            help="RUN, RUN@STEP, RUN@best, RUN:POLICY@STEP, an exported folder, or a base model."
+            help="RUN, RUN@STEP, RUN:POLICY@STEP, a promoted name, an export, or a base model."
         ),
     ],
     port: Annotated[
@@ -31,7 +31,9 @@ def serve(
 
 @app.command()
 def export(
-    checkpoint: Annotated[str, typer.Argument(help="RUN, RUN@STEP, RUN@best or RUN:POLICY@STEP.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="RUN, RUN@STEP, RUN:POLICY@STEP or a promoted name.")
+    ],
     out: Annotated[Path, typer.Option(help="The new folder; nothing is written over.")],
     policy: Annotated[
         str | None, typer.Option(help="Which policy, if several are trained; as in RUN:POLICY.")
@@ -60,8 +62,8 @@ def export(
     check_absent(out)
     run, at, step = checkpoint.partition("@")
     weights = find_weights(checkpoint if policy is None else f"{run}:{policy}{at}{step}")
-    from flows.checkpoints.export import ExportForm
-    from flows.checkpoints.export import export as write
+    from flows.export import ExportForm
+    from flows.export import export as write
 
     exported = write(weights, out, ExportForm(format_, dtype, tolerance))
     print(f"{out} has {exported.name}, {exported.contents}")

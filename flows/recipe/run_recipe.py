@@ -47,8 +47,9 @@ class Model(Section):
 
     start: str | None = None
     """Checkpoint at which the weights start, instead of an untrained LoRA: `RUN@STEP`, `RUN@best`,
-    `RUN:POLICY@STEP`, or `tinker://RUN/weights/NAME`, a training state of the service. Each policy
-    starts at the one of its name, or else at the main one."""
+    `RUN:POLICY@STEP`, a name that `ratchet promote` has given, or `tinker://RUN/weights/NAME`, a
+    training state of the service. Each policy starts at the one of its name, or else at the main
+    one."""
 
     start_optimizer: bool = False
     """Start with the optimizer's moments of that checkpoint as well."""

@@ -11,12 +11,12 @@ import yaml
 from transformers import AutoTokenizer, GenerationConfig
 from typer.testing import CliRunner
 
-import flows.checkpoints.export
+import flows.export
 from adapters.errors import UserError
 from adapters.tinker.model_files import read_licence
 from adapters.weights.network import merge
-from flows.checkpoints.export import ExportForm, export
 from flows.cli.commands import app
+from flows.export import ExportForm, export
 from flows.runtime.serving import find_weights, serve_model
 from tasks.exports.card import Exported
 from tasks.exports.parity import ExportRefused, Parity
@@ -123,7 +123,7 @@ def test_weights_that_differ_from_the_service_are_not_written(
         merge(network, adapter)
         merge(network, adapter)
 
-    monkeypatch.setattr(flows.checkpoints.export, "merge", merge_twice)
+    monkeypatch.setattr(flows.export, "merge", merge_twice)
     with pytest.raises(ExportRefused, match="is not what the service samples: its log-probabili"):
         export(find_weights("whole@2"), tmp_path / "out", ExportForm("merged"))
     assert list(tmp_path.iterdir()) == []
@@ -168,7 +168,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(
     assert "trains no policy 'fox'; there is: policy" in refused("whole@1", "--policy", "fox")
     assert "has no checkpoint 7" in refused("whole@7")
     assert "an adapter is float32; leave out --dtype" in refused("whole", "--dtype", "bfloat16")
-    monkeypatch.setattr(flows.checkpoints.export, "find_spec", lambda name: None)
+    monkeypatch.setattr(flows.export, "find_spec", lambda name: None)
     assert "peft is not installed" in refused("whole")
     assert list(tmp_path.iterdir()) == []
     out.mkdir()

@@ -65,10 +65,10 @@ def groups() -> set[int]:
     return found
 
 
-async def rewards(name: str, *examples: Mapping[str, Any]) -> list[float | None]:
+async def rewards(name: str, *examples: Mapping[str, Any]) -> list[float]:
     agent = load_agent(name)
     played = await asyncio.gather(*(agent(example, NOWHERE) for example in examples))
-    return [reward.value for reward in played]
+    return [reward.value for reward in played if reward.value is not None]
 
 
 @settings(max_examples=15)

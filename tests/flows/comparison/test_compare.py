@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from adapters.calls import Policy, Sampling
 from adapters.door.serving import OpenDoor
 from adapters.errors import UserError
-from flows.checkpoints.compare import compare
-from flows.checkpoints.promote import plan_promotion, promote, read_condition
 from flows.cli.commands import app
+from flows.comparison.compare import compare
+from flows.comparison.promote import plan_promotion, promote, read_condition
 from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
 from flows.runtime.bound_checkpoints import bind_checkpoints

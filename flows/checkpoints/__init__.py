@@ -1,1 +1,0 @@
-"""What is done with checkpoints: they are compared, named and exported."""
