@@ -1,6 +1,7 @@
 """The command `python -m engine`: a server of the Tinker API on this machine."""
 
 import argparse
+import faulthandler
 import gc
 import logging
 import os
@@ -39,6 +40,9 @@ READ_FROM_STDIN = "-"
 LOG = "engine.log"
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 CLOSED = "closed"
+STUCK_SECONDS = 60.0
+"""Time after which an engine without a folder ends itself if none of its threads can run: a thread
+of a library that dies with the interpreter's lock leaves it so."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -223,7 +227,7 @@ class Orders:
         """Wait for the next folder, and have `stopped` be of it; None when there is no more."""
         with self._changed:
             while True:
-                self._changed.wait_for(lambda: self._lines or self._ended)
+                self._wait()
                 if not self._lines:
                     return None
                 if named := self._lines.popleft():
@@ -231,6 +235,15 @@ class Orders:
                     if self._lines or self._ended:
                         self.stopped.set()
                     return named
+
+    def _wait(self) -> None:
+        """Wait for a line or the end; a watchdog that needs no lock ends what is stuck."""
+        try:
+            while not (self._lines or self._ended):
+                faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
+                self._changed.wait(STUCK_SECONDS / 4)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def _follow(self) -> None:
         self.stopped.set()

@@ -21,6 +21,7 @@ from adapters.harness.agents import load_agent
 from adapters.harness.programs.process import CommandFailed
 from adapters.rewards import Reward
 from flows.cli.new_project import AGENT, write_project
+from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
 from flows.server.prefect_server import POOL
 from tasks.examples.reading import Source
@@ -38,7 +39,7 @@ def snippets(language: str) -> list[str]:
 
 
 FUNCTION, TEST, ROLES, CREW, RESIDENT = snippets("python")
-DEPLOYMENT, JUDGE, APART, GEM, VERIFIERS = map(yaml.safe_load, snippets("yaml"))
+DEPLOYMENT, JUDGE, APART, DUEL, GEM, VERIFIERS = map(yaml.safe_load, snippets("yaml"))
 [EXAMPLES] = snippets("json")
 NODE, RESIDENT_NODE = snippets("js")
 BY_HAND, SEEDS = snippets("sh")
@@ -132,6 +133,14 @@ def test_an_agent_with_roles_asks_them_all(project: Path) -> None:
 def test_the_policies_are_two() -> None:
     recipe = Recipe.model_validate(DEPLOYMENT[0]["parameters"]["recipe"] | APART)
     assert recipe.policies() == {"policy": ("policy", "teller"), "listener": ("listener",)}
+
+
+def test_one_policy_duels_with_itself_and_is_measured_against_the_base() -> None:
+    recipe = named_recipe("hello-duel")
+    assert isinstance(recipe, Recipe)
+    assert recipe.agent == DUEL["agent"]
+    assert recipe.policies() == {"policy": ("policy", "opponent")}
+    assert recipe.evaluation.roles == DUEL["evaluation"]["roles"]
 
 
 def test_the_crewai_flow_plays(project: Path) -> None:

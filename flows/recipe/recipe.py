@@ -305,7 +305,8 @@ class Recipe(RunRecipe):
         trained: dict[str, list[str]] = {POLICY: [POLICY]}
         for role, who in sorted(self.roles.items(), key=lambda item: (item[1], item[0])):
             name = policy_of(who)
-            if name is not None and role not in (POLICY, self.judge.role):
+            asks = self.judge.judges and role == self.judge.role
+            if name is not None and role != POLICY and not asks:
                 trained.setdefault(name, []).append(role)
         return {name: tuple(roles) for name, roles in trained.items()}
 

@@ -49,7 +49,7 @@ ERRORS: dict[str, BaseException] = {
 }
 REWARDS: dict[str, Any] = {
     "no number": "good",
-    "nothing": None,
+    "too many": ["a"],
     "too large": 10**400,
     "odd role": {"\ud800": 1.0},
 }
