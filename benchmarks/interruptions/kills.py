@@ -53,20 +53,9 @@ SHORT = (
     "evaluation.every=3",
     "checkpoints.every=3",
 )
-TEXTS = (
-    "steps=40",
-    "batch.examples=8",
-    "evaluation.every=7",
-    "evaluation.examples=32",
-    "checkpoints.every=4",
-)
-PAIRS = (
-    "steps=30",
-    "batch.pairs=6",
-    "evaluation.every=7",
-    "evaluation.examples=32",
-    "checkpoints.every=4",
-)
+HELD_OUT = ("evaluation.every=7", "evaluation.examples=32", "checkpoints.every=4")
+TEXTS = ("steps=40", "batch.examples=8", *HELD_OUT)
+PAIRS = ("steps=30", "batch.pairs=6", *HELD_OUT)
 WORKLOADS: dict[str, tuple[str, ...]] = {
     "hello": (*SHORT, "steps=12"),
     "guessing": (
