@@ -2,6 +2,7 @@
 
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,11 +83,10 @@ class TextSource(Protocol):
 
 
 @dataclass(frozen=True)
-class WrittenTexts:
-    """Texts that are rows of a split, behind a text that is read before each conversation."""
+class RowTexts(ABC):
+    """Texts that are made of the rows of a split."""
 
     rows: Source
-    reads: str | None = None
 
     @property
     def name(self) -> str:
@@ -99,10 +99,28 @@ class WrittenTexts:
         for row in self.rows.examples():
             number = row["example_id"]
             try:
-                before = None if self.reads is None else fill_reads(self.reads, row["example"])
-                yield number, tokenize(row["example"], chat, trained, before)
+                yield number, self.tokenize(row["example"], chat, trained)
             except DatasetError as error:
                 raise DatasetError(f"row {number} of {self.rows.dataset}: {error}") from error
+
+    @abstractmethod
+    def tokenize(
+        self, row: Mapping[str, Any], chat: Chat, trained: Trained
+    ) -> list[WeightedTokens]:
+        """Return the sequences of a row; DatasetError says what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class WrittenTexts(RowTexts):
+    """Texts that stand in rows, behind a text that is read before each conversation."""
+
+    reads: str | None = None
+
+    def tokenize(
+        self, row: Mapping[str, Any], chat: Chat, trained: Trained
+    ) -> list[WeightedTokens]:
+        before = None if self.reads is None else fill_reads(self.reads, row)
+        return tokenize(row, chat, trained, before)
 
 
 class Texts:
