@@ -26,7 +26,7 @@ from tasks.playing.server import Play, RolloutServer
 from tasks.rollouts import collect_rollouts
 from tasks.shards import BatchPlan, read_shard
 from tasks.storage.names import BASELINE, JUDGE, shard_name
-from tasks.yields import check_rewards
+from tasks.yields import check_rewards, reopen_stopped
 
 EVALUATED_SHARDS = 2
 """Shards of an evaluation: one is sampled, one is played greedily."""
@@ -127,16 +127,17 @@ def judge_groups(
     """Have a judge play the groups of a step; return its sealed batches, none without a judge.
 
     A policy that answers it is the one after `step` updates. StepStopped if it failed at too many
-    of the groups.
+    of the groups; a run that is continued asks it anew.
     """
     judge = recipe.judge
     if not judge.judges:
         return []
-    path = run.folder.shard(shard_name(JUDGE, step))
-    shard = draw_groups(path, spans, judge.judging(), recipe.seed)
+    name, most_failed = shard_name(JUDGE, step), recipe.rollouts.most_failed
+    reopen_stopped(run.folder, name, most_failed)
+    shard = draw_groups(run.folder.shard(name), spans, judge.judging(), recipe.seed)
     groups = PlayedGroups(judge.sampling(), 1, judge.attempts)
     judged = wait_for_batches(runner.submit_shard(shard, step, groups).values())
-    check_rewards(judged, recipe.rollouts.most_failed)
+    check_rewards(judged, most_failed)
     return judged
 
 

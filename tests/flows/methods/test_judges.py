@@ -23,6 +23,7 @@ from tasks.shards import read_shard
 from tasks.storage.files import is_written
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import read
+from tasks.yields import StepStopped
 from tests.support.dying_engine import dying_in_batch
 from tests.support.small_recipe import small_recipe
 from tests.support.whole_run import die_and_go_on, differences, fixture_of
@@ -144,6 +145,33 @@ def test_a_fork_keeps_the_verdicts_and_a_replay_with_another_judge_asks_anew(
     same = RECIPE.model_copy(update={"steps": 1})
     kept = replay_run(whole, "same", same.model_dump(mode="json"), same.fingerprint())
     assert is_written(kept.spans("judge-00000.0"))
+
+
+def refuse_once(messages: list[dict[str, Any]], example: dict[str, Any]) -> str:
+    """Answer as a judge whose model is out of order while a file is there."""
+    if Path("out_of_order").exists():
+        raise RuntimeError("out of order")
+    return "A"
+
+
+def test_a_run_that_a_judge_has_stopped_asks_it_anew_when_it_is_continued(
+    root: Path, prefect_server: None, no_tinker: None
+) -> None:
+    judge = PAIRS | {"attempts": 1}
+    roles = {"judge": f"function:{__name__}:refuse_once"}
+    recipe = judged(judge, roles=roles, steps=1, evaluation={"examples": 2, "greedy": False})
+    flag = Path("out_of_order")
+    flag.touch()
+    try:
+        with pytest.raises(StepStopped, match=r"judge-00000 failed, and 0 have a reward"):
+            train(recipe, run="stopped")
+    finally:
+        flag.unlink()
+    run = folder_of("stopped")
+    assert not is_written(run.verdicts(0))
+    train(recipe, run="stopped")
+    assert set(scores_of(run, 0).values()) == {0.0}
+    assert [path.name for path in (run.path / "stopped").iterdir()] == ["judge-00000.0.0.jsonl"]
 
 
 def test_a_dry_run_asks_the_judge(root: Path, prefect_server: None, no_tinker: None) -> None:
