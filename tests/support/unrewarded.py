@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from agents import hello
+from adapters.project.modules import load_agent_file
+
+hello = load_agent_file("hello")
 
 
 async def play(example: dict[str, Any], **endpoint: str) -> None:
