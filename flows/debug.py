@@ -33,12 +33,13 @@ from adapters.tinker.service import Service, connect
 from adapters.weights.network import load_tokenizer
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
+from flows.recipe.rollouts import Judge
 from flows.runtime.bound_checkpoints import carried_files, open_checkpoints
 from tasks.checkpoints import Checkpoint, Ledger, is_version_of, policy_version, sampled_step
 from tasks.recording.recorded_rollouts import RecordedRollout, describe_end, find_rollout
 from tasks.recording.spans import EndedAttempt, end_spans, scored_names
 from tasks.storage.files import link_or_copy
-from tasks.storage.names import JUDGE, parse_rollout
+from tasks.storage.names import EXAMINER, JUDGE, parse_rollout
 from tasks.storage.run_folder import TRAINED, RunFolder
 
 IN_PROCESSES = ("command:", "resident:", "verifiers:")
@@ -108,29 +109,31 @@ class _Replay:
 
     recipe: Recipe
     recorded: RecordedRollout
-    judges: bool
+    judge: Judge | None
     agent: str
     roles: Sequence[str]
     sampling: Sampling
 
     @classmethod
     def of(cls, recipe: Recipe, recorded: RecordedRollout) -> Self:
-        judges = parse_rollout(recorded.id).split == JUDGE
-        sampling = recipe.judge.sampling() if judges else recipe.rollouts.sampling()
+        split = parse_rollout(recorded.id).split
+        examines = split.partition(".")[0] == EXAMINER
+        judge = recipe.evaluation.judge if examines else recipe.judge if split == JUDGE else None
+        sampling = (judge or recipe.rollouts).sampling()
         sampled = [call.sampling for call in recorded.calls if call.sampling is not None]
         if sampled:  # greedily, it may be
             sampling = replace(sampled[0], max_tokens=sampling.max_tokens)
-        return cls(recipe, recorded, judges, *recipe.plays(judge=judges), sampling)
+        return cls(recipe, recorded, judge, *recipe.plays(judge), sampling)
 
     def end(self, outcome: Outcome, calls: Mapping[str, Sequence[int]]) -> str:
         """Say how the rollout has ended, as it would be recorded."""
         now, one = datetime.now(UTC), self.recorded
-        if self.judges and isinstance(outcome, Reward):
+        if self.judge is not None and isinstance(outcome, Reward):
             shown = cast(Sequence[Mapping[str, str]], one.example["rollouts"])
             ids = (rollout["id"] for rollout in shown)
             calls = {**calls, **scored_names(ids, outcome)}
         ended = EndedAttempt(one.id, one.attempt, now, now)
-        judged = self.recipe.judge.judges and not self.judges
+        judged = self.judge is None and self.recipe.judges() != []
         return describe_end(end_spans(ended, outcome, calls, judged=judged)[-1])
 
 
@@ -179,7 +182,7 @@ def _onward(
         }
         chat = Chat(service.tokenizer_of(main), model.renderer, service.context(model.base))
         backends = {POLICY: POLICY, **create_backends(recipe.roles, recipe.seed)}
-        if parse_rollout(replayed.recorded.id).split not in (*TRAINED, JUDGE):
+        if parse_rollout(replayed.recorded.id).split not in TRAINED:
             backends |= recipe.evaluation.roles
         yield (
             chat,

@@ -6,7 +6,12 @@ from prefect.runtime import flow_run
 from adapters.errors import UserError
 from flows.recipe.recipe import Recipe
 from flows.runtime.eval_targets import EvalTarget, find_target
-from flows.runtime.evaluation import EvaluationResult, submit_held_out, wait_for_held_out
+from flows.runtime.evaluation import (
+    EvaluationResult,
+    examine,
+    submit_held_out,
+    wait_for_held_out,
+)
 from flows.runtime.flow_runs import again_if_engine_dies, completed
 from flows.runtime.open_rollouts import open_rollouts
 from flows.runtime.open_run import open_run
@@ -60,7 +65,8 @@ def evaluate(
         submitted = submit_held_out(requested, opened.folder, runners.evaluation, step, tag)
         played = wait_for_held_out(submitted)
         file = opened.folder.evaluation(f"{step:05d}{tag}")
-        score_rollouts(file, played, threshold)
+        judged = examine(requested, opened.folder, runners, step, played["sampled"], tag)
+        score_rollouts(file, played, threshold, judged)
         games = {
             how: list_games(opened.folder.games(p.shard.stem), p.spans, columns, threshold)
             for how, p in played.items()

@@ -48,7 +48,7 @@ def replay(recipe: Recipe, parent: str, run: str | None = None) -> RunSummary:
             (step, [folder.spans(batch) for batch in batches_of(folder, step)])
             for step in opened.steps_left()
         )
-        evaluations = HeldOutEvaluations(recipe, opened, runners.evaluation, first=recipe.steps)
+        evaluations = HeldOutEvaluations(recipe, opened, runners, first=recipe.steps)
         learn(opened, recipe, steps, evaluations, runners.judging)
     summary = summarize_run(folder)
     return completed(summary, summary.outcome)

@@ -23,7 +23,7 @@ from flows.runtime.flow_runs import StagesSummary, completed, name_of_run, summa
 from flows.train import train
 from tasks.checkpoints import read_step
 from tasks.comparison.promotions import refuse_promoted
-from tasks.evaluations import read_evaluation
+from tasks.evaluations import headline, read_evaluation
 from tasks.metrics import read_metrics
 from tasks.reports.artifacts import Artifacts
 from tasks.storage.files import is_written
@@ -85,7 +85,7 @@ def score(recipe: StagesRecipe, stage: StageRun) -> Iterator[StageResult]:
 def play(recipe: Recipe, result: StageResult) -> StageResult:
     """Return a result with the reward of an agent that plays held-out examples, unless it has."""
     file = evaluate_once(recipe, run=result.run, step=result.step).file
-    played = read_evaluation(file)["sampled"].finished
+    played = headline(read_evaluation(file))
     return replace(result, reward=played.mean, interval=played.interval)
 
 

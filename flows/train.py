@@ -82,7 +82,7 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
 
         batches = iterate_steps(opened, rollouts, sample, recipe.algorithm.trained_calls)
         steps = end_batches(opened, recipe, batches)
-        evaluations = HeldOutEvaluations(recipe, opened, runners.evaluation)
+        evaluations = HeldOutEvaluations(recipe, opened, runners)
         learn(opened, recipe, steps, evaluations, runners.judging)
     summary = summarize_run(opened.folder)
     return completed(summary, summary.outcome)

@@ -187,7 +187,13 @@ def read_held_out(run: RunFolder) -> HeldOutValues:
         measure = next(iter(files.values()))["measure"]
         return HeldOutValues(measure, {step: float(row["value"]) for step, row in files.items()})
     own = [path for path in run.evaluations() if path.stem.isdecimal()]
-    rewards = {int(path.stem): read_json(path)["sampled"]["finished"]["mean"] for path in own}
+    rewards = {int(path.stem): _mean(read_json(path)) for path in own}
     return HeldOutValues(
         "reward", {step: reward for step, reward in rewards.items() if reward is not None}
     )
+
+
+def _mean(scores: JsonRow) -> float | None:
+    """Return the mean reward of sampled rollouts, or else what they were judged."""
+    means = (scores[how]["finished"]["mean"] for how in ("sampled", "judged") if how in scores)
+    return next((mean for mean in means if mean is not None), None)

@@ -51,7 +51,7 @@ class Spent(BaseModel):
 class ScoredRollout(NamedTuple):
     """End of a rollout, and its usage by role; a failed rollout has no reward.
 
-    Nor has one that has `ended` with what its agent gives no reward.
+    Nor has one that has `ended`, and that its agent or a judge gives none.
     """
 
     group_id: str
@@ -113,9 +113,31 @@ def score_spans(spans: Sequence[Path], shard: Path, threshold: float = 1.0) -> S
 
     A rollout passes if its reward is at least `threshold`.
     """
-    files = [verified(path) for path in spans]
+    return score([*_outcomes(spans, shard).values()], threshold)
+
+
+def score_verdicts(judged: "JudgedShard", threshold: float) -> Score:
+    """Score held-out rollouts by what a judge said of them, and what the judge came to.
+
+    One that has ended and got no verdict counts as one without a reward.
+    """
+    played, verdicts = judged.played, judged.verdicts
     outcomes = [
-        ScoredRollout(
+        outcome._replace(reward=0.0 if outcome.ended else None, spent={})
+        if verdicts is None
+        else outcome._replace(reward=verdicts.get(name), spent={})
+        for name, outcome in _outcomes(played.spans, played.shard).items()
+    ]
+    asked = judged.by
+    spent = [one.spent for one in _outcomes(asked.spans, asked.shard).values()] if asked else []
+    return score(outcomes, threshold).model_copy(update={"spent": _sum_by_role(spent)})
+
+
+def _outcomes(spans: Sequence[Path], shard: Path) -> dict[str, ScoredRollout]:
+    """Return the end of each rollout of a shard, by its id."""
+    files = [verified(path) for path in spans]
+    return {
+        row["rollout_id"]: ScoredRollout(
             row["group_id"],
             row["reward"],
             row["category"],
@@ -123,8 +145,7 @@ def score_spans(spans: Sequence[Path], shard: Path, threshold: float = 1.0) -> S
             row["ended"],
         )
         for row in select(QUERY, spans=files, shard=shard).to_pylist()
-    ]
-    return score(outcomes, threshold)
+    }
 
 
 def score(outcomes: Sequence[ScoredRollout], threshold: float = 1.0) -> Score:
@@ -180,11 +201,46 @@ class PlayedShard:
     spans: Sequence[Path]
 
 
+@dataclass(frozen=True)
+class JudgedShard:
+    """A held-out shard, the verdicts on its rollouts by their ids, and the judge's own shard.
+
+    Without `verdicts` each rollout is compared with itself, which is a 0.
+    """
+
+    played: PlayedShard
+    verdicts: Mapping[str, float] | None
+    by: PlayedShard | None = None
+
+
+JUDGED = "judged"
+"""The score of sampled rollouts by a judge of evaluations."""
+
+
 @durable
-def score_rollouts(path: Path, played: Mapping[str, PlayedShard], threshold: float) -> None:
-    """Write the scores of held-out shards, by how they were sampled (`sampled`, `greedy`)."""
+def score_rollouts(
+    path: Path,
+    played: Mapping[str, PlayedShard],
+    threshold: float,
+    judged: JudgedShard | None = None,
+) -> None:
+    """Write the scores of held-out shards, by how they were sampled (`sampled`, `greedy`).
+
+    A judge's scores of those that were sampled are beside them, as `judged`.
+    """
     scores = {how: score_spans(p.spans, p.shard, threshold) for how, p in played.items()}
+    if judged is not None:
+        scores[JUDGED] = score_verdicts(judged, threshold)
     write_json(path, SCORES.dump_python(scores, mode="json"))
+
+
+def headline(scores: Mapping[str, Score]) -> Estimate:
+    """Return the estimate that stands for a checkpoint: of the agent's rewards, when sampled.
+
+    Where the agent gives none, it is the judge's.
+    """
+    own = scores["sampled"].finished
+    return scores[JUDGED].finished if own.mean is None and JUDGED in scores else own
 
 
 def read_evaluation(path: Path) -> dict[str, Score]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, omit
 from openai.types.chat.chat_completion import Choice
 
 from adapters.project.modules import AgentError
@@ -27,6 +27,9 @@ Ask = Callable[[str], Coroutine[None, None, Choice]]
 VERDICT = re.compile(r"[\W_]*(?:(?:answer|verdict|winner|better)\W*)?(A|B|tie)[\W_]*", re.I)
 """The last line of an answer that says which of two is better."""
 
+LETTERS = re.compile(r"[\W_]+")
+"""What is no part of a word."""
+
 MOST = 10
 """The best score by a criterion, the worst being 0."""
 
@@ -41,11 +44,14 @@ def judge(name: str) -> Judge:
     by = JUDGES[name]
 
     async def play(example: JudgedExample, *, base_url: str, api_key: str, model: str) -> Scores:
+        told = bool(example.get("by_probability"))
         async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
 
             async def ask(prompt: str) -> Choice:
                 answered = await client.chat.completions.create(
-                    model=model, messages=[{"role": "user", "content": prompt}]
+                    model=model,
+                    messages=[{"role": "user", "content": prompt}],
+                    logprobs=True if told else omit,
                 )
                 return answered.choices[0]
 
@@ -57,21 +63,23 @@ def judge(name: str) -> Judge:
 async def compare(example: JudgedExample, ask: Ask) -> Scores:
     """Score two rollouts by which is better: 1 and -1, in both orders, and the mean of the two.
 
-    A judge that prefers the first whatever it is comes to 0 and 0. If one of its answers cannot be
+    Where the model tells the probability of a verdict's token, 1 and -1 are multiplied by it. A
+    judge that prefers the first whatever it is comes to 0 and 0. If one of its answers cannot be
     read, both rollouts are left out. `measure/consistent` is whether the orders agree.
     """
     first, second = example["rollouts"]
     question = str(example["question"])
-    there = read_verdict(_text(await ask(comparison(question, first, second))))
-    back = read_verdict(_text(await ask(comparison(question, second, first))))
-    if there is None or back is None:
+    there = await ask(comparison(question, first, second))
+    back = await ask(comparison(question, second, first))
+    verdicts = [read_verdict(_text(answer)) for answer in (there, back)]
+    if None in verdicts:
         return {"measure/unread": 1.0}
-    score = (there - back) / 2
-    consistent = float(there == -back)
+    ahead, behind = (verdict or 0.0 for verdict in verdicts)
+    score = (ahead * probability_of(there) - behind * probability_of(back)) / 2
     return {
         first["id"]: score,
         second["id"]: -score,
-        "measure/consistent": consistent,
+        "measure/consistent": float(ahead == -behind),
         "measure/unread": 0.0,
     }
 
@@ -148,6 +156,13 @@ def read_verdict(text: str) -> float | None:
     if (found := VERDICT.fullmatch(text.strip().rpartition("\n")[2])) is None:
         return None
     return {"a": 1.0, "b": -1.0}.get(found[1].lower(), 0.0)
+
+
+def probability_of(answer: Choice) -> float:
+    """Return the probability of the token that says A or B; 1 if the model does not tell it."""
+    tokens = answer.logprobs.content if answer.logprobs is not None else None
+    spelled = ((LETTERS.sub("", one.token).upper(), one.logprob) for one in reversed(tokens or []))
+    return next((math.exp(logprob) for letter, logprob in spelled if letter in ("A", "B")), 1.0)
 
 
 def read_scores(text: str) -> dict[str, float]:

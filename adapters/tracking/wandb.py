@@ -49,7 +49,7 @@ class WandbTracker:
         self._id = run.id
         with _failing():
             self._run = _init(project, run)
-            for split in ("test", "greedy"):
+            for split in ("test", "greedy", "judged"):
                 self._run.define_metric(f"{split}/*", step_metric=f"{split}/checkpoint")
 
     def next_step(self) -> int:

@@ -12,9 +12,9 @@ from adapters.door.roles import check_role, checkpoint_of, policy_of
 from adapters.project.hub import locate_dataset
 from flows.recipe.algorithm import Algorithm, names_checkpoint
 from flows.recipe.presets import expand_preset
-from flows.recipe.rollouts import SHIPPED, Judge, Rollouts
-from flows.recipe.run_recipe import HeldOut, RunRecipe, Teachers
-from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
+from flows.recipe.rollouts import Evaluation, Judge, Rollouts
+from flows.recipe.run_recipe import RunRecipe, Teachers
+from flows.recipe.section import Refusals, Section
 from tasks.algorithm.advantages import ADVANTAGES, CreditAssignment, find_advantage
 from tasks.algorithm.losses import find_loss, is_regularized
 from tasks.examples.curricula import Curriculum, Order
@@ -70,23 +70,6 @@ class Dataset(Section):
 
     def held_out_split(self) -> Source:
         return Source(locate_dataset(self.path), self.test_split, self.columns)
-
-
-class Evaluation(HeldOut):
-    """Settings of the scoring of held-out examples."""
-
-    rollouts: int = Field(default=1, ge=1, le=MOST_ROLLOUTS)
-    """Sampled rollouts of each example; with k of them pass@1 to pass@k are reported."""
-
-    threshold: float = Field(default=1.0, ge=-1e9, le=1e9)
-    """A rollout passes, for pass@k, if its reward is at least this."""
-
-    greedy: bool = True
-    """Run each example once at temperature 0 as well."""
-
-    roles: dict[str, str] = Field(default_factory=dict[str, str])
-    """Roles that a fixed policy answers when held-out examples are played, such as the opponent of
-    self-play: `checkpoint:base`, or `checkpoint:RUN@STEP`."""
 
 
 class Recipe(RunRecipe):
@@ -227,14 +210,20 @@ class Recipe(RunRecipe):
         )
 
     def _refused_judge(self) -> Refusals:
-        judge, rollouts = self.judge, self.rollouts
-        who = self.roles.get(judge.role)
-        known = judge.agent is None or judge.agent.startswith(SHIPPED)
+        judge, rollouts, examiner = self.judge, self.rollouts, self.evaluation.judge
+        for key, one in (("judge", judge), ("evaluation.judge", examiner)):
+            yield (
+                one.judges and one.ships and one.role not in self.roles,
+                f"{key}.agent {one.agent} asks the role {one.role}, which nobody answers; give "
+                f"roles.{one.role}: checkpoint:RUN@STEP, or a model of LiteLLM",
+            )
+        asked = self.roles.get(examiner.role)
         yield (
-            judge.judges and known and who is None,
-            f"judge.agent {judge.agent} asks the role {judge.role}, which nobody answers; give "
-            f"roles.{judge.role}: checkpoint:RUN@STEP, a model of LiteLLM, or policy",
+            examiner.judges and policy_of(asked or "") is not None,
+            f"roles.{examiner.role} {asked} judges evaluations, and changes as it is trained; give "
+            "checkpoint:RUN@STEP, or a model of LiteLLM",
         )
+        who = self.roles.get(judge.role)
         yield (
             judge.judges and policy_of(who or POLICY) not in (None, POLICY),
             f"roles.{judge.role} {who} would be a policy that nothing trains; give policy, "
@@ -293,13 +282,16 @@ class Recipe(RunRecipe):
         expert = self.algorithm.expert
         return expert.texts(self.model.base) if expert.given_texts else {}
 
-    def plays(self, *, judge: bool) -> tuple[str, list[str]]:
-        """Return the agent that plays rollouts, or the judge, and the roles that it asks."""
-        role = self.judge.role
-        if judge:
-            return self.judge.agent or self.agent, [role if role in self.roles else POLICY]
-        asked = {POLICY: POLICY, **self.roles}
-        return self.agent, [one for one in asked if not self.judge.judges or one != role]
+    def plays(self, judge: Judge | None = None) -> tuple[str, list[str]]:
+        """Return the agent that plays rollouts, or a judge, and the roles that it asks."""
+        if judge is not None:
+            return judge.agent or self.agent, [judge.role if judge.role in self.roles else POLICY]
+        asked, judges = {POLICY: POLICY, **self.roles}, {one.role for one in self.judges()}
+        return self.agent, [role for role in asked if role not in judges]
+
+    def judges(self) -> list[Judge]:
+        """List the judges of training and of evaluations that there are."""
+        return [one for one in (self.judge, self.evaluation.judge) if one.judges]
 
     def policies(self) -> dict[str, tuple[str, ...]]:
         trained: dict[str, list[str]] = {POLICY: [POLICY]}
@@ -381,4 +373,6 @@ class Recipe(RunRecipe):
             del values["judge"]
         if not self.evaluation.roles:
             del values["evaluation"]["roles"]
+        if not self.evaluation.judge.judges:
+            del values["evaluation"]["judge"]
         return values

@@ -1,4 +1,4 @@
-"""How the rollouts of a recipe are played, and how a judge says which are good."""
+"""Rollouts of a recipe: how they are played and judged, and how held-out ones are scored."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,6 +10,7 @@ from pydantic import Field
 from adapters.calls import Sampling
 from adapters.door.roles import NAME
 from adapters.network.addresses import check_runner
+from flows.recipe.run_recipe import HeldOut
 from flows.recipe.section import LONGEST_SECONDS, MOST_ROLLOUTS, Refusals, Section
 
 if TYPE_CHECKING:  # it imports Prefect, which takes seconds
@@ -252,6 +253,10 @@ class Judge(Section):
     opponents: int | None = Field(default=None, ge=1, le=MOST_ROLLOUTS)
     """Rollouts of its group with which each rollout is shown in pairs; all, if empty."""
 
+    by_probability: bool = False
+    """Multiply the verdicts of `judge:pairs` by the probability of their token, which a policy or a
+    checkpoint tells; for other models it is 1."""
+
     max_tokens: int = Field(default=1024, ge=1, le=1_000_000)
     """Most tokens of an answer of the judge, if a policy is behind it; it answers greedily."""
 
@@ -262,6 +267,15 @@ class Judge(Section):
     def judges(self) -> bool:
         """Whether the recipe has a judge."""
         return self.agent is not None
+
+    @property
+    def ships(self) -> bool:
+        """Whether the judge ships with Ratchet."""
+        return (self.agent or "").startswith(SHIPPED)
+
+    def shown(self) -> Sees:
+        """Return what the judge is shown at once."""
+        return SHIPPED_SEE.get(self.agent or "", self.sees)
 
     def refusals(self) -> Refusals:
         given = self.given(*(name for name in Judge.model_fields if name != "agent"))
@@ -285,6 +299,11 @@ class Judge(Section):
             "pairs; give agent judge:pairs or sees pair, or leave it out",
         )
         yield (
+            self.by_probability and self.agent != "judge:pairs",
+            f"judge.by_probability does nothing with agent {self.agent}; give agent judge:pairs, "
+            "or leave it out",
+        )
+        yield (
             self.sees != "group" and self.agent in SHIPPED_SEE,
             f"judge.sees {self.sees} does nothing with agent {self.agent}, which knows what it "
             "sees; leave it out",
@@ -297,5 +316,42 @@ class Judge(Section):
     def judging(self) -> "Judging":
         from tasks.judging.groups import Judging
 
-        sees = SHIPPED_SEE.get(self.agent or "", self.sees)
-        return Judging(sees, self.question, self.criteria, self.opponents)
+        asked = {"question": self.question, "criteria": dict(self.criteria)}
+        if self.by_probability:
+            asked["by_probability"] = True
+        return Judging(self.shown(), asked, self.opponents)
+
+
+class Evaluation(HeldOut):
+    """Settings of the scoring of held-out examples."""
+
+    rollouts: int = Field(default=1, ge=1, le=MOST_ROLLOUTS)
+    """Sampled rollouts of each example; with k of them pass@1 to pass@k are reported."""
+
+    threshold: float = Field(default=1.0, ge=-1e9, le=1e9)
+    """A rollout passes, for pass@k, if its reward is at least this."""
+
+    greedy: bool = True
+    """Run each example once at temperature 0 as well."""
+
+    roles: dict[str, str] = Field(default_factory=dict[str, str])
+    """Roles that a fixed policy answers when held-out examples are played, such as the opponent of
+    self-play: `checkpoint:base`, or `checkpoint:RUN@STEP`."""
+
+    judge: Judge = Judge()
+    """Second judge, of which training knows nothing: it scores each held-out rollout, alone or
+    beside that of checkpoint 0, and the scores are those that are `judged`."""
+
+    def refusals(self) -> Refusals:
+        judge = self.judge
+        yield (
+            judge.judges and judge.shown() == "group",
+            f"evaluation.judge.agent {judge.agent} compares the rollouts of one checkpoint with "
+            "each other, which says nothing of the checkpoint; give judge:pairs or judge:criteria, "
+            "or sees pair or rollout",
+        )
+        yield (
+            judge.opponents is not None,
+            f"evaluation.judge.opponents {judge.opponents} does nothing, since a held-out rollout "
+            "is shown beside that of checkpoint 0 alone; leave it out",
+        )

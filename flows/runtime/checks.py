@@ -77,16 +77,14 @@ def check_recipe(recipe: RunRecipe, run: RunFolder | None = None) -> None:
 
 
 def _check_agent(recipe: Recipe) -> None:
-    judge = recipe.judge
-    asked = {judge.role} if judge.judges else set[str]()
-    other_roles = sorted(role for role in recipe.roles if role not in {POLICY, *asked})
+    _, asked = recipe.plays()
     if recipe.roles:
         from adapters.door.backends import create_backends  # imports LiteLLM's parts
 
         create_backends(recipe.roles, recipe.seed)
-    load_agent(recipe.agent, other_roles)
-    if judge.agent is not None:
-        load_agent(judge.agent)
+    load_agent(recipe.agent, sorted(role for role in asked if role != POLICY))
+    for judge in recipe.judges():
+        load_agent(judge.agent or "")
 
 
 def check_renderer(model: Model) -> None:

@@ -89,7 +89,11 @@ class EvalTarget:
         found = folder_of(run) if run else latest_run(recipe.agent, recipe.roles)
         bound = read_recipe(found)
         if isinstance(bound, Recipe) and not (as_given and _play_differently(recipe, bound)):
-            requested = bound.model_copy(update={"evaluation": recipe.evaluation})
+            role = recipe.evaluation.judge.role
+            asked = {role: recipe.roles[role]} if role in recipe.roles else {}
+            roles = {**bound.roles, **asked} if recipe.evaluation.judge.judges else bound.roles
+            changed = {"evaluation": recipe.evaluation, "roles": roles}
+            requested = bound.model_copy(update=changed)
         else:
             weights = bound.model.model_copy(update={"start": None, "start_optimizer": False})
             requested = count_steps(recipe).model_copy(update={"model": weights})

@@ -8,17 +8,20 @@ from pydantic import BaseModel
 from adapters.calls import Sampling
 from flows.recipe.recipe import Recipe
 from flows.runtime.open_rollouts import (
+    OpenRollouts,
     PlayedGroups,
     RolloutRunner,
     Spans,
     wait_for_batches,
 )
 from flows.runtime.open_run import OpenRun
-from tasks.evaluations import PlayedShard, Score, score_rollouts
+from tasks.evaluations import JudgedShard, PlayedShard, Score, headline, score_rollouts
+from tasks.judging.groups import draw_held_out
+from tasks.judging.verdicts import verdicts_of
 from tasks.reports.artifacts import HELD_OUT
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.files import is_written
-from tasks.storage.names import shard_name
+from tasks.storage.names import EXAMINER, shard_name
 from tasks.storage.run_folder import RunFolder
 
 
@@ -38,13 +41,16 @@ class EvaluationResult(BaseModel, frozen=True):
 
     @property
     def tag(self) -> str:
-        """Mean reward of sampled rollouts, as the list of flow runs shows it."""
-        mean = self.scores["sampled"].finished.mean
+        """Mean that stands for the checkpoint, as the list of flow runs shows it."""
+        mean = headline(self.scores).mean
         return f"{HELD_OUT} {'unknown' if mean is None else f'{mean:.2f}'}"
 
 
-HeldOut = Mapping[str, tuple[Path, Sequence[Spans]]]
-"""Held-out rollouts that were submitted: a shard and its batches, by how they are sampled."""
+Submitted = tuple[Path, Sequence[Spans]]
+"""Held-out shard that was submitted, and its batches."""
+
+HeldOut = Mapping[str, Submitted]
+"""Held-out shards that were submitted, by how they are sampled."""
 
 
 def wait_for_held_out(submitted: HeldOut) -> dict[str, PlayedShard]:
@@ -61,8 +67,8 @@ class HeldOutEvaluations:
     What is on disk is not played again.
     """
 
-    def __init__(self, recipe: Recipe, run: OpenRun, runner: RolloutRunner, first: int = 0) -> None:
-        self._recipe, self._run, self._runner = recipe, run, runner
+    def __init__(self, recipe: Recipe, run: OpenRun, runners: OpenRollouts, first: int = 0) -> None:
+        self._recipe, self._run, self._runners = recipe, run, runners
         self._next = first
         self._submitted: list[tuple[int, HeldOut]] = []
 
@@ -72,7 +78,8 @@ class HeldOutEvaluations:
         for due in range(self._next, step + 1):
             path = self._run.folder.evaluation(f"{due:05d}")
             if evaluation.due(due, steps) and not is_written(path):
-                held_out = submit_held_out(self._recipe, self._run.folder, self._runner, due)
+                runner = self._runners.evaluation
+                held_out = submit_held_out(self._recipe, self._run.folder, runner, due)
                 self._submitted.append((due, held_out))
         self._next = max(self._next, step + 1)
 
@@ -82,7 +89,9 @@ class HeldOutEvaluations:
         while self._submitted and self._submitted[0][0] <= last:
             step, held_out = self._submitted.pop(0)
             path, threshold = folder.evaluation(f"{step:05d}"), self._recipe.evaluation.threshold
-            score_rollouts(path, wait_for_held_out(held_out), threshold)
+            played = wait_for_held_out(held_out)
+            judged = examine(self._recipe, folder, self._runners, step, played["sampled"])
+            score_rollouts(path, played, threshold, judged)
 
 
 def submit_held_out(
@@ -92,18 +101,59 @@ def submit_held_out(
 
     `tag` keeps apart what other settings have played.
     """
-    evaluation, source = recipe.evaluation, recipe.dataset.held_out_split()
-    groups = min(evaluation.examples, len(source.examples()))
-    size = ShardSize(groups, recipe.rollouts.batches)
-
-    def submit(split: str, sampling: Sampling, group_size: int) -> tuple[Path, Sequence[Spans]]:
-        path = run.shard(shard_name(f"{split}{tag}", step))
-        shard = draw_shard(path, source, recipe.seed, 0, size)
-        groups = PlayedGroups(sampling, group_size, roles=evaluation.roles)
-        batches = runner.submit_shard(shard, step, groups)
-        return shard, [*batches.values()]
-
-    shards = {"sampled": submit("test", recipe.rollouts.sampling(), evaluation.rollouts)}
-    if evaluation.greedy:
-        shards["greedy"] = submit("greedy", recipe.rollouts.greedy_sampling(), 1)
+    shards = {"sampled": submit_sampled(recipe, run, runner, step, tag)}
+    if recipe.evaluation.greedy:
+        path = run.shard(shard_name(f"greedy{tag}", step))
+        shards["greedy"] = _submit(recipe, path, runner, step, recipe.rollouts.greedy_sampling(), 1)
     return shards
+
+
+def submit_sampled(
+    recipe: Recipe, run: RunFolder, runner: RolloutRunner, step: int, tag: str = ""
+) -> Submitted:
+    """Submit the held-out examples to checkpoint `step`, sampled as in training."""
+    path, sampling = run.shard(shard_name(f"test{tag}", step)), recipe.rollouts.sampling()
+    return _submit(recipe, path, runner, step, sampling, recipe.evaluation.rollouts)
+
+
+def _submit(
+    recipe: Recipe,
+    path: Path,
+    runner: RolloutRunner,
+    step: int,
+    sampling: Sampling,
+    group_size: int,
+) -> Submitted:
+    evaluation, source = recipe.evaluation, recipe.dataset.held_out_split()
+    count = min(evaluation.examples, len(source.examples()))
+    shard = draw_shard(path, source, recipe.seed, 0, ShardSize(count, recipe.rollouts.batches))
+    groups = PlayedGroups(sampling, group_size, roles=evaluation.roles)
+    return shard, [*runner.submit_shard(shard, step, groups).values()]
+
+
+def examine(
+    recipe: Recipe,
+    run: RunFolder,
+    runners: OpenRollouts,
+    step: int,
+    played: PlayedShard,
+    tag: str = "",
+) -> JudgedShard | None:
+    """Have the judge of evaluations score what checkpoint `step` has played; None without a judge.
+
+    A judge of pairs compares it with what checkpoint 0 has played of the same examples.
+    """
+    judge = recipe.evaluation.judge
+    if not judge.judges:
+        return None
+    judging, others = judge.judging(), list[Path]()
+    if judging.sees == "pair":
+        if step == 0:
+            return JudgedShard(played, None)
+        _, start = submit_sampled(recipe, run, runners.evaluation, 0, tag)
+        others = wait_for_batches(start)
+    path = run.shard(shard_name(f"{EXAMINER}{tag}", step))
+    shard = draw_held_out(path, played.spans, others, judging, recipe.seed)
+    groups = PlayedGroups(judge.sampling(), 1, judge.attempts)
+    spans = wait_for_batches(runners.examining.submit_shard(shard, step, groups).values())
+    return JudgedShard(played, verdicts_of(spans), PlayedShard(shard, spans) if spans else None)

@@ -15,7 +15,7 @@ from adapters.errors import EngineDied
 from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
 from tasks.checkpoints import BEST, read_held_out
-from tasks.evaluations import Estimate, describe_gain, read_evaluation
+from tasks.evaluations import Estimate, describe_gain, headline, read_evaluation
 from tasks.metrics import read_metrics, spent_seconds
 from tasks.reports.failures import last_failure
 from tasks.storage.files import is_written
@@ -230,4 +230,4 @@ def completed(result: T, outcome: str) -> T:
 
 def _held_out(run: RunFolder, step: int) -> Estimate | None:
     path = run.evaluation(f"{step:05d}")
-    return read_evaluation(path)["sampled"].finished if is_written(path) else None
+    return headline(read_evaluation(path)) if is_written(path) else None

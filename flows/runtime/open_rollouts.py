@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -17,7 +18,7 @@ from adapters.harness.player import play_batch
 from adapters.network.addresses import Listener
 from adapters.rendering.chat import Chat
 from flows.recipe.recipe import Recipe
-from flows.recipe.rollouts import Rollouts
+from flows.recipe.rollouts import Judge, Rollouts
 from flows.runtime.bound_checkpoints import open_checkpoints
 from flows.runtime.open_run import OpenRun
 from tasks.algorithm.advantages import find_advantage
@@ -143,14 +144,16 @@ def judge_groups(
 
 @dataclass(frozen=True)
 class OpenRollouts:
-    """Runners of a run's batches, each with places of its own, and the chat of the policies.
+    """Runners of a run's batches, and the chat of the policies.
 
-    The one that judges plays the judge, if there is one, and has the places of training.
+    Training and evaluation have places of their own. The judge of either, if there is one, has the
+    same places.
     """
 
     training: RolloutRunner
-    evaluation: RolloutRunner
     judging: RolloutRunner
+    evaluation: RolloutRunner
+    examining: RolloutRunner
     chat: Chat
 
 
@@ -169,7 +172,7 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
     evaluating = rollouts.batches * EVALUATED_SHARDS
     run.unusable.set()
     with (
-        _serving(run, recipe) as (server, judges),
+        _serving(run, recipe) as served,
         _player(rollouts, playing + evaluating) as play,
         ThreadPoolTaskRunner[Path](max_workers=playing) as tasks,
         ThreadPoolTaskRunner[Path](max_workers=evaluating) as evaluations,
@@ -185,31 +188,47 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
 
         try:
             yield OpenRollouts(
-                RolloutRunner(server, tasks, play, trained_at),
-                RolloutRunner(server, evaluations, play, at),
-                RolloutRunner(judges, tasks, play, at),
-                server.door.chat,
+                RolloutRunner(served.agent, tasks, play, trained_at),
+                RolloutRunner(served.judge, tasks, play, at),
+                RolloutRunner(served.held_out, evaluations, play, at),
+                RolloutRunner(served.examiner, evaluations, play, at),
+                served.agent.door.chat,
             )
         except BaseException:
-            server.cancel()
-            judges.cancel()
+            for server in served:
+                server.cancel()
             raise
 
 
+class Served(NamedTuple):
+    """The door's side of each kind of rollout: the agent's in training, on held-out examples, and
+    the judge's of either."""
+
+    agent: RolloutServer
+    judge: RolloutServer
+    held_out: RolloutServer
+    examiner: RolloutServer
+
+
 @contextmanager
-def _serving(run: OpenRun, recipe: Recipe) -> Iterator[tuple[RolloutServer, RolloutServer]]:
-    """Open the door of a run's agents; yield its side of their rollouts, and of the judge's."""
+def _serving(run: OpenRun, recipe: Recipe) -> Iterator[Served]:
+    """Open the door of a run's agents; yield its sides."""
     rollouts, chat = recipe.rollouts, run.chat(recipe.model)
+    judge, examiner = recipe.judge, recipe.evaluation.judge
     backends = create_backends(recipe.roles, recipe.seed)
     with Door(chat, backends, recipe.seed, rollouts.max_calls, door_listener(rollouts)) as door:
         limits = rollouts.concurrency_of_batch(), rollouts.timeout_seconds
 
-        def side(*, judge: bool) -> RolloutServer:
-            settings = PlaySettings(*recipe.plays(judge=judge), *limits)
-            judged, recall = recipe.judge.judges and not judge, rollouts.recall
+        def side(by: Judge | None = None, *, judged: bool = False) -> RolloutServer:
+            settings, recall = PlaySettings(*recipe.plays(by), *limits), rollouts.recall
             return RolloutServer(run.folder, door, run.service, settings, recall, judged=judged)
 
-        yield side(judge=False), side(judge=True)
+        yield Served(
+            side(judged=judge.judges),
+            side(judge),
+            side(judged=judge.judges or examiner.judges),
+            side(examiner),
+        )
 
 
 @contextmanager

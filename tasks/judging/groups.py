@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import combinations
 from math import ceil
@@ -23,14 +23,13 @@ Sees = Literal["group", "pair", "rollout"]
 
 @dataclass(frozen=True)
 class Judging:
-    """Settings of a judge: what it is shown, its question, and its criteria with their weights.
+    """Settings of a judge: what it is shown, and what it is asked, by names of its example.
 
     `opponents` is to how many others of its group each rollout is shown in a pair; None is all.
     """
 
     sees: Sees
-    question: str
-    criteria: Mapping[str, float] = field(default_factory=dict[str, float])
+    asked: Mapping[str, Any]
     opponents: int | None = None
 
     def sets(self, rollouts: Sequence[Transcript]) -> Iterator[Sequence[Transcript]]:
@@ -59,23 +58,63 @@ def draw_groups(path: Path, spans: Sequence[Path], judging: Judging, seed: int) 
     rows: list[ShardRow] = []
     for number, batch in enumerate(spans):
         groups: dict[str, list[Transcript]] = defaultdict(list)
-        for rollout in read_transcripts([batch]):
+        for rollout in _ended(read_transcripts([batch])):
             named = parse_rollout(rollout["rollout_id"])
-            if rollout["error"] is None and named.split != BASELINE:
+            if named.split != BASELINE:
                 groups[named.group].append(rollout)
-        asked = {"question": judging.question, "criteria": dict(judging.criteria)}
         for rollouts in groups.values():
-            drawn = sorted(rollouts, key=lambda one: _place(seed, one["rollout_id"]))
-            example = {"example": json.loads(rollouts[0]["example"]), **asked}
-            for shown in judging.sets(drawn):
-                row: ShardRow = {
-                    "example_id": rollouts[0]["example_id"],
-                    "example": {"rollouts": [*map(_shown, shown)], **example},
-                    "batch": number,
-                    "round": 0,
-                }
-                rows.append(row)
+            drawn = _drawn(rollouts, seed)
+            rows += (_row(shown, judging, number) for shown in judging.sets(drawn))
     write_rows(path, rows)
+
+
+@durable
+def draw_held_out(
+    path: Path, spans: Sequence[Path], others: Sequence[Path], judging: Judging, seed: int
+) -> None:
+    """Write held-out rollouts as a judge is shown them, an example a line, as `draw_groups` does.
+
+    Each is alone or, for a judge of pairs, beside the one of `others` that has its example and its
+    number; `others` are sealed batches of the same examples, played by another checkpoint.
+    """
+    rows: list[ShardRow] = []
+    beside = {_held_out_place(one): one for one in _ended(read_transcripts(others))}
+    for number, batch in enumerate(spans):
+        for rollout in _ended(read_transcripts([batch])):
+            shown = [rollout]
+            if judging.sees == "pair" and (other := beside.get(_held_out_place(rollout))):
+                shown.append(other)
+            if judging.sees != "pair" or len(shown) == 2:
+                rows.append(_row(_drawn(shown, seed), judging, number))
+    write_rows(path, rows)
+
+
+def _held_out_place(rollout: Transcript) -> str:
+    """Return what is the same in the names of rollouts that two checkpoints play of an example."""
+    name = rollout["rollout_id"]
+    return name.removeprefix(parse_rollout(name).shard)
+
+
+def _ended(rollouts: Sequence[Transcript]) -> list[Transcript]:
+    return [one for one in rollouts if one["error"] is None]
+
+
+def _drawn(rollouts: Sequence[Transcript], seed: int) -> list[Transcript]:
+    return sorted(rollouts, key=lambda one: _place(seed, one["rollout_id"]))
+
+
+def _row(shown: Sequence[Transcript], judging: Judging, batch: int) -> ShardRow:
+    """Return the example of a judge that is shown these rollouts."""
+    return {
+        "example_id": shown[0]["example_id"],
+        "example": {
+            "rollouts": [*map(_shown, shown)],
+            "example": json.loads(shown[0]["example"]),
+            **judging.asked,
+        },
+        "batch": batch,
+        "round": 0,
+    }
 
 
 def _place(seed: int, rollout_id: str) -> str:

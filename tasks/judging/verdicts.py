@@ -35,8 +35,17 @@ def record_verdicts(path: Path, spans: Sequence[Path]) -> None:
     `spans` are the sealed batches of the judge. A rollout that it was shown has the mean of the
     scores that it gave by the rollout's id, null if it gave none, which is to abstain.
     """
-    table = select(QUERY, spans=[verified(path) for path in spans])
-    write(table.cast(SCHEMA), path)
+    write(_verdicts(spans), path)
+
+
+def verdicts_of(spans: Sequence[Path]) -> dict[str, float]:
+    """Return the score of each rollout that a judge has given one, by the rollout's id."""
+    rows = _verdicts(spans).to_pylist() if spans else []
+    return {row["rollout_id"]: row["verdict"] for row in rows if row["verdict"] is not None}
+
+
+def _verdicts(spans: Sequence[Path]) -> pa.Table:
+    return select(QUERY, spans=[verified(path) for path in spans]).cast(SCHEMA)
 
 
 def measure_verdicts(

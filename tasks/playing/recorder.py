@@ -31,7 +31,7 @@ from tasks.recording.spans import (
     scored_names,
 )
 from tasks.shards import BatchPlan
-from tasks.storage.names import JUDGE, parse_batch
+from tasks.storage.names import is_judging, parse_batch
 
 
 class JournalRecorder:
@@ -42,7 +42,7 @@ class JournalRecorder:
     ) -> None:
         self._server = server
         self._attempts = plan.attempts
-        self._judges = parse_batch(plan.name).split == JUDGE
+        self._judges = is_judging(parse_batch(plan.name).split)
         self._journal = journal
         self._examples = dict(plan.examples(shard))
         # Exact: as a float, 0.14 * 100 is more than 14.

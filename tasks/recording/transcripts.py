@@ -43,4 +43,4 @@ def describe_end(row: Transcript) -> str:
 def read_transcripts(spans: Sequence[Path]) -> list[Transcript]:
     """Read the rollouts of sealed batches, in order."""
     files = [verified(path) for path in spans]
-    return select(QUERY, spans=files, policy=POLICY).to_pylist()
+    return select(QUERY, spans=files, policy=POLICY).to_pylist() if files else []

@@ -113,7 +113,8 @@ class ReportedRun:
     @property
     def gain(self) -> str:
         """Gain of the held-out reward, sampled, or of what else is measured, with its interval."""
-        return gain_of(self.held_out("sampled")) or describe_measured_gain(self.measured)
+        own = gain_of(self.held_out("sampled")) or gain_of(self.held_out("judged"))
+        return own or describe_measured_gain(self.measured)
 
     @property
     def trained_on(self) -> list[float]:

@@ -15,7 +15,7 @@ from statistics import fmean, quantiles
 import pyarrow.parquet as pq
 
 from adapters.calls import POLICY
-from tasks.evaluations import read_evaluation
+from tasks.evaluations import headline, read_evaluation
 from tasks.metrics import Metrics, read_metrics
 from tasks.recording.journal import JournalTail
 from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span, printable
@@ -140,7 +140,7 @@ def describe_held_out(run: RunFolder) -> str:
     """Describe the run's last evaluation, by its checkpoint and its value; empty without."""
     own = [path for path in run.evaluations() if path.stem.isdecimal()]
     if own:
-        reward = read_evaluation(own[-1])["sampled"].finished.mean
+        reward = headline(read_evaluation(own[-1])).mean
         return "" if reward is None else f"held-out {reward:.2f} at checkpoint {int(own[-1].stem)}"
     if measures := run.measures():
         value, step = read_json(measures[-1])["value"], int(measures[-1].stem)

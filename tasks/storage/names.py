@@ -14,6 +14,9 @@ BASELINE = "baseline"
 JUDGE = "judge"
 """Split of the rollouts of a judge, whose examples are the groups of a training step."""
 
+EXAMINER = "examiner"
+"""Split of the rollouts of a judge of evaluations, whose examples are held-out rollouts."""
+
 SHARD = r"(?P<shard>(?P<split>.+)-(?P<step>\d{5,}))"
 BATCH = re.compile(rf"{SHARD}\.(?P<number>\d+)")
 ROLLOUT = re.compile(rf"(?P<group>{SHARD}-\d{{4,}})-\d{{2,}}")
@@ -37,6 +40,16 @@ class RolloutName:
     shard: str
     split: str
     step: int
+
+    @property
+    def judges(self) -> bool:
+        """Whether it is a rollout of a judge."""
+        return is_judging(self.split)
+
+
+def is_judging(split: str) -> bool:
+    """Return whether the rollouts of a split are a judge's, by whatever settings."""
+    return split.partition(".")[0] in (JUDGE, EXAMINER)
 
 
 def shard_name(split: str, step: int) -> str:

@@ -59,7 +59,7 @@ class RecordedStep:
         return {
             name: value
             for how, score in scores.items()
-            for name, value in score.metrics(SPLITS[how]).items()
+            for name, value in score.metrics(SPLITS.get(how, how)).items()
         }
 
     def seconds(self) -> float:

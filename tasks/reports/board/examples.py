@@ -10,7 +10,7 @@ from adapters.door.roles import policy_of
 from tasks.recording.views import open_views
 from tasks.reports.board.queries import PAGE, FromQuery, skipped
 from tasks.storage.manifest import recipe_of
-from tasks.storage.names import parse_batch
+from tasks.storage.names import is_judging, parse_batch
 from tasks.storage.run_folder import TRAINED, RunFolder
 from tasks.storage.tables import query_beside
 
@@ -33,8 +33,11 @@ def played_examples(run: RunFolder) -> dict[str, list[int]]:
     """Map each held-out split to the checkpoints that played some of it."""
     sealed, journals = run.all_spans()
     names = [parse_batch(path.stem) for path in (*sealed, *journals)]
-    splits = sorted({name.split for name in names} - {*TRAINED}, key=lambda split: split != "test")
-    return {split: sorted({name.step for name in names if name.split == split}) for split in splits}
+    splits = {name.split for name in names if not is_judging(name.split)} - {*TRAINED}
+    ordered = sorted(splits, key=lambda split: split != "test")
+    return {
+        split: sorted({name.step for name in names if name.split == split}) for split in ordered
+    }
 
 
 def choose_checkpoints(search: ExampleSearch, played: dict[str, list[int]]) -> ExampleSearch:

@@ -1,5 +1,6 @@
 """Judges: agents that score the rollouts of a step, whose scores are what is compared."""
 
+import json
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -12,13 +13,19 @@ from adapters.errors import UserError
 from flows.debug import debug_rollout
 from flows.dry_runs import shrink
 from flows.dryrun import dryrun
+from flows.evaluate import evaluate
 from flows.recipe.loading import read_lineage
 from flows.recipe.recipe import Recipe
 from flows.replay import replay
+from flows.runtime.flow_runs import summarize_run
 from flows.runtime.forks import fork_run, replay_run
 from flows.runtime.policies import recorded_steps
 from flows.train import train
+from tasks.checkpoints import read_held_out
+from tasks.evaluations import read_evaluation
+from tasks.judging.verdicts import verdicts_of
 from tasks.metrics import read_metrics
+from tasks.recording.spans import LLM
 from tasks.shards import read_shard
 from tasks.storage.files import is_written
 from tasks.storage.run_folder import RunFolder, folder_of
@@ -181,6 +188,94 @@ def test_a_dry_run_asks_the_judge(root: Path, prefect_server: None, no_tinker: N
     assert "datums" in report
 
 
+EXAMINED = judged(
+    steps=2,
+    agent=RECIPE.agent,
+    roles=FIRST | {"examiner": BEST["judge"]},
+    evaluation={"examples": 4, "rollouts": 2, "judge": PAIRS | {"role": "examiner"}},
+)
+"""A training judge that teaches nothing, and another judge of the evaluations."""
+
+examined = fixture_of(EXAMINED)
+
+
+def test_evaluations_are_scored_by_a_judge_that_training_never_asks(examined: RunFolder) -> None:
+    start, end = (read_evaluation(examined.evaluation(f"{step:05d}")) for step in (0, 2))
+    assert start["judged"].finished.mean == 0, "checkpoint 0 beside itself"
+    assert start["sampled"].finished.mean is None, "the agent gives no reward"
+    assert not examined.shard("examiner-00000").exists()
+    rows = [row["example"] for row in read_shard(examined.shard("examiner-00002"))]
+    pairs = [sorted(one["id"] for one in row["rollouts"]) for row in rows]
+    names = [f"-{example:04d}-{k:02d}" for example in range(4) for k in range(2)]
+    assert sorted(pairs) == [[f"test-00000{name}", f"test-00002{name}"] for name in names]
+    verdicts = verdicts_of(examined.sealed("examiner-00002"))
+    own = [verdicts[f"test-00002{name}"] for name in names]
+    assert end["judged"].finished.mean == pytest.approx(sum(own) / 8)
+    assert end["judged"].spent["examiner"].calls == 16
+    assert {name: end[name].spent for name in ("sampled", "greedy")} == {
+        "sampled": {},
+        "greedy": {},
+    }
+    assert summarize_run(examined).before == 0
+    assert read_held_out(examined).by_step[2] == end["judged"].finished.mean
+
+
+@pytest.mark.parametrize("place", ["test-00002.0", "examiner-00002.0"])
+def test_an_evaluation_that_dies_goes_on_and_is_judged_once(
+    examined: RunFolder, tmp_path: Path, place: str
+) -> None:
+    broken = die_and_go_on(EXAMINED, dying_in_batch(place), tmp_path)
+    assert differences(broken, examined) == []
+
+
+def test_a_judge_is_asked_of_a_checkpoint_that_was_trained_without_it(
+    whole: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(whole.path.parent))
+    alone = {"agent": f"{__name__}:words", "sees": "rollout", "role": "examiner"}
+    evaluation = {"examples": 3, "greedy": False, "judge": alone}
+    recipe = judged(agent=RECIPE.agent, evaluation=evaluation)
+    scores = evaluate(recipe, run="whole", checkpoint=3).scores
+    assert scores["judged"].rollouts == 3
+    assert scores["judged"].finished.mean == pytest.approx(0.25)
+    again = evaluate(recipe, run="whole", checkpoint=3)
+    assert again.scores == scores
+    assert again.outcome == "held-out reward unknown sampled, 0.25 judged"
+
+
+async def words(example: dict[str, Any], **endpoint: str) -> dict[str, float]:
+    """Score each rollout a quarter."""
+    return {one["id"]: 0.25 for one in example["rollouts"]}
+
+
+def test_a_policy_that_judges_tells_the_probability_of_its_verdicts(
+    root: Path, prefect_server: None, no_tinker: None
+) -> None:
+    judge = PAIRS | {"by_probability": True, "max_tokens": 1}
+    roles = {"judge": "checkpoint:base"}
+    shrunk = shrink(judged(judge, roles=roles, agent=RECIPE.agent), 2)
+    dryrun(shrunk, run="dryruns/told")
+    rows = folder_of("dryruns/told").sealed("judge-00000")
+    calls = [row for path in rows for row in read(path).to_pylist() if row["kind"] == LLM]
+    assert calls
+    assert all(json.loads(call["attributes"])["request"]["logprobs"] is True for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("judge", "said"),
+    [
+        (PAIRS, "evaluation.judge.agent judge:pairs asks the role judge, which nobody answers"),
+        ({"agent": "judge:group", "role": "examiner"}, "says nothing of the checkpoint"),
+        (PAIRS | {"role": "examiner", "opponents": 2}, "opponents 2 does nothing"),
+        (PAIRS | {"role": "own"}, "judges evaluations, and changes as it is trained"),
+    ],
+)
+def test_a_judge_of_evaluations_that_cannot_work_is_refused(judge: Any, said: str) -> None:
+    roles = {"examiner": BEST["judge"], "own": "policy"}
+    with pytest.raises(ValueError, match=said):
+        small_recipe(roles=roles, evaluation={"judge": judge})
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -189,6 +284,7 @@ def test_a_dry_run_asks_the_judge(root: Path, prefect_server: None, no_tinker: N
         ({"judge": {"agent": "judge:criteria"}}, "with 0 criteria: one without the other"),
         ({"judge": {"agent": "hello", "opponents": 2}}, "opponents 2 does nothing with agent"),
         ({"judge": PAIRS | {"sees": "pair"}}, "judge.sees pair does nothing with agent"),
+        ({"judge": {"agent": "hello", "by_probability": True}}, "by_probability does nothing"),
         ({"judge": {"question": "Which?"}}, "judge without an agent ignores question"),
         ({"judge": PAIRS | {"role": "A b"}}, "judge.role 'A b' cannot name a role"),
         ({"rollouts": {"rounds": 2}}, "needs the agent's own rewards"),
