@@ -174,6 +174,8 @@ def _onward(
         yield Chat(load_tokenizer(place), model.renderer), {}
         return
     saved = {policy: _checkpoint(run, policy, replayed.recorded) for policy in recipe.policies()}
+    ledger, earlier = Ledger(run.checkpoints(POLICY)), recipe.earlier(saved[POLICY].step)
+    saved |= {who: ledger.at(step) for who, step in earlier.items()}
     with _open_service(run, recipe, [one.sampler for one in saved.values()]) as service:
         main = service.sampler(saved[POLICY].sampler)
         policies = open_checkpoints(recipe, run, service) | {

@@ -4,7 +4,7 @@ import os
 
 from pydantic import BaseModel
 
-from adapters.door.roles import CHECKPOINT, FUNCTION, policy_of
+from adapters.door.roles import FUNCTION, is_untrained, policy_of
 from adapters.errors import UserError
 from adapters.tinker.bases import is_here
 from adapters.tinker.engines import LOCAL
@@ -37,7 +37,7 @@ def take_offline(recipe: Recipe) -> Recipe:
     Other roles must be scripted.
     """
     for role, answerer in recipe.roles.items():
-        if policy_of(answerer) is None and not answerer.startswith((FUNCTION, CHECKPOINT)):
+        if not (policy_of(answerer) or is_untrained(answerer) or answerer.startswith(FUNCTION)):
             raise OfflineError(
                 f"the role {role} is answered by {answerer}, which needs a network: allow it by "
                 f'--online, or script it by --set \'roles={{"{role}": "{FUNCTION}module:name"}}\''

@@ -22,7 +22,7 @@ from adapters.clients.litellm import LONGEST_SECONDS, Reply
 from adapters.dialects.fields import Fields
 from adapters.dialects.openai_fields import to_chat_fields
 from adapters.door.memory import Answer, Memory, request_sha
-from adapters.door.roles import CHECKPOINT, FUNCTION, policy_of
+from adapters.door.roles import FUNCTION, is_untrained, policy_of
 from adapters.errors import UserError
 from adapters.harness.agents import contained
 from adapters.project.modules import load_module
@@ -47,9 +47,7 @@ def create_backends(roles: Mapping[str, str], run_seed: int) -> dict[str, Backen
     that is not installed, and one of a provider that LiteLLM does not know NoProvider.
     """
     return {
-        role: who
-        if who.startswith(CHECKPOINT)
-        else policy_of(who) or _create_backend(role, who, run_seed)
+        role: who if is_untrained(who) else policy_of(who) or _create_backend(role, who, run_seed)
         for role, who in roles.items()
     }
 

@@ -1,6 +1,8 @@
 """The names of roles, and of those who answer them, in a recipe."""
 
 import re
+from dataclasses import dataclass
+from random import Random
 
 from adapters.calls import POLICY
 
@@ -10,7 +12,27 @@ ANOTHER = f"{POLICY}:"
 CHECKPOINT = "checkpoint:"
 """The prefix of the name of a policy that is not trained: `base`, or RUN@STEP."""
 NAME = re.compile(r"[a-z][a-z0-9_]*")
-WHO = re.compile(rf"{POLICY}|{FUNCTION}[\w.]+:\w+|{CHECKPOINT}\S+|(?!{FUNCTION})[^/\s]+/\S+")
+EARLIER = re.compile(r"(?P<how>earlier|pool):(?P<every>[1-9]\d{0,5})")
+WHO = re.compile(
+    rf"{POLICY}|{FUNCTION}[\w.]+:\w+|{CHECKPOINT}\S+|{EARLIER.pattern}|(?!{FUNCTION})[^/\s]+/\S+"
+)
+
+
+@dataclass(frozen=True)
+class EarlierSelf:
+    """An earlier checkpoint of the policy itself that answers a role: the last of every so many.
+
+    If it is `drawn`, it is one of all those until then.
+    """
+
+    name: str
+    every: int
+    drawn: bool
+
+    def checkpoint(self, step: int, seed: int) -> int:
+        """Return the checkpoint that answers in rollouts that checkpoint `step` samples."""
+        kept = range(0, step + 1, self.every)
+        return Random(f"{seed}/{self.name}/{step}").choice(kept) if self.drawn else kept[-1]
 
 
 def check_role(role: str, who: str) -> None:
@@ -30,7 +52,8 @@ def check_role(role: str, who: str) -> None:
     elif not WHO.fullmatch(who):
         raise ValueError(
             f"the role {role} is answered by {who!r}; give {POLICY}, {ANOTHER}name for another "
-            f"policy, {CHECKPOINT}RUN@STEP for one that is not trained, "
+            f"policy, {CHECKPOINT}RUN@STEP for one that is not trained, earlier:N or pool:N for "
+            f"the policy as it was every N steps, "
             f"{FUNCTION}package.module:name, or a LiteLLM model as provider/model"
         )
 
@@ -45,6 +68,17 @@ def policy_of(who: str) -> str | None:
 def checkpoint_of(who: str) -> str | None:
     """Return the policy that answers and is not trained, `base` or RUN@STEP, if one does."""
     return who.removeprefix(CHECKPOINT) if who.startswith(CHECKPOINT) else None
+
+
+def earlier_of(who: str) -> EarlierSelf | None:
+    """Return which earlier checkpoint of the policy itself answers, if one does."""
+    found = EARLIER.fullmatch(who)
+    return EarlierSelf(who, int(found["every"]), found["how"] == "pool") if found else None
+
+
+def is_untrained(who: str) -> bool:
+    """Return whether a policy answers that is not trained by it."""
+    return checkpoint_of(who) is not None or earlier_of(who) is not None
 
 
 def _check_policy_name(role: str, policy: str) -> None:

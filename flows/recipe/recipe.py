@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field, field_validator, model_validator
 
 from adapters.calls import POLICY
-from adapters.door.roles import check_role, checkpoint_of, policy_of
+from adapters.door.roles import check_role, checkpoint_of, earlier_of, policy_of
 from adapters.project.hub import locate_dataset
 from flows.recipe.algorithm import Algorithm, names_checkpoint
 from flows.recipe.presets import expand_preset
@@ -85,7 +85,8 @@ class Recipe(RunRecipe):
     roles: dict[str, str] = Field(default_factory=dict[str, str])
     """Backend of each role of the agent: `policy`, which is trained in it, another policy that is
     trained beside it, as `policy:name`, a scripted `function:package.module:name`, or a model of
-    LiteLLM's, such as `openai/gpt-4o-mini`."""
+    LiteLLM's, such as `openai/gpt-4o-mini`. In self-play, `earlier:N` is the policy as it was at
+    the last multiple of N steps, and `pool:N` one that each step draws of those until then."""
 
     # What each section is for, its own docstring says.
     dataset: Dataset
@@ -131,7 +132,7 @@ class Recipe(RunRecipe):
         yield from self._refused_judge()
         for role, who in self.evaluation.roles.items():
             yield (
-                checkpoint_of(who) is None or policy_of(self.roles.get(role, "")) is None,
+                checkpoint_of(who) is None or not self._is_a_player(role),
                 f"evaluation.roles.{role} {who}: a role that a policy answers in training is "
                 f"given checkpoint:base or checkpoint:RUN@STEP, and roles.{role} is "
                 f"{self.roles.get(role)}; leave it out, or mend one of them",
@@ -301,6 +302,19 @@ class Recipe(RunRecipe):
             if name is not None and role != POLICY and not asks:
                 trained.setdefault(name, []).append(role)
         return {name: tuple(roles) for name, roles in trained.items()}
+
+    def _is_a_player(self, role: str) -> bool:
+        """Return whether the policy, or an earlier one, answers a role in training."""
+        who = self.roles.get(role, "")
+        return policy_of(who) is not None or earlier_of(who) is not None
+
+    def earlier(self, step: int) -> dict[str, int]:
+        """Map who answers a role as an earlier policy to its checkpoint.
+
+        It is that of rollouts which checkpoint `step` samples.
+        """
+        found = filter(None, map(earlier_of, self.roles.values()))
+        return {one.name: one.checkpoint(step, self.seed) for one in found}
 
     def answering(self) -> dict[str, str]:
         """Map the keys that say who answers a role to who does."""

@@ -180,11 +180,15 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
         others = open_checkpoints(recipe, run.folder, run.service)
         run.unusable.clear()
 
+        def beside(step: int) -> Mapping[str, Policy]:
+            own = run.policies.earlier(recipe.earlier(step))
+            return {**others, **own}
+
         def at(step: int) -> Mapping[str, Policy]:
-            return {**run.policies.at(step), **others}
+            return {**run.policies.at(step), **beside(step)}
 
         def trained_at(step: int) -> Mapping[str, Policy]:
-            return {**policies(step), **others}
+            return {**policies(step), **beside(step)}
 
         try:
             yield OpenRollouts(

@@ -78,6 +78,13 @@ class RunPolicies:
                 del self._sampled[old]
             return self._sampled[step]
 
+    def earlier(self, steps: Mapping[str, int]) -> Mapping[str, Policy]:
+        """Return the main policy after so many updates, by other names."""
+        return {
+            who: Policy(self.at(step)[POLICY].sampler, policy_version(who, step))
+            for who, step in steps.items()
+        }
+
     def at_or_newer(self, step: int) -> Mapping[str, Policy]:
         """Return every policy after `step` updates or more, by name; updates change its weights."""
         return {policy.name: policy.at_or_newer(step) for policy in self}

@@ -6,13 +6,18 @@ from typing import Any
 import pytest
 
 from adapters.calls import POLICY
+from flows.debug import debug_rollout
 from flows.recipe.recipe import Recipe
 from flows.runtime.bound_checkpoints import CheckpointRefused, read_bound
+from flows.runtime.forks import fork_run
 from flows.train import train
+from tasks.checkpoints import policy_version
 from tasks.recording.spans import LLM, REWARD
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import read
+from tests.support.dying_engine import dying_in_batch
 from tests.support.small_recipe import small_recipe
+from tests.support.whole_run import die_and_go_on, differences, fixture_of
 
 BASE = "checkpoint:base"
 PLAYED = {"examples": 4, "every": 3, "roles": {"opponent": BASE}}
@@ -66,6 +71,54 @@ def test_a_checkpoint_that_answers_a_role_is_bound_and_never_trained(played: Run
     assert {row["role"] for row in masks if sum(row["mask"])} == {"policy"}
     ends = [row for row in read(run.spans("train-00000.0")).to_pylist() if row["kind"] == REWARD]
     assert len(ends) == 16
+
+
+EARLIER = duel(steps=5, roles={"opponent": "earlier:2"}, evaluation={"examples": 2})
+renewed = fixture_of(EARLIER)
+
+
+def test_an_opponent_is_renewed_every_few_steps_and_never_trained(renewed: RunFolder) -> None:
+    sampled = dict.fromkeys(range(5), 0) | {2: 2, 3: 2, 4: 4}
+    for step, opponent in sampled.items():
+        own = policy_version(POLICY, step)
+        against = ("opponent", f"earlier:2@{opponent:05d}")
+        assert answered(renewed, f"train-{step:05d}.0") == {("policy", own), against}
+        masks = read(renewed.trajectories(POLICY, step), ["role", "mask"]).to_pylist()
+        assert {row["role"] for row in masks if sum(row["mask"])} == {"policy"}
+    assert ("opponent", "earlier:2@00004") in answered(renewed, "test-00005.0")
+
+
+def test_a_run_that_dies_plays_against_the_same_opponents(
+    renewed: RunFolder, tmp_path: Path
+) -> None:
+    broken = die_and_go_on(EARLIER, dying_in_batch("train-00003.0"), tmp_path)
+    assert differences(broken, renewed) == []
+
+
+def test_a_fork_goes_on_against_the_opponents_of_its_parent(
+    renewed: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(renewed.path.parent))
+    fork_run(renewed, "forked", 3, EARLIER.model_dump(mode="json"), EARLIER.fingerprint())
+    train(EARLIER, run="forked")
+    forked = folder_of("forked")
+    assert ("opponent", "earlier:2@00002") in answered(forked, "train-00003.0")
+    assert read(forked.datums(POLICY, 4)).equals(read(renewed.datums(POLICY, 4)))
+
+
+def test_a_rollout_against_an_earlier_checkpoint_can_be_debugged(renewed: RunFolder) -> None:
+    rerun = debug_rollout(renewed, "train-00003-0001-00", sample=True, stop=False)
+    assert rerun.lines()["now"] == "the same"
+
+
+def test_a_step_s_opponent_is_drawn_from_a_pool_by_the_seed() -> None:
+    recipe = duel(roles={"opponent": "pool:3"})
+    drawn = [recipe.earlier(step)["pool:3"] for step in range(200)]
+    assert drawn == [recipe.earlier(step)["pool:3"] for step in range(200)]
+    assert all(opponent % 3 == 0 and opponent <= step for step, opponent in enumerate(drawn))
+    assert min(drawn[150:]) < 30
+    assert max(drawn[150:]) > 150
+    assert drawn != [duel(roles=recipe.roles, seed=1).earlier(s)["pool:3"] for s in range(200)]
 
 
 def test_a_role_of_a_checkpoint_that_is_not_there_is_refused(root: Path, no_tinker: None) -> None:
