@@ -107,8 +107,23 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "algorithm.teacher.reads=You are $identity. Who are you?",
     ),
     "chord": (*SHORT, "steps=8", "algorithm.expert.examples=8"),
-    "judged": (*SHORT, "steps=8"),
+    "judged": (
+        *SHORT,
+        "steps=8",
+        "roles.examiner=function:hello_judge:compare",
+        "evaluation.judge={agent: 'judge:pairs', role: examiner}",
+    ),
     "duel": (*SHORT, "steps=6"),
+    "pool": (*SHORT, "steps=6", "roles.opponent=pool:2"),
+    "rlhf": (
+        "stages.texts.recipe.epochs=0",
+        "stages.texts.recipe.steps=6",
+        "stages.preferences.recipe.steps=12",
+        "stages.preferences.recipe.evaluation={every: 6, examples: 32}",
+        *(f"stages.rewards.recipe.{setting}" for setting in ("steps=5", *SHORT)),
+        "shared.checkpoints={every: 2}",
+        "evaluate.evaluation.examples=6",
+    ),
 }
 RECIPES = {
     "texts": "hello-finetune",
@@ -120,10 +135,12 @@ RECIPES = {
     "chord": "hello-chord",
     "judged": "hello-judged",
     "duel": "hello-duel",
+    "pool": "hello-duel",
+    "rlhf": "hello-rlhf",
     "stages": "hello-stages",
 }
 """Recipes of the workloads that are none of `hello`."""
-GIVEN = ("texts", "taught", "pairs", "labelled", "stages")
+GIVEN = ("texts", "taught", "pairs", "labelled", "stages", "rlhf")
 """Workloads whose recipes do not say at once how all of their rollouts are played."""
 TEACHER = ("steps=6", *SHORT)
 """Settings of the run `teacher`, whose last checkpoint teaches the workloads of TAUGHT."""
