@@ -22,8 +22,9 @@ from statistics import median
 
 import psutil
 
-from benchmarks.interruptions import compare_runs, killable_runs, kills
+from benchmarks.interruptions import compare_runs, killable_runs
 from benchmarks.interruptions.kill_report import STOPPING_SECONDS
+from benchmarks.interruptions.workloads import WORKLOADS
 from benchmarks.measuring import describe_machine, format_table
 from tasks.storage.run_folder import RunFolder
 
@@ -37,7 +38,7 @@ PROGRESS = ("training ", "step ")
 SHARE = 0.4
 """Share of a training's time in which it is stopped: each start goes on with what is done."""
 
-TRAINING = kills.WORKLOADS["hello"]
+TRAINING = WORKLOADS["hello"]
 EVALUATION = ("evaluation.examples=48",)
 DRYRUN = ("--examples", "8")
 

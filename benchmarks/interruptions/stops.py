@@ -16,14 +16,15 @@ from itertools import product
 from pathlib import Path
 from random import Random
 
-from benchmarks.interruptions import compare_runs, killable_runs, kills
+from benchmarks.interruptions import compare_runs, killable_runs
+from benchmarks.interruptions.workloads import WORKLOADS
 from benchmarks.measuring import describe_machine, format_table
 from tasks.storage.run_folder import RunFolder
 
 VICTIMS = {"flow": None, "engine": " -m engine ", "Prefect's server": " -m uvicorn "}
 """Process that is stopped → words of its command; it is a child of the flow's process."""
 
-SETTINGS = kills.WORKLOADS["hello"]
+SETTINGS = WORKLOADS["hello"]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_URL
 
-from benchmarks.interruptions import kill_report, killable_runs, kills
+from benchmarks.interruptions import kill_report, killable_runs, kills, workloads
 
 pytestmark = pytest.mark.story
 
@@ -21,7 +21,7 @@ def test_runs_killed_at_random_equal_uninterrupted_runs(tmp_path: Path) -> None:
     environment = killable_runs.environment(tmp_path / "home", PREFECT_API_URL.value())
     harness = kills.Harness(tmp_path, environment, seed=0, each=3)
     trials = [
-        kills.Trial(name, (*kills.WORKLOADS[name], *SHORT), kill_report.Width(batches=2, lag=1))
+        kills.Trial(name, (*workloads.WORKLOADS[name], *SHORT), kill_report.Width(batches=2, lag=1))
         for name in WORKLOADS
     ]
     with ThreadPoolExecutor() as threads:
