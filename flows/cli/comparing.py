@@ -73,6 +73,8 @@ def promote(
     """Name a checkpoint, if it is better than the one that has the name; keep what was before."""
     from flows.comparison.promote import plan_promotion, read_condition
     from flows.comparison.promote import promote as record
+    from tasks.storage.manifest import recipe_of
+    from tasks.storage.run_folder import folder_of
 
     planned = plan_promotion(checkpoint, name, force, gated=if_ is not None)
     comparison = None
@@ -87,6 +89,8 @@ def promote(
     print(f"{name} is {promotion.checkpoint}{before}")
     if promotion.difference is not None:
         print(f"reward less that of {promotion.against}: {promotion.difference}")
+    if kept := recipe_of(folder_of(promotion.run))["checkpoints"]["ttl_seconds"]:
+        print(f"expires {kept:,} s after it was saved, by checkpoints.ttl_seconds of its run")
     print(f"serve   ratchet serve {name}")
 
 

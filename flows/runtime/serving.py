@@ -24,6 +24,7 @@ from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Rollouts
 from flows.recipe.run_recipe import Model, ServicePatience
 from tasks.checkpoints import Ledger, read_checkpoint
+from tasks.storage.files import is_full
 from tasks.storage.manifest import bind_run
 from tasks.storage.run_folder import RunFolder, folder_of
 
@@ -153,8 +154,17 @@ def _merged(weights: Weights) -> Iterator[Weights]:
     from adapters.tinker.preparing import prepare_base
     from adapters.weights.network import merge_folder
 
+    base = prepare_base(weights.model.base)
     with TemporaryDirectory() as folder:
-        merge_folder(prepare_base(weights.model.base), weights.adapter, Path(folder))
+        try:
+            merge_folder(base, weights.adapter, Path(folder))
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise UserError(
+                f"{weights.name} and its base, which are merged to be served, do not fit into "
+                f"{folder} ({error}); make space, or give another TMPDIR"
+            ) from error
         yield replace(weights, model=Model(base=folder), adapter=None)
 
 

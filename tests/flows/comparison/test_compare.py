@@ -263,6 +263,19 @@ def test_promote_says_what_became_of_a_name(named: str, compared: Comparison) ->
     assert "do nothing without --if" in str(refused.exception)
 
 
+def test_promote_says_when_the_service_deletes_the_checkpoint(
+    root: Path, prefect_server: None, no_tinker: None
+) -> None:
+    kept = named_recipe(
+        "hello", [*SMALL, "steps=1", "rollouts.groups=2", "checkpoints.ttl_seconds=86400"]
+    )
+    train(kept, run="kept")
+    said = CliRunner().invoke(app, ["promote", "kept@1", "brief"]).output
+    assert said.splitlines()[1] == (
+        "expires 86,400 s after it was saved, by checkpoints.ttl_seconds of its run"
+    )
+
+
 def test_promote_plays_the_gate_by_the_run_s_own_recipe(named: str, compared: Comparison) -> None:
     gate = ["--if", "reward > production"]
     refused = CliRunner().invoke(app, ["promote", "one@0", named, *gate])
