@@ -1,0 +1,106 @@
+"""Choice of the deployment of runs: one that workers run so many of, at the same time."""
+
+from collections.abc import Callable
+from uuid import uuid4
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from adapters.errors import UserError
+from flows.recipe.loading import changed_recipe
+from flows.recipe.sweeps.sweep import SweepRecipe
+from flows.server.deployed_runs import choose_deployment
+from flows.sweep import check_sweep
+from tests.support.small_recipe import small_recipe
+
+Deploy = Callable[..., None]
+
+
+@pytest.fixture
+def flow(prefect_server: None) -> str:
+    """Name of a flow that has no deployment, and of its work pool."""
+    return f"flow-{uuid4().hex}"
+
+
+@pytest.fixture
+def deploy(flow: str) -> Deploy:
+    def deploy(name: str, limit: int | None = None, pool: str | None = flow) -> None:
+        with get_client(sync_client=True) as client:
+            of = client.create_flow_from_name(flow)
+            client.create_deployment(of, name, work_pool_name=pool, concurrency_limit=limit)
+
+    with get_client(sync_client=True) as client:
+        client.create_work_pool(WorkPoolCreate(name=flow, type="process"))
+    return deploy
+
+
+def begin_worker(pool: str) -> None:
+    with get_client(sync_client=True) as client:
+        client.send_worker_heartbeat(pool, "worker", heartbeat_interval_seconds=30)
+
+
+def test_runs_at_once_need_a_server() -> None:
+    base = small_recipe().model_dump(mode="json")
+    values = {"flow": "sweep", "base": base, "grid": {"steps": [1, 2]}, "at_once": 2}
+    recipe = changed_recipe(values, (), SweepRecipe)
+    with (
+        temporary_settings({PREFECT_API_URL: None}),
+        pytest.raises(UserError, match=r"at_once 2 needs workers .* none is set; start `ratchet s"),
+    ):
+        check_sweep(recipe, "x")
+
+
+def test_a_deployment_of_runs_in_turn_does_nothing() -> None:
+    values = {"flow": "sweep", "base": "hello", "grid": {"steps": [1, 2]}, "deployment": "a/b"}
+    with pytest.raises(UserError, match="deployment a/b does nothing where the runs are trained"):
+        changed_recipe(values, (), SweepRecipe)
+
+
+def test_a_flow_without_a_deployment_is_refused(flow: str, deploy: Deploy) -> None:
+    with pytest.raises(UserError, match=f"no deployment of the flow {flow}, .*; add it to prefe"):
+        choose_deployment(flow, 2, None, None)
+    deploy("one")
+    with pytest.raises(UserError, match=f"no deployment two of the flow {flow}, by which"):
+        choose_deployment(flow, 2, "two", None)
+
+
+def test_a_work_pool_without_a_worker_is_refused(flow: str, deploy: Deploy) -> None:
+    deploy("one")
+    with pytest.raises(UserError, match=f"no worker looks for flow runs of {flow}/one; start"):
+        choose_deployment(flow, 2, None, None)
+    begin_worker(flow)
+    assert choose_deployment(flow, 2, None, None).name == f"{flow}/one"
+
+
+def test_a_deployment_that_nothing_serves_is_refused(flow: str, deploy: Deploy) -> None:
+    deploy("one", pool=None)
+    with pytest.raises(UserError, match=f"nothing serves {flow}/one; start the program"):
+        choose_deployment(flow, 2, None, None)
+
+
+def test_fewer_flow_runs_at_a_time_than_are_wanted_are_refused(flow: str, deploy: Deploy) -> None:
+    deploy("one", limit=1)
+    begin_worker(flow)
+    with pytest.raises(UserError, match=f"{flow}/one has at most 1 flow runs at a time, and at_o"):
+        choose_deployment(flow, 2, None, None)
+    with get_client(sync_client=True) as client:
+        client.update_work_pool(flow, WorkPoolUpdate(concurrency_limit=3))
+    deploy("two")
+    assert choose_deployment(flow, 3, None, None).name == f"{flow}/two"
+    with pytest.raises(UserError, match=f"the work pool {flow} of {flow}/two has at most 3 flow"):
+        choose_deployment(flow, 4, f"{flow}/two", None)
+
+
+def test_the_named_one_comes_before_the_base_s_and_that_before_the_others(
+    flow: str, deploy: Deploy
+) -> None:
+    for name in ("a", "b", "c"):
+        deploy(name)
+    begin_worker(flow)
+    chosen = [
+        choose_deployment(flow, 2, named, preferred).name
+        for named, preferred in [(None, None), (None, "b"), ("c", "b"), (f"{flow}/c", None)]
+    ]
+    assert chosen == [f"{flow}/{name}" for name in "abcc"]
