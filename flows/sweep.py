@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from prefect import Flow, flow
+from prefect import Flow, State, flow
+from prefect.client.schemas.objects import FlowRun
 
 from adapters.errors import UserError
 from adapters.tinker.engines import engines_kept
@@ -21,7 +22,12 @@ from flows.replay import replay
 from flows.runtime.checks import check_start
 from flows.runtime.flow_runs import SweepSummary, completed, name_of_run
 from flows.runtime.forks import check_replay
-from flows.server.deployed_runs import Deployment, choose_deployment, train_deployed
+from flows.server.deployed_runs import (
+    Deployment,
+    cancel_deployed,
+    choose_deployment,
+    train_deployed,
+)
 from flows.stages import FLOWS, is_finished
 from tasks.comparison.promotions import refuse_promoted
 from tasks.evaluations import read_evaluation
@@ -40,7 +46,14 @@ MEASURES: Mapping[str, Sequence[str]] = {
 """Flow → what its runs may be chosen by; the first is the default."""
 
 
-@flow(name="sweep", flow_run_name=name_of_run)
+def cancel_children(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
+    """Cancel what workers have begun of a sweep that is cancelled."""
+    recipe = SweepRecipe.model_validate(flow_run.parameters["recipe"])
+    if recipe.at_once > 1:
+        cancel_deployed([name_child(flow_run.name, values) for values in recipe.values()])
+
+
+@flow(name="sweep", flow_run_name=name_of_run, on_cancellation=[cancel_children])
 def sweep(recipe: SweepRecipe, run: str | None = None) -> SweepSummary:
     """Train a recipe with several values of its keys, a run for each combination.
 

@@ -5,7 +5,7 @@ since two of one run would keep each other out of its folder.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 from uuid import UUID, uuid4
@@ -32,6 +32,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import DeploymentSort
 from prefect.deployments import run_deployment
 from prefect.settings import PREFECT_API_URL
+from prefect.states import Cancelling
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from adapters.errors import UserError
@@ -143,26 +144,36 @@ def train_deployed(
                 wait.speak(f": {', '.join(idle)}, of {deployment.name}")
 
 
-def _under_way(client: SyncPrefectClient, runs: Mapping[str, Parameters]) -> dict[str, UUID]:
-    """Find the flow runs of runs that workers have begun, or will; UserError if one differs.
+def cancel_deployed(runs: Collection[str]) -> None:
+    """Cancel the flow runs of runs that workers have begun, or will."""
+    with get_client(sync_client=True) as client:
+        for one in _deployed(client, runs):
+            client.set_flow_run_state(one.id, Cancelling())
 
-    One without a deployment has no worker that would say that its process has died.
-    """
-    wanted = FlowRunFilter(
-        name=FlowRunFilterName(any_=[*runs]),
-        state=FlowRunFilterState(
-            type=FlowRunFilterStateType(not_any_=sorted(TERMINAL_STATES)),
-        ),
-    )
-    found = client.read_flow_runs(flow_run_filter=wanted)
-    deployed = [one for one in found if one.deployment_id is not None]
-    for one in deployed:
+
+def _under_way(client: SyncPrefectClient, runs: Mapping[str, Parameters]) -> dict[str, UUID]:
+    """Map the runs that workers have begun, or will, to flow runs; UserError if one differs."""
+    found = _deployed(client, runs)
+    for one in found:
         if any(one.parameters.get(key) != value for key, value in runs[one.name].items()):
             raise UserError(
                 f"the flow run {one.name} ({one.id}) is under way with other parameters; cancel it "
                 "in Prefect's UI, or give the sweep another name"
             )
-    return {one.name: one.id for one in deployed}
+    return {one.name: one.id for one in found}
+
+
+def _deployed(client: SyncPrefectClient, runs: Collection[str]) -> list[FlowRun]:
+    """List the flow runs of runs that have not ended, and are of a deployment.
+
+    Another flow run has no worker that would say that its process has died.
+    """
+    not_ended = FlowRunFilterStateType(not_any_=sorted(TERMINAL_STATES))
+    wanted = FlowRunFilter(
+        name=FlowRunFilterName(any_=[*runs]), state=FlowRunFilterState(type=not_ended)
+    )
+    found = client.read_flow_runs(flow_run_filter=wanted)
+    return [one for one in found if one.deployment_id is not None]
 
 
 def _begin(deployment: Deployment, name: str, parameters: Parameters) -> UUID:

@@ -1,17 +1,21 @@
-"""Choice of the deployment of runs: one that workers run so many of, at the same time."""
+"""Runs that workers train: by which deployment, which are taken up, and what ends them."""
 
 from collections.abc import Callable
-from uuid import uuid4
+from threading import Timer
+from uuid import UUID, uuid4
 
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelled, Completed
 
 from adapters.errors import UserError
 from flows.recipe.loading import changed_recipe
 from flows.recipe.sweeps.sweep import SweepRecipe
-from flows.server.deployed_runs import choose_deployment
+from flows.server import deployed_runs
+from flows.server.deployed_runs import cancel_deployed, choose_deployment, train_deployed
 from flows.sweep import check_sweep
 from tests.support.small_recipe import small_recipe
 
@@ -104,3 +108,63 @@ def test_the_named_one_comes_before_the_base_s_and_that_before_the_others(
         for named, preferred in [(None, None), (None, "b"), ("c", "b"), (f"{flow}/c", None)]
     ]
     assert chosen == [f"{flow}/{name}" for name in "abcc"]
+
+
+@pytest.fixture
+def runs(flow: str, deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of three runs, of which flow runs of a deployment are looked for again and again."""
+    monkeypatch.setattr(deployed_runs, "LOOK_SECONDS", 0.1)
+    deploy("one")
+    begin_worker(flow)
+    return [f"{flow}-{number}" for number in range(3)]
+
+
+def train(flow: str, runs: list[str], at_once: int = 2) -> dict[str, str]:
+    chosen = choose_deployment(flow, at_once, None, None)
+    return dict(train_deployed({name: {"run": name} for name in runs}, chosen, at_once))
+
+
+def begin(flow: str, name: str, run: str | None = None) -> UUID:
+    """Schedule a flow run of the deployment, as a sweep did that was killed since."""
+    with get_client(sync_client=True) as client:
+        chosen = choose_deployment(flow, 2, None, None)
+        parameters = {"run": run or name}
+        return client.create_flow_run_from_deployment(
+            chosen.id, name=name, parameters=parameters
+        ).id
+
+
+def test_a_flow_run_that_is_under_way_is_waited_for_and_none_is_begun_beside_it(
+    flow: str, runs: list[str]
+) -> None:
+    ids = [begin(flow, run) for run in runs]
+    with get_client(sync_client=True) as client:
+        ends = (
+            lambda: client.set_flow_run_state(ids[0], Completed(), force=True),
+            lambda: client.set_flow_run_state(ids[1], Cancelled(message="stop"), force=True),
+            lambda: client.delete_flow_run(ids[2]),
+        )
+        for seconds, end in enumerate(ends, 1):
+            Timer(seconds / 2, end).start()
+        errors = train(flow, runs)
+        assert errors == dict(zip(runs, ["", "stop", "its flow run was deleted"], strict=True))
+        names = FlowRunFilter(name=FlowRunFilterName(any_=runs))
+        left = client.read_flow_runs(flow_run_filter=names)
+        assert {one.id for one in left} == {*ids[:2]}
+
+
+def test_a_flow_run_of_the_same_name_with_other_parameters_is_refused(
+    flow: str, runs: list[str]
+) -> None:
+    begin(flow, runs[0], "another")
+    with pytest.raises(UserError, match=f"flow run {runs[0]} .* is under way with other param"):
+        train(flow, runs)
+
+
+def test_flow_runs_that_have_not_ended_are_cancelled(flow: str, runs: list[str]) -> None:
+    ids = [begin(flow, run) for run in runs]
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(ids[0], Completed(), force=True)
+        cancel_deployed(runs)
+        states = [client.read_flow_run(id).state for id in ids]
+    assert [state.type.value for state in states if state] == ["COMPLETED", *["CANCELLED"] * 2]
