@@ -26,6 +26,7 @@ from flows.server.deployed_runs import (
     Deployment,
     cancel_deployed,
     choose_deployment,
+    describe_failure,
     train_deployed,
 )
 from flows.stages import FLOWS, is_finished
@@ -68,7 +69,7 @@ def sweep(recipe: SweepRecipe, run: str | None = None) -> SweepSummary:
     write_sweep(folder, values, names, [])
     ended = dict[str, ChildResult]()
     with engines_kept(), Artifacts(folder) as artifacts:
-        for child, error in train_children(recipe, children):
+        for child, error in train_children(recipe, run, children):
             ended[child.name] = measure(child, select, error)
             results = [ended[name] for name in names if name in ended]
             write_sweep(folder, values, names, results)
@@ -80,7 +81,7 @@ def sweep(recipe: SweepRecipe, run: str | None = None) -> SweepSummary:
 
 
 def train_children(
-    recipe: SweepRecipe, children: Sequence[StageRun]
+    recipe: SweepRecipe, run: str, children: Sequence[StageRun]
 ) -> Iterator[tuple[StageRun, str]]:
     """Train the runs of a sweep that have not finished, in turn or by workers.
 
@@ -97,7 +98,7 @@ def train_children(
         name: {"recipe": child.recipe.model_dump(mode="json"), "run": name, **parent}
         for name, child in left.items()
     }
-    deployment = deployment_of(recipe, children[0])
+    deployment = deployment_of(recipe, run)
     for name, error in train_deployed(parameters, deployment, recipe.at_once):
         if not error and not is_finished(left[name]):
             raise RunError(
@@ -108,9 +109,10 @@ def train_children(
         yield left[name], error
 
 
-def deployment_of(recipe: SweepRecipe, child: StageRun) -> Deployment:
+def deployment_of(recipe: SweepRecipe, run: str) -> Deployment:
     """Return the deployment of the runs of a sweep; UserError if workers cannot train them."""
-    flow = child.recipe.flow if recipe.replay is None else replay.name
+    first = _child(recipe, run, recipe.values()[0])
+    flow = first.recipe.flow if recipe.replay is None else replay.name
     base = recipe.base if isinstance(recipe.base, str) else None
     return choose_deployment(flow, recipe.at_once, recipe.deployment, base)
 
@@ -119,8 +121,7 @@ def train_child(child: StageRun, replayed: str | None) -> str:
     """Train a run of a sweep; return why it failed, or nothing."""
     trained: Flow[..., Any] = FLOWS[child.recipe.flow] if replayed is None else replay
     parent = {} if replayed is None else {"parent": replayed}
-    state = trained(child.recipe, run=child.name, return_state=True, **parent)
-    return "" if state.is_completed() else state.message or state.name or "failed"
+    return describe_failure(trained(child.recipe, run=child.name, return_state=True, **parent))
 
 
 def measure(child: StageRun, select: str, error: str) -> ChildResult:
@@ -168,7 +169,7 @@ def check_sweep(recipe: SweepRecipe, run: str) -> list[StageRun]:
             )
         _check(child, recipe.replay)
     if recipe.at_once > 1:
-        deployment_of(recipe, children[0])
+        deployment_of(recipe, run)
     return children
 
 

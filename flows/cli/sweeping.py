@@ -49,7 +49,7 @@ def sweep(
     verbose: Verbose = False,
 ) -> None:
     """Train a recipe with several values of its keys, and choose the best run."""
-    from flows.sweep import check_sweep
+    from flows.sweep import check_sweep, deployment_of
 
     if (name is None) == (replay is None):
         raise UserError("a sweep is of a recipe or of a run's rollouts; give NAME or --replay RUN")
@@ -59,6 +59,8 @@ def sweep(
     run = run or name_run(name or f"{replay}", "sweep", f"{datetime.now():%Y%m%d-%H%M%S}")
     if if_exists is not IfExists.DELETE:  # whose runs may differ from the recipe
         check_sweep(recipe, run)
+    elif recipe.at_once > 1:
+        deployment_of(recipe, run)
     check_prefect()  # before a run is deleted
     settle(run, if_exists)
     print(train_stages(run, recipe))

@@ -25,6 +25,7 @@ from prefect.client.schemas.objects import (
     TERMINAL_STATES,
     DeploymentStatus,
     FlowRun,
+    State,
     StateType,
     WorkerStatus,
 )
@@ -42,6 +43,8 @@ from flows.server.prefect_startup import check_prefect
 LOOK_SECONDS = 2.0
 SILENT_SECONDS = 300.0
 """Time in which a server that is away may come back."""
+RAISED = "Flow run encountered an exception: "
+"""Beginning of the message of a state that an error has ended."""
 NOT_BEGUN = {StateType.SCHEDULED, StateType.PENDING}
 
 Parameters = Mapping[str, Any]
@@ -206,8 +209,13 @@ def _type(flow_run: FlowRun | None) -> StateType | None:
 
 
 def _error(flow_run: FlowRun | None) -> str:
-    """Say why a flow run that has ended failed; empty if it did not."""
     if flow_run is None or flow_run.state is None:
         return "its flow run was deleted"
-    state = flow_run.state
-    return "" if state.is_completed() else state.message or state.name or "failed"
+    return describe_failure(flow_run.state)
+
+
+def describe_failure(state: State[Any]) -> str:
+    """Say why a flow run failed whose last state it is; empty if it did not."""
+    if state.is_completed():
+        return ""
+    return (state.message or state.name or "failed").removeprefix(RAISED)

@@ -15,6 +15,7 @@ import pytest
 
 from tasks.storage.owners import last_owner
 from tasks.storage.run_folder import RunFolder
+from tasks.storage.stages import result_table
 from tests.support.prefect_team import RUNNING_SECONDS, open_team
 from tests.support.processes import ROOT, wait_until
 from tests.support.small_recipe import small_recipe
@@ -127,7 +128,10 @@ def test_a_run_that_fails_is_a_row_and_the_same_command_tries_it_again(
 ) -> None:
     failed = team.flow_runs(FAILED)
     assert {one["state"]["type"] for one in failed} == {"FAILED"}
-    assert "StepStopped" in said
+    names, rows = result_table(team.run("some"))
+    errors = {str(row[0]): str(row[names.index("error")]) for row in rows}
+    assert errors.pop(FAILED).startswith("StepStopped: ")
+    assert errors == dict.fromkeys(CHILDREN, "None")
     assert "is the best of 4 runs, 1 of which failed" in said
     again = team.begin(
         "sweep", str(team.folder / "sweep.yaml"), "--run", "some", "--if-exists=resume"

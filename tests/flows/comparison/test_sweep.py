@@ -57,7 +57,7 @@ def test_a_run_that_fails_is_a_result_with_its_error_and_the_others_are_measured
     assert [one.run for one in swept.results] == [FIRST, SECOND, FAILED]
     first, second, failed = swept.results
     assert failed.measured is None
-    assert "StepStopped" in failed.error
+    assert failed.error.startswith("StepStopped: ")
     for one in (first, second):
         scored = read_evaluation(folder_of(one.run).evaluation("00002"))["sampled"].finished
         assert (one.measured, one.interval, one.error) == (scored.mean, scored.interval, "")
