@@ -1,6 +1,7 @@
 """Runs that workers train: by which deployment, which are taken up, and what ends them."""
 
 from collections.abc import Callable
+from pathlib import Path
 from threading import Timer
 from uuid import UUID, uuid4
 
@@ -10,13 +11,18 @@ from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Completed
+from typer.testing import CliRunner
 
 from adapters.errors import UserError
+from flows.cli.commands import app
 from flows.recipe.loading import changed_recipe
 from flows.recipe.sweeps.sweep import SweepRecipe
 from flows.server import deployed_runs
 from flows.server.deployed_runs import cancel_deployed, choose_deployment, train_deployed
 from flows.sweep import check_sweep
+from tasks.storage.files import write_text
+from tasks.storage.run_folder import folder_of
+from tasks.storage.stages import has_stages, write_sweep
 from tests.support.small_recipe import small_recipe
 
 Deploy = Callable[..., None]
@@ -54,6 +60,22 @@ def test_runs_at_once_need_a_server() -> None:
         pytest.raises(UserError, match=r"at_once 2 needs workers .* none is set; start `ratchet s"),
     ):
         check_sweep(recipe, "x")
+
+
+@pytest.mark.usefixtures("no_tinker")
+def test_nothing_is_deleted_of_a_sweep_that_workers_cannot_train(
+    root: Path, tmp_path: Path
+) -> None:
+    base = small_recipe().model_dump_json()
+    file = write_text(tmp_path / "base.yaml", base)
+    write_sweep(folder_of("x"), {}, [], [])
+    words = ["sweep", str(file), "--set", "seed=1,2", "--run", "x", "--if-exists", "delete"]
+    with (
+        temporary_settings({PREFECT_API_URL: None}),
+        pytest.raises(UserError, match="needs workers of a Prefect server"),
+    ):
+        CliRunner().invoke(app, [*words, "--at-once", "2"], catch_exceptions=False)
+    assert has_stages(folder_of("x"))
 
 
 def test_a_deployment_of_runs_in_turn_does_nothing() -> None:
