@@ -1,6 +1,8 @@
 """Runs that workers train: by which deployment, which are taken up, and what ends them."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Timer
 from uuid import UUID, uuid4
@@ -19,10 +21,11 @@ from flows.recipe.loading import changed_recipe
 from flows.recipe.sweeps.sweep import SweepRecipe
 from flows.server import deployed_runs
 from flows.server.deployed_runs import cancel_deployed, choose_deployment, train_deployed
-from flows.sweep import check_sweep
+from flows.sweep import check_sweep, sweep
 from tasks.storage.files import write_text
-from tasks.storage.run_folder import folder_of
+from tasks.storage.run_folder import RunError, folder_of
 from tasks.storage.stages import has_stages, write_sweep
+from tests.support.processes import wait_until
 from tests.support.small_recipe import small_recipe
 
 Deploy = Callable[..., None]
@@ -36,10 +39,12 @@ def flow(prefect_server: None) -> str:
 
 @pytest.fixture
 def deploy(flow: str) -> Deploy:
-    def deploy(name: str, limit: int | None = None, pool: str | None = flow) -> None:
+    def deploy(
+        name: str, limit: int | None = None, pool: str | None = flow, of: str = flow
+    ) -> None:
         with get_client(sync_client=True) as client:
-            of = client.create_flow_from_name(flow)
-            client.create_deployment(of, name, work_pool_name=pool, concurrency_limit=limit)
+            id = client.create_flow_from_name(of)
+            client.create_deployment(id, name, work_pool_name=pool, concurrency_limit=limit)
 
     with get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name=flow, type="process"))
@@ -190,3 +195,26 @@ def test_flow_runs_that_have_not_ended_are_cancelled(flow: str, runs: list[str])
         cancel_deployed(runs)
         states = [client.read_flow_run(id).state for id in ids]
     assert [state.type.value for state in states if state] == ["COMPLETED", *["CANCELLED"] * 2]
+
+
+@pytest.mark.usefixtures("root", "no_tinker")
+def test_a_run_that_a_worker_has_trained_in_another_folder_stops_the_sweep(
+    flow: str, deploy: Deploy
+) -> None:
+    deploy(flow, of="train")
+    begin_worker(flow)
+    base, trained = small_recipe().model_dump(mode="json"), f"{flow}-seed1"
+    values = {"base": base, "grid": {"seed": [1, 2]}, "at_once": 2, "deployment": f"train/{flow}"}
+    wanted = FlowRunFilter(name=FlowRunFilterName(any_=[trained]))
+
+    def complete() -> None:
+        with get_client(sync_client=True) as client:
+            find = partial(client.read_flow_runs, flow_run_filter=wanted)
+            wait_until("the flow run is begun", lambda: bool(find()))
+            client.set_flow_run_state(find()[0].id, Completed(), force=True)
+
+    with ThreadPoolExecutor() as threads:
+        completing = threads.submit(complete)
+        with pytest.raises(RunError, match=f"{trained} by train/{flow}, .* does not have all of"):
+            sweep(SweepRecipe.model_validate(values), run=flow)
+        completing.result()
