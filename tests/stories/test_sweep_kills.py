@@ -23,9 +23,9 @@ from tests.support.processes import ROOT, wait_until
 from tests.support.small_recipe import small_recipe
 
 RUNS = 12
-KILLS_AFTER = (0, 2, 3, 5, 8, 11)
+KILLS_AFTER = (0, 2, 3, 5, 8, 10)
 """Numbers of finished runs, at each of which the sweep is killed some time later."""
-BETWEEN_SECONDS = 5.0
+BETWEEN_SECONDS = 6.0
 """A run takes about so long."""
 SWEEP_SECONDS = 600
 RECIPE = SweepRecipe.model_validate(
