@@ -4,11 +4,12 @@ Each run has a flow run of its own, and is measured on the same held-out example
 a result, and the others go on; one that has finished is never repeated.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from prefect import Flow, flow
+from prefect import Flow, State, flow
+from prefect.client.schemas.objects import FlowRun
 
 from adapters.errors import UserError
 from adapters.tinker.engines import engines_kept
@@ -21,6 +22,13 @@ from flows.replay import replay
 from flows.runtime.checks import check_start
 from flows.runtime.flow_runs import SweepSummary, completed, name_of_run
 from flows.runtime.forks import check_replay
+from flows.server.deployed_runs import (
+    Deployment,
+    cancel_deployed,
+    choose_deployment,
+    describe_failure,
+    train_deployed,
+)
 from flows.stages import FLOWS, is_finished
 from tasks.comparison.promotions import refuse_promoted
 from tasks.evaluations import read_evaluation
@@ -39,9 +47,16 @@ MEASURES: Mapping[str, Sequence[str]] = {
 """Flow → what its runs may be chosen by; the first is the default."""
 
 
-@flow(name="sweep", flow_run_name=name_of_run)
+def cancel_children(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
+    """Cancel what workers have begun of a sweep that is cancelled."""
+    recipe = SweepRecipe.model_validate(flow_run.parameters["recipe"])
+    if recipe.at_once > 1:
+        cancel_deployed([name_child(flow_run.name, values) for values in recipe.values()])
+
+
+@flow(name="sweep", flow_run_name=name_of_run, on_cancellation=[cancel_children])
 def sweep(recipe: SweepRecipe, run: str | None = None) -> SweepSummary:
-    """Train a recipe with several values of its keys, one run after the other.
+    """Train a recipe with several values of its keys, a run for each combination.
 
     Args:
         recipe: The recipe that is varied, and the values.
@@ -51,26 +66,62 @@ def sweep(recipe: SweepRecipe, run: str | None = None) -> SweepSummary:
     children, folder = check_sweep(recipe, run), folder_of(run)
     select = selected(recipe, children[0].recipe)
     values, names = recipe.model_dump(mode="json"), [child.name for child in children]
-    results = list[ChildResult]()
-    write_sweep(folder, values, names, results)
+    write_sweep(folder, values, names, [])
+    ended = dict[str, ChildResult]()
     with engines_kept(), Artifacts(folder) as artifacts:
-        for child in children:
-            error = "" if is_finished(child) else train_child(child, recipe.replay)
-            results.append(measure(child, select, error))
+        for child, error in train_children(recipe, run, children):
+            ended[child.name] = measure(child, select, error)
+            results = [ended[name] for name in names if name in ended]
             write_sweep(folder, values, names, results)
-        results = choose(results, select)
+        results = choose([ended[name] for name in names], select)
         write_sweep(folder, values, names, results)
         artifacts.publish_stages()
     summary = SweepSummary(run=run, select=select, results=tuple(results))
     return completed(summary, summary.outcome)
 
 
+def train_children(
+    recipe: SweepRecipe, run: str, children: Sequence[StageRun]
+) -> Iterator[tuple[StageRun, str]]:
+    """Train the runs of a sweep that have not finished, in turn or by workers.
+
+    Yields each run when it has ended, and why it failed, or nothing.
+    """
+    if recipe.at_once == 1:
+        for child in children:
+            yield child, "" if is_finished(child) else train_child(child, recipe.replay)
+        return
+    left = {child.name: child for child in children if not is_finished(child)}
+    yield from ((child, "") for child in children if child.name not in left)
+    parent = {} if recipe.replay is None else {"parent": recipe.replay}
+    parameters = {
+        name: {"recipe": child.recipe.model_dump(mode="json"), "run": name, **parent}
+        for name, child in left.items()
+    }
+    deployment = deployment_of(recipe, run)
+    for name, error in train_deployed(parameters, deployment, recipe.at_once):
+        if not error and not is_finished(left[name]):
+            raise RunError(
+                f"a worker has trained {name} by {deployment.name}, and {folder_of(name).path} "
+                "does not have all of it; give the workers and the sweep one folder of runs, by "
+                "RATCHET_RUNS, and the same command goes on"
+            )
+        yield left[name], error
+
+
+def deployment_of(recipe: SweepRecipe, run: str) -> Deployment:
+    """Return the deployment of the runs of a sweep; UserError if workers cannot train them."""
+    first = _child(recipe, run, recipe.values()[0])
+    flow = first.recipe.flow if recipe.replay is None else replay.name
+    base = recipe.base if isinstance(recipe.base, str) else None
+    return choose_deployment(flow, recipe.at_once, recipe.deployment, base)
+
+
 def train_child(child: StageRun, replayed: str | None) -> str:
     """Train a run of a sweep; return why it failed, or nothing."""
     trained: Flow[..., Any] = FLOWS[child.recipe.flow] if replayed is None else replay
     parent = {} if replayed is None else {"parent": replayed}
-    state = trained(child.recipe, run=child.name, return_state=True, **parent)
-    return "" if state.is_completed() else state.message or state.name or "failed"
+    return describe_failure(trained(child.recipe, run=child.name, return_state=True, **parent))
 
 
 def measure(child: StageRun, select: str, error: str) -> ChildResult:
@@ -117,6 +168,8 @@ def check_sweep(recipe: SweepRecipe, run: str) -> list[StageRun]:
                 "cannot be compared; vary no key of evaluation"
             )
         _check(child, recipe.replay)
+    if recipe.at_once > 1:
+        deployment_of(recipe, run)
     return children
 
 

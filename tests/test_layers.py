@@ -27,7 +27,7 @@ ARROWS = {
     "flows": {
         "cli": {MODULES, "comparison", "runtime", "server", "importing", "recipe"},
         "comparison": {MODULES, "runtime", "recipe"},
-        MODULES: {"runtime", "recipe"},
+        MODULES: {"runtime", "recipe", "server"},
         "runtime": {"recipe"},
         "server": set(),
         "importing": {"recipe"},

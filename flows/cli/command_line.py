@@ -76,8 +76,11 @@ def train_stages(run: str, recipe: "StagesRecipe | SweepRecipe") -> str:
         flow, parts = stages, recipe.runs_of(run)
     runs = {folder_of(part.name): part.recipe.steps for part in parts}
     way_on = f"`ratchet resume {run}` goes on"
+    deployed = isinstance(recipe, SweepRecipe) and recipe.at_once > 1
 
     def explain() -> str:
+        if deployed:
+            return f"stopped; workers go on with the runs that they have; {way_on}"
         begun = [one.name for one in runs if one.exists()]
         return f"stopped in {begun[-1]}; {way_on}" if begun else "stopped before the first run"
 

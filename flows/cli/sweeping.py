@@ -12,7 +12,7 @@ from flows.server.prefect_startup import check_prefect
 from tasks.storage.run_folder import name_run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from flows.recipe.sweeps.sweep import SweepRecipe
 
@@ -35,6 +35,13 @@ def sweep(
     select: Annotated[
         str | None, typer.Option(help="What a run is chosen by: reward, greedy, loss or accuracy.")
     ] = None,
+    at_once: Annotated[
+        int | None,
+        typer.Option(help="Runs that workers of the Prefect server train at the same time."),
+    ] = None,
+    deployment: Annotated[
+        str | None, typer.Option(help="The deployment by which they train them, FLOW/NAME.")
+    ] = None,
     run: Annotated[str | None, typer.Option(help="The sweep's name.")] = None,
     if_exists: Annotated[
         IfExists, typer.Option(help="What to do where the sweep exists; only a terminal is asked.")
@@ -42,23 +49,33 @@ def sweep(
     verbose: Verbose = False,
 ) -> None:
     """Train a recipe with several values of its keys, and choose the best run."""
-    from flows.sweep import check_sweep
+    from flows.sweep import check_sweep, deployment_of
 
     if (name is None) == (replay is None):
         raise UserError("a sweep is of a recipe or of a run's rollouts; give NAME or --replay RUN")
-    recipe = _make_recipe(name, replay, select, set_ or [])
+    given = {"select": select, "at_once": at_once, "deployment": deployment}
+    chosen = {key: value for key, value in given.items() if value is not None}
+    recipe = make_recipe(name, replay, chosen, set_ or [])
     run = run or name_run(name or f"{replay}", "sweep", f"{datetime.now():%Y%m%d-%H%M%S}")
     if if_exists is not IfExists.DELETE:  # whose runs may differ from the recipe
         check_sweep(recipe, run)
+    elif recipe.at_once > 1:
+        deployment_of(recipe, run)
     check_prefect()  # before a run is deleted
     settle(run, if_exists)
     print(train_stages(run, recipe))
 
 
-def _make_recipe(
-    name: str | None, replay: str | None, select: str | None, overrides: "Sequence[str]"
+def make_recipe(
+    name: str | None,
+    replay: str | None,
+    chosen: "Mapping[str, str | int]",
+    overrides: "Sequence[str]",
 ) -> "SweepRecipe":
-    """Return a sweep: one that is named, or one of the keys that are given several values."""
+    """Return a sweep: one that is named, or one of the keys that are given several values.
+
+    The options of the command that are `chosen` are keys of its recipe.
+    """
     from flows.recipe.loading import changed_recipe, named_recipe
     from flows.recipe.run_recipe import FlowRecipe, RunRecipe
     from flows.recipe.sweeps.sweep import SweepRecipe
@@ -66,8 +83,8 @@ def _make_recipe(
     from tasks.storage.run_folder import folder_of
 
     if name is not None and isinstance(named_recipe(name, (), FlowRecipe), SweepRecipe):
-        chosen = [] if select is None else [f"select={select}"]
-        return named_recipe(name, [*overrides, *chosen], SweepRecipe)
+        options = [f"{key}={value}" for key, value in chosen.items()]
+        return named_recipe(name, [*overrides, *options], SweepRecipe)
     several = [one for one in overrides if "," in one]
     fixed = [one for one in overrides if "," not in one]
     if not several:
@@ -78,4 +95,4 @@ def _make_recipe(
         base = changed_recipe(recipe_of(folder_of(replay or "")), fixed, RunRecipe)
     grid = {key: text.split(",") for key, _, text in (one.partition("=") for one in several)}
     varied = {"base": base.model_dump(mode="json"), "replay": replay, "grid": grid}
-    return changed_recipe({"flow": "sweep", **varied, "select": select}, (), SweepRecipe)
+    return changed_recipe({"flow": "sweep", **varied, **chosen}, (), SweepRecipe)

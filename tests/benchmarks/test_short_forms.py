@@ -12,8 +12,9 @@ from tests.support.processes import ROOT
 
 OVERLAP = ("--lag", "0", "--seeds", "1", "--steps", "1", "--folder", "o", "--picture", "o.png")
 ALGORITHMS = ("--seeds", "1", "--steps", "1", "--only", "loss ppo", "--folder", "a")
+ALONE = ("--seeds", "1", "--steps", "1")
 FEW = ("--set", "rollouts.groups=2", "--set", "rollouts.group_size=4")
-BESIDE = ("--steps", "1", "--seeds", "1", "--set", "model.base=local/tiny-chat", *FEW)
+BESIDE = (*ALONE, "--set", "model.base=local/tiny-chat", *FEW)
 SHORT = {
     "run_speed": (("--rounds", "1", "--steps", "2"), "The same rewards at every step."),
     "engine_speed": (
@@ -39,6 +40,10 @@ SHORT = {
         ("--seeds", "1", "--only", "pairs", "--set", "steps=2", "--folder", "m"),
         "| pairs |",
     ),
+    "replayed_sweep": (
+        (*ALONE, "--advantages", "centred", *FEW, "--folder", "s"),
+        "| centred |",
+    ),
     "beside_cookbook": (BESIDE, "| all |"),
     "beside_cookbook_texts": (
         ("--steps", "3", "--kill-at", "2", "--save-every", "2"),
@@ -54,6 +59,7 @@ LONG = (
     "interruptions.resumed_run",
     "interruptions.stops",
     "methods",
+    "replayed_sweep",
     "beside_cookbook",
     "beside_cookbook_texts",
 )

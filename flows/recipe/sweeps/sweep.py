@@ -15,6 +15,7 @@ from tasks.storage.run_folder import name_run
 SHORT = {"learning_rate": "lr", "lora_rank": "rank"}
 """Ends of keys → what they are called in the names of runs."""
 MOST_RUNS = 1000
+MOST_AT_ONCE = 100
 
 Selected: TypeAlias = Literal["reward", "greedy", "loss", "accuracy"]
 Values = dict[str, Any]
@@ -98,6 +99,14 @@ class SweepRecipe(FlowRecipe):
     """Measure of the last checkpoint on held-out examples by which a run is chosen: `reward`, or
     `greedy` of greedy rollouts, `loss` or `accuracy`; by default that of the flow."""
 
+    at_once: int = Field(default=1, ge=1, le=MOST_AT_ONCE)
+    """Runs that are trained at the same time. 1 trains them in turn, in the sweep's process; more
+    are flow runs of a deployment, which the workers of a Prefect server train."""
+
+    deployment: str | None = None
+    """The deployment of the runs, FLOW/NAME; by default that of the name `base`, or else the first
+    of the flow that has so many flow runs at a time."""
+
     @model_validator(mode="after")
     def _runs_are_few(self) -> "SweepRecipe":
         if not 1 <= (count := len(self.values())) <= MOST_RUNS:
@@ -116,6 +125,11 @@ class SweepRecipe(FlowRecipe):
         )
         empty = [key for key, values in self.grid.items() if not values]
         yield empty != [], f"grid: {', '.join(empty)} has no value; give some"
+        yield (
+            self.deployment is not None and self.at_once == 1,
+            f"deployment {self.deployment} does nothing where the runs are trained in turn; give "
+            "at_once, or leave it out",
+        )
 
     def values(self) -> list[Values]:
         """List the values of each run, in order."""

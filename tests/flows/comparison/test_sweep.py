@@ -11,7 +11,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL
 
 from adapters.errors import UserError
-from flows.cli.sweeping import _make_recipe
+from flows.cli.sweeping import make_recipe
 from flows.recipe.loading import changed_recipe, recipe_options
 from flows.recipe.sweeps.sweep import SweepRecipe, name_child
 from flows.runtime.flow_runs import SweepSummary
@@ -57,7 +57,7 @@ def test_a_run_that_fails_is_a_result_with_its_error_and_the_others_are_measured
     assert [one.run for one in swept.results] == [FIRST, SECOND, FAILED]
     first, second, failed = swept.results
     assert failed.measured is None
-    assert "StepStopped" in failed.error
+    assert failed.error.startswith("StepStopped: ")
     for one in (first, second):
         scored = read_evaluation(folder_of(one.run).evaluation("00002"))["sampled"].finished
         assert (one.measured, one.interval, one.error) == (scored.mean, scored.interval, "")
@@ -76,7 +76,7 @@ def test_one_report_has_the_table_and_the_curves_of_every_run(swept: SweepSummar
 
 @pytest.mark.story
 def test_a_sweep_of_replays_trains_on_rollouts_that_were_sampled_once(swept: SweepSummary) -> None:
-    recipe = _make_recipe(None, FIRST, None, ["optimizer.learning_rate=0.001,0.003"])
+    recipe = make_recipe(None, FIRST, {}, ["optimizer.learning_rate=0.001,0.003"])
     replayed = sweep(recipe, run="replays")
     assert [one.error for one in replayed.results] == ["", ""]
     for run in stage_runs(folder_of("replays")):
@@ -116,12 +116,12 @@ def test_draws_are_those_of_their_seed() -> None:
 
 def test_keys_that_are_given_several_values_make_a_grid_of_a_recipe(tmp_path: Path) -> None:
     file = str(write_text(tmp_path / "one.yaml", small_recipe().model_dump_json()))
-    recipe = _make_recipe(file, None, None, ["optimizer.learning_rate=0.1,0.2", "steps=5"])
+    recipe = make_recipe(file, None, {}, ["optimizer.learning_rate=0.1,0.2", "steps=5"])
     children = check_sweep(recipe, "x")
     assert [child.name for child in children] == ["x-lr0.1", "x-lr0.2"]
     assert {child.recipe.steps for child in children} == {5}
     with pytest.raises(UserError, match="no key has several values"):
-        _make_recipe(file, None, None, ["steps=5"])
+        make_recipe(file, None, {}, ["steps=5"])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,220 @@
+"""Runs that workers train: by which deployment, which are taken up, and what ends them."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from threading import Timer
+from uuid import UUID, uuid4
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelled, Completed
+from typer.testing import CliRunner
+
+from adapters.errors import UserError
+from flows.cli.commands import app
+from flows.recipe.loading import changed_recipe
+from flows.recipe.sweeps.sweep import SweepRecipe
+from flows.server import deployed_runs
+from flows.server.deployed_runs import cancel_deployed, choose_deployment, train_deployed
+from flows.sweep import check_sweep, sweep
+from tasks.storage.files import write_text
+from tasks.storage.run_folder import RunError, folder_of
+from tasks.storage.stages import has_stages, write_sweep
+from tests.support.processes import wait_until
+from tests.support.small_recipe import small_recipe
+
+Deploy = Callable[..., None]
+
+
+@pytest.fixture
+def flow(prefect_server: None) -> str:
+    """Name of a flow that has no deployment, and of its work pool."""
+    return f"flow-{uuid4().hex}"
+
+
+@pytest.fixture
+def deploy(flow: str) -> Deploy:
+    def deploy(
+        name: str, limit: int | None = None, pool: str | None = flow, of: str = flow
+    ) -> None:
+        with get_client(sync_client=True) as client:
+            id = client.create_flow_from_name(of)
+            client.create_deployment(id, name, work_pool_name=pool, concurrency_limit=limit)
+
+    with get_client(sync_client=True) as client:
+        client.create_work_pool(WorkPoolCreate(name=flow, type="process"))
+    return deploy
+
+
+def begin_worker(pool: str) -> None:
+    with get_client(sync_client=True) as client:
+        client.send_worker_heartbeat(pool, "worker", heartbeat_interval_seconds=30)
+
+
+def test_runs_at_once_need_a_server() -> None:
+    base = small_recipe().model_dump(mode="json")
+    values = {"flow": "sweep", "base": base, "grid": {"steps": [1, 2]}, "at_once": 2}
+    recipe = changed_recipe(values, (), SweepRecipe)
+    with (
+        temporary_settings({PREFECT_API_URL: None}),
+        pytest.raises(UserError, match=r"at_once 2 needs workers .* none is set; start `ratchet s"),
+    ):
+        check_sweep(recipe, "x")
+
+
+@pytest.mark.usefixtures("no_tinker")
+def test_nothing_is_deleted_of_a_sweep_that_workers_cannot_train(
+    root: Path, tmp_path: Path
+) -> None:
+    base = small_recipe().model_dump_json()
+    file = write_text(tmp_path / "base.yaml", base)
+    write_sweep(folder_of("x"), {}, [], [])
+    words = ["sweep", str(file), "--set", "seed=1,2", "--run", "x", "--if-exists", "delete"]
+    with (
+        temporary_settings({PREFECT_API_URL: None}),
+        pytest.raises(UserError, match="needs workers of a Prefect server"),
+    ):
+        CliRunner().invoke(app, [*words, "--at-once", "2"], catch_exceptions=False)
+    assert has_stages(folder_of("x"))
+
+
+def test_a_deployment_of_runs_in_turn_does_nothing() -> None:
+    values = {"flow": "sweep", "base": "hello", "grid": {"steps": [1, 2]}, "deployment": "a/b"}
+    with pytest.raises(UserError, match="deployment a/b does nothing where the runs are trained"):
+        changed_recipe(values, (), SweepRecipe)
+
+
+def test_a_flow_without_a_deployment_is_refused(flow: str, deploy: Deploy) -> None:
+    with pytest.raises(UserError, match=f"no deployment of the flow {flow}, .*; add it to prefe"):
+        choose_deployment(flow, 2, None, None)
+    deploy("one")
+    with pytest.raises(UserError, match=f"no deployment two of the flow {flow}, by which"):
+        choose_deployment(flow, 2, "two", None)
+
+
+def test_a_work_pool_without_a_worker_is_refused(flow: str, deploy: Deploy) -> None:
+    deploy("one")
+    with pytest.raises(UserError, match=f"no worker looks for flow runs of {flow}/one; start"):
+        choose_deployment(flow, 2, None, None)
+    begin_worker(flow)
+    assert choose_deployment(flow, 2, None, None).name == f"{flow}/one"
+
+
+def test_a_deployment_that_nothing_serves_is_refused(flow: str, deploy: Deploy) -> None:
+    deploy("one", pool=None)
+    with pytest.raises(UserError, match=f"nothing serves {flow}/one; start the program"):
+        choose_deployment(flow, 2, None, None)
+
+
+def test_fewer_flow_runs_at_a_time_than_are_wanted_are_refused(flow: str, deploy: Deploy) -> None:
+    deploy("one", limit=1)
+    begin_worker(flow)
+    with pytest.raises(UserError, match=f"{flow}/one has at most 1 flow runs at a time, and at_o"):
+        choose_deployment(flow, 2, None, None)
+    with get_client(sync_client=True) as client:
+        client.update_work_pool(flow, WorkPoolUpdate(concurrency_limit=3))
+    deploy("two")
+    assert choose_deployment(flow, 3, None, None).name == f"{flow}/two"
+    with pytest.raises(UserError, match=f"the work pool {flow} of {flow}/two has at most 3 flow"):
+        choose_deployment(flow, 4, f"{flow}/two", None)
+
+
+def test_the_named_one_comes_before_the_base_s_and_that_before_the_others(
+    flow: str, deploy: Deploy
+) -> None:
+    for name in ("a", "b", "c"):
+        deploy(name)
+    begin_worker(flow)
+    chosen = [
+        choose_deployment(flow, 2, named, preferred).name
+        for named, preferred in [(None, None), (None, "b"), ("c", "b"), (f"{flow}/c", None)]
+    ]
+    assert chosen == [f"{flow}/{name}" for name in "abcc"]
+
+
+@pytest.fixture
+def runs(flow: str, deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of three runs, of which flow runs of a deployment are looked for again and again."""
+    monkeypatch.setattr(deployed_runs, "LOOK_SECONDS", 0.1)
+    deploy("one")
+    begin_worker(flow)
+    return [f"{flow}-{number}" for number in range(3)]
+
+
+def train(flow: str, runs: list[str], at_once: int = 2) -> dict[str, str]:
+    chosen = choose_deployment(flow, at_once, None, None)
+    return dict(train_deployed({name: {"run": name} for name in runs}, chosen, at_once))
+
+
+def begin(flow: str, name: str, run: str | None = None) -> UUID:
+    """Schedule a flow run of the deployment, as a sweep did that was killed since."""
+    with get_client(sync_client=True) as client:
+        chosen = choose_deployment(flow, 2, None, None)
+        parameters = {"run": run or name}
+        return client.create_flow_run_from_deployment(
+            chosen.id, name=name, parameters=parameters
+        ).id
+
+
+def test_a_flow_run_that_is_under_way_is_waited_for_and_none_is_begun_beside_it(
+    flow: str, runs: list[str]
+) -> None:
+    ids = [begin(flow, run) for run in runs]
+    with get_client(sync_client=True) as client:
+        ends = (
+            lambda: client.set_flow_run_state(ids[0], Completed(), force=True),
+            lambda: client.set_flow_run_state(ids[1], Cancelled(message="stop"), force=True),
+            lambda: client.delete_flow_run(ids[2]),
+        )
+        for seconds, end in enumerate(ends, 1):
+            Timer(seconds / 2, end).start()
+        errors = train(flow, runs)
+        assert errors == dict(zip(runs, ["", "stop", "its flow run was deleted"], strict=True))
+        names = FlowRunFilter(name=FlowRunFilterName(any_=runs))
+        left = client.read_flow_runs(flow_run_filter=names)
+        assert {one.id for one in left} == {*ids[:2]}
+
+
+def test_a_flow_run_of_the_same_name_with_other_parameters_is_refused(
+    flow: str, runs: list[str]
+) -> None:
+    begin(flow, runs[0], "another")
+    with pytest.raises(UserError, match=f"flow run {runs[0]} .* is under way with other param"):
+        train(flow, runs)
+
+
+def test_flow_runs_that_have_not_ended_are_cancelled(flow: str, runs: list[str]) -> None:
+    ids = [begin(flow, run) for run in runs]
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(ids[0], Completed(), force=True)
+        cancel_deployed(runs)
+        states = [client.read_flow_run(id).state for id in ids]
+    assert [state.type.value for state in states if state] == ["COMPLETED", *["CANCELLED"] * 2]
+
+
+@pytest.mark.usefixtures("root", "no_tinker")
+def test_a_run_that_a_worker_has_trained_in_another_folder_stops_the_sweep(
+    flow: str, deploy: Deploy
+) -> None:
+    deploy(flow, of="train")
+    begin_worker(flow)
+    base, trained = small_recipe().model_dump(mode="json"), f"{flow}-seed1"
+    values = {"base": base, "grid": {"seed": [1, 2]}, "at_once": 2, "deployment": f"train/{flow}"}
+    wanted = FlowRunFilter(name=FlowRunFilterName(any_=[trained]))
+
+    def complete() -> None:
+        with get_client(sync_client=True) as client:
+            find = partial(client.read_flow_runs, flow_run_filter=wanted)
+            wait_until("the flow run is begun", lambda: bool(find()))
+            client.set_flow_run_state(find()[0].id, Completed(), force=True)
+
+    with ThreadPoolExecutor() as threads:
+        completing = threads.submit(complete)
+        with pytest.raises(RunError, match=f"{trained} by train/{flow}, .* does not have all of"):
+            sweep(SweepRecipe.model_validate(values), run=flow)
+        completing.result()
