@@ -31,7 +31,7 @@ from flows.server.deployed_runs import (
 )
 from flows.stages import FLOWS, is_finished
 from tasks.comparison.promotions import refuse_promoted
-from tasks.evaluations import read_evaluation
+from tasks.evaluations import headline, read_evaluation
 from tasks.metrics import read_metrics
 from tasks.reports.artifacts import Artifacts
 from tasks.storage.manifest import recipe_of
@@ -40,7 +40,7 @@ from tasks.storage.stages import ChildResult, write_sweep
 from tasks.texts.held_out import read_measure
 
 MEASURES: Mapping[str, Sequence[str]] = {
-    "train": ("reward", "greedy"),
+    "train": ("reward", "greedy", "judged"),
     "finetune": ("loss",),
     "prefer": ("accuracy",),
 }
@@ -132,8 +132,8 @@ def measure(child: StageRun, select: str, error: str) -> ChildResult:
         return ChildResult(child.name, done, error=error)
     steps = count_steps(child.recipe).steps
     if isinstance(child.recipe, Recipe):
-        how = "sampled" if select == "reward" else select
-        scored = read_evaluation(folder.evaluation(f"{steps:05d}"))[how].finished
+        scores = read_evaluation(folder.evaluation(f"{steps:05d}"))
+        scored = headline(scores) if select == "reward" else scores[select].finished
         return ChildResult(child.name, steps, scored.mean, scored.interval)
     measured = read_measure(folder.measure(steps))
     return ChildResult(child.name, steps, measured.value, measured.interval)
@@ -181,8 +181,10 @@ def _measured(child: StageRun) -> Any:
 def selected(recipe: SweepRecipe, child: RunRecipe) -> str:
     """Return the measure by which a run is chosen; RecipeError if the runs do not have it."""
     measures = MEASURES[child.flow]
-    if isinstance(child, Recipe) and not child.evaluation.greedy:
-        measures = measures[:1]
+    if isinstance(child, Recipe):
+        evaluation = child.evaluation
+        lacking = {"greedy": not evaluation.greedy, "judged": not evaluation.judge.judges}
+        measures = [name for name in measures if not lacking.get(name)]
     if (select := recipe.select or measures[0]) not in measures:
         raise RecipeError(
             f"select {select}: runs of flow {child.flow} are measured by {', '.join(measures)}; "

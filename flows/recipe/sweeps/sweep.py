@@ -17,7 +17,7 @@ SHORT = {"learning_rate": "lr", "lora_rank": "rank"}
 MOST_RUNS = 1000
 MOST_AT_ONCE = 100
 
-Selected: TypeAlias = Literal["reward", "greedy", "loss", "accuracy"]
+Selected: TypeAlias = Literal["reward", "greedy", "judged", "loss", "accuracy"]
 Values = dict[str, Any]
 """Values of keys that make a run of a sweep."""
 
@@ -96,8 +96,9 @@ class SweepRecipe(FlowRecipe):
     """Values that are drawn."""
 
     select: Selected | None = None
-    """Measure of the last checkpoint on held-out examples by which a run is chosen: `reward`, or
-    `greedy` of greedy rollouts, `loss` or `accuracy`; by default that of the flow."""
+    """Measure of the last checkpoint on held-out examples by which a run is chosen: `reward`,
+    `greedy` of greedy rollouts, `judged` by a judge of evaluations, `loss` or `accuracy`; by
+    default that of the flow."""
 
     at_once: int = Field(default=1, ge=1, le=MOST_AT_ONCE)
     """Runs that are trained at the same time. 1 trains them in turn, in the sweep's process; more

@@ -138,6 +138,7 @@ def test_keys_that_are_given_several_values_make_a_grid_of_a_recipe(tmp_path: Pa
         ({"listed": [{"steps": 2}, {"steps": 2}]}, "several runs would be called x-steps2; give"),
         ({"grid": {"evaluation.examples": [4, 5]}}, "vary no key of evaluation"),
         ({"grid": {"steps": [2]}, "select": "loss"}, "measured by reward, greedy; give one of"),
+        ({"grid": {"steps": [2]}, "select": "judged"}, "measured by reward, greedy; give one of"),
         ({"grid": {"steps": [2]}, "replay": "none"}, "x-steps2: there is no run at"),
     ],
 )
