@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flows.train import train
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "centred REINFORCE": {"algorithm": {"advantage": "centred", "loss": "cross_entropy"}},

@@ -18,8 +18,8 @@ from adapters.clients.current_rollout import Endpoint
 from adapters.harness.agents import load_agent
 from adapters.harness.programs.process import LONGEST_OUTPUT, CommandFailed, NoCommand
 from adapters.rewards import Reward, RewardError
+from tests.support.door.scripted_door import scripted_door
 from tests.support.processes import ROOT, wait_until
-from tests.support.scripted_door import scripted_door
 
 NOWHERE = {
     "policy": Endpoint(base_url="http://127.0.0.1:1/v1", api_key="a-secret-key", model="policy")

@@ -34,8 +34,8 @@ from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.texts.held_out import read_measure
 from tasks.tracking.recorded_step import RecordedStep
-from tests.support.finetuned import RECIPE, TEXTS
 from tests.support.processes import ROOT
+from tests.support.runs.finetuned import RECIPE, TEXTS
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str, done
     An update begins before the result of the one before it is awaited.
     """
     name = f"killed-{phase}"
-    command = [sys.executable, "-m", "tests.support.finetuned", name, phase]
+    command = [sys.executable, "-m", "tests.support.runs.finetuned", name, phase]
     environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
     killed = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
     assert killed.returncode == -9

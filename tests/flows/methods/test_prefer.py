@@ -39,10 +39,10 @@ from tasks.storage.json_files import read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.tables import arrays, read
 from tasks.tracking.recorded_step import RecordedStep
-from tests.support.finetuned import RECIPE as TEXTS
-from tests.support.preferred import PAIRS, RECIPE
 from tests.support.processes import ROOT
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.finetuned import RECIPE as TEXTS
+from tests.support.runs.preferred import PAIRS, RECIPE
+from tests.support.runs.small_recipe import small_recipe
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def whole(summary: RunSummary) -> RunFolder:
 
 def kill_at(phase: str, run: RunFolder) -> subprocess.CompletedProcess[bytes]:
     """Train a run that kills itself."""
-    command = [sys.executable, "-m", "tests.support.preferred", run.name, phase]
+    command = [sys.executable, "-m", "tests.support.runs.preferred", run.name, phase]
     environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
     return subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
 

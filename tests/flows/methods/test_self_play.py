@@ -12,7 +12,7 @@ from flows.train import train
 from tasks.recording.spans import LLM, REWARD
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import read
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 
 BASE = "checkpoint:base"
 PLAYED = {"examples": 4, "every": 3, "roles": {"opponent": BASE}}

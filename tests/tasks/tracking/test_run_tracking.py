@@ -17,7 +17,7 @@ from adapters.tracking.tracker import TrackedRun, TrackedStep, TrackerFailed
 from adapters.tracking.wandb import WandbTracker, offline_folders, unsynced_folder
 from tasks.tracking.run_tracking import RunTracking
 from tests.support.processes import ROOT, wait_until
-from tests.support.tracked_run import GrowingRun
+from tests.support.runs.tracked_run import GrowingRun
 from tests.support.wandb_files import artifacts, config, history
 
 STEPS = 4
@@ -149,7 +149,7 @@ def test_wandb_has_the_config_the_metrics_the_tables_and_the_checkpoints(run: Gr
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.support.tracked_run import GrowingRun
+from tests.support.runs.tracked_run import GrowingRun
 from tests.support.processes import wait_until
 from tests.tasks.tracking.test_run_tracking import open_wandb
 from tasks.tracking.run_tracking import RunTracking

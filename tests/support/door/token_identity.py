@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tests.support.recording_sampler import Calls, Sampled
+from tests.support.door.recording_sampler import Calls, Sampled
 
 
 def differences(trajectories: pa.Table, calls: Calls) -> list[str]:

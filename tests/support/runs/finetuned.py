@@ -1,6 +1,6 @@
 """A small run that learns texts; run, it is killed between two updates.
 
-    python -m tests.support.finetuned RUN PHASE [taught|expert]
+    python -m tests.support.runs.finetuned RUN PHASE [taught|expert]
 
 kills its own process where checkpoint 3 is to be noted as begun (`begin`), or as saved (`add`).
 """
@@ -11,10 +11,10 @@ from pathlib import Path
 from flows.finetune import finetune
 from flows.recipe.finetuning import FinetuneRecipe, TextTeacher
 from flows.train import train
-from tests.support.given_datums import kill_at
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.given_datums import kill_at
+from tests.support.runs.small_recipe import small_recipe
 
-TEXTS = Path(__file__).parents[2] / "datasets" / "hello_texts.jsonl"
+TEXTS = Path(__file__).parents[3] / "datasets" / "hello_texts.jsonl"
 RECIPE = FinetuneRecipe.model_validate(
     {
         "dataset": {"path": str(TEXTS)},

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from tests.support.prefect_api import prefect_api
 from tests.support.processes import free_port, wait_until
+from tests.support.servers.prefect_api import prefect_api
 
 STARTING_SECONDS = 300
 DEPLOYING_SECONDS = 600

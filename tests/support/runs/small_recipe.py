@@ -8,7 +8,7 @@ from flows.recipe.recipe import Recipe
 
 DISTILLED = ("on_policy_distill", "jsd")
 MIXED = ("mix", "mix_chord")
-HELLO = Path(__file__).parents[2] / "datasets" / "hello.csv"
+HELLO = Path(__file__).parents[3] / "datasets" / "hello.csv"
 
 
 def with_faults(folder: Path, faults: str) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def with_faults(folder: Path, faults: str) -> dict[str, Any]:
     ]
     dataset = folder / "examples.jsonl"
     dataset.write_text("".join(json.dumps(example) + "\n" for example in examples))
-    return {"agent": "tests.support.faulty_agent:play", "dataset": {"path": str(dataset)}}
+    return {"agent": "tests.support.agents.faulty_agent:play", "dataset": {"path": str(dataset)}}
 
 
 def taught(**algorithm: Any) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from tasks.rollouts import collect_rollouts
 from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tasks.trajectories import trajectories_of
-from tests.support.door_batches import bearer
-from tests.support.played_batch import SHARD, service_without_engine, write_examples
+from tests.support.door.door_batches import bearer
+from tests.support.door.played_batch import SHARD, service_without_engine, write_examples
 
 RUN_SEED = 11
 MOST_CALLS = 200

@@ -1,6 +1,6 @@
 """A small sweep, one of whose runs fails; run, it ends itself by SIGKILL in the second run.
 
-python -m tests.support.swept RUN
+python -m tests.support.runs.swept RUN
 """
 
 import os
@@ -11,10 +11,10 @@ from typing import Any
 from flows.recipe.sweeps.sweep import SweepRecipe
 from flows.sweep import sweep
 from tasks.updates import PolicyUpdater
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 
 LEARNING = ("0.002", "0.01")
-UNREWARDED = "tests.support.unrewarded:play"
+UNREWARDED = "tests.support.agents.unrewarded:play"
 RECIPE = SweepRecipe.model_validate(
     {
         "base": small_recipe(checkpoints={"every": 1}).model_dump(mode="json"),

@@ -23,10 +23,10 @@ from tasks.rollouts import collect_rollouts
 from tasks.shards import BatchPlan
 from tasks.storage.json_files import write_rows
 from tasks.storage.run_folder import RunFolder
-from tests.support.played_batch import SHARD, ends, service_without_engine
-from tests.support.stand_in import CHAT, StandIn, turn
+from tests.support.door.played_batch import SHARD, ends, service_without_engine
+from tests.support.door.stand_in import CHAT, StandIn, turn
 
-AGENT = "tests.support.dask_agents:talks"
+AGENT = "tests.support.agents.dask_agents:talks"
 EXAMPLES: list[dict[str, Any]] = [{"number": number} for number in range(8)]
 SLOW = [example | {"calls": 4, "thinks": 0.5} for example in EXAMPLES]
 

@@ -1,6 +1,6 @@
 """A game of two policies for the tests; run, it is trained until a kill hits between two updates.
 
-    python -m tests.support.two_policies RUN PHASE
+    python -m tests.support.runs.two_policies RUN PHASE
 
 kills its own process where the second policy's second update is to be noted in its ledger: as
 begun (`begin`), or as saved (`add`), which the service then has done and nobody knows.
@@ -14,12 +14,12 @@ from typing import Any
 from adapters.project.modules import load_agent_file
 from flows.recipe.recipe import Recipe
 from tasks.checkpoints import Checkpoint, Ledger
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 
 whispers = load_agent_file("whispers")
 
 CHANGES: dict[str, Any] = {
-    "agent": "tests.support.two_policies:play",
+    "agent": "tests.support.runs.two_policies:play",
     "roles": {"teller": "policy", "listener": "policy:listener"},
     "rollouts": {"groups": 2, "group_size": 2, "max_tokens": 8},
     "evaluation": {"examples": 2, "greedy": False},

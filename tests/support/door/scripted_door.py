@@ -17,9 +17,9 @@ from adapters.door.batches import PlannedRollout, SampledBy
 from adapters.door.door import Door
 from adapters.harness.player import Batch
 from adapters.rendering.chat import Chat
-from tests.support.door_batches import ListRecorder, batch_at, begin
+from tests.support.door.door_batches import ListRecorder, batch_at, begin
 
-TINY = Path(__file__).parents[2] / "engine" / "tiny_chat"
+TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 BATCH = "train-00000.0"
 GROUP = "train-00000-0000"
 

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from adapters.rendering.chat import Chat
 
-TINY = Path(__file__).parents[2] / "engine" / "tiny_chat"
+TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 TOKENIZER = AutoTokenizer.from_pretrained(TINY)
 CHAT = Chat(TOKENIZER, context=100_000)
 END = CHAT.stop_tokens[0]

@@ -21,7 +21,7 @@ from tasks.rollouts import collect_rollouts
 from tasks.shards import BatchPlan
 from tasks.storage.json_files import write_rows
 from tasks.storage.run_folder import RunFolder
-from tests.support.engine_server import TINY, tiny_chat_service
+from tests.support.servers.engine_server import TINY, tiny_chat_service
 
 SAMPLING = Sampling(max_tokens=8, temperature=1.0, top_p=1.0, top_k=-1)
 SHARD = "train-00000"

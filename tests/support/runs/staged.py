@@ -1,6 +1,6 @@
 """A small run in stages; run, it ends itself by a signal in a stage, or between the first two.
 
-python -m tests.support.staged RUN PLACE SIGNAL
+python -m tests.support.runs.staged RUN PLACE SIGNAL
 """
 
 import os
@@ -14,7 +14,7 @@ from flows.recipe.stages import StagesRecipe
 from tasks.storage.run_folder import RunFolder
 from tasks.updates import PolicyUpdater
 
-DATASETS = Path(__file__).parents[2] / "datasets"
+DATASETS = Path(__file__).parents[3] / "datasets"
 HELLO = {
     "agent": "hello",
     "dataset": {"path": str(DATASETS / "hello.csv"), "columns": ["identity"]},

@@ -1,6 +1,6 @@
 """A small run of `prefer`; run, it is killed between two updates, or before the first.
 
-    python -m tests.support.preferred RUN PHASE
+    python -m tests.support.runs.preferred RUN PHASE
 
 kills its own process where checkpoint 3 is to be noted as begun (`begin`), or as saved (`add`), or
 where the reference is to score the third part of the pairs (`score`).
@@ -18,9 +18,9 @@ import numpy as np
 from flows.prefer import prefer
 from flows.recipe.preferring import PreferRecipe
 from tasks.pairs import source
-from tests.support.given_datums import kill_at
+from tests.support.runs.given_datums import kill_at
 
-PAIRS = Path(__file__).parents[2] / "datasets" / "hello_pairs.jsonl"
+PAIRS = Path(__file__).parents[3] / "datasets" / "hello_pairs.jsonl"
 RECIPE = PreferRecipe.model_validate(
     {
         "dataset": {"path": str(PAIRS)},

@@ -1,6 +1,6 @@
 """A flow that trains datums which no rollout made; run, it is killed between two updates.
 
-    python -m tests.support.given_datums RUN PHASE
+    python -m tests.support.runs.given_datums RUN PHASE
 
 kills its own process where checkpoint 3 is to be noted as begun (`begin`), or as saved (`add`).
 """

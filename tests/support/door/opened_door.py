@@ -19,9 +19,9 @@ from adapters.door.door import Door
 from adapters.harness.player import Batch
 from adapters.player_protocol import END, ROLE
 from adapters.rendering.chat import Chat
-from tests.support.door_batches import ListRecorder, batch_at, bearer, begin
+from tests.support.door.door_batches import ListRecorder, batch_at, bearer, begin
 
-TINY = Path(__file__).parents[2] / "engine" / "tiny_chat"
+TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 CHAT = Chat(AutoTokenizer.from_pretrained(TINY), context=400)
 SAMPLING = Sampling(200, 1.0, 1.0, -1)
 BATCHES = count()

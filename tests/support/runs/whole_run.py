@@ -10,7 +10,7 @@ from benchmarks.interruptions.compare_runs import list_faults, read_contents
 from flows.recipe.recipe import Recipe
 from flows.train import train
 from tasks.storage.run_folder import RunFolder
-from tests.support.dying_engine import ending_the_run
+from tests.support.servers.dying_engine import ending_the_run
 
 
 @contextmanager

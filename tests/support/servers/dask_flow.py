@@ -5,7 +5,7 @@ from pathlib import Path
 
 from adapters.harness.dask_cluster import open_cluster
 from adapters.network.addresses import Listener
-from tests.support.played_shard import AGENT, SLOW, PlayedShard
+from tests.support.door.played_shard import AGENT, SLOW, PlayedShard
 
 
 def main(folder: str, address: str, port: str) -> None:

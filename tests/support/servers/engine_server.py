@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 KEY = "tml-of-the-tests"
 TINY_CHAT = Path("local/tiny-chat")
-TINY = Path(__file__).parents[2] / "engine" / "tiny_chat"
+TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 
 
 @dataclass(frozen=True)
