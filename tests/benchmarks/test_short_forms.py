@@ -16,11 +16,11 @@ FEW = ("--set", "rollouts.groups=2", "--set", "rollouts.group_size=4")
 BESIDE = ("--steps", "1", "--seeds", "1", "--set", "model.base=local/tiny-chat", *FEW)
 SHORT = {
     "run_speed": (("--rounds", "1", "--steps", "2"), "The same rewards at every step."),
-    "engine_speed": (
+    "engine.speed": (
         ("--rounds", "1", "--at-once", "16", "--cores", "1"),
         "### Update by a loss",
     ),
-    "product_types": (
+    "engine.product_types": (
         ("--base", "local/tiny-chat", "--rounds", "1", "--at-once", "2", "--sequences", "2"),
         "The cosine of the LoRA's gradients is 0.99",
     ),
@@ -39,8 +39,8 @@ SHORT = {
         ("--seeds", "1", "--only", "pairs", "--set", "steps=2", "--folder", "m"),
         "| pairs |",
     ),
-    "beside_cookbook": (BESIDE, "| all |"),
-    "beside_cookbook_texts": (
+    "beside_cookbook.rollouts": (BESIDE, "| all |"),
+    "beside_cookbook.texts": (
         ("--steps", "3", "--kill-at", "2", "--save-every", "2"),
         "The losses are equal to 0.0001.",
     ),
@@ -54,12 +54,14 @@ LONG = (
     "interruptions.resumed_run",
     "interruptions.stops",
     "methods",
-    "beside_cookbook",
-    "beside_cookbook_texts",
+    "beside_cookbook.rollouts",
+    "beside_cookbook.texts",
 )
 """Short forms that train whole runs, for a minute to three: `make stories` has them."""
 
-PEER = dict.fromkeys(("beside_cookbook", "beside_cookbook_texts"), PEERS["cookbook"].python)
+PEER = dict.fromkeys(
+    ("beside_cookbook.rollouts", "beside_cookbook.texts"), PEERS["cookbook"].python
+)
 """Python of the peer that a short form runs."""
 
 

@@ -1,6 +1,6 @@
-"""Pictures of the board for docs/board.md: `python -m benchmarks.pictures`, with RATCHET_RUNS set.
+"""Pictures of the board for docs/board.md: `python -m benchmarks.pictures.board`.
 
-Chromium draws the board's first page over that folder of runs, at the width of a desk and of a
+Chromium draws the board's first page over the runs in RATCHET_RUNS, at the width of a desk and of a
 telephone.
 """
 

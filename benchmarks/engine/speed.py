@@ -27,6 +27,10 @@ import transformers
 
 from adapters.tinker.live_policy import LivePolicy, LoraSpec
 from adapters.tinker.service import Service, connect
+from benchmarks.engine import plain_transformers as plain
+from benchmarks.engine.llama.process import PYTHON, Limits, Llama, start_llama
+from benchmarks.engine.llama.weights import write_gguf
+from benchmarks.engine.random_bases import SHAPES, write_base
 from benchmarks.measuring import (
     SPEED,
     describe_machine,
@@ -35,10 +39,6 @@ from benchmarks.measuring import (
     speed_rows,
     time_in_turns,
 )
-from benchmarks.peers import plain_transformers as plain
-from benchmarks.peers.llama.process import PYTHON, Limits, Llama, start_llama
-from benchmarks.peers.llama.weights import write_gguf
-from benchmarks.random_bases import SHAPES, write_base
 from engine.__main__ import SHIPPED, default_threads
 from engine.model.base_models import find
 from engine.model.language_model import LanguageModel

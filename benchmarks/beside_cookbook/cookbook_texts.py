@@ -1,4 +1,4 @@
-"""The cookbook's side of `benchmarks.beside_cookbook_texts`, in the environment of the cookbook.
+"""The cookbook's side of `benchmarks.beside_cookbook.texts`, in the environment of the cookbook.
 
 The arguments are a plan and the log folder. The plan's `method` is texts, which `supervised.train`
 trains, or pairs of them, which `train_dpo` does. The server and its key come from the environment.

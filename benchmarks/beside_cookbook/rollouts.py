@@ -1,6 +1,6 @@
 """`ratchet train people` beside the Tinker cookbook's own `rl.train` on the same task.
 
-python -m benchmarks.beside_cookbook [--steps 12] [--seeds 3] [--set KEY=VALUE]
+python -m benchmarks.beside_cookbook.rollouts [--steps 12] [--seeds 3] [--set KEY=VALUE]
 
 For each seed the cookbook trains, and then `ratchet train`, each on a new engine that was started
 alike. The cookbook is unmodified, in an environment of its own (`make peers`). Equal are the base
@@ -57,9 +57,9 @@ from tasks.shards import choose
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import RunFolder
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 COOKBOOK = PEERS["cookbook"].python
-PROGRAM = Path(__file__).parent / "peers" / "cookbook_people.py"
+PROGRAM = Path(__file__).with_name("cookbook_people.py")
 NAME = "people"
 UNSCORED = ("evaluation.examples=1", "evaluation.greedy=false")
 SIDES = ("ratchet train", "cookbook")

@@ -1,7 +1,7 @@
 """Pictures of what runs have learnt: rewards by minutes, or beside answers before and after.
 
-python -m benchmarks.learning RUN [RUN ...] --out docs/learning.svg
-python -m benchmarks.learning RUN --answers 4 --out docs/pictures/hello.png
+python -m benchmarks.pictures.learning RUN [RUN ...] --out docs/learning.svg
+python -m benchmarks.pictures.learning RUN --answers 4 --out docs/pictures/hello.png
 """
 
 import argparse

@@ -51,7 +51,7 @@ class Llama:
 @contextmanager
 def start_llama(limits: Limits) -> Iterator[Llama]:
     """Start a process, which ends with the block."""
-    command = [str(PYTHON), "-m", "benchmarks.peers.llama.program"]
+    command = [str(PYTHON), "-m", "benchmarks.engine.llama.program"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, text=True, stdin=pipe, stdout=pipe) as process:
         assert process.stdin is not None

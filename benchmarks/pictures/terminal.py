@@ -1,4 +1,4 @@
-"""Pictures for docs/watching.md of a terminal: `python -m benchmarks.terminal_pictures`.
+"""Pictures for docs/watching.md of a terminal: `python -m benchmarks.pictures.terminal`.
 
 Hello is trained in a folder of its own, by the real commands, in terminals of 80 and 100 columns;
 `deploy` needs a Prefect server, which is started for it. What a terminal shows is read by pyte, and
@@ -27,7 +27,7 @@ from rich.text import Text
 
 PICTURES = Path("docs/pictures").absolute()
 RATCHET = (sys.executable, "-m", "flows.cli.main")
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 ROWS = 60
 RUN = "hello-1"
 SEEN = "held-out"

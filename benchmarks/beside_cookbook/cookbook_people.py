@@ -1,4 +1,4 @@
-"""The cookbook's side of `benchmarks.beside_cookbook`, in the environment of the cookbook.
+"""The cookbook's side of `benchmarks.beside_cookbook.rollouts`, in the environment of the cookbook.
 
 The arguments are a plan and the log folder. The server and its key come from the environment. The
 program ends before it samples if the plan has other prompts than the model's own chat template.

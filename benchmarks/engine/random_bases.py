@@ -1,6 +1,6 @@
 """Base models of random weights: as fast as real ones of their shape, and fetched from nowhere.
 
-python -m benchmarks.random_bases qwen3-0.6b FOLDER
+python -m benchmarks.engine.random_bases qwen3-0.6b FOLDER
 """
 
 import argparse

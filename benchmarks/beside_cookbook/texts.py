@@ -1,6 +1,6 @@
 """`ratchet train` on texts or pairs beside the Tinker cookbook's `supervised.train` or `train_dpo`.
 
-python -m benchmarks.beside_cookbook_texts [--recipe hello-finetune] [--steps 12] [--kill-at 7]
+python -m benchmarks.beside_cookbook.texts [--recipe hello-finetune] [--steps 12] [--kill-at 7]
     [--save-every 4] [--base BASE]
 
 Both train the same texts, or by `--recipe hello-prefer` the same pairs, in the same order on
@@ -36,7 +36,7 @@ from typing import Any
 
 from adapters.calls import POLICY
 from adapters.tinker.engines import running_engine
-from benchmarks.beside_cookbook import COOKBOOK, ROOT
+from benchmarks.beside_cookbook.rollouts import COOKBOOK, ROOT
 from benchmarks.measuring import describe_machine, format_table
 from engine.model.base_models import find
 from flows.recipe.finetuning import FinetuneRecipe
@@ -48,7 +48,7 @@ from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 
-PROGRAM = Path(__file__).parent / "peers" / "cookbook_texts.py"
+PROGRAM = Path(__file__).with_name("cookbook_texts.py")
 SETTINGS = {
     "hello-finetune": ("batch.normalisation=fixed", "batch.divisor=1"),
     "hello-prefer": (),

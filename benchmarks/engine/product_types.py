@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.engine_speed import (
+from benchmarks.engine.speed import (
     NEW_TOKENS,
     PROMPT_TOKENS,
     RANK,
@@ -33,7 +33,7 @@ from engine.model.workers import Workers
 from engine.training.datums import TrainingDatum
 from engine.training.trainer import Trainer
 
-DOCUMENTS = Path(__file__).parents[1] / "docs"
+DOCUMENTS = Path(__file__).parents[2] / "docs"
 LENGTH = 65
 TYPES = (torch.float32, torch.bfloat16)
 
