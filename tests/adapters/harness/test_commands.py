@@ -179,6 +179,7 @@ def test_a_command_and_its_children_end_with_a_killed_process_that_plays(tmp_pat
     script = f"from {__name__} import play; play({shell(program)!r})"
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT) as player:
         wait_until("the command's start", ready.exists)
+        assert all(map(runs, ready.read_text().split()))
         player.kill()
     wait_for_the_end_of(ready.read_text())
 

@@ -99,8 +99,15 @@ def test_a_run_that_goes_on_sends_what_the_tracker_does_not_have(run: GrowingRun
 
 def test_a_run_that_is_not_followed_opens_no_tracker(run: GrowingRun) -> None:
     run.step(0)
-    with RunTracking(run.folder, {"list": lambda: pytest.fail("opened")}, STEPS, 0):
+    opened: list[ListTracker] = []
+
+    def open_one() -> ListTracker:
+        opened.append(ListTracker())
+        return opened[-1]
+
+    with RunTracking(run.folder, {"list": open_one}, STEPS, 0):
         pass
+    assert opened == []
 
 
 def test_a_tracker_that_fails_is_said_once_and_has_the_rest_later(
