@@ -17,7 +17,7 @@ BESIDE = ("--steps", "1", "--seeds", "1", "--set", "model.base=local/tiny-chat",
 SHORT = {
     "run_speed": (("--rounds", "1", "--steps", "2"), "The same rewards at every step."),
     "engine.speed": (
-        ("--rounds", "1", "--at-once", "16", "--cores", "1"),
+        ("--rounds", "1", "--at-once", "8", "--sequences", "4", "--cores", "1"),
         "### Update by a loss",
     ),
     "engine.product_types": (
