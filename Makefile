@@ -87,7 +87,7 @@ worker: $(READY) ## start a worker that runs what the server schedules
 	$(BIN)/ratchet worker
 
 bench: $(READY) ## measure the engine and a training run beside their peers
-	$(BIN)/python -m benchmarks.engine_speed
+	$(BIN)/python -m benchmarks.engine.speed
 	$(BIN)/python -m benchmarks.run_speed
 	$(BIN)/python -m benchmarks.durability
 

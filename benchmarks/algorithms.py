@@ -15,8 +15,8 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
 from benchmarks.interruptions import killable_runs
-from benchmarks.learning import read_held_out
 from benchmarks.measuring import describe_machine, format_table
+from benchmarks.pictures.learning import read_held_out
 from flows.recipe.presets import PRESETS, Preset
 from flows.recipe.section import TABLES
 from tasks.algorithm.advantages import ADVANTAGES

@@ -15,8 +15,8 @@ from matplotlib import pyplot as plt
 
 from adapters.calls import POLICY
 from benchmarks.interruptions import killable_runs
-from benchmarks.learning import read_held_out
 from benchmarks.measuring import describe_machine, format_table, paired_ratio
+from benchmarks.pictures.learning import read_held_out
 from tasks.metrics import read_metrics
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import RunFolder

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from adapters.door.door import Door
-    from tests.support.opened_door import Opened
+    from tests.support.door.opened_door import Opened
 
 # Read when the packages are imported: nothing leaves this machine, and ids are found in the cache.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -20,7 +20,7 @@ os.environ.setdefault("TINKER_TELEMETRY", "0")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
 
-pytest_plugins = ["tests.support.engine_server", "tests.support.prefect_server"]
+pytest_plugins = ["tests.support.servers.engine_server", "tests.support.servers.prefect_server"]
 
 # A busy machine fails no test: neither an example nor its generation has a time limit. CI draws the
 # same examples each time, as Hypothesis's own profile for it does.
@@ -85,7 +85,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def open_door() -> "Iterator[Door]":
     """Open a door for the module's tests."""
-    from tests.support.opened_door import open_door
+    from tests.support.door.opened_door import open_door
 
     with open_door() as door:
         yield door
@@ -94,7 +94,7 @@ def open_door() -> "Iterator[Door]":
 @pytest.fixture
 def opened(open_door: "Door") -> "Iterator[Opened]":
     """Open a batch with a new rollout, of which nothing is recorded yet."""
-    from tests.support.opened_door import opened_batch
+    from tests.support.door.opened_door import opened_batch
 
     with opened_batch(open_door) as opened:
         yield opened

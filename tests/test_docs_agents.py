@@ -25,8 +25,8 @@ from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
 from flows.server.prefect_server import POOL
 from tasks.examples.reading import Source
+from tests.support.door.scripted_door import ScriptedDoor, scripted_door
 from tests.support.processes import ROOT
-from tests.support.scripted_door import ScriptedDoor, scripted_door
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "agents.md").read_text(encoding="utf-8")
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")

@@ -41,17 +41,20 @@ def found_by(pattern: re.Pattern[str]) -> list[str]:
     return [*dict.fromkeys(" ".join(command.split()) for command in found)]
 
 
-def leaves(command: TyperGroup) -> Iterator[Any]:
-    for one in command.commands.values():
-        yield from leaves(one) if isinstance(one, TyperGroup) else [one]
+def leaves(command: TyperGroup, *groups: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, one in command.commands.items():
+        names = (*groups, name)
+        yield from leaves(one, *names) if isinstance(one, TyperGroup) else [(names, one)]
 
 
-def parse(words: list[str]) -> None:
-    """Have the program read a command, whose function does nothing."""
+def parse(words: list[str]) -> list[tuple[str, ...]]:
+    """Have the program read a command, whose function does nothing; return which it calls."""
     program: Any = get_command(app)
-    for command in leaves(program):
-        command.callback = lambda **_: None
+    called: list[tuple[str, ...]] = []
+    for names, command in leaves(program):
+        command.callback = lambda names=names, **_: called.append(names)
     program.main(words, prog_name="ratchet", standalone_mode=False)
+    return called
 
 
 @pytest.mark.parametrize("command", found_by(LINE))
@@ -59,13 +62,18 @@ def test_a_command_of_the_documents_is_accepted(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)  # one reads a file of the repository
-    parse(shlex.split(command, comments=True))
+    words = shlex.split(command, comments=True)
+    [called] = parse(words)
+    assert called == tuple(words[: len(called)])
 
 
 @pytest.mark.parametrize("command", found_by(QUOTED))
 def test_a_command_in_a_sentence_has_a_name_and_options_that_there_are(command: str) -> None:
+    words = shlex.split(command)
+    called: list[tuple[str, ...]] = []
     with suppress(typer.BadParameter):  # what a value is, and whether it is given
-        parse(shlex.split(command))
+        called = parse(words)
+    assert all(names == tuple(words[: len(names)]) for names in called)
 
 
 def commands() -> list[str]:

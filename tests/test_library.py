@@ -13,9 +13,9 @@ from prefect import Flow
 
 import ratchet
 from flows.runtime.flow_runs import RunSummary
-from tests.support.engine_server import Address
 from tests.support.processes import ROOT
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.servers.engine_server import Address
 
 PAGE = (Path(__file__).parent.parent / "docs" / "library.md").read_text(encoding="utf-8")
 FEWER = ("rollouts.groups", "rollouts.group_size", "evaluation.examples")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import ratchet
-from tests.support.engine_server import Address
 from tests.support.notebook import code_cells, run_notebook, text_of
 from tests.support.processes import ROOT
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.servers.engine_server import Address
 
 FILE = ROOT / "docs" / "notebook.ipynb"
 LARGEST_BYTES = 100_000

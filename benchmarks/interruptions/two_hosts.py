@@ -166,7 +166,7 @@ class Scene:
     def train(self, steps: int = STEPS, on_cluster: bool = True) -> None:
         """Start or resume the training, as the document does."""
         settings = [
-            "agent=tests.support.dask_agents:talks",
+            "agent=tests.support.agents.dask_agents:talks",
             f"dataset.path={self._examples}",
             "dataset.columns=[]",
             f"rollouts.groups={GROUPS}",

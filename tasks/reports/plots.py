@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import cycle
 from math import ceil, floor, log10
 from pathlib import Path
@@ -64,6 +64,7 @@ STYLE: dict[Any, Any] = {
     "text.parse_math": False,
     "font.size": 9,
     "axes.titlesize": 9,
+    "axes.titley": 1.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -77,6 +78,14 @@ STYLE: dict[Any, Any] = {
     "axes.edgecolor": RULE,
 }
 METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+
+KEPT = 64
+"""Drawings that are kept: what a run shows when it ends has most of them twice."""
+Points = tuple[tuple[float, float], ...]
+Series = tuple[str, str, Points]
+"""Colour, dashes, and the values by step."""
+Rewards = tuple[Points, tuple[tuple[float, float, tuple[float, ...], str], ...]]
+"""The rewards of a run's steps, and its scores: where, reward, interval and way of sampling."""
 
 
 @dataclass(frozen=True)
@@ -211,42 +220,58 @@ def _time_parts(run: RunCurves) -> list[float]:
 def _draw_reward(
     runs: Sequence[RunCurves], label: str, scale: Callable[[RunCurves], Sequence[float]]
 ) -> str:
+    rewards = []
+    for run in runs:
+        along = scale(run)
+        points = tuple(
+            (along[step], row["reward/mean"])
+            for step, row in enumerate(run.metrics)
+            if "reward/mean" in row
+        )
+        scores = tuple(
+            (along[score.step], score.reward, tuple(score.interval or ()), score.played)
+            for score in run.scores
+            if score.step < len(along)
+        )
+        rewards.append((points, scores))
+    return _draw_points(label, tuple(rewards))
+
+
+@lru_cache(maxsize=KEPT)
+def _draw_points(label: str, rewards: Sequence[Rewards]) -> str:
     with _panel(f"reward, by {label}") as (axes, svg):
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=TICKS, integer="updates" in label))
-        for colour, run in zip(cycle(SERIES), runs, strict=False):
-            along = scale(run)
-            points = [
-                (along[step], row["reward/mean"])
-                for step, row in enumerate(run.metrics)
-                if "reward/mean" in row
-            ]
+        for colour, (points, scores) in zip(cycle(SERIES), rewards, strict=False):
             axes.plot(*_columns(points), color=colour, marker=".")
-            for score in run.scores:
-                if score.step < len(along):
-                    bounds = score.interval
-                    axes.errorbar(
-                        along[score.step],
-                        score.reward,
-                        bounds and [[abs(score.reward - bound)] for bound in bounds],
-                        color=colour,
-                        marker="o",
-                        markersize=5,
-                        elinewidth=0.9,
-                        capsize=2,
-                        fillstyle=MARKERS.get(score.played, "bottom"),
-                    )
+            for along, reward, bounds, played in scores:
+                axes.errorbar(
+                    along,
+                    reward,
+                    [[abs(reward - bound)] for bound in bounds] or None,
+                    color=colour,
+                    marker="o",
+                    markersize=5,
+                    elinewidth=0.9,
+                    capsize=2,
+                    fillstyle=MARKERS.get(played, "bottom"),
+                )
         return svg()
 
 
 def _draw_panel(runs: Sequence[RunCurves], panel: Panel) -> str | None:
     series = _series(runs, panel)
-    if not series or not any(any(values.values()) for _, _, values in series):
+    if not any(any(values.values()) for _, _, values in series):
         return None
+    return _draw_series(panel, tuple((*line, tuple(values.items())) for *line, values in series))
+
+
+@lru_cache(maxsize=KEPT)
+def _draw_series(panel: Panel, series: Sequence[Series]) -> str:
     with _panel(panel.title) as (axes, svg):
-        for colour, dashes, values in series:
-            axes.plot(*_columns(values.items()), color=colour, linestyle=dashes, marker=".")
+        for colour, dashes, points in series:
+            axes.plot(*_columns(points), color=colour, linestyle=dashes, marker=".")
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=TICKS, integer=True))
-        found = [value for _, _, values in series for value in values.values()]
+        found = [value for _, _, points in series for _, value in points]
         if panel.logarithmic and min(found) > 0:
             axes.set_yscale("log")
             axes.set_ylim(10 ** floor(log10(min(found))), 10 ** ceil(log10(max(found))))

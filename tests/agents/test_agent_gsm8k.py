@@ -11,7 +11,7 @@ import pytest
 
 from adapters.harness.agents import load_agent
 from adapters.project.modules import load_agent_file
-from tests.support.scripted_door import scripted_door
+from tests.support.door.scripted_door import scripted_door
 
 pytest.importorskip("math_verify", reason="math-verify is not installed: make setup")
 

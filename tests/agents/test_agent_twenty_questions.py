@@ -18,7 +18,7 @@ from flows.recipe.loading import named_recipe
 from pretraining.corpora import twenty_questions as corpus
 from pretraining.corpora import twenty_questions_search as with_search
 from pretraining.corpora.conversation import user
-from tests.support.scripted_door import ScriptedDoor, scripted_door
+from tests.support.door.scripted_door import ScriptedDoor, scripted_door
 
 ANSWERS = "function:twenty_questions_answers:answer"
 SEARCH = "function:twenty_questions_answers:search"

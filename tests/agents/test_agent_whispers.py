@@ -6,7 +6,7 @@ import pytest
 from adapters.calls import POLICY
 from adapters.project.modules import load_agent_file
 from pretraining.corpora import hello as corpus
-from tests.support.scripted_door import ScriptedDoor, scripted_door
+from tests.support.door.scripted_door import ScriptedDoor, scripted_door
 
 whispers = load_agent_file("whispers")
 

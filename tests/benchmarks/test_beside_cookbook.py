@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.beside_cookbook import (
+from benchmarks.beside_cookbook.rollouts import (
     COOKBOOK,
     NAME,
     PROGRAM,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.learning import draw, read_curve
+from benchmarks.pictures.learning import draw, read_curve
 from tasks.evaluations import SCORES, ScoredRollout, score
 from tasks.metrics import record_metrics
 from tasks.storage.json_files import write_json

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from benchmarks.peers.llama.process import PYTHON, Limits, Llama, start_llama
-from benchmarks.peers.llama.weights import write_gguf
+from benchmarks.engine.llama.process import PYTHON, Limits, Llama, start_llama
+from benchmarks.engine.llama.weights import write_gguf
 from engine.__main__ import SHIPPED
 from engine.model.base_models import find
 from engine.model.language_model import LanguageModel

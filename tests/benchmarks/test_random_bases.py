@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
-from benchmarks.random_bases import SHAPES, write_base
+from benchmarks.engine.random_bases import SHAPES, write_base
 from engine.model.base_models import find
 from engine.model.language_model import LanguageModel
 

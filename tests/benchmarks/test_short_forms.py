@@ -17,11 +17,11 @@ FEW = ("--set", "rollouts.groups=2", "--set", "rollouts.group_size=4")
 BESIDE = (*ALONE, "--set", "model.base=local/tiny-chat", *FEW)
 SHORT = {
     "run_speed": (("--rounds", "1", "--steps", "2"), "The same rewards at every step."),
-    "engine_speed": (
-        ("--rounds", "1", "--at-once", "16", "--cores", "1"),
+    "engine.speed": (
+        ("--rounds", "1", "--at-once", "8", "--sequences", "4", "--cores", "1"),
         "### Update by a loss",
     ),
-    "product_types": (
+    "engine.product_types": (
         ("--base", "local/tiny-chat", "--rounds", "1", "--at-once", "2", "--sequences", "2"),
         "The cosine of the LoRA's gradients is 0.99",
     ),
@@ -44,8 +44,8 @@ SHORT = {
         (*ALONE, "--advantages", "centred", *FEW, "--folder", "s"),
         "| centred |",
     ),
-    "beside_cookbook": (BESIDE, "| all |"),
-    "beside_cookbook_texts": (
+    "beside_cookbook.rollouts": (BESIDE, "| all |"),
+    "beside_cookbook.texts": (
         ("--steps", "3", "--kill-at", "2", "--save-every", "2"),
         "The losses are equal to 0.0001.",
     ),
@@ -60,12 +60,14 @@ LONG = (
     "interruptions.stops",
     "methods",
     "replayed_sweep",
-    "beside_cookbook",
-    "beside_cookbook_texts",
+    "beside_cookbook.rollouts",
+    "beside_cookbook.texts",
 )
 """Short forms that train whole runs, for a minute to three: `make stories` has them."""
 
-PEER = dict.fromkeys(("beside_cookbook", "beside_cookbook_texts"), PEERS["cookbook"].python)
+PEER = dict.fromkeys(
+    ("beside_cookbook.rollouts", "beside_cookbook.texts"), PEERS["cookbook"].python
+)
 """Python of the peer that a short form runs."""
 
 

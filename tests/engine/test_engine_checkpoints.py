@@ -21,7 +21,7 @@ from engine.state.checkpoints import (
     SaveOptions,
 )
 from engine.training.trainer import Trainer
-from tests.support.engine_server import Address, connected
+from tests.support.servers.engine_server import Address, connected
 
 ADAM = types.AdamParams(learning_rate=1e-2)
 PROMPT = types.ModelInput.from_ints([1, 2, 3])

@@ -19,7 +19,7 @@ from engine.__main__ import ServeOptions, resolve_key, serve
 from engine.disk import lock_state
 from engine.errors import RequestRefused
 from engine.model import base_models
-from tests.support.engine_server import Address, connected
+from tests.support.servers.engine_server import Address, connected
 
 
 def command(*arguments: str | Path) -> list[str]:

@@ -21,7 +21,7 @@ from tinker.proto import tinker_public_pb2 as pb
 from tinker.types import RequestErrorCategory
 
 from engine.api.app import LARGEST_BODY, ROUTERS, create_app
-from tests.support.engine_server import Address
+from tests.support.servers.engine_server import Address
 
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
 PROTOBUF = {"content-type": "application/x-protobuf"}

@@ -6,7 +6,7 @@ import tinker
 import torch
 from tinker import types
 
-from tests.support.engine_server import Address
+from tests.support.servers.engine_server import Address
 
 PROMPT = types.ModelInput.from_ints([10, 20, 30, 40])
 EOS = 258  # <|im_end|>

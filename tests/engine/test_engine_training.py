@@ -9,7 +9,7 @@ import tinker
 import torch
 from tinker import types
 
-from tests.support.engine_server import Address, connected
+from tests.support.servers.engine_server import Address, connected
 
 ADAM = types.AdamParams(learning_rate=1e-2)
 

@@ -11,7 +11,7 @@ from safetensors.torch import load, load_file
 
 from engine.api import run_routes
 from engine.state.checkpoints import CheckpointAddress
-from tests.support.engine_server import Address
+from tests.support.servers.engine_server import Address
 
 FILES = {"adapter_config.json", "adapter_model.safetensors"}
 

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from engine.disk import PARTIAL
-from engine.model.gguf_files import LOCK
+from engine.errors import RequestRefused
+from engine.model.gguf_files import LOCK, prepare_gguf
 from tests.support.gguf_models import write_gguf
 
 LIMIT_SECONDS = 120
@@ -38,6 +39,31 @@ def wait_for(what: Callable[[], object]) -> None:
     while not what():
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda whole: whole[:8], r"model\.gguf is cut short or damaged \("),
+        (
+            lambda whole: whole.replace(b"llama", b"lemur"),
+            "has the architecture 'lemur', which transformers does not read",
+        ),
+    ],
+    ids=["header cut", "foreign"],
+)
+def test_a_file_that_cannot_be_read_is_refused_before_anything_is_written(
+    file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[bytes], bytes],
+    said: str,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file.write_bytes(spoil(file.read_bytes()))
+    with pytest.raises(RequestRefused, match=said):
+        prepare_gguf(file)
+    assert not (tmp_path / "cache").exists()
 
 
 def stop_half_way(process: "subprocess.Popen[str]", bases: Path) -> Path:

@@ -224,7 +224,7 @@ def test_sampled_logprobs_equal_training_logprobs(
             "cross_entropy",
             backward=False,
         )
-        np.testing.assert_allclose(outputs[0][len(prompt) - 1 :], drawn.logprobs, atol=1e-4)
+        assert outputs[0][len(prompt) - 1 :] == pytest.approx(drawn.logprobs, abs=1e-4)
 
 
 def test_prompt_logprobs_begin_with_nan_and_equal_the_models(model: LanguageModel) -> None:

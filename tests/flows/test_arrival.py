@@ -23,9 +23,9 @@ from tasks.metrics import read_metrics
 from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunError, RunFolder
-from tests.support.dying_engine import dying_in_batch, dying_in_update
-from tests.support.small_recipe import small_recipe
-from tests.support.whole_run import die, fixture_of
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.whole_run import die, fixture_of
+from tests.support.servers.dying_engine import dying_in_batch, dying_in_update
 
 STEPS, LAG, BATCHES = 4, 2, 2
 ROLLOUTS = {"groups": 4, "group_size": 4, "max_tokens": 16, "batches": BATCHES}

@@ -27,9 +27,9 @@ from tasks.recording.spans import EndedAttempt, Span, error_span, reward_span
 from tasks.shards import choose, read_shard
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import RunFolder
-from tests.support.dying_engine import dying_in_batch, dying_in_update
-from tests.support.small_recipe import small_recipe
-from tests.support.whole_run import die_and_go_on, differences, train_whole
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.whole_run import die_and_go_on, differences, train_whole
+from tests.support.servers.dying_engine import dying_in_batch, dying_in_update
 from tests.tasks.test_journal import NOON, written
 
 hello = load_agent_file("hello")

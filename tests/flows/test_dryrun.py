@@ -19,7 +19,7 @@ from tasks.reports.dryruns import KeptTokens, LearnedFrom, describe, read_kept_t
 from tasks.rewards import compute_rewards
 from tasks.storage.tables import write
 from tasks.trajectories import assemble_trajectories
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 from tests.tasks.test_reports import LONG, ended, rollout, said, sealed
 
 ROOT = Path(__file__).parents[2]

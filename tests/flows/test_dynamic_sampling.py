@@ -12,9 +12,9 @@ from tasks.shards import read_shard
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read, write
 from tasks.yields import Yield, measure_yield
-from tests.support.dying_engine import dying_in_batch, dying_in_update
-from tests.support.small_recipe import small_recipe
-from tests.support.whole_run import die_and_go_on, differences, fixture_of
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
+from tests.support.servers.dying_engine import dying_in_batch, dying_in_update
 
 ROLLOUTS = {"groups": 4, "group_size": 4, "max_tokens": 16}
 RECIPE = small_recipe(steps=3, rollouts={**ROLLOUTS, "rounds": 4, "batches": 2})

@@ -11,7 +11,7 @@ from flows.recipe.recipe import Recipe
 from flows.train import train
 from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunError, folder_of
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 
 
 def write_examples(folder: Path, count: int) -> dict[str, object]:

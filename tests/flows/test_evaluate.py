@@ -18,8 +18,8 @@ from tasks.reports.board.run_list import runs_table
 from tasks.reports.transcripts import read_games
 from tasks.storage.files import write_text
 from tasks.storage.run_folder import RunError
-from tests.support.small_recipe import small_recipe
-from tests.support.stand_in import CHAT, END, StandIn, letters
+from tests.support.door.stand_in import CHAT, END, StandIn, letters
+from tests.support.runs.small_recipe import small_recipe
 
 ONE_BY_ONE = {"groups": 4, "group_size": 4, "max_tokens": 16, "concurrency": 1}
 

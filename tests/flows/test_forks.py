@@ -19,7 +19,7 @@ from tasks.playing.server import Play, RolloutServer
 from tasks.storage.manifest import lineage
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tests.flows.test_train import final_weights, without_clocks
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "no_tinker")
 

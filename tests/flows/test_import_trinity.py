@@ -19,7 +19,7 @@ from flows.train import train
 from tasks.metrics import read_metrics
 from tasks.storage.keys import merge
 from tests.flows.test_presets import TRINITY
-from tests.support.small_recipe import DISTILLED
+from tests.support.runs.small_recipe import DISTILLED
 
 ROOT = Path(__file__).parents[2]
 CONFIG = (ROOT / "tests" / "support" / "trinity.yaml").read_text(encoding="utf-8")

@@ -22,8 +22,8 @@ from tasks.algorithm.update_method import UpdateMethod
 from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunFolder
 from tasks.updates import PolicyUpdater, Update
-from tests.support.dying_engine import dying_in_batch, dying_in_update
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.servers.dying_engine import dying_in_batch, dying_in_update
 
 hello = load_agent_file("hello")
 

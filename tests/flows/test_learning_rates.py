@@ -13,7 +13,7 @@ from flows.recipe.recipe import Recipe
 from flows.train import train
 from tasks.algorithm.learning_rates import default_learning_rate
 from tasks.storage.manifest import bind_run, recipe_of
-from tests.support.small_recipe import HELLO
+from tests.support.runs.small_recipe import HELLO
 
 LLAMA, QWEN = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B"
 

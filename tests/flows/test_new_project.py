@@ -27,8 +27,8 @@ from flows.recipe.loading import RecipeError, named_recipe
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.checks import check_recipe
 from flows.server.prefect_server import POOL
-from tests.support.prefect_api import prefect_api
-from tests.support.scripted_door import scripted_door
+from tests.support.door.scripted_door import scripted_door
+from tests.support.servers.prefect_api import prefect_api
 
 
 @pytest.fixture

@@ -23,11 +23,11 @@ from flows.train import train
 from tasks.metrics import read_metrics
 from tasks.playing.server import RolloutServer
 from tasks.storage.run_folder import RunFolder
-from tests.support.door_batches import ListRecorder, batch_at
-from tests.support.dying_engine import dying_in_batch, dying_in_update
-from tests.support.played_batch import service_without_engine
-from tests.support.small_recipe import small_recipe
-from tests.support.whole_run import die_and_go_on, differences, fixture_of
+from tests.support.door.door_batches import ListRecorder, batch_at
+from tests.support.door.played_batch import service_without_engine
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
+from tests.support.servers.dying_engine import dying_in_batch, dying_in_update
 
 STEPS, LAG = 4, 2
 RECIPE = small_recipe(

@@ -24,7 +24,7 @@ from tasks.reports.board.run_list import list_runs
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.tables import read
 from tests.flows.test_train import without_clocks
-from tests.support.two_policies import CHANGES, two_policies
+from tests.support.runs.two_policies import CHANGES, two_policies
 
 ROOT = Path(__file__).parents[2]
 POLICIES = ("policy", "listener")
@@ -133,7 +133,7 @@ def test_a_kill_between_the_updates_of_two_policies_changes_nothing(
 ) -> None:
     """The main policy's is done; the other's is not begun, or it is applied and nobody knows."""
     name = f"killed-{phase}"
-    command = [sys.executable, "-m", "tests.support.two_policies", name, phase]
+    command = [sys.executable, "-m", "tests.support.runs.two_policies", name, phase]
     environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
     ended = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
     assert ended.returncode == -9

@@ -13,7 +13,7 @@ from flows.recipe.presets import PRESETS, REFUSED, describe_preset
 from flows.recipe.recipe import Recipe
 from flows.recipe.section import TABLES
 from tasks.storage.keys import flatten, merge
-from tests.support.small_recipe import small_recipe, taught
+from tests.support.runs.small_recipe import small_recipe, taught
 
 TRINITY = [
     "sft",

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from flows.recipe.recipe import Recipe
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 
 
 def test_a_misspelt_key_is_refused_by_name() -> None:

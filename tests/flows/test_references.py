@@ -13,9 +13,9 @@ from flows.train import train
 from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import arrays, read
-from tests.support.dying_engine import dying_in_update
-from tests.support.small_recipe import small_recipe
-from tests.support.whole_run import die, train_whole
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.whole_run import die, train_whole
+from tests.support.servers.dying_engine import dying_in_update
 
 
 def kept_near(reference: str, **changes: object) -> Recipe:

@@ -9,9 +9,9 @@ from flows.replay import replay
 from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunError, RunFolder
 from tasks.storage.tables import read, select
-from tests.support.dying_engine import dying_in_batch, dying_in_update
-from tests.support.small_recipe import small_recipe
-from tests.support.whole_run import die_and_go_on, differences, fixture_of
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
+from tests.support.servers.dying_engine import dying_in_batch, dying_in_update
 
 RECIPE = small_recipe(steps=2, algorithm={"advantage": "remax"}, evaluation={"examples": 1})
 whole = fixture_of(RECIPE)

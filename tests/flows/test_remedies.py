@@ -10,8 +10,8 @@ from benchmarks.interruptions.compare_runs import differing_parts, read_contents
 from flows.train import train
 from tasks.storage.checksums import Damaged
 from tasks.storage.run_folder import RunFolder
-from tests.support.small_recipe import small_recipe
-from tests.support.whole_run import fixture_of
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.whole_run import fixture_of
 
 STEPS = 3
 RECIPE = small_recipe(steps=STEPS, checkpoints={"every": 2})

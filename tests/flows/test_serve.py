@@ -13,9 +13,9 @@ from adapters.errors import UserError
 from flows.cli.commands import app
 from flows.runtime.open_run import open_run
 from flows.runtime.serving import find_weights, serve_model
-from tests.support.engine_server import Address
-from tests.support.small_recipe import small_recipe
-from tests.support.two_policies import two_policies
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.two_policies import two_policies
+from tests.support.servers.engine_server import Address
 
 ROOT = Path(__file__).parents[2]
 ASK = [{"role": "user", "content": "You are a quiet otter. Who are you?"}]

@@ -24,7 +24,7 @@ from tasks.reports.page import write_report
 from tasks.storage.owners import last_owner
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.stages import stage_results, stage_runs
-from tests.support.staged import HELLO, RECIPE, SHARED, VALUES
+from tests.support.runs.staged import HELLO, RECIPE, SHARED, VALUES
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["whole-1-texts", "whole-2-rewards", "whole-3-pairs"]
@@ -107,7 +107,7 @@ def test_a_run_that_was_killed_in_or_between_stages_goes_on_as_if_it_had_not(
 ) -> None:
     name = f"killed-{place}-{number}"
     variables = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or ""}
-    command = [sys.executable, "-m", "tests.support.staged", name, place, str(number)]
+    command = [sys.executable, "-m", "tests.support.runs.staged", name, place, str(number)]
     killed = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, check=False)
     assert killed.returncode in (-number, 128 + number), killed.stderr.decode()
     began = [run.name for run in stage_runs(folder_of(name))]

@@ -19,10 +19,10 @@ from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tests.support.credited import recorded_steps
-from tests.support.dying_engine import dying_in_batch, dying_in_update
 from tests.support.processes import wait_until
-from tests.support.small_recipe import small_recipe
-from tests.support.whole_run import die_and_go_on, differences, train_whole
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.whole_run import die_and_go_on, differences, train_whole
+from tests.support.servers.dying_engine import dying_in_batch, dying_in_update
 
 STEPS, BATCHES = 3, 2
 ROLLOUTS = {"groups": 4, "group_size": 4, "max_tokens": 16, "batches": BATCHES}

@@ -25,8 +25,8 @@ from flows.evaluate import evaluate
 from flows.runtime.flow_runs import RunSummary, name_of_run
 from flows.train import train
 from tasks.reports.artifacts import tag_flow_run
-from tests.support.engine_server import Address
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.servers.engine_server import Address
 
 RECORDING_SECONDS = 60
 """Prefect records task runs a little after they have ended."""

@@ -9,8 +9,8 @@ from flows.cli.command_line import _closing_lines
 from flows.train import train
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunFolder
-from tests.support.engine_server import Address
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.servers.engine_server import Address
 from tests.support.wandb_files import artifacts, config, history
 
 pytest.importorskip("wandb")

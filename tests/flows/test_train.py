@@ -18,8 +18,8 @@ from tasks.examples.reading import DatasetError
 from tasks.metrics import read_metrics
 from tasks.playing.server import RolloutServer
 from tasks.storage.run_folder import RunError
-from tests.support.dying_engine import dying_in_batch, dying_in_update, ending_the_run
-from tests.support.small_recipe import HELLO, small_recipe
+from tests.support.runs.small_recipe import HELLO, small_recipe
+from tests.support.servers.dying_engine import dying_in_batch, dying_in_update, ending_the_run
 
 OF_A_RESTART = ("seconds/", "recall/", "rollouts/retried", "calls/lost")
 

@@ -6,19 +6,22 @@ from typing import Any
 import pytest
 
 from flows.train import train
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "centred REINFORCE": {"algorithm": {"advantage": "centred", "loss": "cross_entropy"}},
-    "GRPO with several updates": {
-        "algorithm": {"preset": "grpo", "kl": {"coefficient": 0}},
+    "GRPO with several updates, compared over the step": {
+        "algorithm": {
+            "preset": "grpo",
+            "advantage": "reinforce_plus_plus",
+            "kl": {"coefficient": 0},
+        },
         "optimizer": {"learning_rate": 0.002, "substeps": 4},
     },
     "a loss by weights": {
         "algorithm": {"advantage": "leave_one_out", "loss": "topr"},
         "optimizer": {"learning_rate": 0.002, "substeps": 4},
     },
-    "a comparison over the step": {"algorithm": {"advantage": "reinforce_plus_plus"}},
 }
 
 

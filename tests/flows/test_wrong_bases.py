@@ -204,13 +204,7 @@ NAMES: dict[str, tuple[Spoil, str, str]] = {
 """Bases that are no model's folder, and what is said of them."""
 
 GGUF_FILES: dict[str, tuple[Callable[[bytes], bytes], dict[str, Any], str]] = {
-    "header cut": (lambda whole: whole[:8], {}, "model.gguf is cut short or damaged ("),
     "cut": (lambda whole: whole[: len(whole) // 2], {}, "model.gguf is cut short or damaged ("),
-    "foreign": (
-        lambda whole: whole.replace(b"llama", b"lemur"),
-        {},
-        "has the architecture 'lemur', which transformers does not read",
-    ),
     "no tokenizer": (
         bytes,
         {"tokenizer": False},

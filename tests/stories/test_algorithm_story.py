@@ -7,9 +7,9 @@ import pytest
 
 from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunFolder
-from tests.support.dying_engine import dying_in_batch, dying_in_update
-from tests.support.small_recipe import small_recipe
-from tests.support.whole_run import die_and_go_on, differences, fixture_of
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
+from tests.support.servers.dying_engine import dying_in_batch, dying_in_update
 
 pytestmark = pytest.mark.story
 

@@ -18,9 +18,9 @@ from adapters.harness.dask_cluster import ClusterFailed, open_cluster
 from adapters.network.addresses import Listener
 from tasks.rollouts import collect_rollouts
 from tasks.shards import BatchPlan
-from tests.support.dask_by_hand import HandCluster, by_hand
-from tests.support.played_shard import AGENT, SLOW, PlayedShard
+from tests.support.door.played_shard import AGENT, SLOW, PlayedShard
 from tests.support.processes import ROOT, free_port, wait_until
+from tests.support.servers.dask_by_hand import HandCluster, by_hand
 
 pytestmark = pytest.mark.story
 
@@ -132,7 +132,7 @@ def test_the_worker_of_a_killed_flow_is_refused_by_the_flow_that_resumes(
         [
             sys.executable,
             "-m",
-            "tests.support.dask_flow",
+            "tests.support.servers.dask_flow",
             str(tmp_path / "run"),
             cluster.address,
             str(port),

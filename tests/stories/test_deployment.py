@@ -13,14 +13,14 @@ import httpx
 import pytest
 
 from tasks.recording.journal import read_journal
-from tests.support.prefect_team import (
+from tests.support.runs.small_recipe import small_recipe, with_faults
+from tests.support.servers.prefect_team import (
     RUNNING_SECONDS,
     open_team,
     read_log,
     retry,
     run_deployment,
 )
-from tests.support.small_recipe import small_recipe, with_faults
 
 pytestmark = pytest.mark.story
 

@@ -30,8 +30,8 @@ from adapters.door.door import Door
 from adapters.errors import UserError
 from adapters.harness import dask_cluster
 from adapters.harness.dask_cluster import listener_at, open_cluster
-from tests.support.opened_door import CHAT
-from tests.support.played_shard import AGENT, EXAMPLES, PlayedShard
+from tests.support.door.opened_door import CHAT
+from tests.support.door.played_shard import AGENT, EXAMPLES, PlayedShard
 from tests.support.processes import ROOT, free_port, wait_until
 
 pytestmark = pytest.mark.story

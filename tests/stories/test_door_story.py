@@ -17,8 +17,8 @@ from adapters.player_protocol import ROLE
 from adapters.rendering.chat import Chat
 from tasks.recording.journal import Journal, read_spans, seal
 from tasks.recording.spans import call_span
-from tests.support.door_batches import ListRecorder, batch_at, begin
-from tests.support.engine_server import connected, serving
+from tests.support.door.door_batches import ListRecorder, batch_at, begin
+from tests.support.servers.engine_server import connected, serving
 
 TINY = Path(__file__).parents[2] / "engine" / "tiny_chat"
 ROLLOUT = "train-00000-0000-00"

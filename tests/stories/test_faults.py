@@ -19,9 +19,9 @@ from tasks.recording.journal import read_journal
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunFolder
 from tasks.yields import StepStopped
-from tests.support.engine_server import Address, serving
-from tests.support.fault_proxy import Fault, FaultProxy, proxied
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.servers.engine_server import Address, serving
+from tests.support.servers.fault_proxy import Fault, FaultProxy, proxied
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 

@@ -8,7 +8,7 @@ from flows.train import train
 from tasks.metrics import read_metrics
 from tasks.storage.manifest import read_manifest
 from tasks.storage.run_folder import folder_of
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 
 pytest.importorskip("math_verify", reason="math-verify is not installed: make setup")
 

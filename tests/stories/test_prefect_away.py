@@ -21,8 +21,8 @@ from benchmarks.interruptions import killable_runs
 from flows.cli.command_line import explain_absence
 from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunFolder
-from tests.support.prefect_api import prefect_api
 from tests.support.processes import wait_until
+from tests.support.servers.prefect_api import prefect_api
 
 pytestmark = pytest.mark.story
 
@@ -32,7 +32,7 @@ AWAY_SECONDS = 15
 PATIENCE_SECONDS = 200
 PROGRAM = """
 from flows.train import train
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 
 train(small_recipe(steps=3, evaluation={"examples": 1, "greedy": False}), run="away")
 """

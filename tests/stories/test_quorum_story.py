@@ -13,7 +13,7 @@ from tasks.metrics import read_metrics
 from tasks.recording.journal import seal
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunFolder
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 
 
 @pytest.mark.story

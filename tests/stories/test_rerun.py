@@ -14,7 +14,7 @@ from prefect.settings import PREFECT_API_URL
 
 from flows.cli.commands import app
 from flows.cli.main import plain_errors
-from tests.support.small_recipe import small_recipe, with_faults
+from tests.support.runs.small_recipe import small_recipe, with_faults
 
 ROOT = Path(__file__).parents[2]
 RECIPE = {"rollouts": {"groups": 2, "group_size": 2, "max_tokens": 8}}

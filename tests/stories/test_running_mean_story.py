@@ -12,9 +12,9 @@ from flows.train import train
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import read
-from tests.support.dying_engine import dying_in_batch, dying_in_update
-from tests.support.two_policies import two_policies
-from tests.support.whole_run import die_and_go_on, differences, fixture_of
+from tests.support.runs.two_policies import two_policies
+from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
+from tests.support.servers.dying_engine import dying_in_batch, dying_in_update
 
 pytestmark = pytest.mark.story
 

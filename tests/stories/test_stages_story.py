@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.prefect_team import open_team, read_log, retry, run_deployment
-from tests.support.small_recipe import with_faults
-from tests.support.staged import VALUES
+from tests.support.runs.small_recipe import with_faults
+from tests.support.runs.staged import VALUES
+from tests.support.servers.prefect_team import open_team, read_log, retry, run_deployment
 
 pytestmark = pytest.mark.story
 

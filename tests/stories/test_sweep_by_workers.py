@@ -16,16 +16,16 @@ import pytest
 from tasks.storage.owners import last_owner
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.stages import result_table
-from tests.support.prefect_team import RUNNING_SECONDS, open_team
 from tests.support.processes import ROOT, wait_until
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.servers.prefect_team import RUNNING_SECONDS, open_team
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(1800)]
 
 RATES = (0.002, 0.003, 0.004)
-UNREWARDED = "tests.support.unrewarded:play"
+UNREWARDED = "tests.support.agents.unrewarded:play"
 CHILDREN = [f"some-lr{rate}" for rate in RATES]
-FAILED = "some-agenttests.support.unrewarded-play"
+FAILED = "some-agenttests.support.agents.unrewarded-play"
 AT_ONCE = 2
 BASE = small_recipe(steps=1, checkpoints={"every": 1}).model_dump(mode="json")
 

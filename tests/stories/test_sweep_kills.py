@@ -20,7 +20,7 @@ from tasks.storage.files import write_text
 from tasks.storage.owners import Owner, last_owner
 from tasks.storage.run_folder import folder_of
 from tests.support.processes import ROOT, wait_until
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 
 RUNS = 12
 KILLS_AFTER = (0, 2, 3, 5, 8, 10)

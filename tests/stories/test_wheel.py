@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from flows.cli.new_project import AGENT, KINDS
-from tests.support.prefect_team import open_team, read_log, wait_for_schedule
 from tests.support.processes import ROOT
+from tests.support.servers.prefect_team import open_team, read_log, wait_for_schedule
 
 PYTHON = ROOT / os.environ.get("WHEEL_PYTHON", ".venv-wheel/bin/python")
 pytestmark = [

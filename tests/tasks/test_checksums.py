@@ -18,7 +18,7 @@ from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read, write
 from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
-from tests.support.recorded_run import BATCH, CENTRED, record_run
+from tests.support.runs.recorded_run import BATCH, CENTRED, record_run
 from tests.tasks.test_journal import call, written
 
 

@@ -13,7 +13,7 @@ from tasks.algorithm.losses import LOSSES
 from tasks.datums import read_datums, to_datums
 from tasks.storage.tables import write
 from tests.support.credited import build, write_datums
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 from tests.support.trajectory_rows import table
 
 CENTRED = CreditAssignment("centred")

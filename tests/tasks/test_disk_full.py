@@ -29,9 +29,9 @@ from tasks.storage import files
 from tasks.storage.files import appearing_folder
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
-from tests.support.door_batches import ListRecorder
-from tests.support.opened_door import open_door, opened_batch
-from tests.support.played_batch import BATCH, PAIRS, Stage, open_stage, write_examples
+from tests.support.door.door_batches import ListRecorder
+from tests.support.door.opened_door import open_door, opened_batch
+from tests.support.door.played_batch import BATCH, PAIRS, Stage, open_stage, write_examples
 from tests.support.processes import wait_until
 from tests.tasks.test_journal import call
 from tests.tasks.test_recorded import EXAMPLE, talks

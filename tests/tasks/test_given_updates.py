@@ -20,8 +20,8 @@ from tasks.recovery.scored_datums import SamplerApart
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
 from tasks.updates import PlannedUpdate, PolicyUpdater
-from tests.support.engine_server import Address
-from tests.support.given_datums import count_on
+from tests.support.runs.given_datums import count_on
+from tests.support.servers.engine_server import Address
 
 ADAM = AdamParams(learning_rate=0.05, beta1=0.9, beta2=0.95, eps=1e-8)
 METHOD = UpdateMethod("cross_entropy", {}, ADAM)

@@ -15,14 +15,14 @@ from tasks.storage.json_files import read_log
 from tasks.storage.manifest import bind_run
 from tasks.storage.owners import TakenOver, last_owner
 from tasks.storage.run_folder import RunError, RunFolder
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 
 RECIPE = small_recipe()
 ROOT = Path(__file__).parents[2]
 OPENING = """
 import os, sys
 from tasks.storage.manifest import bind_run
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 
 recipe = small_recipe()
 with bind_run(sys.argv[1], recipe.model_dump(mode="json"), recipe.fingerprint()) as run:

@@ -25,7 +25,7 @@ from tasks.storage.json_files import write_json, write_rows
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import write
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 
 NOW = datetime.now(UTC)
 

@@ -35,12 +35,12 @@ from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tasks.trajectories import assemble_trajectories
+from tests.support.agents.dask_agents import talks
 from tests.support.credited import write_datums
-from tests.support.dask_agents import talks
-from tests.support.played_batch import BATCH, SHARD, service_without_engine, write_examples
-from tests.support.played_shard import AGENT, CountingSampler, PlayedShard
+from tests.support.door.played_batch import BATCH, SHARD, service_without_engine, write_examples
+from tests.support.door.played_shard import AGENT, CountingSampler, PlayedShard
+from tests.support.door.stand_in import CHAT
 from tests.support.processes import ROOT
-from tests.support.stand_in import CHAT
 
 QUORUM = 0.875
 SLEEPER = 3

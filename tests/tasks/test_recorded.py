@@ -23,7 +23,7 @@ from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
-from tests.support.played_batch import BATCH, PAIRS, SHARD, Stage, open_stage, write_examples
+from tests.support.door.played_batch import BATCH, PAIRS, SHARD, Stage, open_stage, write_examples
 from tests.tasks.test_journal import NOON
 
 EXAMPLE = {"turns": ["one", "two", "three"]}

@@ -22,8 +22,8 @@ from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import read, write
 from tests.support.credited import recorded_steps
-from tests.support.recorded_run import CENTRED, record_run
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.recorded_run import CENTRED, record_run
+from tests.support.runs.small_recipe import small_recipe
 from tests.support.trajectory_rows import table
 from tests.tasks.test_datums import trajectory
 

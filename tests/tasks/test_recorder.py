@@ -17,7 +17,7 @@ from tasks.playing.server import RolloutServer
 from tasks.recording.journal import Journal, read_journal
 from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
-from tests.support.played_batch import BATCH, SHARD, service_without_engine, write_examples
+from tests.support.door.played_batch import BATCH, SHARD, service_without_engine, write_examples
 
 NOW = datetime.now(UTC)
 

@@ -34,8 +34,8 @@ from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import write
 from tasks.updates import PolicyUpdater, update_policy
 from tests.support.credited import recorded_steps
-from tests.support.engine_server import Address, connected
-from tests.support.opened_door import CHAT
+from tests.support.door.opened_door import CHAT
+from tests.support.servers.engine_server import Address, connected
 
 ADAM = AdamParams(learning_rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-8)
 METHOD = UpdateMethod("importance_sampling", {}, ADAM)

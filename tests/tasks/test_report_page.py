@@ -32,10 +32,10 @@ from tasks.storage.manifest import read_manifest, write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of, runs_root
 from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
-from tests.support.engine_server import Address
-from tests.support.small_recipe import small_recipe
-from tests.support.two_policies import two_policies
-from tests.support.whole_run import train_whole
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.two_policies import two_policies
+from tests.support.runs.whole_run import train_whole
+from tests.support.servers.engine_server import Address
 from tests.tasks.test_journal import NOON
 from tests.tasks.test_reports import rollout, said, sealed
 

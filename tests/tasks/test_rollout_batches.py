@@ -122,7 +122,7 @@ def test_the_rollouts_have_something_to_train_to_fail_and_to_score(whole: Step) 
     assert whole.score.spent["judge"].calls > 5
 
 
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(cuts=st.sets(st.integers(1, GROUPS - 1), max_size=2))
 def test_the_number_of_batches_changes_no_result(
     tmp_path_factory: pytest.TempPathFactory, whole: Step, cuts: set[int]

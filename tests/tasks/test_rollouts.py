@@ -15,8 +15,8 @@ from tasks.algorithm.advantages import CreditAssignment
 from tasks.reports.dryruns import describe
 from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
-from tests.support.engine_server import TINY
-from tests.support.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
+from tests.support.door.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
+from tests.support.servers.engine_server import TINY
 
 EXAMPLES = ({"name": "a"}, {"name": "b"})
 together = threading.Barrier(2)

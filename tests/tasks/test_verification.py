@@ -11,8 +11,8 @@ from engine.state.registry import find_damaged_state
 from flows.cli.commands import app
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunFolder
-from tests.support.small_recipe import small_recipe
-from tests.support.whole_run import fixture_of
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.whole_run import fixture_of
 
 FLIPS = 500
 LOGS = (".log", ".partial")

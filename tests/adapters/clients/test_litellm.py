@@ -24,8 +24,17 @@ from tasks.playing.server import RolloutServer
 from tasks.recording.journal import read_journal
 from tasks.rollouts import collect_rollouts
 from tasks.storage.run_folder import RunFolder
-from tests.support.opened_door import ASK, CALL, CHAT, SAMPLING, TOKENS, TOOLS, Opened, Scripted
-from tests.support.played_batch import BATCH, PAIRS, service_without_engine, write_examples
+from tests.support.door.opened_door import (
+    ASK,
+    CALL,
+    CHAT,
+    SAMPLING,
+    TOKENS,
+    TOOLS,
+    Opened,
+    Scripted,
+)
+from tests.support.door.played_batch import BATCH, PAIRS, service_without_engine, write_examples
 
 litellm = import_litellm()
 UNAVAILABLE = ConnectionError("the sampler is away")

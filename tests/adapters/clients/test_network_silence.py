@@ -13,8 +13,8 @@ from adapters.door.batches import OpenBatch, PlannedRollout, SampledBy
 from adapters.door.door import Door
 from adapters.player_protocol import PlaySettings
 from adapters.rewards import Reward
-from tests.support.door_batches import ListRecorder
-from tests.support.opened_door import CALL, SAMPLING, Scripted
+from tests.support.door.door_batches import ListRecorder
+from tests.support.door.opened_door import CALL, SAMPLING, Scripted
 
 ROOT = Path(__file__).parents[3]
 ASKS_ITS_NAME = "subprocess.Popen uname"  # Python's own `platform`
@@ -34,13 +34,13 @@ def test_crewai_rollouts_open_nothing_but_loopback(open_door: Door, tmp_path: Pa
         for n, provider in enumerate(("openai", "ratchet"))
     )
     one_at_a_time = PlaySettings(
-        "tests.support.silent_crew:play", [POLICY], 1, timeout_seconds=200.0
+        "tests.support.agents.silent_crew:play", [POLICY], 1, timeout_seconds=200.0
     )
     sampled_by = SampledBy({POLICY: Policy(sampler, "v0")}, SAMPLING)
     batch = OpenBatch("train-00000.0", recorder, sampled_by, one_at_a_time)
     with open_door.opened(batch) as token:
         arguments = [str(notes), open_door.address, batch.name, token]
-        command = [sys.executable, "-m", "tests.support.silent_crew", *arguments]
+        command = [sys.executable, "-m", "tests.support.agents.silent_crew", *arguments]
         subprocess.run(command, cwd=ROOT, env=bare_environment(tmp_path), check=True, timeout=280)
     assert [end.outcome for end in recorder.ends] == [Reward(1.0)] * 2
     assert len(recorder.completions) == 4

@@ -19,7 +19,7 @@ from adapters.network.addresses import Certificate, Listener
 from adapters.network.app_server import AppServer
 from adapters.rewards import Reward
 from tests.adapters.harness.test_player import play
-from tests.support.opened_door import ASK
+from tests.support.door.opened_door import ASK
 
 NOWHERE: Any = {"base_url": "http://127.0.0.1:1/v1", "api_key": "key"}
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from adapters.calls import Choice, Format, Refused
 from adapters.dialects.anthropic_messages import read, write_error
 from tasks.recording.spans import call_span
-from tests.support.opened_door import ASK, CALL, CHAT, TOKENS, Opened
+from tests.support.door.opened_door import ASK, CALL, CHAT, TOKENS, Opened
 
 HELLO = {"role": "user", "content": "hello"}
 USE = {"type": "tool_use", "id": "u", "name": "look", "input": {"at": "x"}}

@@ -15,7 +15,7 @@ from adapters.door.format_checks import find_error
 from adapters.door.memory import request_sha
 from adapters.door.prefixes import Prefixes
 from adapters.door.serving import choose_sampling
-from tests.support.opened_door import CHAT
+from tests.support.door.opened_door import CHAT
 
 WORDS = [
     *("user", "assistant", "system", "tool", "message", "reasoning", "function", "custom", "look"),

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from adapters.calls import Choice, Format, Refused
 from adapters.dialects.openai_responses import read, write_error
 from tasks.recording.spans import call_span
-from tests.support.opened_door import ASK, CALL, CHAT, TOKENS, Opened
+from tests.support.door.opened_door import ASK, CALL, CHAT, TOKENS, Opened
 
 HELLO = {"role": "user", "content": "hello"}
 CALLED = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}

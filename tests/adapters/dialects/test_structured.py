@@ -16,7 +16,7 @@ from adapters.dialects.structured import format_instructions
 from adapters.door.format_checks import FormatChecks
 from adapters.door.memory import request_sha
 from tasks.recording.spans import call_span
-from tests.support.opened_door import ASK, CALL, CHAT, TOOLS, Opened
+from tests.support.door.opened_door import ASK, CALL, CHAT, TOOLS, Opened
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 SAMPLING = Sampling(9, 1.0, 1.0, -1)

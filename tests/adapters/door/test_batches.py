@@ -27,8 +27,8 @@ from adapters.door.door import Door
 from adapters.harness.player import Batch
 from adapters.player_protocol import BEGIN, END, ROLE, ROLLOUT, WAITED
 from adapters.rewards import Reward
-from tests.support.door_batches import ListRecorder, batch_at, bearer
-from tests.support.opened_door import ASK, SAMPLING, Scripted
+from tests.support.door.door_batches import ListRecorder, batch_at, bearer
+from tests.support.door.opened_door import ASK, SAMPLING, Scripted
 from tests.support.processes import wait_until
 
 Log = list[tuple[str, str, int]]

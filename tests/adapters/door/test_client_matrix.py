@@ -17,10 +17,10 @@ from adapters.calls import POLICY
 from adapters.harness.player import Batch
 from adapters.player_protocol import ROLE
 from adapters.rendering.chat import Chat
-from tests.support.engine_server import connected, serving
-from tests.support.recording_sampler import RecordedRollouts, rollout_names, seed
-from tests.support.stand_in import END, TINY, TOKENIZER, StandIn, letters, tool_call
-from tests.support.token_identity import Reuse, differences, reuse
+from tests.support.door.recording_sampler import RecordedRollouts, rollout_names, seed
+from tests.support.door.stand_in import END, TINY, TOKENIZER, StandIn, letters, tool_call
+from tests.support.door.token_identity import Reuse, differences, reuse
+from tests.support.servers.engine_server import connected, serving
 
 ROOT = Path(__file__).parents[3]
 PROGRAMS = ROOT / "tests" / "support" / "clients"

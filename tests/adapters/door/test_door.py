@@ -21,8 +21,8 @@ from adapters.network.addresses import Listener
 from adapters.network.app_server import CannotListen
 from adapters.player_protocol import ROLE
 from adapters.process.waiting import cancel_and_wait
-from tests.support.door_batches import ListRecorder, bearer
-from tests.support.opened_door import ASK, CALL, CHAT, TOKENS, TOOLS, Opened, opened_batch
+from tests.support.door.door_batches import ListRecorder, bearer
+from tests.support.door.opened_door import ASK, CALL, CHAT, TOKENS, TOOLS, Opened, opened_batch
 
 
 def refusal(opened: Opened, **fields: Any) -> tuple[int, str | None]:

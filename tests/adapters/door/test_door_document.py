@@ -6,9 +6,9 @@ import httpx
 from fastapi.routing import APIRoute
 from schemathesis.specs.openapi.checks import ignored_auth, unsupported_method
 
-from tests.support.door_batches import bearer
-from tests.support.opened_door import ASK, TOKENS, TOOLS, Opened
-from tests.support.requests_from_document import CHECKS, operations
+from tests.support.door.door_batches import bearer
+from tests.support.door.opened_door import ASK, TOKENS, TOOLS, Opened
+from tests.support.door.requests_from_document import CHECKS, operations
 
 BODIES = {
     "/chat/completions": {

@@ -25,12 +25,12 @@ from adapters.calls import POLICY
 from adapters.clients.current_rollout import Endpoint
 from adapters.dialects.table import DIALECTS
 from adapters.harness.player import Batch
-from tests.support.door_batches import bearer
-from tests.support.recording_sampler import RecordedRollouts
-from tests.support.requests_from_document import complaint, drawn, written
-from tests.support.requests_from_schema import Drawn
-from tests.support.stand_in import CHAT, StandIn, tool_call, turn
-from tests.support.token_identity import differences
+from tests.support.door.door_batches import bearer
+from tests.support.door.recording_sampler import RecordedRollouts
+from tests.support.door.requests_from_document import complaint, drawn, written
+from tests.support.door.requests_from_schema import Drawn
+from tests.support.door.stand_in import CHAT, StandIn, tool_call, turn
+from tests.support.door.token_identity import differences
 
 BY_DOCUMENT = int(os.environ.get("FUZZ", "64"))
 BY_TYPES = int(os.environ.get("FUZZ", "999"))

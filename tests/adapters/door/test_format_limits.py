@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from adapters.door.door import Door
 from adapters.rendering.chat import Chat
-from tests.support.opened_door import TINY, Opened, opened_batch
+from tests.support.door.opened_door import TINY, Opened, opened_batch
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -27,8 +27,8 @@ from adapters.door.call_sequence import CallSequence, RequestMeta
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.prefixes import Prefixes
 from adapters.rendering.chat import Chat
-from tests.support.answered_call import answered_call
-from tests.support.door_batches import ListRecorder
+from tests.support.door.answered_call import answered_call
+from tests.support.door.door_batches import ListRecorder
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 CHAT = Chat(AutoTokenizer.from_pretrained(TINY))

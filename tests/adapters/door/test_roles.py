@@ -29,9 +29,9 @@ from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
-from tests.support.opened_door import Opened
-from tests.support.played_batch import BATCH, SHARD, service_without_engine, write_examples
-from tests.support.stand_in import CHAT, END, StandIn, letters, turn
+from tests.support.door.opened_door import Opened
+from tests.support.door.played_batch import BATCH, SHARD, service_without_engine, write_examples
+from tests.support.door.stand_in import CHAT, END, StandIn, letters, turn
 
 JUDGE = "function:tests.adapters.door.test_roles:judge"
 ROLES = {"listener": "policy", "judge": JUDGE}

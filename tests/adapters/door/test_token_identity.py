@@ -15,10 +15,10 @@ from tinker import SamplingParams
 from adapters.calls import POLICY
 from adapters.clients.current_rollout import Endpoint
 from adapters.harness.player import Batch
-from tests.support.door_batches import bearer
-from tests.support.recording_sampler import RecordedRollouts
-from tests.support.stand_in import CHAT, StandIn, anything, letters, tool_call, turn
-from tests.support.token_identity import Reuse, differences, reuse
+from tests.support.door.door_batches import bearer
+from tests.support.door.recording_sampler import RecordedRollouts
+from tests.support.door.stand_in import CHAT, StandIn, anything, letters, tool_call, turn
+from tests.support.door.token_identity import Reuse, differences, reuse
 
 pytestmark = pytest.mark.story
 

@@ -29,7 +29,7 @@ from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tasks.trajectories import assemble_trajectories
 from tests.support.credited import rewards_by_group, write_datums
-from tests.support.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
+from tests.support.door.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
 from tests.support.processes import wait_until
 
 

@@ -18,8 +18,8 @@ from adapters.clients.current_rollout import Endpoint
 from adapters.harness.agents import load_agent
 from adapters.harness.programs.process import LONGEST_OUTPUT, CommandFailed, NoCommand
 from adapters.rewards import Reward, RewardError
+from tests.support.door.scripted_door import scripted_door
 from tests.support.processes import ROOT, wait_until
-from tests.support.scripted_door import scripted_door
 
 NOWHERE = {
     "policy": Endpoint(base_url="http://127.0.0.1:1/v1", api_key="a-secret-key", model="policy")
@@ -179,6 +179,7 @@ def test_a_command_and_its_children_end_with_a_killed_process_that_plays(tmp_pat
     script = f"from {__name__} import play; play({shell(program)!r})"
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT) as player:
         wait_until("the command's start", ready.exists)
+        assert all(map(runs, ready.read_text().split()))
         player.kill()
     wait_for_the_end_of(ready.read_text())
 

@@ -17,10 +17,10 @@ from adapters.harness.dask_cluster import DaskCluster, DoorUnreachable, open_clu
 from adapters.harness.player import BatchRefused, play_batch
 from adapters.process.waiting import cancel_and_wait
 from tasks.recording.journal import read_spans
-from tests.support.dask_by_hand import HandCluster, by_hand
-from tests.support.played_batch import BATCH
-from tests.support.played_shard import AGENT, EXAMPLES, PlayedShard, comparable
+from tests.support.door.played_batch import BATCH
+from tests.support.door.played_shard import AGENT, EXAMPLES, PlayedShard, comparable
 from tests.support.processes import free_port, wait_until
+from tests.support.servers.dask_by_hand import HandCluster, by_hand
 
 TOKEN = "0123456789abcdef" * 4
 

@@ -17,9 +17,9 @@ from adapters.harness.agents import load_agent
 from adapters.harness.player import Batch
 from adapters.harness.programs.resident import kill_programs
 from adapters.rendering.chat import Chat
-from tests.support.recording_sampler import RecordedRollouts, Sampled, rollout_names, seed
-from tests.support.stand_in import END, TOKENIZER, StandIn, letters, tool_call
-from tests.support.token_identity import differences
+from tests.support.door.recording_sampler import RecordedRollouts, Sampled, rollout_names, seed
+from tests.support.door.stand_in import END, TOKENIZER, StandIn, letters, tool_call
+from tests.support.door.token_identity import differences
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ import pytest
 from adapters.harness.agents import load_agent
 from adapters.harness.environments.names import NoEnvironment
 from adapters.rewards import Reward
-from tests.support.scripted_door import ScriptedDoor, scripted_door
+from tests.support.door.scripted_door import ScriptedDoor, scripted_door
 
 pytest.importorskip("gem", reason="GEM is not installed: pip install gem-llm==0.1.0")
 

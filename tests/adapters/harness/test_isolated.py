@@ -23,8 +23,8 @@ from adapters.harness.player import play_batch
 from adapters.player_protocol import Failure, shorten_message
 from adapters.rewards import Reward
 from tests.adapters.harness.test_player import TIMEOUT, batch_of
-from tests.support.door_batches import bearer, begin
-from tests.support.opened_door import ASK, Scripted
+from tests.support.door.door_batches import bearer, begin
+from tests.support.door.opened_door import ASK, Scripted
 from tests.support.processes import ROOT, wait_until
 
 KEY = "0123456789abcdef"

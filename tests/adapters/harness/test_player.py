@@ -21,8 +21,8 @@ from adapters.door.door import Door
 from adapters.harness.player import BatchRefused, play_batch
 from adapters.player_protocol import CUT, LONGEST_MESSAGE, Failure, PlaySettings
 from adapters.rewards import Reward
-from tests.support.door_batches import ListRecorder, bearer, begin
-from tests.support.opened_door import ASK, SAMPLING, Scripted
+from tests.support.door.door_batches import ListRecorder, bearer, begin
+from tests.support.door.opened_door import ASK, SAMPLING, Scripted
 
 TIMEOUT = 4.0
 """Time of an agent that exceeds it; the others have AMPLE."""

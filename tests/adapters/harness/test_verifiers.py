@@ -12,7 +12,7 @@ from adapters.harness.agents import load_agent
 from adapters.harness.environments.names import NoEnvironment
 from adapters.harness.environments.verifiers_program import row_of_example
 from adapters.harness.programs.process import CommandFailed
-from tests.support.scripted_door import scripted_door
+from tests.support.door.scripted_door import scripted_door
 
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / os.environ.get("VERIFIERS_PYTHON", ".venv-verifiers/bin/python")

@@ -15,7 +15,7 @@ import pytest
 from adapters.project.hub import HubError, locate_dataset
 from tasks.examples.reading import read_examples
 from tasks.storage.manifest import bind_run, read_manifest
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 
 COMMIT, OLDER = "1" * 40, "2" * 40
 

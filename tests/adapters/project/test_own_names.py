@@ -1,16 +1,19 @@
 """Modules of the user's that are called as Ratchet's packages: an agent's imports of them."""
 
+import asyncio
 import sys
 from pathlib import Path
 
 import pytest
 
+from adapters.clients.current_rollout import Endpoint
 from adapters.harness.agents import load_agent
 from adapters.project import modules
 from adapters.project.own_names import OWN, NameTaken, check_folder
 from tests.support.processes import ROOT
 
 PLAY = "async def play(example, **_):\n    return 1.0\n"
+NOWHERE = {"policy": Endpoint(base_url="http://127.0.0.1:1/v1", api_key="key", model="policy")}
 
 
 @pytest.fixture
@@ -68,15 +71,16 @@ def test_a_module_that_no_agent_imports_is_in_nobody_s_way(project: Path) -> Non
     write(project / "agents" / "own.py", f"import mine\nimport mine.tasks\n{PLAY}")
     write(project / "mine" / "__init__.py", "from . import tasks\n")
     write(project / "mine" / "tasks.py", "VALUE = 1\n")
-    load_agent("own")
+    assert asyncio.run(load_agent("own")({}, NOWHERE)).value == 1.0
 
 
 @pytest.mark.parametrize("name", ["agents", "datasets"])
 def test_packages_called_agents_and_datasets_are_the_user_s(project: Path, name: str) -> None:
     write(project / name / "__init__.py", "VALUE = 0.25\n")
-    write(project / "agents" / "own.py", f"from {name} import VALUE\n{PLAY}")
-    load_agent("own")
+    play = PLAY.replace("1.0", "VALUE")
+    write(project / "agents" / "own.py", f"from {name} import VALUE\n{play}")
     check_folder()
+    assert asyncio.run(load_agent("own")({}, NOWHERE)).value == 0.25
 
 
 @pytest.mark.parametrize("name", OWN)

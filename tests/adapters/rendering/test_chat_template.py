@@ -11,8 +11,8 @@ from adapters.door.prefixes import Prefixes
 from adapters.rendering.chat import Chat
 from adapters.rendering.chat_template import ChatTemplateError
 from adapters.rendering.renderer_names import TEMPLATE
-from tests.support.answered_call import answered_call
-from tests.support.small_recipe import small_recipe
+from tests.support.door.answered_call import answered_call
+from tests.support.runs.small_recipe import small_recipe
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 ASKED: list[Message] = [{"role": "user", "content": "hello"}]

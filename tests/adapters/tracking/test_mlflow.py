@@ -8,7 +8,7 @@ import pytest
 from adapters.tracking.choice import TrackerChoice
 from adapters.tracking.tracker import TrackedRun
 from tasks.tracking.run_tracking import RunTracking
-from tests.support.tracked_run import WRITTEN, GrowingRun
+from tests.support.runs.tracked_run import WRITTEN, GrowingRun
 
 mlflow = pytest.importorskip("mlflow")
 

@@ -13,7 +13,7 @@ import pytest
 from adapters.tracking.choice import TrackerChoice
 from adapters.tracking.tracker import TrackedRun
 from tasks.tracking.run_tracking import RunTracking
-from tests.support.tracked_run import GrowingRun
+from tests.support.runs.tracked_run import GrowingRun
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 

@@ -39,7 +39,7 @@ from adapters.weights.network import (
     score,
 )
 from tasks.exports.parity import largest_difference
-from tests.support.engine_server import connected, make_tiny_model, serving
+from tests.support.servers.engine_server import connected, make_tiny_model, serving
 
 TOLERANCE = 1e-4
 SEQUENCES = [[*range(7, 40)], [5, 200, 99, 5, 5, 260, 1, 14]]

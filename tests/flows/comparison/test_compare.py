@@ -34,8 +34,8 @@ from tasks.storage.files import write_text
 from tasks.storage.manifest import recipe_of
 from tasks.storage.owners import last_owner
 from tasks.storage.run_folder import RunFolder, folder_of
-from tests.support.small_recipe import HELLO
-from tests.support.stand_in import CHAT, END, StandIn, letters
+from tests.support.door.stand_in import CHAT, END, StandIn, letters
+from tests.support.runs.small_recipe import HELLO
 
 SMALL = ["steps=2", "evaluation.examples=32", "evaluation.greedy=false", "checkpoints.every=1"]
 

@@ -26,7 +26,7 @@ from tasks.storage.files import write_text
 from tasks.storage.run_folder import RunError, folder_of
 from tasks.storage.stages import has_stages, write_sweep
 from tests.support.processes import wait_until
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 
 Deploy = Callable[..., None]
 

@@ -23,11 +23,12 @@ from tasks.storage.manifest import parent_of
 from tasks.storage.owners import last_owner
 from tasks.storage.run_folder import RunError, folder_of
 from tasks.storage.stages import ChildResult, result_table, stage_runs
-from tests.support.small_recipe import small_recipe
-from tests.support.swept import RECIPE
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.swept import RECIPE
 
 ROOT = Path(__file__).parents[3]
-FIRST, SECOND, FAILED = "some-lr0.002", "some-lr0.01", "some-agenttests.support.unrewarded-play"
+FIRST, SECOND = "some-lr0.002", "some-lr0.01"
+FAILED = "some-agenttests.support.agents.unrewarded-play"
 BASE = small_recipe().model_dump(mode="json")
 
 
@@ -35,7 +36,7 @@ BASE = small_recipe().model_dump(mode="json")
 def swept(root: Path, prefect_server: None, no_tinker: None) -> SweepSummary:
     """A sweep that was killed in its second run, and has gone on."""
     variables = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or ""}
-    command = [sys.executable, "-m", "tests.support.swept", "some"]
+    command = [sys.executable, "-m", "tests.support.runs.swept", "some"]
     killed = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     assert [run.name for run in stage_runs(folder_of("some"))] == [FIRST, SECOND]

@@ -22,13 +22,13 @@ from tasks.checkpoints import Checkpoint, Ledger
 from tasks.recording.recorded_rollouts import find_rollout
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunError, RunFolder
-from tests.support.played_batch import Stage, open_stage
-from tests.support.small_recipe import small_recipe
+from tests.support.door.played_batch import Stage, open_stage
+from tests.support.runs.small_recipe import small_recipe
 
 ROOT = Path(__file__).parents[3]
 ROLLOUT = "train-00000-0000-01"
-MODULE = "tests.support.debugged_agent"
-PROGRAM = f"{sys.executable} {ROOT / 'tests' / 'support' / 'debugged_agent.py'}"
+MODULE = "tests.support.agents.debugged_agent"
+PROGRAM = f"{sys.executable} {ROOT / 'tests' / 'support' / 'agents' / 'debugged_agent.py'}"
 AGENTS = {
     "function": f"{MODULE}:play",
     "crew": f"{MODULE}:crew",

@@ -28,10 +28,10 @@ from tasks.examples.reading import DatasetError
 from tasks.metrics import read_metrics
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tests.support.finetuned import EXPERT
-from tests.support.finetuned import WITH_EXPERT as RECIPE
 from tests.support.processes import ROOT
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.finetuned import EXPERT
+from tests.support.runs.finetuned import WITH_EXPERT as RECIPE
+from tests.support.runs.small_recipe import small_recipe
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_a_minibatch_has_its_part_of_both_sources() -> None:
 @pytest.mark.parametrize("phase", ["begin", "add"])
 def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str) -> None:
     name = f"killed-{phase}"
-    command = [sys.executable, "-m", "tests.support.finetuned", name, phase, "expert"]
+    command = [sys.executable, "-m", "tests.support.runs.finetuned", name, phase, "expert"]
     environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
     killed = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
     assert killed.returncode == -9

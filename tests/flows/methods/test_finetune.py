@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import yaml
 from prefect.settings import PREFECT_API_URL
+from typer.testing import CliRunner
 
 from adapters.errors import UserError
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
+from flows.cli.commands import app
 from flows.evaluate import evaluate
 from flows.finetune import finetune
 from flows.recipe.finetuning import FinetuneRecipe
@@ -34,8 +36,8 @@ from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.texts.held_out import read_measure
 from tasks.tracking.recorded_step import RecordedStep
-from tests.support.finetuned import RECIPE, TEXTS
 from tests.support.processes import ROOT
+from tests.support.runs.finetuned import RECIPE, TEXTS
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +103,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str, done
     An update begins before the result of the one before it is awaited.
     """
     name = f"killed-{phase}"
-    command = [sys.executable, "-m", "tests.support.finetuned", name, phase]
+    command = [sys.executable, "-m", "tests.support.runs.finetuned", name, phase]
     environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
     killed = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
     assert killed.returncode == -9
@@ -336,14 +338,10 @@ def test_the_command_trains_and_goes_on_with_a_file_of_texts(root: Path, tmp_pat
     file, texts = tmp_path / "texts.yaml", Path(shutil.copy(TEXTS, tmp_path))
     recipe = changed(dataset={"path": str(texts)}, steps=2)
     file.write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
-    ratchet = [sys.executable, "-m", "flows.cli.main"]
-    environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
 
     def call(*words: str) -> str:
-        done = subprocess.run(
-            [*ratchet, *words], cwd=ROOT, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
         return done.stdout
 
     assert "held-out loss" in call("train", str(file), "--run", "by-command")
@@ -353,6 +351,7 @@ def test_the_command_trains_and_goes_on_with_a_file_of_texts(root: Path, tmp_pat
     assert "1 steps since by-command@2: held-out loss" in call(
         "fork", "by-command", "--at", "best", "--as", "forked", "--set", "steps=3"
     )
+    ratchet = [sys.executable, "-m", "flows.cli.main"]
     refused = subprocess.run([*ratchet, "replay", "forked"], capture_output=True, text=True)
     assert refused.returncode == 2
     assert "was made by the flow finetune, and this needs a run of train" in refused.stderr

@@ -16,8 +16,8 @@ from tasks.metrics import read_metrics
 from tasks.reports.board.run_list import runs_table
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunFolder, folder_of
-from tests.support.given_datums import RECIPE, CountingRecipe, count
 from tests.support.processes import ROOT
+from tests.support.runs.given_datums import RECIPE, CountingRecipe, count
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_the_model_learns_to_count(whole: RunFolder) -> None:
 def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str) -> None:
     """Whether or not the service has applied the update that nobody noted as saved."""
     name = f"killed-{phase}"
-    command = [sys.executable, "-m", "tests.support.given_datums", name, phase]
+    command = [sys.executable, "-m", "tests.support.runs.given_datums", name, phase]
     environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
     killed = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
     assert killed.returncode == -9

@@ -31,9 +31,9 @@ from tasks.storage.files import is_written
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import read
 from tasks.yields import StepStopped
-from tests.support.dying_engine import dying_in_batch
-from tests.support.small_recipe import small_recipe
-from tests.support.whole_run import die_and_go_on, differences, fixture_of
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
+from tests.support.servers.dying_engine import dying_in_batch
 
 PAIRS = {"agent": "judge:pairs"}
 BEST = {"judge": "function:hello_judge:compare"}
@@ -44,7 +44,7 @@ def judged(judge: Any = PAIRS, **changes: Any) -> Recipe:
     return small_recipe(**{"judge": judge, "roles": BEST} | changes)
 
 
-RECIPE = judged(steps=3, agent="tests.support.unrewarded:play")
+RECIPE = judged(steps=3, agent="tests.support.agents.unrewarded:play")
 """An agent that returns no reward, judged by comparisons of its rollouts."""
 
 whole = fixture_of(RECIPE)

@@ -39,15 +39,22 @@ from tasks.storage.json_files import read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.tables import arrays, read
 from tasks.tracking.recorded_step import RecordedStep
-from tests.support.finetuned import RECIPE as TEXTS
-from tests.support.preferred import PAIRS, RECIPE
 from tests.support.processes import ROOT
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.finetuned import RECIPE as TEXTS
+from tests.support.runs.preferred import PAIRS, RECIPE
+from tests.support.runs.small_recipe import small_recipe
 
 
 @pytest.fixture(scope="module")
 def summary(root: Path, prefect_server: None, no_tinker: None) -> RunSummary:
     return prefer(RECIPE, run="whole")
+
+
+@pytest.fixture(scope="module")
+def played(root: Path, prefect_server: None, no_tinker: None) -> RunFolder:
+    """A run whose rollouts are compared or labelled."""
+    train(small_recipe(), run="played")
+    return folder_of("played")
 
 
 @pytest.fixture
@@ -57,7 +64,7 @@ def whole(summary: RunSummary) -> RunFolder:
 
 def kill_at(phase: str, run: RunFolder) -> subprocess.CompletedProcess[bytes]:
     """Train a run that kills itself."""
-    command = [sys.executable, "-m", "tests.support.preferred", run.name, phase]
+    command = [sys.executable, "-m", "tests.support.runs.preferred", run.name, phase]
     environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
     return subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
 
@@ -240,19 +247,16 @@ def test_labelled_answers_are_learnt_without_pairs(
         prefer(changed(**labelled), run="compared")
 
 
-def test_rollouts_are_labelled_by_a_query(
-    root: Path, prefect_server: None, no_tinker: None
-) -> None:
-    train(small_recipe(), run="rewarded")
+def test_rollouts_are_labelled_by_a_query(played: RunFolder) -> None:
     query = """
         select run, rollout_id, case when reward is not null then reward > 0 end as label
         from rollouts where split = 'train' and step = {}
     """
-    dataset = {"runs": ["rewarded"], "query": query.format(0), "held_out": query.format(1)}
+    dataset = {"runs": [played.name], "query": query.format(0), "held_out": query.format(1)}
     kto = {"loss": "kto"}
     run = folder_of(prefer(changed(dataset=dataset, preference=kto, steps=1), run="labels").run)
     question = query.format(0).replace("select run, rollout_id,", "select count(*) as rollouts,")
-    counted = answer(f"{question} group by label order by label", [folder_of("rewarded")], "csv")
+    counted = answer(f"{question} group by label order by label", [played], "csv")
     pairs = read(run.pairs).filter(pc.field("split") == "train")
     sides = Counter(pairs["side"].to_pylist())
     expected = f"rollouts,label\n{sides['rejected']},false\n{sides['chosen']},true\n"
@@ -263,20 +267,17 @@ def test_rollouts_are_labelled_by_a_query(
         prefer(changed(dataset=none, preference=kto), run="unlabelled")
 
 
-def test_the_best_and_the_worst_rollout_of_a_group_are_a_pair(
-    root: Path, prefect_server: None, no_tinker: None
-) -> None:
-    train(small_recipe(), run="played")
+def test_the_best_and_the_worst_rollout_of_a_group_are_a_pair(played: RunFolder) -> None:
     query = """
         select run, arg_max(rollout_id, (reward, rollout_id)) as chosen,
             arg_min(rollout_id, (reward, rollout_id)) as rejected
         from rollouts where split = 'train' and step {} and reward is not null
         group by run, group_id having max(reward) > min(reward)
     """
-    dataset = {"runs": ["played"], "query": query.format("= 0"), "held_out": query.format("= 1")}
+    dataset = {"runs": [played.name], "query": query.format("= 0"), "held_out": query.format("= 1")}
     run = folder_of(prefer(changed(dataset=dataset, steps=1), run="of-rollouts").run)
     pairs = read(run.pairs)
-    sampled = read(folder_of("played").trajectories(POLICY, 0))
+    sampled = read(played.trajectories(POLICY, 0))
     tokens = [one.tolist() for one in arrays(sampled["tokens"])]
     train_pairs = [split == "train" for split in pairs["split"].to_pylist()]
     assert all(

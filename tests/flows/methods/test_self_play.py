@@ -15,9 +15,9 @@ from tasks.checkpoints import policy_version
 from tasks.recording.spans import LLM, REWARD
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import read
-from tests.support.dying_engine import dying_in_batch
-from tests.support.small_recipe import small_recipe
-from tests.support.whole_run import die_and_go_on, differences, fixture_of
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
+from tests.support.servers.dying_engine import dying_in_batch
 
 BASE = "checkpoint:base"
 PLAYED = {"examples": 4, "every": 3, "roles": {"opponent": BASE}}

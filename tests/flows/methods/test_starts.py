@@ -23,8 +23,8 @@ from tasks.reports.page import render_report
 from tasks.storage.files import write_text
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
-from tests.support.finetuned import RECIPE
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.finetuned import RECIPE
+from tests.support.runs.small_recipe import small_recipe
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,8 @@ from tasks.storage.tables import arrays, read
 from tasks.texts.held_out import read_measure
 from tasks.texts.source import Texts
 from tasks.texts.teacher import score_part
-from tests.support.finetuned import RECIPE, TAUGHT, TEXTS
 from tests.support.processes import ROOT
+from tests.support.runs.finetuned import RECIPE, TAUGHT, TEXTS
 
 K = TAUGHT.teacher.top_k
 
@@ -99,7 +99,7 @@ def test_the_loss_is_the_divergence_over_them_and_the_tail(whole: RunFolder) -> 
 @pytest.mark.parametrize("phase", ["begin", "add"])
 def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str) -> None:
     name = f"killed-{phase}"
-    command = [sys.executable, "-m", "tests.support.finetuned", name, phase, "taught"]
+    command = [sys.executable, "-m", "tests.support.runs.finetuned", name, phase, "taught"]
     environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
     killed = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
     assert killed.returncode == -9
@@ -224,7 +224,7 @@ def test_a_teacher_that_cannot_teach_is_refused_before_anything_starts(
 def test_a_teacher_of_other_tokens_is_refused(
     whole: RunFolder, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from tests.support.engine_server import KEY, serving
+    from tests.support.servers.engine_server import KEY, serving
 
     monkeypatch.setenv("RATCHET_TEACHER_KEY", KEY)
     with serving(tiny_model, tmp_path) as address:

@@ -26,11 +26,11 @@ from tasks.shards import read_shard
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import arrays, read
-from tests.support.dying_engine import dying_in_update
-from tests.support.engine_server import KEY, TINY_CHAT, serving
-from tests.support.small_recipe import small_recipe
-from tests.support.two_policies import CHANGES
-from tests.support.whole_run import die_and_go_on, differences, train_whole
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.two_policies import CHANGES
+from tests.support.runs.whole_run import die_and_go_on, differences, train_whole
+from tests.support.servers.dying_engine import dying_in_update
+from tests.support.servers.engine_server import KEY, TINY_CHAT, serving
 
 hello = load_agent_file("hello")
 ALONE = {"groups": 4, "group_size": 1, "max_tokens": 16}

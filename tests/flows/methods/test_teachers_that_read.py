@@ -25,10 +25,10 @@ from tasks.storage.json_files import write_rows
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import arrays, read, write
 from tasks.trajectories import assemble_trajectories
-from tests.support.dying_engine import dying_in_update
-from tests.support.engine_server import TINY, tiny_chat_service
-from tests.support.small_recipe import small_recipe
-from tests.support.whole_run import die_and_go_on, differences, train_whole
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.whole_run import die_and_go_on, differences, train_whole
+from tests.support.servers.dying_engine import dying_in_update
+from tests.support.servers.engine_server import TINY, tiny_chat_service
 from tests.tasks.test_trajectories import call, reward
 
 TWICE = "You are $identity. You are ${identity}."

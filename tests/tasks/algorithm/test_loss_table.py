@@ -12,7 +12,7 @@ from engine.training.losses import LOSSES as ENGINE_LOSSES
 from tasks.algorithm.losses import LOSSES, check_loss, find_loss, service_loss
 from tasks.algorithm.settings import Option
 from tasks.datums import read_datums
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 from tests.tasks.test_datums import trajectory, written
 
 every_loss = pytest.mark.parametrize("loss", LOSSES)

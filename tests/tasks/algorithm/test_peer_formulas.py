@@ -126,4 +126,4 @@ def test_trinity_s_gigpo_compares_calls_of_different_tasks(trinity: list[Compare
     returns = np.array(compute_advantages("none", {}, calls))
     states = np.array([call["state"] for call in calls])
     means = np.array([returns[states == state].mean() for state in states])
-    np.testing.assert_allclose(theirs, whole + returns - means, atol=AGREE)
+    assert theirs == pytest.approx(whole + returns - means, abs=AGREE)

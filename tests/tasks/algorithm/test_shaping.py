@@ -6,7 +6,7 @@ import pytest
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.shaping import check_query
 from tests.support.credited import build, rewards_by_group
-from tests.support.small_recipe import small_recipe
+from tests.support.runs.small_recipe import small_recipe
 from tests.support.trajectory_rows import table
 from tests.tasks.test_credit import GROUP, trajectory
 

@@ -17,7 +17,7 @@ from adapters.tracking.tracker import TrackedRun, TrackedStep, TrackerFailed
 from adapters.tracking.wandb import WandbTracker, offline_folders, unsynced_folder
 from tasks.tracking.run_tracking import RunTracking
 from tests.support.processes import ROOT, wait_until
-from tests.support.tracked_run import GrowingRun
+from tests.support.runs.tracked_run import GrowingRun
 from tests.support.wandb_files import artifacts, config, history
 
 STEPS = 4
@@ -99,8 +99,15 @@ def test_a_run_that_goes_on_sends_what_the_tracker_does_not_have(run: GrowingRun
 
 def test_a_run_that_is_not_followed_opens_no_tracker(run: GrowingRun) -> None:
     run.step(0)
-    with RunTracking(run.folder, {"list": lambda: pytest.fail("opened")}, STEPS, 0):
+    opened: list[ListTracker] = []
+
+    def open_one() -> ListTracker:
+        opened.append(ListTracker())
+        return opened[-1]
+
+    with RunTracking(run.folder, {"list": open_one}, STEPS, 0):
         pass
+    assert opened == []
 
 
 def test_a_tracker_that_fails_is_said_once_and_has_the_rest_later(
@@ -149,7 +156,7 @@ def test_wandb_has_the_config_the_metrics_the_tables_and_the_checkpoints(run: Gr
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.support.tracked_run import GrowingRun
+from tests.support.runs.tracked_run import GrowingRun
 from tests.support.processes import wait_until
 from tests.tasks.tracking.test_run_tracking import open_wandb
 from tasks.tracking.run_tracking import RunTracking

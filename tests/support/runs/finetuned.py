@@ -1,0 +1,52 @@
+"""A small run that learns texts; run, it is killed between two updates.
+
+    python -m tests.support.runs.finetuned RUN PHASE [taught|expert]
+
+kills its own process where checkpoint 3 is to be noted as begun (`begin`), or as saved (`add`).
+"""
+
+import sys
+from pathlib import Path
+
+from flows.finetune import finetune
+from flows.recipe.finetuning import FinetuneRecipe, TextTeacher
+from flows.train import train
+from tests.support.runs.given_datums import kill_at
+from tests.support.runs.small_recipe import small_recipe
+
+TEXTS = Path(__file__).parents[3] / "datasets" / "hello_texts.jsonl"
+RECIPE = FinetuneRecipe.model_validate(
+    {
+        "dataset": {"path": str(TEXTS)},
+        "steps": 6,
+        "model": {"lora_rank": 8},
+        "batch": {"examples": 8},
+        "evaluation": {"every": 4, "examples": 16},
+        "optimizer": {"learning_rate": 0.005},
+        "checkpoints": {"every": 2},
+    }
+)
+
+TAUGHT = RECIPE.model_copy(update={"teacher": TextTeacher(model="school@6", top_k=8)})
+"""The same with a teacher, the last checkpoint of a run `school`."""
+
+EXPERT = {
+    "path": str(TEXTS),
+    "examples": 6,
+    "loss": "phi",
+    "share": 0.5,
+    "final_share": 0.1,
+    "decay_steps": 3,
+}
+WITH_EXPERT = small_recipe(
+    steps=4,
+    algorithm={"advantage": "centred", "aggregation": "token_mean", "expert": EXPERT},
+)
+"""Rollouts, and beside them the same texts as an expert's."""
+
+if __name__ == "__main__":
+    kill_at(sys.argv[2])
+    if sys.argv[3:] == ["expert"]:
+        train(WITH_EXPERT, run=sys.argv[1])
+    else:
+        finetune(TAUGHT if sys.argv[3:] else RECIPE, run=sys.argv[1])

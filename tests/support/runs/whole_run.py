@@ -1,0 +1,57 @@
+"""Runs of the flow that nothing interrupts, and runs that die and go on."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from benchmarks.interruptions.compare_runs import list_faults, read_contents
+from flows.recipe.recipe import Recipe
+from flows.train import train
+from tasks.storage.run_folder import RunFolder
+from tests.support.servers.dying_engine import ending_the_run
+
+
+@contextmanager
+def train_whole(recipe: Recipe, root: Path) -> Iterator[RunFolder]:
+    """Train the run `whole` in a folder of runs, which is the one of the block."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RATCHET_RUNS", str(root))
+        train(recipe, run="whole")
+        yield RunFolder(root / "whole")
+
+
+def fixture_of(recipe: Recipe) -> object:
+    """Return a fixture for a test module's `whole`: a run of the recipe, trained once."""
+
+    @pytest.fixture(scope="module")
+    def whole(
+        tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
+    ) -> Iterator[RunFolder]:
+        with train_whole(recipe, tmp_path_factory.mktemp("runs")) as run:
+            yield run
+
+    return whole
+
+
+def die(recipe: Recipe, killed: AbstractContextManager[None], root: Path) -> RunFolder:
+    """Train a run whose engine is killed, which ends it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RATCHET_RUNS", str(root))
+        with killed, ending_the_run():
+            train(recipe, run="broken")
+    return RunFolder(root / "broken")
+
+
+def die_and_go_on(recipe: Recipe, killed: AbstractContextManager[None], root: Path) -> RunFolder:
+    """Train a run whose engine is killed, which goes on to its end."""
+    with pytest.MonkeyPatch.context() as patch, killed:
+        patch.setenv("RATCHET_RUNS", str(root))
+        train(recipe, run="broken")
+    return RunFolder(root / "broken")
+
+
+def differences(broken: RunFolder, whole: RunFolder) -> list[str]:
+    """List what a run that died has repeated, or has other than one that did not."""
+    return list_faults(broken, read_contents(whole))

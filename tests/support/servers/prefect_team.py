@@ -1,0 +1,141 @@
+"""What a team has: a Prefect server, a project's deployments on it, and a worker that runs them."""
+
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support.processes import free_port, wait_until
+from tests.support.servers.prefect_api import prefect_api
+
+STARTING_SECONDS = 300
+DEPLOYING_SECONDS = 600
+RUNNING_SECONDS = 600
+
+
+@contextmanager
+def open_team(
+    ratchet: Sequence[str],
+    project: Path,
+    folder: Path,
+    variables: Mapping[str, str],
+    deployment: str = "",
+) -> Iterator[httpx.Client]:
+    """Start server and worker by the command `ratchet`; yield the API.
+
+    All of the project is deployed, or one deployment of it.
+
+    The logs, and what Prefect keeps, are in `folder`.
+    """
+    port = str(free_port())
+    environment = {
+        **{name: value for name, value in variables.items() if not name.startswith("PREFECT_")},
+        "PREFECT_HOME": str(folder / "home"),
+        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
+
+    @contextmanager
+    def running(*words: str) -> Iterator[None]:
+        with (folder / f"{words[0]}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [*ratchet, *words], cwd=project, env=environment, stdout=log, stderr=log
+            )
+            try:
+                yield
+            finally:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):  # it waits for what a busy machine owes
+                    process.wait(60)
+                process.kill()
+                process.wait()
+
+    with ExitStack() as stack:
+        stack.enter_context(running("server", "--port", port))
+        api = stack.enter_context(prefect_api(environment["PREFECT_API_URL"]))
+        _wait_for_health(api)
+        subprocess.run(
+            [*ratchet, "deploy", *filter(None, [deployment])],
+            cwd=project,
+            env=environment,
+            check=True,
+            timeout=DEPLOYING_SECONDS,
+        )
+        stack.enter_context(running("worker"))
+        yield api
+
+
+def run_deployment(
+    api: httpx.Client, deployment: str, parameters: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Create a flow run, and wait for its end."""
+    created = api.post(
+        f"/deployments/{deployment}/create_flow_run",
+        json={"parameters": parameters, "state": {"type": "SCHEDULED"}},
+    )
+    assert created.status_code == 201, created.text
+    return wait_for_end(api, created.json()["id"])
+
+
+def wait_for_end(api: httpx.Client, flow_run: str) -> dict[str, Any]:
+    """Wait for the end of a flow run, and return it."""
+    deadline = time.monotonic() + RUNNING_SECONDS
+    while time.monotonic() < deadline:
+        found = api.get(f"/flow_runs/{flow_run}").json()
+        if found["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
+            return found
+        time.sleep(0.5)
+    raise TimeoutError(read_log(api, flow_run))
+
+
+def wait_for_schedule(api: httpx.Client, deployment: str) -> dict[str, Any]:
+    """Wait for the end of the first flow run that a deployment's schedule has started; return it.
+
+    The deployment is paused afterwards, and what the schedule has started meanwhile is waited for.
+    """
+    wanted = {"deployments": {"id": {"any_": [deployment]}}, "sort": "EXPECTED_START_TIME_ASC"}
+    started = {"state": {"type": {"not_any_": ["SCHEDULED"]}}}
+
+    def of_schedule() -> list[dict[str, Any]]:
+        found = api.post("/flow_runs/filter", json={**wanted, "flow_runs": started}).json()
+        return [flow_run for flow_run in found if flow_run["auto_scheduled"]]
+
+    wait_until("a schedule fires", lambda: bool(of_schedule()), RUNNING_SECONDS)
+    first, *_ = of_schedule()
+    ended = wait_for_end(api, first["id"])
+    api.post(f"/deployments/{deployment}/pause_deployment")
+    for later in of_schedule():
+        wait_for_end(api, later["id"])
+    return ended
+
+
+def read_log(api: httpx.Client, flow_run: str) -> str:
+    """Return what a flow run has logged."""
+    wanted = {"logs": {"flow_run_id": {"any_": [flow_run]}}}
+    return "\n".join(line["message"] for line in api.post("/logs/filter", json=wanted).json())
+
+
+def _wait_for_health(api: httpx.Client) -> None:
+    deadline = time.monotonic() + STARTING_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            if api.get("/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.5)
+    raise TimeoutError("the Prefect server did not start")
+
+
+def retry(api: httpx.Client, flow_run: dict[str, Any]) -> dict[str, Any]:
+    """Send what the button *Retry* of Prefect's UI sends; wait for the end."""
+    state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}
+    answer = api.post(
+        f"/flow_runs/{flow_run['id']}/set_state", json={"state": state, "force": False}
+    )
+    assert answer.json()["status"] == "ACCEPT", answer.text
+    return wait_for_end(api, flow_run["id"])
