@@ -34,12 +34,15 @@ def runs() -> None:
 
 @app.command()
 def watch(run: Run) -> None:
-    """Show what a run does, whichever process trains it, until it is done or until Ctrl-C."""
-    from flows.cli.progress_bar import watch as show
+    """Show what a run does, of this machine or of a Prefect server, until its end or Ctrl-C."""
+    from flows.cli.progress_bar import watch_flow_run, watch_folder
     from tasks.storage.manifest import read_manifest
 
-    read_manifest(folder_of(run))  # refuses a run that is not there
-    show(folder_of(run))
+    if (folder := folder_of(run)).exists():
+        read_manifest(folder)  # refuses another format
+        watch_folder(folder)
+    elif not watch_flow_run(run):
+        raise SystemExit(1)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from adapters.player_protocol import Failure
 from flows.cli.progress_bar import show_progress
 from tasks.evaluations import ScoredRollout, score
 from tasks.metrics import record_metrics
-from tasks.recording.journal import Journal
+from tasks.recording.journal import Journal, seal
 from tasks.recording.spans import EndedAttempt, Span, error_span, reward_span
 from tasks.reports.progress import (
     ProgressReader,
@@ -20,6 +20,7 @@ from tasks.reports.progress import (
     describe_run,
     describe_seconds_left,
     draw_line,
+    read_facts,
 )
 from tasks.storage.json_files import write_json, write_rows
 from tasks.storage.manifest import write_manifest
@@ -85,8 +86,18 @@ def test_an_error_is_the_last_failure_without_what_a_terminal_would_obey(
     journal.append_now(error_span(rollout(0), Failure("KeyError", "'\x1b[2Jcity'\nTraceback")))
     progress = ProgressReader(run).look()
     assert progress.doing == "step 1 of 2: 1 of 8 rollouts"
-    shown = describe_run(run, progress, is_open=True).splitlines()
+    shown = describe_run("hello-1", "open", read_facts(run, progress)).splitlines()
     assert shown[-1] == "last failure: KeyError: '\N{REPLACEMENT CHARACTER}[2Jcity'"
+
+
+def test_a_failure_of_a_step_that_ended_before_the_first_look_is_known(
+    run: RunFolder, journal: Journal
+) -> None:
+    journal.append_now(error_span(rollout(0), Failure("KeyError", "'city'\nTraceback")))
+    journal.close()
+    seal(journal.path, run.spans("train-00000.0"))
+    record_metrics(run.metrics, 0, {"rollouts/failed": 1})
+    assert ProgressReader(run).look().failure == "KeyError: 'city'"
 
 
 def test_a_batch_that_is_played_anew_is_counted_anew(run: RunFolder, journal: Journal) -> None:
@@ -136,6 +147,7 @@ def test_the_time_left_is_that_of_the_steps_before(run: RunFolder) -> None:
     [
         ((3, 3.2), "3 s left"),
         ((40, 55), "40 to 55 s left"),
+        ((20, 200), "1 to 3 min left"),
         ((100, 200), "2 to 3 min left"),
         ((7200, 10800), "2 to 3 h left"),
     ],

@@ -68,7 +68,7 @@ class RunLine:
         if self.totals is None or not self.totals.failed:
             return self.trouble and f"{self.name}: {self.trouble}"
         try:
-            error = last_failure(self.run.folder)
+            error = last_failure(self.run.folder) or ""
         except BROKEN as damage:
             return f"{self.name}: {explain(damage)}"
         return f"{self.name}, {self.totals.failed} rollouts failed, the last error in {error}"
