@@ -116,7 +116,7 @@ PANELS = (
     Panel("share of uniform groups", "groups/uniform_fraction"),
     Panel("trained share of the sampled tokens", "tokens/trained", over="tokens/sampled"),
     Panel("failed rollouts", "rollouts/failed"),
-    Panel("turns whose tokens were not kept", "prefix/broken"),
+    Panel("turns whose tokens were not kept", "turns/not_kept"),
     Panel("seconds of a step's sampling", "seconds/sampling"),
     Panel("seconds of a step's training", "seconds/training"),
 )

@@ -58,7 +58,7 @@ def call(number: int, kind: str, tokens: int = 0) -> Span:
     asked = {"rollout_id": end.rollout_id, "attempt": 0, "role": "policy", "call": 0}
     span = {**asked, "kind": kind, "span_id": f"{number}.{kind}", "started": NOW}
     lists = {name: [1] * tokens for name in ("response_token_ids", "logprobs")}
-    answer = {"prompt_token_ids": [1], "prefix_len": 0, **lists, "ended": datetime.now(UTC)}
+    answer = {"prompt_token_ids": [1], "kept_tokens": 0, **lists, "ended": datetime.now(UTC)}
     return span | {**answer, "gen_ai_usage_output_tokens": tokens} if kind == "llm" else span
 
 
