@@ -61,7 +61,7 @@ TRAINING_ARTIFACTS = ("curves", "metrics", "transcripts", "evaluations")
 
 LEGEND = (
     "Points on a line are the mean rewards of the rollouts that were trained on. Circles are "
-    "held-out examples with their 95 % intervals: full if sampled, empty if greedy.\n\n"
+    "held-out examples with their 95 % intervals: full if sampled, empty if greedy."
 )
 
 FIRST_SECONDS, GROWTH = 20.0, 1.25
@@ -293,12 +293,17 @@ def describe_curves(run: RunFolder) -> str:
     else:
         measures = [plots.draw_rewards(curves)[0], *plots.draw_role_rewards(curves)]
         legend = LEGEND
-    picture = plots.join_drawings([*measures, *plots.draw_panels(curves)])
+    moving, constant = plots.split_constant(curves)
+    picture = plots.join_drawings([*measures, *plots.draw_panels(curves, moving)])
     image = b64encode(picture.encode()).decode()
-    return (
-        f"![curves](data:image/svg+xml;base64,{image})\n\n{legend}"
-        f"{_links(run)}.\n\nThe report of the run is `{run.report.resolve()}`.\n"
-    )
+    parts = [
+        f"![curves](data:image/svg+xml;base64,{image})",
+        legend,
+        constant,
+        f"{_links(run)}.",
+        f"The report of the run is `{run.report.resolve()}`.\n",
+    ]
+    return "\n\n".join(filter(None, parts))
 
 
 DIVERGENCES = ("kl_reference_v1", "teacher/kl", "kl_sample_train_v1")
