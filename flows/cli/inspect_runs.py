@@ -37,8 +37,14 @@ def watch(run: Run) -> None:
     """Show what a run does, of this machine or of a Prefect server, until its end or Ctrl-C."""
     from flows.cli.progress_bar import watch_flow_run, watch_folder
     from tasks.storage.manifest import read_manifest
+    from tasks.storage.stages import stage_runs
 
-    if (folder := folder_of(run)).exists():
+    folder = folder_of(run)
+    if begun := [one.name for one in stage_runs(folder)]:
+        raise UserError(
+            f"{run} is made of runs, which are watched by their names; begun are {', '.join(begun)}"
+        )
+    if folder.exists():
         read_manifest(folder)  # refuses another format
         watch_folder(folder)
     elif not watch_flow_run(run):

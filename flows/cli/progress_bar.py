@@ -21,6 +21,7 @@ from tasks.reports.progress import (
     describe_step,
     read_facts,
 )
+from tasks.reports.tables import describe_state
 from tasks.storage.checksums import Damaged
 from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder
@@ -106,8 +107,9 @@ def watch_folder(run: RunFolder) -> None:
     def look() -> WatchedRun:
         progress, is_open = reader.look(), run.is_open()
         facts = read_facts(run, progress)
-        state = facts[CALLS] if is_open else "no process has it open"
-        ended = progress.done >= progress.steps and not is_open
+        done, steps = progress.done, progress.steps
+        state = facts[CALLS] if is_open else describe_state(run, done, steps, is_open=False)
+        ended = done >= steps and not is_open
         return WatchedRun(describe_run(run.name, state, facts), ended)
 
     _show_until_end(look, LOOK_SECONDS)

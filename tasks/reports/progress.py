@@ -175,7 +175,7 @@ class ProgressReader:
         self.run = run
         self._batches: dict[Path, _Batch] = {}
         self._sampled: deque[tuple[datetime, int]] = deque()
-        self._done, self._failure = 0, ""
+        self._done, self._failure = -1, ""
 
     def look(self) -> Progress:
         """Read what the run is doing; Damaged if a file that says so is."""
@@ -206,7 +206,7 @@ class ProgressReader:
         )
 
     def _read_failure(self) -> None:
-        """Read the last error of the steps that are done, whose journals may not have been seen."""
+        """Read the last error of batches that are sealed, whose journals may not have been seen."""
         if failed := last_failure(self.run):
             self._failure = _first_line(failed.error)
 

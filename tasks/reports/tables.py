@@ -11,6 +11,9 @@ from tasks.storage.run_folder import RunFolder
 SPENT = {"tokens": "tokens", "cost": "USD"}
 """Usage of a role that no policy answers → its name in the table."""
 
+STOPPED = "stopped"
+"""Beginning of the state of a run that can be continued."""
+
 GAP = "  "
 """What stands between the columns of a table for a terminal."""
 NARROWEST = 6
@@ -103,7 +106,7 @@ def describe_state(run: RunFolder, done: int, steps: int, is_open: bool) -> str:
 
 
 def _stopped(run: RunFolder) -> str:
-    doubts = ["stopped"]
+    doubts = [STOPPED]
     for policy in run.policies():
         of = "" if policy == POLICY else f" of {policy}"
         if (doubtful := Ledger(run.checkpoints(policy)).in_doubt()) is not None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from adapters.player_protocol import Failure
-from flows.cli.progress_bar import show_progress
+from flows.cli.progress_bar import show_progress, watch_folder
 from tasks.evaluations import ScoredRollout, score
 from tasks.metrics import record_metrics
 from tasks.recording.journal import Journal, seal
@@ -96,6 +96,7 @@ def test_a_failure_of_a_step_that_ended_before_the_first_look_is_known(
     journal.append_now(error_span(rollout(0), Failure("KeyError", "'city'\nTraceback")))
     journal.close()
     seal(journal.path, run.spans("train-00000.0"))
+    assert ProgressReader(run).look().failure == "KeyError: 'city'", "it has stopped the run"
     record_metrics(run.metrics, 0, {"rollouts/failed": 1})
     assert ProgressReader(run).look().failure == "KeyError: 'city'"
 
@@ -120,6 +121,18 @@ def test_held_out_rollouts_are_told_from_those_that_are_trained(
         evaluation.append_now(reward_span(rollout(0, "test-00000"), 1.0))
         said = ProgressReader(run).look().doing
     assert said == "step 1 of 2: 0 of 8 rollouts, scoring the base model: 1 of 2 rollouts"
+
+
+def test_a_run_that_is_done_is_finished_and_watched_no_longer(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in range(2):
+        record_metrics(run.metrics, step, {"reward/mean": 0.5 * step})
+    watch_folder(run)
+    state, doing, curve = capsys.readouterr().out.splitlines()
+    assert state == "hello-1: finished"
+    assert doing.startswith("done, reward 0.50")
+    assert curve == "reward by step ▁█ 0.00 → 0.50"
 
 
 def test_sides_that_the_reference_has_scored_are_counted(run: RunFolder) -> None:

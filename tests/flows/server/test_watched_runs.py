@@ -24,6 +24,7 @@ from tasks.reports.artifacts import Artifacts
 from tasks.storage.json_files import write_rows
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder
+from tasks.storage.stages import write_sweep
 from tasks.yields import StepStopped
 from tests.support.engine_server import Address
 from tests.support.small_recipe import small_recipe
@@ -133,6 +134,15 @@ def test_a_name_that_neither_this_machine_nor_the_server_has_gets_the_nearest() 
     assert said.startswith("there is no run oter-1 in ")
     assert f"the Prefect server at {PREFECT_API_URL.value()} has no flow run of that name" in said
     assert said.endswith("; did you mean 'otter-1'?")
+
+
+def test_a_sweep_of_this_machine_names_its_runs_that_have_begun(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "here" / "sweep")
+    write_sweep(folder, {}, ["sweep-a", "sweep-b"], [])
+    write_manifest(RunFolder(tmp_path / "here" / "sweep-a"), {}, "f00d")
+    refused = watch("sweep").exception
+    assert isinstance(refused, UserError)
+    assert str(refused).endswith("begun are sweep-a")
 
 
 def test_a_server_that_is_away_is_said_in_a_sentence() -> None:
