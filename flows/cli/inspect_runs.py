@@ -1,6 +1,5 @@
 """The commands that read the files of runs, and train nothing."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,8 +27,9 @@ def writable(out: Path | None) -> Path | None:
 def runs() -> None:
     """List the runs of this folder."""
     from tasks.reports.board.run_list import runs_table
+    from tasks.reports.tables import terminal_width
 
-    print(runs_table(shutil.get_terminal_size((100, 0)).columns))
+    print(runs_table(terminal_width()))
 
 
 @app.command()
