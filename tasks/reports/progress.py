@@ -23,7 +23,7 @@ from tasks.reports.curves import describe_ends
 from tasks.reports.failures import last_failure
 from tasks.shards import read_shard
 from tasks.storage.files import is_written
-from tasks.storage.json_files import read_json
+from tasks.storage.json_files import read_json, read_log
 from tasks.storage.manifest import Manifest, recipe_of
 from tasks.storage.names import BASELINE, BatchName, batch_name, parse_batch, shard_name
 from tasks.storage.run_folder import TRAINED, RunFolder
@@ -148,12 +148,18 @@ def describe_seconds_left(left: tuple[float, float]) -> str:
 def step_seconds(run: RunFolder, done: int) -> list[float]:
     """Return the seconds that each of the first `done` steps took, by the times of its files.
 
-    A step begins where the one before it ended; the first begins with its shard.
+    A step begins where the one before it ended, or where the run was opened again since; the first
+    begins with its shard.
     """
+    said = [str(row["opened"]).replace(" UTC", "Z") for row in read_log(run.owners)]
+    opened = [datetime.fromisoformat(one).timestamp() for one in said]
     begun = [run.shard(shard_name("train", 0)), *run.given_files()[-1:]]
     files = [*filter(is_written, begun), *(run.update(POLICY, step) for step in range(done))]
     ends = [path.stat().st_mtime for path in files if is_written(path)]
-    return [end - begin for begin, end in pairwise(ends)]
+    return [
+        end - max([begin, *(again for again in opened if again < end)])
+        for begin, end in pairwise(ends)
+    ]
 
 
 def describe_held_out(run: RunFolder) -> str:

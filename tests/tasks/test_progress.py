@@ -22,7 +22,7 @@ from tasks.reports.progress import (
     draw_line,
     read_facts,
 )
-from tasks.storage.json_files import write_json, write_rows
+from tasks.storage.json_files import append_row, write_json, write_rows
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import write
@@ -153,6 +153,10 @@ def test_the_time_left_is_that_of_the_steps_before(run: RunFolder) -> None:
     begun = run.shard("train-00000").stat().st_mtime
     os.utime(update, (begun + 90, begun + 90))
     assert ProgressReader(run).look().seconds_left == pytest.approx((90, 90))
+    again = datetime.fromtimestamp(begun + 60, UTC)
+    append_row(run.owners, {"opened": f"{again:%Y-%m-%d %H:%M:%S} UTC"})
+    left = ProgressReader(run).look().seconds_left
+    assert left == pytest.approx((30, 30), abs=1), "it was closed for the rest"
 
 
 @pytest.mark.parametrize(
