@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
+from itertools import count
 from threading import Event, Thread
 from types import TracebackType
 from typing import Self
@@ -95,7 +96,7 @@ class Artifacts:
         self._thread = ThreadPoolExecutor(1, "artifacts")
         self._submitted: list[Future[None]] = []
         self._progress: UUID | None = None
-        self._told = False
+        self._failures = count()  # of which two threads tell one
         self._begun, self._shown_at = time.monotonic(), FIRST_SECONDS
         self._now: UUID | None = None
         self._over = Event()
@@ -111,11 +112,13 @@ class Artifacts:
     def __exit__(
         self, kind: type[BaseException] | None, _: object, trace: TracebackType | None
     ) -> None:
-        wait(self._submitted, LAST_SECONDS if kind is None else 0)
-        self._thread.shutdown(wait=False, cancel_futures=True)
         self._over.set()
+        left, began = LAST_SECONDS if kind is None else 0, time.monotonic()
+        wait(self._submitted, left)
+        self._thread.shutdown(wait=False, cancel_futures=True)
         if self._looking.is_alive() and (kind is None or issubclass(kind, Exception)):
-            self._looking.join(LAST_SECONDS if kind is None else FAILED_SECONDS)
+            self._looking.join(max(FAILED_SECONDS, left - (time.monotonic() - began)))
+        next(self._failures)  # what comes later finds a server that ends with the run
         self._forget_done()
 
     def show(self, step: int, metrics: Metrics) -> None:
@@ -267,10 +270,9 @@ class Artifacts:
         try:
             make()
         except FAILURES as error:
-            if not self._told:
+            if next(self._failures) == 0:
                 said = "Prefect's UI does not show all of %s: %r. The training needs none of it"
                 log.warning(said, self._run.name, error)
-            self._told = True
 
 
 def _short(value: float | None) -> float | None:
