@@ -199,9 +199,9 @@ class Completion:
     """An answered call.
 
     `response_token_ids` and `logprobs` are aligned and exactly as they were sampled, with the
-    end-of-turn token. The first `prefix_len` tokens of the prompt are the unchanged prompt and
-    sampled tokens of this role's call `prefix_call`; `prefix_how` says how that call was found, or
-    why there is none (see `adapters.door.prefixes.Prompt`).
+    end-of-turn token. The first `kept_tokens` tokens of the prompt are the unchanged prompt and
+    sampled tokens of this role's call `kept_call`; `kept_how` says how that call was found, or
+    why there is none (see `adapters.door.kept_calls.Prompt`).
 
     A call that no policy answered has a `usage`, no tokens and no `sampling`; its `policy_version`
     names the model or function that answered it.
@@ -218,9 +218,9 @@ class Completion:
     ended: datetime
     sampling: Sampling | None = None
     prompt_token_ids: Sequence[int] = ()
-    prefix_len: int = 0
-    prefix_call: int | None = None
-    prefix_how: str = ""
+    kept_tokens: int = 0
+    kept_call: int | None = None
+    kept_how: str = ""
     response_token_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
     renderer: str = ""

@@ -162,7 +162,7 @@ def make_span(turn: Turn) -> Span:
         "prompt_token_ids": turn.prompt,
         "response_token_ids": turn.answer,
         "logprobs": turn.logprobs,
-        "prefix_len": 0,
+        "kept_tokens": 0,
     }
 
 

@@ -95,7 +95,7 @@ def measure(
         judged = read_verdicts(files.verdicts)
         measures |= {
             **_groups(rewards_of(trajectories, verdicts=judged), sizes, min_group_size),
-            **_prefixes(trajectories.filter(pa.array(trained, pa.bool_()))),
+            **_count_not_kept(trajectories.filter(pa.array(trained, pa.bool_()))),
             "entropy": _mean(-_masked(trajectories["logprobs"], trajectories["mask"])),
             **_reference_divergence(trajectories, files.references.get(policy, {})),
             "datums/dropped": int(sum(trained)) - datums.num_rows,
@@ -367,12 +367,12 @@ def _groups(rewards: pa.Table, played: Mapping[str, int], min_group_size: int) -
     return counts
 
 
-def _prefixes(trajectories: pa.Table) -> Metrics:
+def _count_not_kept(trajectories: pa.Table) -> Metrics:
     """Count the trajectories that should have continued another one, by reason."""
     reasons = Counter(trajectories["begins"].to_pylist())
     del reasons["new"]
-    not_kept = {f"prefix/broken/{reason}": count for reason, count in sorted(reasons.items())}
-    return {"trajectories": trajectories.num_rows, "prefix/broken": reasons.total(), **not_kept}
+    not_kept = {f"turns/not_kept/{reason}": count for reason, count in sorted(reasons.items())}
+    return {"trajectories": trajectories.num_rows, "turns/not_kept": reasons.total(), **not_kept}
 
 
 def _masked(values: pa.ChunkedArray, masks: pa.ChunkedArray) -> np.ndarray:

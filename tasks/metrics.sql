@@ -136,7 +136,7 @@ calls as (
         count(*) filter (where trained) as "calls",
         sum(len(prompt_token_ids)) filter (where trained) as "tokens/prompt",
         sum(len(response_token_ids)) filter (where trained) as "tokens/sampled",
-        sum(prefix_len) filter (where trained) as reused,
+        sum(kept_tokens) filter (where trained) as kept,
         avg((attributes ->> '$.format.valid')::boolean::int) filter (where trained) as formed,
         avg((attributes ->> '$.tool_choice.kept')::boolean::int) filter (where trained) as heeded,
         count(*) filter (where not trained) as "calls/other_roles"
@@ -201,7 +201,7 @@ select
     coalesce("tokens/prompt", 0)::bigint as "tokens/prompt",
     coalesce("tokens/sampled", 0)::bigint as "tokens/sampled",
     -- The share of the prompts' tokens that are an earlier call's, kept as they were sampled.
-    reused / "tokens/prompt" as "prefix/reused_fraction",
+    kept / "tokens/prompt" as "tokens/kept_fraction",
     -- The share of the answers that kept to the form, or called the tools, that were asked for.
     formed as "format/valid_fraction",
     heeded as "tool_choice/kept_fraction",

@@ -7,7 +7,7 @@ with recursive calls as (
         attempt,
         role,
         call,
-        prefix_call,
+        kept_call,
         messages,
         tools,
         attributes ->> '$.instructions' as instructions,
@@ -36,11 +36,11 @@ origins as (
         origins.attempt,
         origins.role,
         first_call,
-        prefix_call
+        kept_call
 
     from origins
     join calls using (rollout_id, attempt, role, call)
-    where prefix_call is not null
+    where kept_call is not null
 
 )
 
@@ -52,5 +52,5 @@ select
 
 from origins
 join calls using (rollout_id, attempt, role, call)
-where prefix_call is null
+where kept_call is null
 order by rollout_id, role, first_call

@@ -50,7 +50,7 @@ calls as (
         response_token_ids,
         logprobs,
         policy_version,
-        prefix_how,
+        kept_how,
         gen_ai_response_finish_reasons[1] = 'length' as cut_short,
         -- An agent that names rewards of roles leaves out those that have none.
         if(
@@ -59,7 +59,7 @@ calls as (
         of_call.reward as call_reward,
         -- The call it should have grown from: the one the door names, or else the one before it.
         coalesce(
-            prefix_call,
+            kept_call,
             lag(spans.call) over (partition by spans.rollout_id, spans.role order by spans.call)
         ) as earlier_call
 
@@ -109,8 +109,8 @@ turns as (
         case
             when continues then null
             when grew then 'branch'
-            when prefix_how in ('messages', 'text') then 'mismatch'
-            else prefix_how
+            when kept_how in ('messages', 'text') then 'mismatch'
+            else kept_how
         end as begins
 
     from comparisons

@@ -8,8 +8,8 @@ from hashlib import sha256
 from typing import Protocol
 
 from adapters.calls import Begun, CallId, Completion, Refused, Request
+from adapters.door.kept_calls import KeptCalls
 from adapters.door.memory import Answer, Memory
-from adapters.door.prefixes import Prefixes
 from adapters.errors import UserError
 from adapters.process.waiting import cancel_and_wait
 from adapters.rendering.chat import Chat
@@ -92,7 +92,7 @@ class CallSequence:
         self._max_calls = max_calls
         self._recorder = recorder
         self._begun: set[int] = set()
-        self._memory = Memory(Prefixes(chat), self._record_begun, recorded)
+        self._memory = Memory(KeptCalls(chat), self._record_begun, recorded)
         self._requests: dict[bytes, PendingRequest] = {}
         self._running: set[asyncio.Task[Completion]] = set()
         self._calls = 0
@@ -188,7 +188,7 @@ class CallSequence:
         except UNRECORDED as error:
             raise _withhold(call, error) from error
         self.answered.append(call.number)
-        self._memory.prefixes.remember(completion)
+        self._memory.kept.remember(completion)
         return completion
 
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from adapters.calls import Begun, CallId, Completion, Request, Sampling
 from adapters.dialects.structured import format_instructions
-from adapters.door.prefixes import Prefixes, canonical_json
+from adapters.door.kept_calls import KeptCalls, canonical_json
 
 
 class Memory:
@@ -24,11 +24,11 @@ class Memory:
 
     def __init__(
         self,
-        prefixes: Prefixes,
+        kept: KeptCalls,
         begin: Callable[[Begun], None],
         recorded: Iterable[Completion] = (),
     ) -> None:
-        self.prefixes = prefixes
+        self.kept = kept
         self.begin = begin
         self._recorded = {completion.id.number: completion for completion in recorded}
 

@@ -11,8 +11,8 @@ from tinker import ModelInput, SamplingParams
 from adapters.calls import Begun, CallId, Completion, Message, Policy, Refused, Request, Sampling
 from adapters.dialects.structured import format_instructions
 from adapters.door.call_sequence import SAMPLER_FORBIDDEN, SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
+from adapters.door.kept_calls import Prompt
 from adapters.door.memory import Memory, request_sha
-from adapters.door.prefixes import Prompt
 from adapters.errors import EngineDied
 from adapters.rendering.chat import Chat
 
@@ -43,13 +43,13 @@ class PolicyBackend:
     run_seed: int
 
     async def answer(self, request: Request, call: CallId, memory: Memory) -> Completion:
-        """Return the policy's completion; the caller records it and adds it to the prefixes."""
+        """Return the policy's completion; the caller records it and adds it to the kept calls."""
         started, sha = datetime.now(UTC), request_sha(request, self.sampling)
         again = memory.recall(call, request, sha, self.policy.version)
         if again is not None:
             return again
         instructions = format_instructions(request)
-        prompt = memory.prefixes.prompt(request.messages, request.tools, instructions)
+        prompt = memory.kept.prompt(request.messages, request.tools, instructions)
         seed = call.seed(self.run_seed)
         params = self._sampling_params(request, seed, len(prompt.token_ids))
         self.chat.tell_of_noise(len(prompt.token_ids))
@@ -64,9 +64,9 @@ class PolicyBackend:
             sampling=replace(self.sampling, max_tokens=params.max_tokens),
             seed=seed,
             prompt_token_ids=prompt.token_ids,
-            prefix_len=prompt.prefix_len,
-            prefix_call=prompt.prefix_call,
-            prefix_how=prompt.how,
+            kept_tokens=prompt.kept_tokens,
+            kept_call=prompt.kept_call,
+            kept_how=prompt.how,
             response_token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
             finish_reason=_finish_reason(sampled, message),

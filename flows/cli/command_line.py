@@ -33,9 +33,6 @@ Overrides = Annotated[
     typer.Option("--set", help="section.key=value over the recipe; `ratchet keys` lists the keys."),
 ]
 
-WIDTH = 100
-"""Letters of a line of a table."""
-
 
 def train_with_bar(run: str, recipe: "RunRecipe") -> str:
     """Run the flow of a run, with a progress bar; return its closing lines.
@@ -64,7 +61,7 @@ def train_stages(run: str, recipe: "StagesRecipe | SweepRecipe") -> str:
     from flows.recipe.sweeps.sweep import SweepRecipe
     from flows.stages import check_stages, stages
     from flows.sweep import check_sweep, sweep
-    from tasks.reports.tables import fitted
+    from tasks.reports.tables import fitted, terminal_width
     from tasks.storage.run_folder import folder_of
     from tasks.storage.stages import result_table
 
@@ -88,7 +85,8 @@ def train_stages(run: str, recipe: "StagesRecipe | SweepRecipe") -> str:
 
     with show_progress(runs):
         summary = call_flow(flow, explain, recipe=recipe, run=run)
-    table = fitted(*result_table(folder), WIDTH, ["held-out", "error"])
+    long = ["run", "starts at", "held-out", "error"]
+    table = fitted(*result_table(folder), terminal_width(), long)
     lines = [summary.outcome, "", table, "", f"report  {folder.report}"]
     return "\n".join([*lines, f"serve   ratchet serve {summary.result}"])
 

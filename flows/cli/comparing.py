@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from adapters.errors import UserError
-from flows.cli.command_line import WIDTH, Overrides, Verbose, call_flow
+from flows.cli.command_line import Overrides, Verbose, call_flow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +119,7 @@ def _play(recipe: "Recipe", targets: "Sequence[str]", against: str | None = None
 
 def _describe(comparison: "Comparison") -> str:
     """Return a comparison as a table, with the examples on which the targets differ most."""
-    from tasks.reports.tables import fitted
+    from tasks.reports.tables import fitted, terminal_width
     from tasks.storage.run_folder import folder_of
 
     rows: list[list[object]] = []
@@ -132,7 +132,7 @@ def _describe(comparison: "Comparison") -> str:
         else:
             row += [None] * 6
         rows.append([*row, one.failed or None, one.tokens, one.cost])
-    parts = [fitted(NAMES, rows, WIDTH, ["target"])]
+    parts = [fitted(NAMES, rows, terminal_width(), ["target"])]
     parts += [part for one in comparison.targets if (part := _differing(comparison, one.target))]
     folder = folder_of(comparison.folder).path
     said = f"{comparison.examples} examples, each compared with {comparison.against}: {folder}"

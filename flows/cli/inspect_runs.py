@@ -1,6 +1,5 @@
 """The commands that read the files of runs, and train nothing."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,18 +27,28 @@ def writable(out: Path | None) -> Path | None:
 def runs() -> None:
     """List the runs of this folder."""
     from tasks.reports.board.run_list import runs_table
+    from tasks.reports.tables import terminal_width
 
-    print(runs_table(shutil.get_terminal_size((100, 0)).columns))
+    print(runs_table(terminal_width()))
 
 
 @app.command()
 def watch(run: Run) -> None:
-    """Show what a run does, whichever process trains it, until it is done or until Ctrl-C."""
-    from flows.cli.progress_bar import watch as show
+    """Show what a run does, of this machine or of a Prefect server, until its end or Ctrl-C."""
+    from flows.cli.progress_bar import watch_flow_run, watch_folder
     from tasks.storage.manifest import read_manifest
+    from tasks.storage.stages import stage_runs
 
-    read_manifest(folder_of(run))  # refuses a run that is not there
-    show(folder_of(run))
+    folder = folder_of(run)
+    if begun := [one.name for one in stage_runs(folder)]:
+        raise UserError(
+            f"{run} is made of runs, which are watched by their names; begun are {', '.join(begun)}"
+        )
+    if folder.exists():
+        read_manifest(folder)  # refuses another format
+        watch_folder(folder)
+    elif not watch_flow_run(run):
+        raise SystemExit(1)
 
 
 @app.command()

@@ -13,12 +13,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from tasks.metrics import read_metrics
-from tasks.reports.progress import ProgressReader, describe_run, describe_step
+from tasks.reports.progress import (
+    CALLS,
+    ProgressReader,
+    WatchedRun,
+    describe_run,
+    describe_step,
+    read_facts,
+)
+from tasks.reports.tables import describe_state
 from tasks.storage.checksums import Damaged
 from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder
 
-LOOK_SECONDS = 0.5
+LOOK_SECONDS, SERVER_SECONDS = 0.5, 2.0
+"""Seconds between two looks at a run's files, and at what a server knows of it."""
 
 
 @contextmanager
@@ -91,16 +100,40 @@ def _lines(runs: Mapping[RunFolder, int], console: Console) -> Iterator[Callable
     yield look
 
 
-def watch(run: RunFolder) -> None:
+def watch_folder(run: RunFolder) -> None:
     """Show what a run does until all its steps are done, or until Ctrl-C."""
     reader = ProgressReader(run)
-    with Live(console=Console(), refresh_per_second=4) as live:
-        while True:
-            progress, is_open = reader.look(), run.is_open()
-            live.update(Text(describe_run(run, progress, is_open)))
-            if progress.done >= progress.steps and not is_open:
-                return
-            time.sleep(LOOK_SECONDS)
+
+    def look() -> WatchedRun:
+        progress, is_open = reader.look(), run.is_open()
+        facts = read_facts(run, progress)
+        done, steps = progress.done, progress.steps
+        state = facts[CALLS] if is_open else describe_state(run, done, steps, is_open=False)
+        ended = done >= steps and not is_open
+        return WatchedRun(describe_run(run.name, state, facts), ended)
+
+    _show_until_end(look, LOOK_SECONDS)
+
+
+def watch_flow_run(run: str) -> bool:
+    """Show what a Prefect server knows of a run until its flow run ends; return whether well."""
+    from flows.server.watched_runs import open_server_run  # Prefect's client loads slowly
+
+    with open_server_run(run) as look:
+        return not _show_until_end(look, SERVER_SECONDS).failed
+
+
+def _show_until_end(look: Callable[[], WatchedRun], seconds: float) -> WatchedRun:
+    """Show a run at intervals of so many seconds until it has ended; return the last view."""
+    console = Console()
+    with Live(console=console, refresh_per_second=4) as live:
+        while not (seen := look()).ended:
+            live.update(Text(seen.said))
+            time.sleep(seconds)
+        live.update(Text(seen.said))
+    if not console.is_terminal:
+        console.line()
+    return seen
 
 
 @contextmanager

@@ -322,8 +322,9 @@ def _kind_of(values: Mapping[str, Any], kind: type[R] = FlowRecipe) -> type[R]:
     kinds = _kinds(kind)
     if (flow := values.get("flow")) not in kinds:
         raise FlowError(
-            f"the recipe is for the flow {flow!r}, and there is: {', '.join(sorted(kinds))}; "
-            "give one of these, or continue the run with the version that wrote it"
+            f"no recipe is for a flow {flow!r}; there are recipes for {', '.join(sorted(kinds))}: "
+            "give one of these, or continue a run with the version that wrote it"
+            + did_you_mean(str(flow), kinds)
         )
     return kinds[flow]
 

@@ -213,7 +213,7 @@ def _of_rollouts(run: RunFolder, recipe: Recipe) -> RunSummary:
         gain_error=hypot(*errors) if len(errors) == 2 else None,
         seconds=None if recipe.rollouts.lag else spent_seconds(metrics),
         failed=sum(int(row.get("rollouts/failed", 0)) for row in metrics),
-        error=last_failure(run),
+        error=str(last_failure(run) or ""),
         left_out=sum(int(row.get("stragglers/count", 0)) for row in metrics),
         drift=tuple(drift) if replayed else (),
         reproducible=replayed or not recipe.rollouts.not_reproducible(),

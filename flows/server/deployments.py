@@ -17,11 +17,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from adapters.errors import UserError
 from adapters.network.addresses import check_listener
 from flows.server.prefect_server import POOL, PREFECT, client_environment
-from tasks.reports.tables import GAP, fitted
+from tasks.reports.tables import GAP, fitted, terminal_width
 
 NAMES = ("deployment", "schedule", "work pool", "what it does")
-WIDTH = 100
-"""Letters of a line of the table."""
 NARROWEST = 20
 """Letters of a description that is cut, at least."""
 BOX = "╭─╮│╰╯ "
@@ -93,11 +91,12 @@ def _table(address: str, made: Mapping[str, str]) -> str:
         deployed = {name: client.read_deployment(id) for name, id in made.items()}
     rows = [[name, _schedules(of), of.work_pool_name] for name, of in deployed.items()]
     names = NAMES[:-1]
-    widest = max(map(len, fitted(names, rows, WIDTH, names).splitlines()))
-    room = max(NARROWEST, WIDTH - widest - len(GAP))
+    width = terminal_width()
+    widest = max(map(len, fitted(names, rows, width, names).splitlines()))
+    room = max(NARROWEST, width - widest - len(GAP))
     for row, of in zip(rows, deployed.values(), strict=True):
         row.append(textwrap.shorten(of.description or "", room, placeholder=" …") or None)
-    return fitted(NAMES, rows, WIDTH, NAMES)
+    return fitted(NAMES, rows, width, NAMES)
 
 
 def _schedules(deployed: DeploymentResponse) -> str:

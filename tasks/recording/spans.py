@@ -75,10 +75,10 @@ SCHEMA = pa.schema(
         ("prompt_token_ids", _tokens),
         ("response_token_ids", _tokens),
         ("logprobs", _numbers),
-        ("prefix_len", pa.int32()),
-        ("prefix_call", pa.int32()),
-        ("prefix_span_id", pa.string()),
-        ("prefix_how", pa.string()),
+        ("kept_tokens", pa.int32()),
+        ("kept_call", pa.int32()),
+        ("kept_span_id", pa.string()),
+        ("kept_how", pa.string()),
         ("reward_name", pa.string()),
         ("reward", pa.float64()),
     ]
@@ -94,7 +94,7 @@ SECRET = re.compile(r"api[-_]?key|secret|password|authorization|credential|acces
 
 def call_span(completion: Completion, run_id: str | None = None) -> Span:
     call, request, sampling = completion.id, completion.request, completion.sampling
-    reused, (asked, answered) = completion.prefix_call, completion.token_counts
+    reused, (asked, answered) = completion.kept_call, completion.token_counts
     said = format_instructions(request) if completion.usage is None else []
     return {
         **_of_call(call, LLM, run_id),
@@ -125,10 +125,10 @@ def call_span(completion: Completion, run_id: str | None = None) -> Span:
         "prompt_token_ids": list(completion.prompt_token_ids),
         "response_token_ids": list(completion.response_token_ids),
         "logprobs": list(completion.logprobs),
-        "prefix_len": completion.prefix_len,
-        "prefix_call": reused,
-        "prefix_span_id": None if reused is None else _call_id(replace(call, number=reused)),
-        "prefix_how": completion.prefix_how,
+        "kept_tokens": completion.kept_tokens,
+        "kept_call": reused,
+        "kept_span_id": None if reused is None else _call_id(replace(call, number=reused)),
+        "kept_how": completion.kept_how,
     }
 
 
@@ -296,7 +296,7 @@ def without_secrets(value: Any) -> Any:
 
 
 def _check_tokens(span: Span) -> None:
-    who, logprobs, kept = span["span_id"], span["logprobs"], span["prefix_len"]
+    who, logprobs, kept = span["span_id"], span["logprobs"], span["kept_tokens"]
     asked, answered = len(span["prompt_token_ids"]), len(span["response_token_ids"])
     if len(logprobs) != answered:
         raise ValueError(f"{who} has {answered} tokens and {len(logprobs)} log-probabilities")

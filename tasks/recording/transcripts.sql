@@ -40,7 +40,7 @@ calls as (
         messages ->> '$[#-1].content' as question,
         spoken(reply) as response,
         coalesce(json_array_length(reply -> '$.tool_calls'), 0) as tool_calls,
-        list(prefix_call) over (partition by rollout_id, role) as continued
+        list(kept_call) over (partition by rollout_id, role) as continued
 
     from kept
     where kind = 'llm' and error_type is null

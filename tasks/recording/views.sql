@@ -2,27 +2,20 @@
 -- evaluations are files as they were written; `run` is the name of the run.
 
 -- spans: one row per span of a run, of every attempt. A batch that is sealed is read from its
--- Parquet, one that is not from its journal: the rows are the same, and so are their types. What a
--- file says of its prefix is here what a call has kept of the tokens of an earlier one.
+-- Parquet, one that is not from its journal: the rows are the same, and so are their types.
 create temp view spans as
 
 select
-    * rename (
-        prefix_len as kept_tokens,
-        prefix_call as kept_call,
-        prefix_span_id as kept_span_id,
-        prefix_how as kept_how
-    )
+    *
 
-from (
+from sealed
 
-    select * from sealed
+union all by name
 
-    union all by name
+select
+    *
 
-    select * from journalled
-
-);
+from journalled;
 
 -- calls: one row per answered model call, of every attempt.
 create temp view calls as

@@ -4,15 +4,18 @@ The UI shows no file of this machine, so the curves are inside a text. Links nam
 begin at the page of an artifact, which lies two folders below the UI's address.
 """
 
+import json
 import logging
 import re
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
+from itertools import count
+from threading import Event, Thread
 from types import TracebackType
 from typing import Self
 from uuid import UUID
@@ -26,6 +29,7 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import Artifact as SavedArtifact
 from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
@@ -39,7 +43,7 @@ from tasks.reports.curves import (
     read_curves,
     read_step_curves,
 )
-from tasks.reports.progress import describe_measure
+from tasks.reports.progress import Facts, ProgressReader, describe_measure, read_facts
 from tasks.reports.tables import markdown_table, score_rows, shorten
 from tasks.reports.transcripts import MOST_FAILED, transcripts
 from tasks.storage.arrivals import batches_of
@@ -58,14 +62,20 @@ TRAINING_ARTIFACTS = ("curves", "metrics", "transcripts", "evaluations")
 
 LEGEND = (
     "Points on a line are the mean rewards of the rollouts that were trained on. Circles are "
-    "held-out examples with their 95 % intervals: full if sampled, empty if greedy.\n\n"
+    "held-out examples with their 95 % intervals: full if sampled, empty if greedy."
 )
 
 FIRST_SECONDS, GROWTH = 20.0, 1.25
 """Age of a run at which all artifacts are shown first, and by how much it grows until the next."""
 
-LAST_SECONDS = 20.0
-"""Seconds for which a finished run waits for its last artifacts."""
+LAST_SECONDS, FAILED_SECONDS = 20.0, 2.0
+"""Seconds for which a run waits for its last artifacts, and one that fails for the last of all."""
+
+LOOK_SECONDS = 3.0
+"""Seconds between two looks at what a run does."""
+
+NOW = "now"
+"""Artifact that says what a run does, which `ratchet watch` shows where the run's folder is not."""
 
 FAILURES = (httpx.HTTPError, PrefectException, OSError, RuntimeError)
 """Errors of a server that is away or refuses."""
@@ -86,19 +96,29 @@ class Artifacts:
         self._thread = ThreadPoolExecutor(1, "artifacts")
         self._submitted: list[Future[None]] = []
         self._progress: UUID | None = None
-        self._told = False
+        self._failures = count()  # of which two threads tell one
         self._begun, self._shown_at = time.monotonic(), FIRST_SECONDS
+        self._now: UUID | None = None
+        self._over = Event()
+        looking = partial(copy_context().run, self._keep_showing_now)
+        self._looking = Thread(target=looking, name="now", daemon=True)
 
     def __enter__(self) -> Self:
         if self._steps is not None:
             self._submit(partial(self._show, 0.0, "starting"))
+            self._looking.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, _: object, trace: TracebackType | None
     ) -> None:
-        wait(self._submitted, LAST_SECONDS if kind is None else 0)
+        self._over.set()
+        left, began = LAST_SECONDS if kind is None else 0, time.monotonic()
+        wait(self._submitted, left)
         self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._looking.is_alive() and (kind is None or issubclass(kind, Exception)):
+            self._looking.join(max(FAILED_SECONDS, left - (time.monotonic() - began)))
+        next(self._failures)  # what comes later finds a server that ends with the run
         self._forget_done()
 
     def show(self, step: int, metrics: Metrics) -> None:
@@ -172,13 +192,13 @@ class Artifacts:
         with self._unless_unreadable("metrics"):
             create_table_artifact(
                 metric_rows(self._run),
-                key=artifact_key(self._run, "metrics"),
+                key=artifact_key(self._run.name, "metrics"),
                 description=f"Metrics of {self._run.name}, by the checkpoint that a step made. The "
                 "others are in its report and in SQL, where step 0 is the first",
             )
 
     def _create_evaluations(self) -> None:
-        shown = Artifact.get(artifact_key(self._run, "progress"))
+        shown = Artifact.get(artifact_key(self._run.name, "progress"))
         flow_run = shown.flow_run_id if isinstance(shown, SavedArtifact) else None
 
         def describe() -> str:
@@ -191,7 +211,7 @@ class Artifacts:
         with self._unless_unreadable(what):
             text = describe()
         if text is not None:
-            key = artifact_key(self._run, what)
+            key = artifact_key(self._run.name, what)
             create_markdown_artifact(text, key=key, description=words)
 
     @contextmanager
@@ -206,9 +226,32 @@ class Artifacts:
         if self._progress is not None:
             update_progress_artifact(self._progress, progress, description)
             return
-        made = create_progress_artifact(progress, artifact_key(self._run, "progress"), description)
+        made = create_progress_artifact(
+            progress, artifact_key(self._run.name, "progress"), description
+        )
         assert isinstance(made, UUID)
         self._progress = made
+
+    def _keep_showing_now(self) -> None:
+        """Show again and again what the run does, the last time when it is over."""
+        reader, ended = ProgressReader(self._run), False
+        while not ended:
+            ended = self._over.wait(LOOK_SECONDS)
+            with suppress(*UNREADABLE):  # the run itself says what it cannot read
+                facts = read_facts(self._run, reader.look())
+                self._try(partial(self._show_now, facts))
+
+    def _show_now(self, facts: Facts) -> None:
+        rows = [{"what": what, NOW: said} for what, said in facts.items()]
+        if self._now is not None:
+            with get_client(sync_client=True) as client:
+                client.update_artifact(self._now, ArtifactUpdate(data=json.dumps(rows)))
+            return
+        words = f"What {self._run.name} does, as `ratchet watch {self._run.name}` shows it"
+        key = artifact_key(self._run.name, NOW)
+        made = create_table_artifact(rows, key=key, description=words)
+        assert isinstance(made, UUID)
+        self._now = made
 
     def _submit(self, make: Callable[[], object]) -> None:
         self._forget_done()
@@ -227,19 +270,18 @@ class Artifacts:
         try:
             make()
         except FAILURES as error:
-            if not self._told:
+            if next(self._failures) == 0:
                 said = "Prefect's UI does not show all of %s: %r. The training needs none of it"
                 log.warning(said, self._run.name, error)
-            self._told = True
 
 
 def _short(value: float | None) -> float | None:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def artifact_key(run: RunFolder, what: str) -> str:
-    """Return an artifact's key, of lower-case letters, digits and dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", f"{run.name}-{what}".lower()).strip("-")
+def artifact_key(run: str, what: str) -> str:
+    """Return the key of a run's artifact, of lower-case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", f"{run}-{what}".lower()).strip("-")
 
 
 def describe_curves(run: RunFolder) -> str:
@@ -253,12 +295,17 @@ def describe_curves(run: RunFolder) -> str:
     else:
         measures = [plots.draw_rewards(curves)[0], *plots.draw_role_rewards(curves)]
         legend = LEGEND
-    picture = plots.join_drawings([*measures, *plots.draw_panels(curves)])
+    moving, constant = plots.split_constant(curves)
+    picture = plots.join_drawings([*measures, *plots.draw_panels(curves, moving)])
     image = b64encode(picture.encode()).decode()
-    return (
-        f"![curves](data:image/svg+xml;base64,{image})\n\n{legend}"
-        f"{_links(run)}.\n\nThe report of the run is `{run.report.resolve()}`.\n"
-    )
+    parts = [
+        f"![curves](data:image/svg+xml;base64,{image})",
+        legend,
+        constant,
+        f"{_links(run)}.",
+        f"The report of the run is `{run.report.resolve()}`.\n",
+    ]
+    return "\n\n".join(filter(None, parts))
 
 
 DIVERGENCES = ("kl_reference_v1", "teacher/kl", "kl_sample_train_v1")
@@ -342,7 +389,7 @@ def describe_training(run: RunFolder, flow_run: UUID | None) -> str:
 
 
 def _links(run: RunFolder) -> str:
-    keys = {what: artifact_key(run, what) for what in TRAINING_ARTIFACTS}
+    keys = {what: artifact_key(run.name, what) for what in TRAINING_ARTIFACTS}
     links = ", ".join(f"[{what}]({UI}/artifacts/key/{key})" for what, key in keys.items())
     return f"Artifacts of the run: {links}"
 

@@ -5,9 +5,9 @@ select
     role,
     call,
     gen_ai_usage_input_tokens as prompt,
-    prefix_len as kept,
+    kept_tokens as kept,
     gen_ai_usage_output_tokens as answer,
-    prefix_how as kept_how,
+    kept_how,
     round(epoch(ended) - epoch(started), 2)::varchar as seconds,
     case kind
         when 'llm' then spoken(reply)

@@ -55,10 +55,16 @@ def ask_failures(run: str) -> str:
     return f'ratchet sql --run {run} "{FAILED}"'
 
 
-def last_failure(run: RunFolder) -> str:
-    """Return the last error of the last step in which rollouts failed; empty if there is none."""
-    steps = [row["step"] for row in read_metrics(run.metrics) if row.get("rollouts/failed")]
-    batches = batches_of(run, int(steps[-1])) if steps else []
-    spans = [path for path in map(run.spans, batches) if is_written(path)]
-    ended = [failure for failure in read_failures(spans) if failure.kind == ERROR] if spans else []
-    return str(ended[0]) if ended else ""
+def last_failure(run: RunFolder) -> RecordedFailure | None:
+    """Return the last error of the last step in which rollouts failed; None if there is none.
+
+    The step that is under way, or at which the run was stopped, counts as far as it is sealed.
+    """
+    rows = read_metrics(run.metrics)
+    failed = [int(row["step"]) for row in rows if row.get("rollouts/failed")]
+    for step in (len(rows), *failed[-1:]):
+        spans = [path for path in map(run.spans, batches_of(run, step)) if is_written(path)]
+        for failure in read_failures(spans) if spans else ():
+            if failure.kind == ERROR:
+                return failure
+    return None

@@ -125,7 +125,7 @@ PANELS = (
     Panel("share of uniform groups", "groups/uniform_fraction"),
     Panel("trained share of the sampled tokens", "tokens/trained", over="tokens/sampled"),
     Panel("failed rollouts", "rollouts/failed"),
-    Panel("turns whose tokens were not kept", "prefix/broken"),
+    Panel("turns whose tokens were not kept", "turns/not_kept"),
     Panel("seconds of a step's sampling", "seconds/sampling"),
     Panel("seconds of a step's training", "seconds/training"),
 )
@@ -156,19 +156,19 @@ def draw_panels(runs: Sequence[RunCurves], panels: Sequence[Panel] = PANELS) -> 
     return [drawn for panel in panels if (drawn := _draw_panel(runs, panel))]
 
 
-def split_constant(
-    runs: Sequence[RunCurves],
-) -> tuple[list[Panel], list[tuple[str, list[str]]]]:
-    """Return the panels with a curve that is not constant, and the titles and values of others."""
+def split_constant(runs: Sequence[RunCurves]) -> tuple[list[Panel], str]:
+    """Return the panels with a curve that is not constant; a sentence has the values of others."""
     moving: list[Panel] = []
-    constant: list[tuple[str, list[str]]] = []
+    constant: list[str] = []
     for panel in PANELS:
         curves = [[*values.values()] for _, _, values in _series(runs, panel)]
         if any(len({f"{value:.{DIGITS}g}" for value in curve}) > 1 for curve in curves):
             moving.append(panel)
         elif curves:
-            constant.append((panel.title, [*dict.fromkeys(_short(curve[0]) for curve in curves)]))
-    return moving, constant
+            values = dict.fromkeys(_short(curve[0]) for curve in curves)
+            constant.append(f"{panel.title}: {' and '.join(values)}")
+    said = f"Constant, and so without a curve: {'; '.join(constant)}." if constant else ""
+    return moving, said
 
 
 def draw_times(runs: Sequence[RunCurves]) -> str:

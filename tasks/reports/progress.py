@@ -20,9 +20,10 @@ from tasks.metrics import Metrics, read_metrics
 from tasks.recording.journal import JournalTail
 from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span, printable
 from tasks.reports.curves import describe_ends
+from tasks.reports.failures import last_failure
 from tasks.shards import read_shard
 from tasks.storage.files import is_written
-from tasks.storage.json_files import read_json
+from tasks.storage.json_files import read_json, read_log
 from tasks.storage.manifest import Manifest, recipe_of
 from tasks.storage.names import BASELINE, BatchName, batch_name, parse_batch, shard_name
 from tasks.storage.run_folder import TRAINED, RunFolder
@@ -36,7 +37,13 @@ BARS, WIDTH = "▁▂▃▄▅▆▇█", 40
 MEASURES = {"reward/mean": ("reward", 2), "loss": ("loss", 3)}
 """Metrics by which a step is described, the first one that it has, and their decimals."""
 
+CALLS = "calls"
+"""Fact that is said of a run only while a process has it open."""
+
 UNITS = ((3600, "h"), (60, "min"), (1, "s"))
+
+Facts = Mapping[str, str]
+"""What a run does: a word for each fact → its line."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,15 @@ class Progress:
         return ", ".join(filter(None, parts))
 
 
+@dataclass(frozen=True)
+class WatchedRun:
+    """View of a run: what is said of it, and whether it has ended or its flow run has failed."""
+
+    said: str
+    ended: bool = False
+    failed: bool = False
+
+
 def describe_step(run: RunFolder, metrics: Metrics, steps: int) -> str:
     """Describe a step that has ended in a line: reward, held-out reward, lengths and seconds."""
     step = int(metrics["step"])
@@ -91,21 +107,25 @@ def describe_measure(metrics: Mapping[str, float]) -> str:
     return next((f"{word} {value:.{digits}f}" for value, word, digits in measured), "")
 
 
-def describe_run(run: RunFolder, progress: Progress, is_open: bool) -> str:
-    """Describe a run in lines: what it does, the curve of its rewards, and its last failure."""
+def read_facts(run: RunFolder, progress: Progress) -> Facts:
+    """Say what a run does, a line a fact: its calls in flight, its step, its curve, its failure."""
     rows = read_metrics(run.metrics)
     measure = next((key for key in MEASURES if any(key in row for row in rows)), "")
     values = [row[measure] for row in rows if measure in row]
-    calls = f"{progress.in_flight} calls in flight"
-    lines = [
-        f"{run.name}: {calls if is_open else 'no process has it open'}",
-        str(progress),
-        f"{MEASURES[measure][0]} by step {draw_line(values)} {describe_ends(values)}"
+    facts = {
+        CALLS: f"{progress.in_flight} calls in flight",
+        "step": str(progress),
+        "curve": f"{MEASURES[measure][0]} by step {draw_line(values)} {describe_ends(values)}"
         if values
         else "",
-        f"last failure: {progress.failure}" if progress.failure else "",
-    ]
-    return "\n".join(filter(None, lines))
+        "failure": f"last failure: {progress.failure}" if progress.failure else "",
+    }
+    return {what: said for what, said in facts.items() if said}
+
+
+def describe_run(name: str, state: str, facts: Facts) -> str:
+    """Describe a run in lines: its state, what it does, its curve, and its last failure."""
+    return "\n".join([f"{name}: {state}", *(facts[what] for what in facts if what != CALLS)])
 
 
 def draw_line(values: Sequence[float]) -> str:
@@ -121,19 +141,25 @@ def describe_seconds_left(left: tuple[float, float]) -> str:
     """Describe a range of seconds in the unit that fits it: `40 s left`, `2 to 3 min left`."""
     low, high = left
     size, unit = next((size, unit) for size, unit in UNITS if high >= size or size == 1)
-    texts = dict.fromkeys(f"{seconds / size:.0f}" for seconds in (low, high))
+    texts = dict.fromkeys(f"{max(1, seconds / size):.0f}" for seconds in (low, high))
     return f"{' to '.join(texts)} {unit} left"
 
 
 def step_seconds(run: RunFolder, done: int) -> list[float]:
     """Return the seconds that each of the first `done` steps took, by the times of its files.
 
-    A step begins where the one before it ended; the first begins with its shard.
+    A step begins where the one before it ended, or where the run was opened again since; the first
+    begins with its shard.
     """
+    said = [str(row["opened"]).replace(" UTC", "Z") for row in read_log(run.owners)]
+    opened = [datetime.fromisoformat(one).timestamp() for one in said]
     begun = [run.shard(shard_name("train", 0)), *run.given_files()[-1:]]
     files = [*filter(is_written, begun), *(run.update(POLICY, step) for step in range(done))]
     ends = [path.stat().st_mtime for path in files if is_written(path)]
-    return [end - begin for begin, end in pairwise(ends)]
+    return [
+        end - max([begin, *(again for again in opened if again < end)])
+        for begin, end in pairwise(ends)
+    ]
 
 
 def describe_held_out(run: RunFolder) -> str:
@@ -155,7 +181,7 @@ class ProgressReader:
         self.run = run
         self._batches: dict[Path, _Batch] = {}
         self._sampled: deque[tuple[datetime, int]] = deque()
-        self._failure = ""
+        self._done, self._failure = -1, ""
 
     def look(self) -> Progress:
         """Read what the run is doing; Damaged if a file that says so is."""
@@ -163,6 +189,9 @@ class ProgressReader:
             return Progress(0, 0)
         recipe, rows = recipe_of(self.run), read_metrics(self.run.metrics)
         done, steps = len(rows), recipe["steps"]
+        if done > self._done:
+            self._read_failure()
+            self._done = done
         batches = self._read_journals()
         by_shard: dict[str, dict[int, _Batch]] = defaultdict(dict)
         for batch in batches:
@@ -182,6 +211,11 @@ class ProgressReader:
             self._failure,
         )
 
+    def _read_failure(self) -> None:
+        """Read the last error of batches that are sealed, whose journals may not have been seen."""
+        if failed := last_failure(self.run):
+            self._failure = _first_line(failed.error)
+
     def _read_journals(self) -> list["_Batch"]:
         """Read on in the journals of batches that have not been sealed; return these batches."""
         _, journals = self.run.all_spans()
@@ -192,7 +226,7 @@ class ProgressReader:
             for span in batch.read():
                 if span["kind"] == ERROR:
                     said = f"{span['error_type']}: {span['error_message']}"
-                    self._failure = printable(said.partition("\n")[0])
+                    self._failure = _first_line(said)
                 if span["kind"] == LLM and not span.get("recalled"):
                     self._sampled.append((span["ended"], span["gen_ai_usage_output_tokens"]))
         return [*self._batches.values()]
@@ -204,6 +238,10 @@ class ProgressReader:
         while self._sampled and self._sampled[0][0] < now - WINDOW:
             self._sampled.popleft()
         return sum(tokens for _, tokens in self._sampled) / WINDOW.total_seconds()
+
+
+def _first_line(error: str) -> str:
+    return printable(error.partition("\n")[0])
 
 
 class _Batch:

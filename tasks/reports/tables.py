@@ -1,5 +1,6 @@
 """Tables for a terminal or in Markdown, the scores of evaluations, and the states of runs."""
 
+import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from adapters.calls import POLICY
@@ -11,10 +12,20 @@ from tasks.storage.run_folder import RunFolder
 SPENT = {"tokens": "tokens", "cost": "USD"}
 """Usage of a role that no policy answers → its name in the table."""
 
+STOPPED = "stopped"
+"""Beginning of the state of a run that can be continued."""
+
 GAP = "  "
 """What stands between the columns of a table for a terminal."""
+WIDTH = 100
+"""Letters of a line that goes to no terminal."""
 NARROWEST = 6
 """Letters of the narrowest column that is still shortened."""
+
+
+def terminal_width() -> int:
+    """Return the letters of a line of the terminal, or WIDTH where there is none."""
+    return shutil.get_terminal_size((WIDTH, 0)).columns
 
 
 def scores_table(scores: Mapping[str, Score]) -> str:
@@ -103,7 +114,7 @@ def describe_state(run: RunFolder, done: int, steps: int, is_open: bool) -> str:
 
 
 def _stopped(run: RunFolder) -> str:
-    doubts = ["stopped"]
+    doubts = [STOPPED]
     for policy in run.policies():
         of = "" if policy == POLICY else f" of {policy}"
         if (doubtful := Ledger(run.checkpoints(policy)).in_doubt()) is not None:

@@ -34,7 +34,7 @@ class StageResult:
     def cells(self) -> list[object]:
         """Return what the table shows, by NAMES; None where there is nothing."""
         interval = " to ".join(f"{bound:.3g}" for bound in self.interval or ()) or None
-        held_out = self.held_out or None
+        held_out = self.held_out.removeprefix("held-out ").partition(" in ")[0] or None
         run = f"{self.run}@{self.step}"
         return [self.stage, run, self.start or None, held_out, self.reward, interval]
 

@@ -58,7 +58,7 @@ def test_halving_wins_and_every_prompt_extends_the_one_before() -> None:
     for before, after in pairwise(door.calls):
         said = [*before.prompt_token_ids, *before.response_token_ids]
         assert list(after.prompt_token_ids[: len(said)]) == said
-        assert after.prefix_len == len(said)
+        assert after.kept_tokens == len(said)
 
 
 def test_the_guesses_are_all_there_are_and_one_without_a_number_counts() -> None:

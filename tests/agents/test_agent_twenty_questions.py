@@ -71,7 +71,7 @@ def test_an_expert_wins_in_a_conversation_that_only_grows() -> None:
     for (call, following), answer in zip(pairwise(asked), told, strict=False):
         grown = [*call.request.messages, call.message, user(answer)]
         assert following.request.messages == grown
-        assert following.prefix_call == call.id.number
+        assert following.kept_call == call.id.number
 
 
 def test_an_answerer_is_told_the_secret_and_one_question_and_asked_for_json() -> None:
@@ -130,7 +130,7 @@ def test_with_a_search_the_player_may_look_something_up_before_it_asks() -> None
         assert played(door) == 1.0
     assert [call.id.role for call in door.calls] == [POLICY, "search", POLICY, "answerer"]
     assert door.calls[1].request.messages[-1]["content"] == "heron"
-    assert door.calls[2].prefix_call == 0
+    assert door.calls[2].kept_call == 0
 
 
 def test_a_player_with_a_search_logs_nothing_at_each_call(
@@ -166,7 +166,7 @@ def test_with_a_search_too_the_conversation_only_grows() -> None:
     with scripted_door(searches_once, {"answerer": ANSWERS, "search": SEARCH}, [HERON]) as door:
         assert played(door) == 1.0
     asked = [call for call in door.calls if call.id.role == POLICY]
-    assert [call.prefix_call for call in asked] == [None, 0, 1]
+    assert [call.kept_call for call in asked] == [None, 0, 1]
     assert asked[-1].request.messages[-1] == user("\nCurrent Task: no")
 
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from flows.cli.commands import app
 from flows.recipe.loading import RecipeError, named_recipe, recipe_options
+from flows.recipe.run_recipe import FlowError
 from tasks.storage.files import write_text
 from tasks.storage.run_folder import RunError
 
@@ -95,6 +96,12 @@ def test_a_mistaken_value_is_answered_clearly(override: str, said: str) -> None:
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(RecipeError, match=r"no training deployment 'helo'.*arithmetic, .*hello"):
         named_recipe("helo")
+
+
+def test_the_keys_of_a_flow_that_there_is_not_are_answered_with_the_flows_that_there_are() -> None:
+    with pytest.raises(FlowError, match="no recipe is for a flow 'finetun'") as refused:
+        recipe_options("finetun")
+    assert str(refused.value).endswith("did you mean 'finetune'?")
 
 
 def test_the_listed_keys_carry_their_explanations() -> None:

@@ -58,14 +58,17 @@ def deploy(*words: str) -> list[str]:
 
 @pytest.mark.story
 @pytest.mark.usefixtures("server")
-def test_one_deployment_is_deployed_by_its_name_with_its_schedules(project: Path) -> None:
+def test_one_deployment_is_deployed_by_its_name_with_its_schedules(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "97")
     project.write_text(project.read_text() + NIGHTLY)
     names, row, _, *commands = deploy("evaluate/nightly")
     assert names.split("  ")[0] == "deployment"
     assert row.startswith("evaluate/nightly  ")
     assert "0 6 * * * Europe/Berlin" in row
     assert "every 1:00:00 (paused)" in row
-    assert max(map(len, [names, row])) <= 100
+    assert max(map(len, [names, row])) <= 97
     assert row.endswith(" …"), "the description is cut at its end"
     bin = Path(sys.executable).parent
     assert [command.strip() for command in commands[1:]] == [

@@ -21,9 +21,10 @@ from flows.stages import check_stages, stages
 from tasks.checkpoints import best_step
 from tasks.reports.board.run_list import runs_table
 from tasks.reports.page import write_report
+from tasks.reports.tables import fitted
 from tasks.storage.owners import last_owner
 from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.stages import stage_results, stage_runs
+from tasks.storage.stages import StageResult, result_table, stage_results, stage_runs, write_stages
 from tests.support.runs.staged import HELLO, RECIPE, SHARED, VALUES
 
 ROOT = Path(__file__).parents[2]
@@ -196,6 +197,15 @@ def test_a_run_without_stages_is_not_taken_for_one_that_has_them(whole: RunFolde
         check_stages(RECIPE, NAMES[0])
     with pytest.raises(UserError, match="there is no run nobody of stages"):
         delete_from("nobody", RECIPE.names(), "texts")
+
+
+def test_the_table_of_stages_fits_100_columns_and_says_held_out_once(tmp_path: Path) -> None:
+    held_out = "held-out accuracy 0.93 → 0.98 in 13 steps"
+    result = StageResult("rewards", "st1-2-rewards", "st1-1-texts@5", 5, held_out, 0.96, (0.9, 1.0))
+    write_stages(RunFolder(tmp_path), {}, [result])
+    table = fitted(*result_table(RunFolder(tmp_path)), 100, ["held-out"])
+    assert "  accuracy 0.93 → 0.98  " in table
+    assert max(map(len, table.splitlines())) <= 100
 
 
 def test_every_key_of_a_stage_is_listed() -> None:

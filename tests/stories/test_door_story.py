@@ -89,7 +89,7 @@ def test_a_conversation_with_the_engine(sampler: tinker.SamplingClient, tmp_path
     assert [(span["attempt"], span["call"]) for span in spans] == [
         (attempt, call) for attempt in range(2) for call in range(4)
     ]
-    assert [span["prefix_how"] for span in spans[:4]] == ["new", *["messages"] * 3]
+    assert [span["kept_how"] for span in spans[:4]] == ["new", *["messages"] * 3]
     assert spans[3]["response_token_ids"] == spans[7]["response_token_ids"]
 
     for span in spans[:4]:

@@ -71,7 +71,7 @@ def test_curves_metrics_evaluations_and_transcripts_come_while_a_run_trains(
     with Artifacts(run, 3) as artifacts:
         artifacts.show(0, {"reward/mean": 0.5})
     for what in ("progress", "curves", "metrics", "transcripts", "evaluations"):
-        assert Artifact.get(artifact_key(run, what)) is not None, what
+        assert Artifact.get(artifact_key(run.name, what)) is not None, what
 
 
 def test_the_table_of_metrics_has_the_eight_columns_that_one_reads(run: RunFolder) -> None:

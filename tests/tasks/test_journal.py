@@ -33,7 +33,7 @@ def call(number: int, rollout: int = 0) -> Span:
         "prompt_token_ids": tokens,
         "response_token_ids": tokens,
         "logprobs": [-0.1] * len(tokens),
-        "prefix_len": number,
+        "kept_tokens": number,
     }
 
 
@@ -118,7 +118,7 @@ def test_a_span_is_recorded_once(tmp_path: Path) -> None:
 
 def test_a_span_that_breaks_an_invariant_is_not_written(tmp_path: Path) -> None:
     with Journal(tmp_path / "j.jsonl") as journal, pytest.raises(ValueError, match="prompt of 1"):
-        journal.append_now(call(0) | {"prefix_len": 2})
+        journal.append_now(call(0) | {"kept_tokens": 2})
     assert read_journal(journal.path) == []
 
 

@@ -27,10 +27,10 @@ def rollout(group: int, index: int, *rows: dict, attempt: int = 0) -> list[dict]
     name, began = f"train-00000-{group:04d}", BEGAN + attempt * timedelta(seconds=10)
     place = {"rollout_id": f"{name}-{index:02d}", "group_id": name, "attempt": attempt}
     place |= {"started": began, "ended": began + timedelta(seconds=1)}
-    call = {"kind": "llm", "role": "policy", "prefix_how": "new", "policy_version": "00000"}
+    call = {"kind": "llm", "role": "policy", "kept_how": "new", "policy_version": "00000"}
     return [
         place
-        | (call | {"call": number, "prefix_len": 0} if "prompt_token_ids" in row else {})
+        | (call | {"call": number, "kept_tokens": 0} if "prompt_token_ids" in row else {})
         | row
         for number, row in enumerate(rows)
     ]
@@ -59,11 +59,11 @@ def files(folder: Path, *rollouts: list[dict]) -> StepFiles:
 
 
 def test_a_step_in_numbers(tmp_path: Path) -> None:
-    kept = {"prefix_len": 3, "prefix_call": 0, "prefix_how": "messages"}
+    kept = {"kept_tokens": 3, "kept_call": 0, "kept_how": "messages"}
     made = files(
         tmp_path,
         rollout(0, 0, said([1, 2], [3]), said([1, 2, 3, 4], [5, 6], -2.0, **kept), ended(1.0)),
-        rollout(0, 1, said([1, 2], [3]), said([1, 7], [8], prefix_how="unknown"), ended(0.0)),
+        rollout(0, 1, said([1, 2], [3]), said([1, 7], [8], kept_how="unknown"), ended(0.0)),
         rollout(0, 2, said([1, 2], [3, 3, 3]), FAILED),
         rollout(1, 0, FAILED),
         rollout(1, 0, said([1], [2]), said([1], [9], role="judge"), ended(0.5), attempt=1),
@@ -83,7 +83,7 @@ def test_a_step_in_numbers(tmp_path: Path) -> None:
         "calls/refused": 0,
         "tokens/prompt": 2 + 4 + 2 + 2 + 2 + 1,
         "tokens/sampled": 1 + 2 + 1 + 1 + 3 + 1,
-        "prefix/reused_fraction": 3 / 13,
+        "tokens/kept_fraction": 3 / 13,
         "reward/mean": 0.5,
         "reward/std": pytest.approx(np.sqrt(0.5 / 3)),
         "groups": 2,
@@ -91,8 +91,8 @@ def test_a_step_in_numbers(tmp_path: Path) -> None:
         "groups/dropped": 0,
         "groups/uniform_fraction": 0.5,
         "trajectories": 4,
-        "prefix/broken": 1,
-        "prefix/broken/unknown": 1,
+        "turns/not_kept": 1,
+        "turns/not_kept/unknown": 1,
         # Sampled where there is a reward: -1, -2, -2 · -1, -1 · -1.
         "entropy": 8 / 6,
         "datums": 3,

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from adapters.player_protocol import Failure
-from flows.cli.progress_bar import show_progress
+from flows.cli.progress_bar import show_progress, watch_folder
 from tasks.evaluations import ScoredRollout, score
 from tasks.metrics import record_metrics
-from tasks.recording.journal import Journal
+from tasks.recording.journal import Journal, seal
 from tasks.recording.spans import EndedAttempt, Span, error_span, reward_span
 from tasks.reports.progress import (
     ProgressReader,
@@ -20,8 +20,9 @@ from tasks.reports.progress import (
     describe_run,
     describe_seconds_left,
     draw_line,
+    read_facts,
 )
-from tasks.storage.json_files import write_json, write_rows
+from tasks.storage.json_files import append_row, write_json, write_rows
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import write
@@ -57,7 +58,7 @@ def call(number: int, kind: str, tokens: int = 0) -> Span:
     asked = {"rollout_id": end.rollout_id, "attempt": 0, "role": "policy", "call": 0}
     span = {**asked, "kind": kind, "span_id": f"{number}.{kind}", "started": NOW}
     lists = {name: [1] * tokens for name in ("response_token_ids", "logprobs")}
-    answer = {"prompt_token_ids": [1], "prefix_len": 0, **lists, "ended": datetime.now(UTC)}
+    answer = {"prompt_token_ids": [1], "kept_tokens": 0, **lists, "ended": datetime.now(UTC)}
     return span | {**answer, "gen_ai_usage_output_tokens": tokens} if kind == "llm" else span
 
 
@@ -85,8 +86,19 @@ def test_an_error_is_the_last_failure_without_what_a_terminal_would_obey(
     journal.append_now(error_span(rollout(0), Failure("KeyError", "'\x1b[2Jcity'\nTraceback")))
     progress = ProgressReader(run).look()
     assert progress.doing == "step 1 of 2: 1 of 8 rollouts"
-    shown = describe_run(run, progress, is_open=True).splitlines()
+    shown = describe_run("hello-1", "open", read_facts(run, progress)).splitlines()
     assert shown[-1] == "last failure: KeyError: '\N{REPLACEMENT CHARACTER}[2Jcity'"
+
+
+def test_a_failure_of_a_step_that_ended_before_the_first_look_is_known(
+    run: RunFolder, journal: Journal
+) -> None:
+    journal.append_now(error_span(rollout(0), Failure("KeyError", "'city'\nTraceback")))
+    journal.close()
+    seal(journal.path, run.spans("train-00000.0"))
+    assert ProgressReader(run).look().failure == "KeyError: 'city'", "it has stopped the run"
+    record_metrics(run.metrics, 0, {"rollouts/failed": 1})
+    assert ProgressReader(run).look().failure == "KeyError: 'city'"
 
 
 def test_a_batch_that_is_played_anew_is_counted_anew(run: RunFolder, journal: Journal) -> None:
@@ -111,6 +123,18 @@ def test_held_out_rollouts_are_told_from_those_that_are_trained(
     assert said == "step 1 of 2: 0 of 8 rollouts, scoring the base model: 1 of 2 rollouts"
 
 
+def test_a_run_that_is_done_is_finished_and_watched_no_longer(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in range(2):
+        record_metrics(run.metrics, step, {"reward/mean": 0.5 * step})
+    watch_folder(run)
+    state, doing, curve = capsys.readouterr().out.splitlines()
+    assert state == "hello-1: finished"
+    assert doing.startswith("done, reward 0.50")
+    assert curve == "reward by step ▁█ 0.00 → 0.50"
+
+
 def test_sides_that_the_reference_has_scored_are_counted(run: RunFolder) -> None:
     for path, rows in {
         run.pairs: 9,
@@ -129,6 +153,10 @@ def test_the_time_left_is_that_of_the_steps_before(run: RunFolder) -> None:
     begun = run.shard("train-00000").stat().st_mtime
     os.utime(update, (begun + 90, begun + 90))
     assert ProgressReader(run).look().seconds_left == pytest.approx((90, 90))
+    again = datetime.fromtimestamp(begun + 60, UTC)
+    append_row(run.owners, {"opened": f"{again:%Y-%m-%d %H:%M:%S} UTC"})
+    left = ProgressReader(run).look().seconds_left
+    assert left == pytest.approx((30, 30), abs=1), "it was closed for the rest"
 
 
 @pytest.mark.parametrize(
@@ -136,6 +164,7 @@ def test_the_time_left_is_that_of_the_steps_before(run: RunFolder) -> None:
     [
         ((3, 3.2), "3 s left"),
         ((40, 55), "40 to 55 s left"),
+        ((20, 200), "1 to 3 min left"),
         ((100, 200), "2 to 3 min left"),
         ((7200, 10800), "2 to 3 h left"),
     ],

@@ -128,7 +128,7 @@ def rewarded(run: RunFolder) -> list[tuple[Any, ...]]:
     rows = read(run.spans(BATCH)).to_pylist()
     ended = {(row["rollout_id"], row["attempt"]) for row in rows if row["kind"] == "reward"}
     columns = ("rollout_id", "kind", "call", "prompt_token_ids", "response_token_ids", "logprobs")
-    columns += ("reply", "reward", "prefix_len", "prefix_call", "prefix_how")
+    columns += ("reply", "reward", "kept_tokens", "kept_call", "kept_how")
     return [
         tuple(row[name] for name in columns)
         for row in rows

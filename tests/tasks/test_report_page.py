@@ -394,13 +394,21 @@ def test_the_command_writes_the_page_beside_what_it_is_about(runs: Path, tmp_pat
 
 
 def test_the_curves_of_an_artifact_are_a_picture_that_needs_no_page() -> None:
-    text = describe_curves(record_run("hello"))
+    run = record_run("hello")
+    values = {"reward/mean": 0.5, "seconds/sampling": 2.0, "rollouts/failed": 0}
+    for step in (1, 2):
+        record_metrics(run.metrics, step, values | {"entropy": step / 10, "ess": step / 4})
+    text = describe_curves(run)
     [(kind, encoded)] = re.findall(r"^!\[curves\]\(data:image/(.*?);base64,(.*)\)$", text, re.M)
     picture = ElementTree.fromstring(b64decode(encoded))
     assert kind == "svg+xml"
     panels = picture.findall("{*}svg")
     assert len({(panel.get("x"), panel.get("y")) for panel in panels}) == len(panels) >= 3
     [palette] = picture.findall("{*}style")
+    titles = ["".join(title.itertext()).strip() for title in picture.iter() if "text" in title.tag]
+    assert "entropy of the sampling policy, in nats" in titles
+    assert "failed rollouts" not in titles
+    assert re.search(r"^Constant, and so without a curve: .*failed rollouts: 0", text, re.M)
     used = {*re.findall(r"var\((--[\w-]+)\)", b64decode(encoded).decode())}
     assert used <= {*re.findall(r"(--[\w-]+): ", palette.text or "")}
 

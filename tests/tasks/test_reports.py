@@ -33,8 +33,8 @@ def said(question: str, answer: str, **columns: object) -> dict:
         "prompt_token_ids": [1, 2, 3],
         "response_token_ids": list(range(count)),
         "logprobs": [-1.0] * count,
-        "prefix_len": 0,
-        "prefix_how": "new",
+        "kept_tokens": 0,
+        "kept_how": "new",
     } | columns
 
 
@@ -87,7 +87,7 @@ def test_a_conversation_is_told_once_by_its_last_call(tmp_path: Path) -> None:
     ]
     calls = [
         said("one?", "first"),
-        said("", "second", call=1, messages=history, prefix_call=0, prefix_how="messages"),
+        said("", "second", call=1, messages=history, kept_call=0, kept_how="messages"),
         said("elsewhere?", "third", call=2),
     ]
     spans = sealed(tmp_path / "spans.parquet", rollout(0, *calls, ended(1.0)))

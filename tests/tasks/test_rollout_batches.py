@@ -47,8 +47,8 @@ def record_rollout(group: int, index: int) -> list[Span]:
                 place
                 | {"kind": "llm", "role": role, "call": call, "span_id": f"{name}-{index}.{call}"}
                 | {"prompt_token_ids": prompt, "response_token_ids": answer}
-                | {"logprobs": [-chosen.random() for _ in answer], "prefix_len": 0}
-                | {"prefix_how": chosen.choice(["new", "unknown"]), "policy_version": "00000"}
+                | {"logprobs": [-chosen.random() for _ in answer], "kept_tokens": 0}
+                | {"kept_how": chosen.choice(["new", "unknown"]), "policy_version": "00000"}
                 | {"messages": [{"role": "user", "content": f"{prompt}"}]}
                 | {"reply": {"role": "assistant", "content": f"{answer}"}}
                 | judged(role, chosen.random())
@@ -116,7 +116,7 @@ def test_the_rollouts_have_something_to_train_to_fail_and_to_score(whole: Step) 
     assert metrics["datums"] > 10
     assert metrics["rollouts/failed"] > 0
     assert metrics["rollouts/retried"] > 0
-    assert metrics["prefix/broken"] > 0
+    assert metrics["turns/not_kept"] > 0
     assert metrics["cost/judge"] > 0
     assert len(whole.games) == GROUPS * GROUP_SIZE
     assert whole.score.spent["judge"].calls > 5

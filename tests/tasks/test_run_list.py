@@ -129,6 +129,15 @@ def test_below_the_table_is_the_last_error_of_each_run_to_its_last_line() -> Non
     assert "train-00001.0.parquet is damaged" in runs_table(100)
 
 
+def test_a_run_that_was_stopped_at_a_step_whose_rollouts_failed_says_their_error() -> None:
+    run = make_run("broken", steps=4, done=1)
+    sealed(run.spans("train-00001.0"), rollout(0, ended(None, "KeyError"), step=1))
+    run.journal("train-00001.0").parent.mkdir()
+    run.journal("train-00001.0").touch()
+    _, _, error = runs_table(100).partition("\n\n")
+    assert error.startswith("broken, the last error in train-00001-0000-00:\n")
+
+
 def test_a_damaged_run_is_a_line_with_its_remedy_beside_the_others() -> None:
     make_run("sound", steps=4, done=1)
     damaged = make_run("damaged", steps=4, done=1)

@@ -36,9 +36,9 @@ def completion(call: int = 0, rollout_id: str = ROLLOUT, **changed: Any) -> Comp
         "sampling": Sampling(8, 1.0, 1.0, -1),
         "seed": 2**63 - 1,
         "prompt_token_ids": [1, 2, 3],
-        "prefix_len": 0,
-        "prefix_call": None,
-        "prefix_how": "new",
+        "kept_tokens": 0,
+        "kept_call": None,
+        "kept_how": "new",
         "response_token_ids": [4, 5],
         "logprobs": [-0.5, -0.25],
         "finish_reason": "stop",
@@ -57,7 +57,7 @@ def ended(attempt: int = 0) -> EndedAttempt:
 
 
 def test_a_span_says_where_it_belongs() -> None:
-    span = call_span(completion(call=2, prefix_len=3, prefix_call=1), "my-run")
+    span = call_span(completion(call=2, kept_tokens=3, kept_call=1), "my-run")
     where = ("run_id", "shard", "step", "group_id", "rollout_id", "attempt", "role", "call")
     assert [span[name] for name in where] == [
         "my-run",
@@ -69,7 +69,7 @@ def test_a_span_says_where_it_belongs() -> None:
         "policy",
         2,
     ]
-    assert span["prefix_span_id"] == call_span(completion(call=1))["span_id"]
+    assert span["kept_span_id"] == call_span(completion(call=1))["span_id"]
     check(span)
 
 
@@ -142,8 +142,8 @@ def test_spans_are_sorted_by_rollout_attempt_role_and_call() -> None:
     [
         ({"logprobs": [-0.5]}, "2 tokens and 1 log-prob"),
         ({"logprobs": [-0.5, float("nan")]}, "not a finite number"),
-        ({"prefix_len": 4}, "keeps 4 tokens of a prompt of 3"),
-        ({"prefix_len": -1}, "keeps -1 tokens"),
+        ({"kept_tokens": 4}, "keeps 4 tokens of a prompt of 3"),
+        ({"kept_tokens": -1}, "keeps -1 tokens"),
     ],
 )
 def test_a_span_that_assembly_would_misread_is_refused(changed: dict, text: str) -> None:

@@ -26,8 +26,8 @@ def call(number: int, prompt: list[int], response: list[int], **columns: object)
         "prompt_token_ids": prompt,
         "response_token_ids": response,
         "logprobs": [-float(token) for token in response],
-        "prefix_len": 0,
-        "prefix_how": "new",
+        "kept_tokens": 0,
+        "kept_how": "new",
         "policy_version": "00000",
     } | columns
 
@@ -47,7 +47,7 @@ def test_calls_that_only_grew_are_one_trajectory(tmp_path: Path) -> None:
     (row,) = assembled(
         tmp_path,
         call(0, [1, 2], [3]),
-        call(1, [1, 2, 3, 4], [5, 6], prefix_call=0, prefix_how="messages"),
+        call(1, [1, 2, 3, 4], [5, 6], kept_call=0, kept_how="messages"),
         reward(0.5),
     )
     assert row["tokens"] == [1, 2, 3, 4, 5, 6]
@@ -60,7 +60,7 @@ def test_a_changed_token_begins_a_trajectory_whatever_the_door_says(tmp_path: Pa
     first, second = assembled(
         tmp_path,
         call(0, [1, 2], [3]),
-        call(1, [1, 2, 9, 4], [5], prefix_call=0, prefix_how="messages"),
+        call(1, [1, 2, 9, 4], [5], kept_call=0, kept_how="messages"),
         reward(1.0),
     )
     assert (first["tokens"], first["mask"]) == ([1, 2, 3], [0, 0, 1])
@@ -70,26 +70,26 @@ def test_a_changed_token_begins_a_trajectory_whatever_the_door_says(tmp_path: Pa
 
 def test_the_door_s_reason_for_tokens_that_were_not_kept_is_recorded(tmp_path: Path) -> None:
     rows = assembled(
-        tmp_path, call(0, [1], [2]), call(1, [1, 7], [3], prefix_how="unknown"), reward(1.0)
+        tmp_path, call(0, [1], [2]), call(1, [1, 7], [3], kept_how="unknown"), reward(1.0)
     )
     assert [row["begins"] for row in rows] == ["new", "unknown"]
 
 
 def test_tokens_that_grew_are_merged_even_if_the_door_did_not_see_it(tmp_path: Path) -> None:
     (row,) = assembled(
-        tmp_path, call(0, [1], [2]), call(1, [1, 2, 3], [4], prefix_how="unknown"), reward(1.0)
+        tmp_path, call(0, [1], [2]), call(1, [1, 2, 3], [4], kept_how="unknown"), reward(1.0)
     )
     assert row["tokens"] == [1, 2, 3, 4]
 
 
 def test_two_conversations_of_one_role_may_take_turns(tmp_path: Path) -> None:
-    kept = {"prefix_how": "messages"}
+    kept = {"kept_how": "messages"}
     rows = assembled(
         tmp_path,
         call(0, [1], [2]),
         call(1, [11], [12]),
-        call(2, [1, 2, 3], [4], prefix_call=0, **kept),
-        call(3, [11, 12, 13], [14], prefix_call=1, **kept),
+        call(2, [1, 2, 3], [4], kept_call=0, **kept),
+        call(3, [11, 12, 13], [14], kept_call=1, **kept),
         reward(1.0),
     )
     assert [row["tokens"] for row in rows] == [[1, 2, 3, 4], [11, 12, 13, 14]]
@@ -97,7 +97,7 @@ def test_two_conversations_of_one_role_may_take_turns(tmp_path: Path) -> None:
 
 
 def test_of_two_calls_that_grew_from_one_the_later_is_a_branch(tmp_path: Path) -> None:
-    kept = {"prefix_call": 0, "prefix_how": "messages"}
+    kept = {"kept_call": 0, "kept_how": "messages"}
     trunk, branch = assembled(
         tmp_path,
         call(0, [1], [2]),
@@ -188,7 +188,7 @@ turn = st.tuples(tokens, tokens, st.booleans(), st.sampled_from(["policy", "judg
 @settings(max_examples=40)
 @given(turns=st.lists(turn, min_size=1, max_size=8))
 def test_merging_keeps_every_sampled_token_once_and_aligned(tmp_path_factory, turns) -> None:
-    """A small vocabulary, so that prefixes also break and hold by chance."""
+    """A small vocabulary, so that tokens are kept, or not, by chance."""
     spans, said, calls = [], {}, {"policy": 0, "judge": 0}
     for observed, response, grows, role in turns:
         prompt = [*said.get(role, []), *observed] if grows else observed

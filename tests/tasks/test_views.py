@@ -116,5 +116,4 @@ def test_the_snippet_of_the_document_runs(
 def test_the_view_of_spans_says_what_was_kept(run: RunFolder) -> None:
     with open_views([run], ["spans"]) as connection:
         columns = connection.sql("from spans").columns
-    assert [name for name in columns if name.startswith("prefix_")] == []
     assert {"kept_tokens", "kept_call", "kept_span_id", "kept_how"} <= {*columns}

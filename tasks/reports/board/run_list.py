@@ -12,7 +12,7 @@ from tasks.reports.board.rows import (
     read_totals,
 )
 from tasks.reports.failures import last_failure
-from tasks.reports.tables import describe_state, fitted
+from tasks.reports.tables import STOPPED, describe_state, fitted
 from tasks.storage.run_folder import runs_root
 
 NAMES = ("run", "agent", "steps", "held-out", "parent", "state", "tokens", "min", "USD")
@@ -65,13 +65,17 @@ class RunLine:
 
     def explanation(self) -> str:
         """Say what stands below the table: why the run cannot be read, or its last error, whole."""
-        if self.totals is None or not self.totals.failed:
+        if self.totals is None:
             return self.trouble and f"{self.name}: {self.trouble}"
+        failed = self.totals.failed
+        if not failed and not self.state.startswith(STOPPED):
+            return ""
         try:
-            error = last_failure(self.run.folder)
+            failure = last_failure(self.run.folder)
         except BROKEN as damage:
             return f"{self.name}: {explain(damage)}"
-        return f"{self.name}, {self.totals.failed} rollouts failed, the last error in {error}"
+        counted = f"{failed} rollouts failed, " if failed else ""
+        return f"{self.name}, {counted}the last error in {failure}" if failure else ""
 
 
 def list_runs() -> list[RunLine]:

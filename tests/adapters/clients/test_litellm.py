@@ -199,7 +199,7 @@ def test_a_program_calls_tools_and_its_history_extends(inside: Opened) -> None:
     inside.say("A cat.<|im_end|>")
     complete_here(tools=TOOLS, messages=[*ASK, message, result])
     first, second = inside.spans
-    assert second.prefix_len == len(first.prompt_token_ids) + len(first.response_token_ids)
+    assert second.kept_tokens == len(first.prompt_token_ids) + len(first.response_token_ids)
 
 
 def test_a_program_gets_as_many_answers_as_it_asks_for(inside: Opened) -> None:

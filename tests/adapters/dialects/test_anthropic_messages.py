@@ -95,7 +95,7 @@ def test_a_conversation_with_tools_keeps_the_tokens_of_its_turns(
         assert (call.name, call.input) == ("look", {"at": "x"})
         result = {"type": "tool_result", "tool_use_id": call.id, "content": "a cat"}
         messages.append({"role": "user", "content": [result]})
-    assert [span.prefix_how for span in opened.spans] == ["new", *["messages"] * 3]
+    assert [span.kept_how for span in opened.spans] == ["new", *["messages"] * 3]
     for earlier, later in pairwise(opened.spans):
         whole = [*earlier.prompt_token_ids, *earlier.response_token_ids]
         assert later.prompt_token_ids[: len(whole)] == whole

@@ -79,7 +79,7 @@ def test_a_conversation_with_tools_keeps_the_tokens_of_its_turns(
         assert (call.name, call.arguments) == ("look", '{"at": "x"}')
         result = {"type": "function_call_output", "call_id": call.call_id, "output": "a cat"}
         items.append(result)
-    assert [span.prefix_how for span in opened.spans] == ["new", *["messages"] * 3]
+    assert [span.kept_how for span in opened.spans] == ["new", *["messages"] * 3]
     for earlier, later in pairwise(opened.spans):
         whole = [*earlier.prompt_token_ids, *earlier.response_token_ids]
         assert later.prompt_token_ids[: len(whole)] == whole
@@ -94,7 +94,7 @@ def test_two_tool_calls_of_one_answer_are_one_message(opened: Opened) -> None:
         for call in answer.output
     ]
     ask(opened, input=[*ASK, *answer.output, *results], tools=[TOOL])
-    assert opened.spans[1].prefix_how == "messages"
+    assert opened.spans[1].kept_how == "messages"
 
 
 def test_a_stream_holds_the_same_answer(opened: Opened) -> None:

@@ -194,7 +194,7 @@ def test_an_answer_in_another_format_is_returned_unchanged(opened: Opened) -> No
     assert call_span(opened.spans[0])["attributes"]["format"]["valid"] is False
 
 
-def test_prefixes_are_kept_when_the_format_changes(opened: Opened) -> None:
+def test_tokens_are_kept_when_the_format_changes(opened: Opened) -> None:
     forms: list[dict[str, Any]] = [
         {"response_format": {"type": "json_object"}},
         {},
@@ -207,7 +207,7 @@ def test_prefixes_are_kept_when_the_format_changes(opened: Opened) -> None:
     for form in forms:
         answer = opened.ask(messages=messages, tools=TOOLS, **form).choices[0].message
         messages += [{"role": "assistant", "content": answer.content.strip()}, *ASK]
-    assert [span.prefix_how for span in opened.spans] == ["new", *["messages"] * 5]
+    assert [span.kept_how for span in opened.spans] == ["new", *["messages"] * 5]
     for earlier, later in pairwise(opened.spans):
         whole = [*earlier.prompt_token_ids, *earlier.response_token_ids]
         assert later.prompt_token_ids[: len(whole)] == whole
@@ -235,7 +235,7 @@ def test_a_react_client_can_continue_an_answer_that_had_a_format(opened: Opened)
     going_on = [*ASK, {"role": "assistant", "content": "Look: x\nObservation: a cat"}, *ASK]
     opened.ask(messages=going_on)
     first, second = opened.spans
-    assert (second.prefix_how, second.prefix_call) == ("text", 0)
+    assert (second.kept_how, second.kept_call) == ("text", 0)
     whole = [*first.prompt_token_ids, *first.response_token_ids]
     assert second.prompt_token_ids[: len(whole)] == whole
 

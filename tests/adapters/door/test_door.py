@@ -78,7 +78,7 @@ def test_a_conversation_keeps_the_tokens_of_its_turns(opened: Opened) -> None:
     for earlier, later in pairwise(opened.spans):
         said = [*earlier.prompt_token_ids, *earlier.response_token_ids]
         assert later.prompt_token_ids[: len(said)] == said
-        assert (later.prefix_len, later.prefix_call) == (len(said), earlier.id.number)
+        assert (later.kept_tokens, later.kept_call) == (len(said), earlier.id.number)
 
 
 def test_the_async_client_asks_for_many_at_once(opened: Opened) -> None:
@@ -103,8 +103,8 @@ def test_a_tool_is_called_and_its_result_goes_on(opened: Opened) -> None:
     opened.say("A cat.<|im_end|>")
     opened.ask(tools=TOOLS, messages=[*ASK, answer.message.model_dump(), result])
     first, second = opened.spans
-    assert second.prefix_len == len(first.prompt_token_ids) + len(first.response_token_ids)
-    assert "a cat" in CHAT.text(second.prompt_token_ids[second.prefix_len :])
+    assert second.kept_tokens == len(first.prompt_token_ids) + len(first.response_token_ids)
+    assert "a cat" in CHAT.text(second.prompt_token_ids[second.kept_tokens :])
     assert '"name": "look"' in CHAT.text(first.prompt_token_ids)
 
 
@@ -144,7 +144,7 @@ def test_an_empty_answer_is_not_given_as_nothing(opened: Opened) -> None:
     assert CHAT.text(opened.spans[0].response_token_ids) == "<|im_end|>"
     messages = [*ASK, {"role": "assistant", "content": " ?"}, *ASK]
     opened.ask(messages=messages)
-    assert opened.spans[1].prefix_how == "messages"
+    assert opened.spans[1].kept_how == "messages"
 
 
 def test_the_recipe_says_how_to_sample_and_the_client_is_recorded(opened: Opened) -> None:
@@ -278,7 +278,7 @@ def test_a_conversation_goes_on_from_whichever_of_n_answers_was_taken(opened: Op
     chosen = opened.ask(n=3).choices[1]
     messages = [*ASK, {"role": "assistant", "content": chosen.message.content}, *ASK]
     opened.ask(messages=messages)
-    assert (opened.spans[-1].prefix_how, opened.spans[-1].prefix_call) == ("messages", 1)
+    assert (opened.spans[-1].kept_how, opened.spans[-1].kept_call) == ("messages", 1)
 
 
 def test_n_answers_are_streamed_one_after_the_other(opened: Opened) -> None:

@@ -13,8 +13,8 @@ from adapters.calls import POLICY, CallId, Message, Policy, Request, Sampling
 from adapters.door.backends import ScriptError, create_backends
 from adapters.door.batches import SampledBy
 from adapters.door.door import Door
+from adapters.door.kept_calls import KeptCalls
 from adapters.door.memory import Memory
-from adapters.door.prefixes import Prefixes
 from adapters.door.roles import check_role
 from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
@@ -328,7 +328,7 @@ def test_a_function_may_call_tools_and_their_ids_are_given() -> None:
     )["judge"]
     assert callable(backend)
     request = Request("judge", [user("who won?")], [], None, [], {})
-    memory = Memory(Prefixes(CHAT), lambda begun: None)
+    memory = Memory(KeptCalls(CHAT), lambda begun: None)
     place = CallId(f"{SHARD}-0000-00", 0, "judge", 0)
     completion = asyncio.run(cast(Any, backend({})(request, place, memory)))
     (call,) = completion.message["tool_calls"]

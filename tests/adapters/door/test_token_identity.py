@@ -117,7 +117,7 @@ def test_turns_that_extend_keep_the_tokens_of_the_answers(
 ) -> None:
     kept = reuse(of_history(played.spans, history))
     assert kept.extending == 575
-    assert kept.share >= 0.99, Counter(of_history(played.spans, history)["prefix_how"].to_pylist())
+    assert kept.share >= 0.99, Counter(of_history(played.spans, history)["kept_how"].to_pylist())
 
 
 def test_tokens_that_were_not_kept_would_be_counted(played: RecordedRollouts) -> None:

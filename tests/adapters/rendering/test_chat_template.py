@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from adapters.calls import Message, Refused, Tool
-from adapters.door.prefixes import Prefixes
+from adapters.door.kept_calls import KeptCalls
 from adapters.rendering.chat import Chat
 from adapters.rendering.chat_template import ChatTemplateError
 from adapters.rendering.renderer_names import TEMPLATE
@@ -71,9 +71,9 @@ def test_a_conversation_that_a_template_cannot_continue_is_told(
     reply: Message = {"role": "assistant", "content": "Hi"}
     for template, how in ((FOREIGN, "messages"), (NUMBERED, "unbridged")):
         chat = chat_of(tokenizer, template)
-        prefixes, prompt = Prefixes(chat), chat.render(ASKED, [])
-        prefixes.remember(answered_call(ASKED, [], reply, prompt, chat.encode("Hi")))
-        assert prefixes.prompt([*ASKED, reply, *MORE], []).how == how
+        kept, prompt = KeptCalls(chat), chat.render(ASKED, [])
+        kept.remember(answered_call(ASKED, [], reply, prompt, chat.encode("Hi")))
+        assert kept.prompt([*ASKED, reply, *MORE], []).how == how
 
 
 def test_a_template_may_be_the_last_message_alone(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -126,11 +126,11 @@ def test_later_turns_follow_the_teachers_prompt_as_they_were_recorded(
     assert second is not None
     shown = {"messages": [QUESTION], "tools": []}
     answer: Message = {"role": "assistant", "content": "I am not"}
-    grown = {"messages": [QUESTION, answer, AGAIN], "tools": [], "prefix_call": 0}
+    grown = {"messages": [QUESTION, answer, AGAIN], "tools": [], "kept_call": 0}
     calls = [
         call(0, first, said, **shown),
-        call(1, second, said, **grown, prefix_how="messages"),
-        call(2, second, said[:2], **grown, prefix_how="messages"),
+        call(1, second, said, **grown, kept_how="messages"),
+        call(2, second, said[:2], **grown, kept_how="messages"),
     ]
     sequences, scores = asked_of(tmp_path, chat, calls)
     prompt = chat.render([TWICE_TOLD, QUESTION], [])

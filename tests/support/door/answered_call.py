@@ -1,4 +1,4 @@
-"""A call that was answered, as the prefixes of its role remember it."""
+"""A call that was answered, as the kept calls of its role remember it."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime

@@ -15,7 +15,7 @@ from tests.support.door.recording_sampler import Calls, Sampled
 def differences(trajectories: pa.Table, calls: Calls) -> list[str]:
     """List the trajectories that are not, token for token, what the sampler knows of their calls.
 
-    The calls of a trajectory are found by their tokens alone, whatever the door says of prefixes.
+    The calls of a trajectory are found by their tokens alone, whatever the door says it has kept.
     Each call must lie whole in the trajectory, at its place, and nothing else may be trained. The
     tokens that a branch has in common with an earlier trajectory are trained in the earlier one.
     """
@@ -83,7 +83,7 @@ def _extending(calls: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], di
             before = len(histories[earlier])
             rest = messages[before:]
             goes_on = messages[:before] == histories[earlier] and rest
-            if goes_on and rest[0]["role"] == "assistant" and calls[later]["prefix_how"] != "ended":
+            if goes_on and rest[0]["role"] == "assistant" and calls[later]["kept_how"] != "ended":
                 yield calls[earlier], calls[later]
                 break
 

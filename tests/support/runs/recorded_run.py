@@ -18,7 +18,7 @@ CENTRED = CreditAssignment("centred")
 def record_run(folder: Path) -> RunFolder:
     """Record the rollouts of a step, and make its trajectories and its four datums."""
     run = RunFolder(folder)
-    group = {"group_id": "train-00000-0000", "prefix_how": "new", "policy_version": "00000"}
+    group = {"group_id": "train-00000-0000", "kept_how": "new", "policy_version": "00000"}
     spans = [call(number, rollout) | group for number in (1, 2) for rollout in (0, 1)]
     for rollout in (0, 1):
         end = EndedAttempt(f"train-00000-0000-0{rollout}", 0, NOON, NOON)

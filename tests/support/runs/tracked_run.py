@@ -73,7 +73,7 @@ class GrowingRun:
             "gen_ai_usage_input_tokens": 11,
             "gen_ai_usage_output_tokens": 5,
             "policy_version": "00000",
-            "prefix_how": "new",
+            "kept_how": "new",
             "messages": [{"role": "user", "content": "Who are you?"}],
             "reply": {"role": "assistant", "content": answer},
         }

@@ -30,8 +30,8 @@ class Prompt:
     """
 
     token_ids: list[int]
-    prefix_len: int
-    prefix_call: int | None
+    kept_tokens: int
+    kept_call: int | None
     how: How
 
 
@@ -47,7 +47,7 @@ class KnownCall:
         return len(self.prompt_token_ids) + len(self.response_token_ids)
 
 
-class Prefixes:
+class KeptCalls:
     """The answered calls of one role of one rollout attempt."""
 
     def __init__(self, chat: Chat) -> None:

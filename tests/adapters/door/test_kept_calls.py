@@ -24,8 +24,8 @@ from adapters.calls import (
     ToolCall,
 )
 from adapters.door.call_sequence import CallSequence, RequestMeta
+from adapters.door.kept_calls import KeptCalls
 from adapters.door.policy_backend import PolicyBackend
-from adapters.door.prefixes import Prefixes
 from adapters.rendering.chat import Chat
 from tests.support.door.answered_call import answered_call
 from tests.support.door.door_batches import ListRecorder
@@ -122,16 +122,16 @@ def test_a_prompt_begins_with_all_earlier_tokens_whatever_was_sampled(
     for earlier, later in pairwise(completions):
         said = [*earlier.prompt_token_ids, *earlier.response_token_ids]
         assert later.prompt_token_ids[: len(said)] == said
-        assert later.prefix_len == len(said)
-        assert (later.prefix_call, later.prefix_how) == (earlier.id.number, "messages")
+        assert later.kept_tokens == len(said)
+        assert (later.kept_call, later.kept_how) == (earlier.id.number, "messages")
 
 
-def known(said: list[int], reply: Message, tools: Any = ()) -> tuple[Prefixes, list[int]]:
-    """Return prefixes that know one answer to ASK, and the tokens of that call."""
-    prefixes = Prefixes(CHAT)
-    prompt = prefixes.prompt(ASK, tools).token_ids
-    prefixes.remember(answered_call(ASK, tools, reply, prompt, said))
-    return prefixes, prompt + said
+def known(said: list[int], reply: Message, tools: Any = ()) -> tuple[KeptCalls, list[int]]:
+    """Return the kept calls after one answer to ASK, and the tokens of that call."""
+    kept = KeptCalls(CHAT)
+    prompt = kept.prompt(ASK, tools).token_ids
+    kept.remember(answered_call(ASK, tools, reply, prompt, said))
+    return kept, prompt + said
 
 
 def assistant(content: str) -> Message:
@@ -140,28 +140,28 @@ def assistant(content: str) -> Message:
 
 def test_a_react_client_s_observation_continues_the_answer_s_tokens() -> None:
     thought = "I look.\nObservation:"
-    prefixes, tokens = known(letters(thought), assistant("I look."))
+    kept, tokens = known(letters(thought), assistant("I look."))
     messages = [*ASK, assistant(f"{thought} a cat"), {"role": "user", "content": "go on"}]
-    prompt = prefixes.prompt(messages, ())
-    assert (prompt.how, prompt.prefix_call, prompt.prefix_len) == ("text", 0, len(tokens))
+    prompt = kept.prompt(messages, ())
+    assert (prompt.how, prompt.kept_call, prompt.kept_tokens) == ("text", 0, len(tokens))
     assert prompt.token_ids[: len(tokens)] == tokens
     rest = " a cat<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
     assert CHAT.text(prompt.token_ids[len(tokens) :]) == rest
 
 
 def test_an_answer_that_the_model_ended_is_not_continued() -> None:
-    prefixes, _ = known([*letters("I look."), END], assistant("I look."))
-    prompt = prefixes.prompt([*ASK, assistant("I look.\nObservation: a cat"), *ASK], ())
-    assert (prompt.how, prompt.prefix_len, prompt.prefix_call) == ("ended", 0, None)
+    kept, _ = known([*letters("I look."), END], assistant("I look."))
+    prompt = kept.prompt([*ASK, assistant("I look.\nObservation: a cat"), *ASK], ())
+    assert (prompt.how, prompt.kept_tokens, prompt.kept_call) == ("ended", 0, None)
 
 
 def test_an_earlier_answer_is_kept_if_the_last_one_was_ended_and_added_to() -> None:
-    prefixes, tokens = known([*letters("Hi"), END], assistant("Hi"))
+    kept, tokens = known([*letters("Hi"), END], assistant("Hi"))
     second = [*ASK, assistant("Hi"), *ASK]
-    prompt, said = prefixes.prompt(second, ()).token_ids, [*letters("I look."), END]
-    prefixes.remember(answered_call(second, (), assistant("I look."), prompt, said, 1))
-    third = prefixes.prompt([*second, assistant("I look.\nObservation: a cat"), *ASK], ())
-    assert (third.how, third.prefix_call, third.prefix_len) == ("text", 0, len(tokens))
+    prompt, said = kept.prompt(second, ()).token_ids, [*letters("I look."), END]
+    kept.remember(answered_call(second, (), assistant("I look."), prompt, said, 1))
+    third = kept.prompt([*second, assistant("I look.\nObservation: a cat"), *ASK], ())
+    assert (third.how, third.kept_call, third.kept_tokens) == ("text", 0, len(tokens))
 
 
 @pytest.mark.parametrize(
@@ -173,27 +173,29 @@ def test_an_earlier_answer_is_kept_if_the_last_one_was_ended_and_added_to() -> N
         ([*ASK, assistant("Hi"), *ASK], TOOLS, "tools"),
     ],
 )
-def test_a_prompt_without_a_prefix_says_why(messages: list[Message], tools: Any, how: str) -> None:
-    prefixes, _ = known([*letters("Hi"), END], assistant("Hi"))
-    prompt = prefixes.prompt(messages, tools)
-    assert (prompt.how, prompt.prefix_len, prompt.prefix_call) == (how, 0, None)
+def test_a_prompt_that_keeps_no_tokens_says_why(
+    messages: list[Message], tools: Any, how: str
+) -> None:
+    kept, _ = known([*letters("Hi"), END], assistant("Hi"))
+    prompt = kept.prompt(messages, tools)
+    assert (prompt.how, prompt.kept_tokens, prompt.kept_call) == (how, 0, None)
     assert prompt.token_ids == CHAT.render(messages, tools)
 
 
 def test_an_answer_keeps_its_tokens_when_a_later_one_was_edited() -> None:
-    prefixes, tokens = known([*letters("Hi"), END], assistant("Hi"))
-    prompt = prefixes.prompt([*ASK, assistant("Hi"), *ASK, assistant("edited"), *ASK], ())
-    assert (prompt.how, prompt.prefix_len) == ("text", len(tokens))
+    kept, tokens = known([*letters("Hi"), END], assistant("Hi"))
+    prompt = kept.prompt([*ASK, assistant("Hi"), *ASK, assistant("edited"), *ASK], ())
+    assert (prompt.how, prompt.kept_tokens) == ("text", len(tokens))
     assert CHAT.text(prompt.token_ids).count("<|im_end|>") == 5
 
 
 def test_the_longest_known_history_wins() -> None:
-    prefixes, tokens = known([*letters("Hi"), END], assistant("Hi"))
+    kept, tokens = known([*letters("Hi"), END], assistant("Hi"))
     second = [*ASK, assistant("Hi"), *ASK]
-    longer = [*prefixes.prompt(second, ()).token_ids, *letters("Yes"), END]
-    prefixes.remember(answered_call(second, (), assistant("Yes"), longer[:-4], longer[-4:], 1))
-    prompt = prefixes.prompt([*second, assistant("Yes"), *ASK], ())
-    assert (prompt.prefix_call, prompt.prefix_len) == (1, len(longer))
+    longer = [*kept.prompt(second, ()).token_ids, *letters("Yes"), END]
+    kept.remember(answered_call(second, (), assistant("Yes"), longer[:-4], longer[-4:], 1))
+    prompt = kept.prompt([*second, assistant("Yes"), *ASK], ())
+    assert (prompt.kept_call, prompt.kept_tokens) == (1, len(longer))
     assert prompt.token_ids[: len(tokens)] == tokens
 
 
@@ -204,20 +206,20 @@ def test_tool_arguments_match_by_value_and_ids_do_not_matter() -> None:
         return {**assistant(""), "tool_calls": [call]}
 
     result: Message = {"role": "tool", "content": "a cat", "tool_call_id": "b"}
-    prefixes, tokens = known([*letters("x"), END], calling('{"a":1,"b":2}', "a"), TOOLS)
-    same = prefixes.prompt([*ASK, calling('{"b": 2, "a": 1}', "b"), result], TOOLS)
-    assert same.prefix_len == len(tokens)
-    other = prefixes.prompt([*ASK, calling('{"b": 2, "a": 3}', "b"), result], TOOLS)
+    kept, tokens = known([*letters("x"), END], calling('{"a":1,"b":2}', "a"), TOOLS)
+    same = kept.prompt([*ASK, calling('{"b": 2, "a": 1}', "b"), result], TOOLS)
+    assert same.kept_tokens == len(tokens)
+    other = kept.prompt([*ASK, calling('{"b": 2, "a": 3}', "b"), result], TOOLS)
     assert other.how == "unknown"
 
 
 def test_a_json_answer_matches_by_value() -> None:
-    prefixes, tokens = known([*letters('{"number":  7}'), END], assistant('{"number":  7}'))
-    assert prefixes.prompt([*ASK, assistant('{"number":7}'), *ASK], ()).prefix_len == len(tokens)
-    assert prefixes.prompt([*ASK, assistant('{"number": 8}'), *ASK], ()).how == "unknown"
+    kept, tokens = known([*letters('{"number":  7}'), END], assistant('{"number":  7}'))
+    assert kept.prompt([*ASK, assistant('{"number":7}'), *ASK], ()).kept_tokens == len(tokens)
+    assert kept.prompt([*ASK, assistant('{"number": 8}'), *ASK], ()).how == "unknown"
 
 
 @pytest.mark.parametrize("written", ["[" * 100_000, "[" + "1" * 5000 + "]", "{not JSON"])
 def test_an_answer_that_only_begins_like_json_matches_as_text(written: str) -> None:
-    prefixes, tokens = known([*letters("x"), END], assistant(written))
-    assert prefixes.prompt([*ASK, assistant(f" {written}"), *ASK], ()).prefix_len == len(tokens)
+    kept, tokens = known([*letters("x"), END], assistant(written))
+    assert kept.prompt([*ASK, assistant(f" {written}"), *ASK], ()).kept_tokens == len(tokens)

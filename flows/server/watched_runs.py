@@ -1,0 +1,123 @@
+"""Flow runs of a Prefect server → what `ratchet watch` shows of a run whose folder is elsewhere."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from json import loads
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    ArtifactFilterKey,
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterExpectedStartTime,
+    FlowRunFilterName,
+)
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.sorting import ArtifactSort, FlowRunSort
+from prefect.exceptions import PrefectException
+from prefect.settings import PREFECT_API_URL
+
+from adapters.errors import UserError, did_you_mean
+from adapters.network.addresses import check_listener
+from tasks.recording.spans import printable
+from tasks.reports.artifacts import NOW, artifact_key
+from tasks.reports.progress import CALLS, Facts, WatchedRun, describe_run
+from tasks.storage.run_folder import all_runs, runs_root
+
+FLOWS = ("train", "finetune", "prefer", "replay", "stages", "sweep")
+"""Flows of which a flow run has a run of its own."""
+
+SOON = timedelta(minutes=1)
+"""A flow run that a schedule starts later than this is none that one watches."""
+
+
+@contextmanager
+def open_server_run(run: str) -> Iterator[Callable[[], WatchedRun]]:
+    """Yield the function that looks at the newest flow run of a run that has no folder here.
+
+    UserError if no server is set, if it cannot be reached, or if it knows no such flow run.
+    """
+    address = PREFECT_API_URL.value()
+    here = f"there is no run {run} in {runs_root()}"
+    if not address:
+        near = did_you_mean(run, (other.name for other in all_runs()))
+        raise UserError(
+            f"{here}, and no Prefect server is set; `ratchet runs` lists those there are, and "
+            f"PREFECT_API_URL names the server of a run on another machine{near}"
+        )
+    try:
+        check_listener(address)
+        with get_client(sync_client=True) as client:
+            found = _find_flow_run(client, run)
+            if found is not None:
+                yield lambda: _look(client, run, found)
+                return
+            known = [other.name for other in [*_newest_flow_runs(client), *all_runs()]]
+    except (OSError, ValueError, httpx.HTTPError, PrefectException) as error:
+        raise UserError(
+            f"{here}, and the Prefect server at {address} cannot be asked for it ({error}); start "
+            "the server, or mend PREFECT_API_URL"
+        ) from error
+    raise UserError(
+        f"{here}, and the Prefect server at {address} has no flow run of that name; `ratchet runs` "
+        f"and `prefect flow-run ls` list those there are{did_you_mean(run, known)}"
+    )
+
+
+def _find_flow_run(client: SyncPrefectClient, run: str) -> UUID | None:
+    """Find the newest flow run of a run.
+
+    It has the run's name from its begin on; before, its parameter `run` says the name.
+    """
+    newest = _newest_flow_runs(client)
+    found = [one for one in newest if one.parameters.get("run") == run]
+    found += _newest_flow_runs(client, FlowRunFilterName(any_=[run]))[:1]
+    last = max(found, key=lambda one: one.created or datetime.min.replace(tzinfo=UTC), default=None)
+    return last.id if last else None
+
+
+def _newest_flow_runs(
+    client: SyncPrefectClient, name: FlowRunFilterName | None = None
+) -> list[FlowRun]:
+    """Read as many of the newest flow runs as the server lists at once."""
+    before = FlowRunFilterExpectedStartTime.model_validate({"before_": datetime.now(UTC) + SOON})
+    return client.read_flow_runs(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=[*FLOWS])),
+        flow_run_filter=FlowRunFilter(name=name, expected_start_time=before),
+        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+    )
+
+
+def _look(client: SyncPrefectClient, run: str, id: UUID) -> WatchedRun:
+    """Read the state of a flow run, and the artifact in which the run says what it does."""
+    state = client.read_flow_run(id).state
+    facts = _read_facts(client, run, id)
+    if state is None:
+        return WatchedRun(describe_run(run, "has no state yet", facts))
+    said = (state.name or state.type.value).lower()
+    if state.is_final() and state.message:
+        said += f": {printable(state.message)}"
+    elif state.is_running() and CALLS in facts:
+        said += f", {facts[CALLS]}"
+    failed = state.is_final() and not state.is_completed()
+    return WatchedRun(describe_run(run, said, facts), state.is_final(), failed)
+
+
+def _read_facts(client: SyncPrefectClient, run: str, id: UUID) -> Facts:
+    """Read what a run has said of itself last; nothing before it first does."""
+    found = client.read_artifacts(
+        artifact_filter=ArtifactFilter(
+            key=ArtifactFilterKey(any_=[artifact_key(run, NOW)]),
+            flow_run_id=ArtifactFilterFlowRunId(any_=[id]),
+        ),
+        sort=ArtifactSort.UPDATED_DESC,
+        limit=1,
+    )
+    rows = loads(str(found[0].data)) if found else []
+    return {row["what"]: printable(row[NOW]) for row in rows}

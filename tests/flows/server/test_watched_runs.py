@@ -1,0 +1,166 @@
+"""`ratchet watch` shows a run of another machine by what a Prefect server knows of it."""
+
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.flow_engine import run_flow
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Completed
+from typer.testing import CliRunner, Result
+
+from adapters.errors import UserError
+from adapters.player_protocol import Failure
+from flows.cli.commands import app
+from flows.server.watched_runs import open_server_run
+from tasks.metrics import record_metrics
+from tasks.recording.journal import Journal
+from tasks.recording.spans import EndedAttempt, error_span
+from tasks.reports.artifacts import Artifacts
+from tasks.storage.json_files import write_rows
+from tasks.storage.manifest import write_manifest
+from tasks.storage.run_folder import RunFolder
+from tasks.storage.stages import write_sweep
+from tasks.yields import StepStopped
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.whole_run import train_whole
+from tests.support.servers.engine_server import Address
+
+NOW = datetime.now(UTC)
+SMALL = {"rollouts": {"groups": 2, "group_size": 2, "max_tokens": 8}, "evaluation": {"every": 0}}
+
+pytestmark = pytest.mark.usefixtures("prefect_server", "no_tinker")
+
+
+def fail(example: dict[str, Any], **endpoint: str) -> NoReturn:
+    raise KeyError("city")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have this machine's folder of runs be empty."""
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path / "here"))
+    return tmp_path / "elsewhere"
+
+
+def watch(run: str) -> Result:
+    return CliRunner().invoke(app, ["watch", run], env={"COLUMNS": "100"})
+
+
+def test_a_run_that_has_ended_says_its_last_words_and_shows_its_curve(
+    elsewhere: Path, tiny_chat: Address
+) -> None:
+    recipe = small_recipe(steps=2, **SMALL)
+    with train_whole(recipe, elsewhere):
+        pass
+    shown = watch("whole")
+    assert shown.exit_code == 0, shown.output
+    state, step, curve, *_ = shown.output.splitlines()
+    assert state.startswith("whole: completed: held-out reward ")
+    assert step.startswith("done, reward ")
+    assert curve.startswith("reward by step ")
+
+
+def test_a_run_that_has_failed_says_why_and_fails(elsewhere: Path, tiny_chat: Address) -> None:
+    recipe = small_recipe(agent=f"{__name__}:fail", **SMALL)
+    with pytest.raises(StepStopped), train_whole(recipe, elsewhere):
+        pass
+    shown = watch("whole")
+    assert shown.exit_code == 1
+    assert shown.output.startswith("whole: failed: ")
+    said = " ".join(shown.output.split())
+    assert "4 of the 4 rollouts of train-00000 failed" in said
+    assert "KeyError: 'city' at tests/flows" in said
+
+
+def test_a_run_that_trains_shows_its_step_its_calls_and_its_last_failure(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.reports.artifacts.LOOK_SECONDS", 0.1)
+    run = RunFolder(elsewhere / "trains")
+    recipe = small_recipe(steps=2, rollouts={"groups": 2, "group_size": 4})
+    write_manifest(run, recipe.model_dump(mode="json"), "f00d")
+    record_metrics(run.metrics, 0, {"reward/mean": 0.25})
+    write_rows(run.shard("train-00001"), [{"example_id": 0, "example": {}, "batch": 0, "round": 0}])
+    seen: list[str] = []
+
+    @flow(name="train", flow_run_name="trains")
+    def look() -> None:
+        with Journal(run.journal("train-00001.0")) as journal, Artifacts(run, 2):
+            begun = {"attempt": 0, "role": "policy", "call": 0, "kind": "begun", "started": NOW}
+            journal.append_now({"rollout_id": "train-00001-0000-01", "span_id": "1", **begun})
+            end = EndedAttempt("train-00001-0000-00", 0, NOW, NOW)
+            journal.append_now(error_span(end, Failure("KeyError", "'\x1b[2Jcity'")))
+            with open_server_run("trains") as look:
+                while "calls in flight" not in (said := look().said):
+                    pass
+                seen.extend(said.splitlines())
+
+    look()
+    assert seen == [
+        "trains: running, 1 calls in flight",
+        "step 2 of 2: 1 of 4 rollouts, reward 0.25",
+        "reward by step ▁ 0.25",
+        "last failure: KeyError: '\N{REPLACEMENT CHARACTER}[2Jcity'",
+    ]
+
+
+def test_a_flow_run_that_has_not_begun_is_found_by_its_parameter() -> None:
+    @flow(name="train")
+    def waits(run: str) -> Any:
+        return Completed(message="it was nothing")
+
+    with get_client(sync_client=True) as client:
+        created = client.create_flow_run(waits, parameters={"run": "waits"})
+        with open_server_run("waits") as look:
+            assert look().said == "waits: pending"
+            run_flow(waits, flow_run=created, parameters={"run": "waits"})
+            seen = look()
+    assert (seen.said, seen.ended, seen.failed) == ("waits: completed: it was nothing", True, False)
+
+
+def test_a_name_that_neither_this_machine_nor_the_server_has_gets_the_nearest() -> None:
+    @flow(name="train", flow_run_name="otter-1")
+    def named() -> None: ...
+
+    named()
+    with pytest.raises(UserError) as refused, open_server_run("oter-1"):
+        pass
+    said = str(refused.value)
+    assert said.startswith("there is no run oter-1 in ")
+    assert f"the Prefect server at {PREFECT_API_URL.value()} has no flow run of that name" in said
+    assert said.endswith("; did you mean 'otter-1'?")
+
+
+def test_a_sweep_of_this_machine_names_its_runs_that_have_begun(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "here" / "sweep")
+    write_sweep(folder, {}, ["sweep-a", "sweep-b"], [])
+    write_manifest(RunFolder(tmp_path / "here" / "sweep-a"), {}, "f00d")
+    refused = watch("sweep").exception
+    assert isinstance(refused, UserError)
+    assert str(refused).endswith("begun are sweep-a")
+
+
+def test_a_server_that_is_away_is_said_in_a_sentence() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}/api"
+        with (
+            temporary_settings({PREFECT_API_URL: address}),
+            pytest.raises(UserError, match=f"the Prefect server at {address} cannot be asked for"),
+            open_server_run("hello-1"),
+        ):
+            pass
+
+
+def test_without_a_server_the_sentence_says_how_one_is_named() -> None:
+    with (
+        temporary_settings({PREFECT_API_URL: None}),
+        pytest.raises(UserError, match=r"PREFECT_API_URL names the server of a run on another"),
+        open_server_run("hello-1"),
+    ):
+        pass
