@@ -41,7 +41,7 @@ smollm: $(READY) ## fetch a small real model (93 MB) and train it to answer in J
 	$(BIN)/ratchet train people
 
 methods: $(READY) ## train the tiny model by every method, by three seeds
-	$(BIN)/python -m benchmarks.methods
+	$(BIN)/python -m benchmarks.methods --picture runs/methods/methods.svg
 
 smollm-seeds: $(READY) ## train the small real model by three seeds
 	$(BIN)/ratchet fetch smollm2-135m

@@ -1,10 +1,10 @@
 """Every method on one task: what the agent earns after each, what it took, and a table of it.
 
-python -m benchmarks.methods --seeds 3
+python -m benchmarks.methods --seeds 3 --picture docs/pictures/methods.svg
 
 The agent is `hello`; its reward is of 128 held-out examples, sampled. Distillation has the run of
 rewards of the same seed as its teacher, unless it teaches itself. Tokens and seconds are those of
-the method's own run.
+the method's own run. The picture has the reward after each quarter of a run, too.
 """
 
 import argparse
@@ -12,9 +12,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
 from benchmarks.measuring import describe_machine, format_table
+from benchmarks.pictures.methods import Point, average, draw
 from flows.evaluate import evaluate
 from flows.recipe.loading import named_recipe
 from flows.recipe.run_recipe import RunRecipe
@@ -79,39 +79,46 @@ METHODS = {
     ),
 }
 """Beginning of the runs' names → their method."""
+QUARTERS = 4
 COLUMNS = ("method", "agent's reward", "of each seed", "sampled tokens", "trained tokens", "s")
 
 
-def train_by(name: str, seed: int, settings: Sequence[str]) -> Sequence[float]:
-    """Train by a method; return the agent's reward after it, and what the run took."""
+def train_by(name: str, seed: int, settings: Sequence[str]) -> list[Point]:
+    """Train by a method; return the agent's reward before it and after each quarter."""
     method, run = METHODS[name], f"{name}-{seed}"
     changes = (change.replace("{seed}", str(seed)) for change in method.changes)
     recipe = named_recipe(method.deployment, [*changes, f"seed={seed}", *settings], RunRecipe)
     FLOWS[recipe.flow](recipe, run=run)
     rows = read_metrics(folder_of(run).metrics)
-    played = evaluate(named_recipe("hello", ["evaluation.greedy=false"]), model=run)
-    reward = played.scores["sampled"].finished.mean
+    steps = sorted({round(len(rows) * part / QUARTERS) for part in range(QUARTERS + 1)})
+    return [measure(run, step, rows[:step]) for step in steps]
+
+
+def measure(run: str, step: int, rows: Sequence[Mapping[str, float]]) -> Point:
+    """Return the agent's reward at a checkpoint, and what the steps before it took."""
+    recipe = named_recipe("hello", ["evaluation.greedy=false"])
+    reward = evaluate(recipe, model=f"{run}@{step}").scores["sampled"].finished.mean
     assert reward is not None, "every agent of hello earns a reward"
-    tokens = (
+    sampled, trained = (
         sum(row.get(name, 0) for row in rows) for name in ("tokens/sampled", "tokens/trained")
     )
-    return [reward, *tokens, spent_seconds(rows)]
+    return Point(reward, sampled, trained, spent_seconds(rows))
 
 
-def describe(measured: Mapping[str, Sequence[Sequence[float]]]) -> str:
-    """Describe methods by the means over seeds."""
+def describe(measured: Mapping[str, Sequence[Sequence[Point]]]) -> str:
+    """Describe methods by the means over seeds of what each came to at its end."""
     rows = []
     for name, seeds in measured.items():
-        reward, sampled, trained, seconds = (fmean(values) for values in zip(*seeds, strict=True))
-        each = ", ".join(f"{of[0]:.2f}" for of in seeds)
+        each = ", ".join(f"{points[-1].reward:.2f}" for points in seeds)
+        last = average(seeds)[-1]
         rows.append(
             [
                 METHODS[name].title,
-                f"{reward:.2f}",
+                f"{last.reward:.2f}",
                 each,
-                f"{sampled:,.0f}",
-                f"{trained:,.0f}",
-                f"{seconds:.0f}",
+                f"{last.sampled:,.0f}",
+                f"{last.trained:,.0f}",
+                f"{last.seconds:.0f}",
             ]
         )
     return format_table("Methods", COLUMNS, rows)
@@ -124,6 +131,7 @@ def main() -> None:
     options.add_argument("--only", choices=[*METHODS], nargs="+", default=[*METHODS])
     options.add_argument("--set", action="append", default=[], help="a key of every recipe")
     options.add_argument("--folder", type=Path, default=Path("runs/methods"))
+    options.add_argument("--picture", type=Path, help="file of the picture")
     arguments = options.parse_args()
     os.environ["RATCHET_RUNS"] = str(arguments.folder)
     print(describe_machine(), flush=True)
@@ -132,6 +140,9 @@ def main() -> None:
         for name in arguments.only
     }
     print(describe(measured))
+    if arguments.picture is not None:
+        titles = {METHODS[name].title: average(seeds) for name, seeds in measured.items()}
+        draw(titles, arguments.picture)
 
 
 if __name__ == "__main__":

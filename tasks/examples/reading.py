@@ -25,6 +25,7 @@ READERS = {
         ) as dataset_row
     """,
     ".jsonl": "select json as example from read_ndjson_objects($dataset)",
+    ".jsonl.gz": "select json as example from read_ndjson_objects($dataset)",
     ".parquet": "select to_json(dataset_row) as example from read_parquet($dataset) as dataset_row",
 }
 
@@ -105,9 +106,10 @@ def read_examples(dataset: Path, split: str, columns: Sequence[str] = ()) -> lis
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
     """List the files of a split: the one that is named after it, or its numbered parts in order."""
-    datasets = sorted(file for file in folder.iterdir() if file.suffix in READERS)
+    datasets = sorted(file for file in folder.iterdir() if _kind(file) in READERS)
     name_of_part = re.compile(re.escape(split) + PART)
-    parts = [(part, file) for file in datasets if (part := name_of_part.fullmatch(file.stem))]
+    stems = [(file.name.removesuffix(_kind(file)), file) for file in datasets]
+    parts = [(part, file) for stem, file in stems if (part := name_of_part.fullmatch(stem))]
     names = ", ".join(file.name for file in datasets)
     if not parts:
         raise DatasetError(
@@ -115,7 +117,7 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
             f"{split}-00000-of-00001.parquet (found: {names or 'no data files'}); see "
             "datasets/README.md"
         )
-    kinds = {(file.suffix, part["count"], bool(part["number"])) for part, file in parts}
+    kinds = {(_kind(file), part["count"], bool(part["number"])) for part, file in parts}
     if len(kinds) > 1 or len({int(part["number"] or 0) for part, _ in parts}) < len(parts):
         raise DatasetError(
             f"{folder} has the split '{split}' more than once (found: {names}); leave one file of "
@@ -130,9 +132,14 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
     return [file for _, file in sorted(parts, key=lambda found: int(found[0]["number"] or 0))]
 
 
+def _kind(file: Path) -> str:
+    """Return the ending of a file's name that says how it is read."""
+    return "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
+
+
 def _read_file(file: Path) -> list[dict[str, Any]]:
     """Read the rows of a file, once unless it changes, since each step of a run asks for them."""
-    if file.suffix not in READERS:
+    if _kind(file) not in READERS:
         raise DatasetError(
             f"{file} is not a dataset we read: give a {', '.join(READERS)} file, or a folder of "
             "them; see datasets/README.md"
@@ -146,7 +153,7 @@ def _read_file(file: Path) -> list[dict[str, Any]]:
 @lru_cache(maxsize=256)
 def _read_rows(file: Path, _mtime: int, _size: int) -> list[dict[str, Any]]:
     try:
-        table = select(READERS[file.suffix], dataset=file)
+        table = select(READERS[_kind(file)], dataset=file)
     except duckdb.Error as error:
         raise DatasetError(f"{file} cannot be read: {error}") from error
     return [json.loads(text) for text in table.column("example").to_pylist()]

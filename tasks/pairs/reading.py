@@ -3,6 +3,7 @@
 A labelled answer is a row of one side.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ FORMS = (
     "completion and label"
 )
 TIE = "Tie"
+SPEAKER = re.compile(r"\n\n(Human|Assistant):")
+"""Beginning of a turn in a transcript, as Anthropic's hh-rlhf has them."""
+ROLES = {"Human": "user", "Assistant": "assistant"}
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -42,10 +46,10 @@ def read_pair(row: Mapping[str, Any], chat: Chat) -> PairSides | None:
     """Tokenize a row; None if it is a tie. DatasetError says what is wrong with a row.
 
     A row has `prompt`, `chosen` and `rejected`, each a text or a list of messages; or `chosen` and
-    `rejected` alone, two conversations that begin alike; or, as the Tinker cookbook writes them, a
-    `comparison` of `completion_A` with `completion_B` after a `prompt_conversation`, and a `label`.
-    A labelled answer has a `prompt`, its `completion`, and a `label` that is true if it is good. Of
-    a side, the answers after the prompt are trained.
+    `rejected` alone, two conversations that begin alike, as messages or as transcripts; or, as the
+    Tinker cookbook writes them, a `comparison` of `completion_A` with `completion_B` after a
+    `prompt_conversation`, and a `label`. A labelled answer has a `prompt`, its `completion`, and a
+    `label` that is true if it is good. Of a side, the answers after the prompt are trained.
     """
     if row.get("comparison") is None and row.get("completion") is not None and "label" in row:
         return _read_labelled(row, chat)
@@ -88,7 +92,7 @@ def _read_comparison(comparison: Any, label: Any) -> tuple[Messages, tuple[Messa
 
 
 def _read_sides(row: Mapping[str, Any]) -> tuple[Messages, tuple[Messages, ...]]:
-    sides = tuple(read_messages(row[name], "assistant") for name in ("chosen", "rejected"))
+    sides = tuple(_read_side(row[name]) for name in ("chosen", "rejected"))
     if row.get("prompt") is not None:
         return read_messages(row["prompt"], "user"), sides
     chosen, rejected = sides
@@ -97,6 +101,15 @@ def _read_sides(row: Mapping[str, Any]) -> tuple[Messages, tuple[Messages, ...]]
     if not common:
         raise DatasetError("its two sides begin with no common message; give a prompt")
     return chosen[:common], (chosen[common:], rejected[common:])
+
+
+def _read_side(value: object) -> Messages:
+    """Read the messages of a side, the text of one, or the transcript of a conversation."""
+    if not isinstance(value, str) or not SPEAKER.match(value):
+        return read_messages(value, "assistant")
+    _, *said = SPEAKER.split(value)
+    turns = zip(said[::2], said[1::2], strict=True)
+    return [{"role": ROLES[who], "content": text.strip()} for who, text in turns]
 
 
 def _tokenize(prompt: Messages, side: Messages, tools: Any, chat: Chat) -> list[WeightedTokens]:

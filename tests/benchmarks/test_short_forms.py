@@ -37,7 +37,18 @@ SHORT = {
         "| engine, 1 s |",
     ),
     "methods": (
-        ("--seeds", "1", "--only", "pairs", "--set", "steps=2", "--folder", "m"),
+        (
+            "--seeds",
+            "1",
+            "--only",
+            "pairs",
+            "--set",
+            "steps=2",
+            "--folder",
+            "m",
+            "--picture",
+            "m.svg",
+        ),
         "| pairs |",
     ),
     "replayed_sweep": (

@@ -142,7 +142,7 @@ def test_an_engine_that_dies_in_an_update_leaves_it_in_doubt_and_it_is_rebuilt(
         (
             {"agent": "helo"},
             AgentError,
-            "no agent 'helo'; there are: arithmetic, duel, gsm8k, guess_the_number, hello",
+            "no agent 'helo'; there are: arithmetic, conversation, duel, gsm8k, guess_the_number",
         ),
         ({"dataset": {"path": "none.csv"}}, DatasetError, "none.csv does not exist"),
         (

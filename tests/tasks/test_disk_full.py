@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,24 +36,6 @@ from tests.tasks.test_journal import call
 from tests.tasks.test_recorded import EXAMPLE, talks
 
 SAID = "the disk of {} is full; writing goes on when there is space"
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command here")
-    if mounted.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
 
 
 @pytest.fixture(autouse=True)
