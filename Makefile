@@ -50,10 +50,10 @@ smollm-seeds: $(READY) ## train the small real model by three seeds
 test: $(READY) ## run the tests, three files at a time
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-SHORT_STORIES := $(addprefix tests/stories/test_,kills.py deployment.py sweep_by_workers.py wheel.py) \
+SHORT_STORIES := $(addprefix tests/stories/test_,kills.py crash_windows.py deployment.py sweep_by_workers.py wheel.py) \
 	tests/flows/methods tests/flows/test_stages.py \
 	tests/flows/test_deploy.py tests/flows/test_new_project.py tests/test_notebook.py \
-	"tests/benchmarks/test_short_forms.py::test_a_benchmark_prints_what_it_measures[run_speed]"
+	$(foreach form,run_speed durability,"tests/benchmarks/test_short_forms.py::test_a_benchmark_prints_what_it_measures[$(form)]")
 
 stories: $(READY) ## run the long stories: kills, deployments, clusters, pretraining, 1,000 rollouts
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --timeout 1800 -m story

@@ -64,6 +64,7 @@ SHORT = {
 
 
 LONG = (
+    "durability",
     "run_speed",
     "overlap",
     "algorithms",

@@ -7,6 +7,8 @@ from prefect.settings import PREFECT_API_URL
 
 from benchmarks.interruptions import crash_windows, killable_runs
 
+pytestmark = pytest.mark.story
+
 PARTS = 400
 """Of so many shares of the windows, one is walked."""
 

@@ -220,7 +220,9 @@ def test_evaluations_are_scored_by_a_judge_that_training_never_asks(examined: Ru
     assert read_held_out(examined).by_step[2] == end["judged"].finished.mean
 
 
-@pytest.mark.parametrize("place", ["test-00002.0", "examiner-00002.0"])
+@pytest.mark.parametrize(
+    "place", [pytest.param("test-00002.0", marks=pytest.mark.story), "examiner-00002.0"]
+)
 def test_an_evaluation_that_dies_goes_on_and_is_judged_once(
     examined: RunFolder, tmp_path: Path, place: str
 ) -> None:

@@ -69,6 +69,16 @@ def kill_at(phase: str, run: RunFolder) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
 
 
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A data set of 48 pairs and 16 held-out ones, as a key of a recipe."""
+    file = tmp_path_factory.mktemp("pairs") / "few.jsonl"
+    lines = PAIRS.read_text().splitlines(keepends=True)
+    split = [[line for line in lines if f'"{name}"' in line] for name in ("train", "test")]
+    file.write_text("".join([*split[0][:48], *split[1][:16]]))
+    return {"path": str(file)}
+
+
 def changed(**changes: Any) -> PreferRecipe:
     return PreferRecipe.model_validate(RECIPE.model_dump() | changes)
 
@@ -199,24 +209,23 @@ def test_an_agent_plays_with_what_was_learnt(whole: RunFolder) -> None:
 
 
 def test_the_reference_is_the_start_and_not_the_base(
-    root: Path, prefect_server: None, no_tinker: None
+    root: Path, few: dict[str, Any], prefect_server: None, no_tinker: None
 ) -> None:
     finetune(TEXTS, run="texts")
-    recipe = changed(model={"lora_rank": 8, "start": "texts@6"}, steps=1)
-    started = folder_of(prefer(recipe, run="after-texts").run)
+    after = {"dataset": few, "model": {"lora_rank": 8, "start": "texts@6"}, "steps": 1}
+    started = folder_of(prefer(changed(**after), run="after-texts").run)
     assert read_metrics(started.metrics)[0]["reference/apart"] <= 1e-4
-    recipe = changed(
-        model={"lora_rank": 8, "start": "texts@6"}, steps=1, preference={"reference": "base"}
-    )
+    recipe = changed(**after, preference={"reference": "base"})
     beside = folder_of(prefer(recipe, run="beside-base").run)
     assert read_metrics(beside.metrics)[0]["reference/apart"] > 0.1
 
 
 @pytest.mark.parametrize("loss", ["kto", "orpo"])
 def test_other_losses_train_pairs_as_well(
-    root: Path, prefect_server: None, no_tinker: None, loss: str
+    root: Path, few: dict[str, Any], prefect_server: None, no_tinker: None, loss: str
 ) -> None:
-    run = folder_of(prefer(changed(preference={"loss": loss}, steps=2), run=loss).run)
+    recipe = changed(dataset=few, preference={"loss": loss}, steps=2)
+    run = folder_of(prefer(recipe, run=loss).run)
     rows = read_metrics(run.metrics)
     assert rows[0]["datums"] == (18 if loss == "kto" else 12)
     assert rows[1]["accuracy"] > 0.5

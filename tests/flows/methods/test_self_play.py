@@ -88,6 +88,7 @@ def test_an_opponent_is_renewed_every_few_steps_and_never_trained(renewed: RunFo
     assert ("opponent", "earlier:2@00004") in answered(renewed, "test-00005.0")
 
 
+@pytest.mark.story
 def test_a_run_that_dies_plays_against_the_same_opponents(
     renewed: RunFolder, tmp_path: Path
 ) -> None:
