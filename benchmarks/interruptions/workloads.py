@@ -65,7 +65,7 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     "judged": (
         *SHORT,
         "steps=8",
-        "roles.examiner=function:hello_judge:compare",
+        "roles.examiner=function:hello:compare",
         "evaluation.judge={agent: 'judge:pairs', role: examiner}",
     ),
     "duel": (*SHORT, "steps=6"),

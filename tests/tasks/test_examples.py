@@ -81,7 +81,7 @@ def test_an_empty_split_is_named_with_the_splits_there_are(tmp_path: Path) -> No
 def test_a_file_that_is_missing_or_of_another_kind_is_named(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"nowhere\.csv does not exist"):
         read_examples(tmp_path / "nowhere.csv", "train")
-    with pytest.raises(DatasetError, match=r"a\.xlsx is not .*: give a \.csv, \.jsonl, \.parquet"):
+    with pytest.raises(DatasetError, match=r"a\.xlsx is not .*: give a \.csv, \.jsonl, "):
         read_examples(tmp_path / "a.xlsx", "train")
     with pytest.raises(DatasetError, match=r"a row that is no JSON object: \[1\]"):
         read_examples(jsonl(tmp_path / "list.jsonl", [1]), "train")

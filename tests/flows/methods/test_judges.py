@@ -36,8 +36,13 @@ from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
 from tests.support.servers.dying_engine import dying_in_batch
 
 PAIRS = {"agent": "judge:pairs"}
-BEST = {"judge": "function:hello_judge:compare"}
-FIRST = {"judge": "function:hello_judge:prefer_first"}
+BEST = {"judge": "function:hello:compare"}
+FIRST = {"judge": f"function:{__name__}:prefer_first"}
+
+
+def prefer_first(messages: list[dict[str, Any]], example: dict[str, Any]) -> str:
+    """Prefer the first of two answers, whatever it is."""
+    return "A"
 
 
 def judged(judge: Any = PAIRS, **changes: Any) -> Recipe:

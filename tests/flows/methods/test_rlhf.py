@@ -104,7 +104,10 @@ def test_the_stages_for_public_data_train_by_data_in_its_forms(
         "stages.rewards.recipe.rollouts.max_tokens": 16,
         "stages.rewards.recipe.evaluation.examples": 16,
     }
-    given = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    given = [
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in settings.items()
+    ]
     recipe = named_recipe("rlhf-llama", given, StagesRecipe)
     stages(recipe, run="public")
     preferences, rewards = folder_of("public-2-preferences"), folder_of("public-3-rewards")

@@ -131,7 +131,7 @@ def test_a_role_of_a_checkpoint_that_is_not_there_is_refused(root: Path, no_tink
 @pytest.mark.parametrize(
     ("roles", "held_out"),
     [
-        ({"opponent": "function:hello_judge:compare"}, {"opponent": BASE}),
+        ({"opponent": "function:hello:compare"}, {"opponent": BASE}),
         ({"opponent": POLICY}, {"other": BASE}),
         ({"opponent": POLICY}, {"opponent": "openai/gpt-4o"}),
     ],
