@@ -62,7 +62,7 @@ TRAINING_ARTIFACTS = ("curves", "metrics", "transcripts", "evaluations")
 
 LEGEND = (
     "Points on a line are the mean rewards of the rollouts that were trained on. Circles are "
-    "held-out examples with their 95 % intervals: full if sampled, empty if greedy."
+    "held-out examples with their 95 % intervals: full if sampled, empty if greedy, half if judged."
 )
 
 FIRST_SECONDS, GROWTH = 20.0, 1.25
