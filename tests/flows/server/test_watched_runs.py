@@ -16,7 +16,9 @@ from typer.testing import CliRunner, Result
 from adapters.errors import UserError
 from adapters.player_protocol import Failure
 from flows.cli.commands import app
+from flows.recipe.recipe import Recipe
 from flows.server.watched_runs import open_server_run
+from flows.train import train
 from tasks.metrics import record_metrics
 from tasks.recording.journal import Journal
 from tasks.recording.spans import EndedAttempt, error_span
@@ -27,7 +29,6 @@ from tasks.storage.run_folder import RunFolder
 from tasks.storage.stages import write_sweep
 from tasks.yields import StepStopped
 from tests.support.runs.small_recipe import small_recipe
-from tests.support.runs.whole_run import train_whole
 from tests.support.servers.engine_server import Address
 
 NOW = datetime.now(UTC)
@@ -47,6 +48,13 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "elsewhere"
 
 
+def train_at(root: Path, recipe: Recipe, run: str) -> None:
+    """Train a run in another folder of runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RATCHET_RUNS", str(root))
+        train(recipe, run=run)
+
+
 def watch(run: str) -> Result:
     return CliRunner().invoke(app, ["watch", run], env={"COLUMNS": "100"})
 
@@ -54,24 +62,22 @@ def watch(run: str) -> Result:
 def test_a_run_that_has_ended_says_its_last_words_and_shows_its_curve(
     elsewhere: Path, tiny_chat: Address
 ) -> None:
-    recipe = small_recipe(steps=2, **SMALL)
-    with train_whole(recipe, elsewhere):
-        pass
-    shown = watch("whole")
+    train_at(elsewhere, small_recipe(steps=2, **SMALL), "watched")
+    shown = watch("watched")
     assert shown.exit_code == 0, shown.output
     state, step, curve, *_ = shown.output.splitlines()
-    assert state.startswith("whole: completed: held-out reward ")
+    assert state.startswith("watched: completed: held-out reward ")
     assert step.startswith("done, reward ")
     assert curve.startswith("reward by step ")
 
 
 def test_a_run_that_has_failed_says_why_and_fails(elsewhere: Path, tiny_chat: Address) -> None:
     recipe = small_recipe(agent=f"{__name__}:fail", **SMALL)
-    with pytest.raises(StepStopped), train_whole(recipe, elsewhere):
-        pass
-    shown = watch("whole")
+    with pytest.raises(StepStopped):
+        train_at(elsewhere, recipe, "watched-failing")
+    shown = watch("watched-failing")
     assert shown.exit_code == 1
-    assert shown.output.startswith("whole: failed: ")
+    assert shown.output.startswith("watched-failing: failed: ")
     said = " ".join(shown.output.split())
     assert "4 of the 4 rollouts of train-00000 failed" in said
     assert "KeyError: 'city' at tests/flows" in said
