@@ -1,4 +1,4 @@
-"""Pictures of a server's pages for docs/prefect.md: `python -m benchmarks.pictures.prefect hello-1`.
+"""Pictures of a server's pages for docs/prefect.md: `python -m benchmarks.pictures.prefect RUN`.
 
 Chromium draws the pages of a run that the server at PREFECT_API_URL knows: its flow run, and its
 artifacts.
