@@ -72,7 +72,7 @@ LAST_SECONDS, FAILED_SECONDS = 20.0, 2.0
 """Seconds for which a run waits for its last artifacts, and one that fails for the last of all."""
 
 LOOK_SECONDS = 3.0
-"""Seconds between two looks at what a run does."""
+"""Seconds between two looks at what a run does, the first of which is at FIRST_SECONDS."""
 
 NOW = "now"
 """Artifact that says what a run does, which `ratchet watch` shows where the run's folder is not."""
@@ -234,9 +234,9 @@ class Artifacts:
 
     def _keep_showing_now(self) -> None:
         """Show again and again what the run does, the last time when it is over."""
-        reader, ended = ProgressReader(self._run), False
+        reader, ended, seconds = ProgressReader(self._run), False, FIRST_SECONDS
         while not ended:
-            ended = self._over.wait(LOOK_SECONDS)
+            ended, seconds = self._over.wait(seconds), LOOK_SECONDS
             with suppress(*UNREADABLE):  # the run itself says what it cannot read
                 facts = read_facts(self._run, reader.look())
                 self._try(partial(self._show_now, facts))
