@@ -32,7 +32,9 @@ def pages_of(run: str, url: str) -> Iterator[tuple[str, str]]:
     yield "runs", f"{interface}/runs"
     yield "run", f"{interface}/runs/flow-run/{found[0]['id']}"
     for what in TRAINING_ARTIFACTS:
-        yield what, f"{interface}/artifacts/key/{artifact_key(run, what)}"
+        wanted = {"artifacts": {"key": {"any_": [artifact_key(run, what)]}}}
+        [latest] = httpx.post(f"{url}/artifacts/latest/filter", json=wanted).json()
+        yield what, f"{interface}/artifacts/artifact/{latest['latest_id']}"
 
 
 def draw(address: str, picture: Path) -> None:
