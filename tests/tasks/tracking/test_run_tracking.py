@@ -180,6 +180,7 @@ def is_running(words: Sequence[str]) -> bool:
     return any({*words} <= {*command} for command in commands)
 
 
+@pytest.mark.story
 def test_a_run_that_is_killed_is_one_wandb_run_with_each_step_once(run: GrowingRun) -> None:
     pytest.importorskip("wandb")
     # WANDB_SERVICE would share this process's service, which nobody kills.
