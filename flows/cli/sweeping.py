@@ -33,7 +33,8 @@ def sweep(
         str | None, typer.Option(help="A run whose recorded rollouts every run trains on instead.")
     ] = None,
     select: Annotated[
-        str | None, typer.Option(help="What a run is chosen by: reward, greedy, loss or accuracy.")
+        str | None,
+        typer.Option(help="Measure: reward, greedy, judged, loss or accuracy."),
     ] = None,
     at_once: Annotated[
         int | None,

@@ -218,11 +218,10 @@ class Recipe(RunRecipe):
                 f"{key}.agent {one.agent} asks the role {one.role}, which nobody answers; give "
                 f"roles.{one.role}: checkpoint:RUN@STEP, or a model of LiteLLM",
             )
-        asked = self.roles.get(examiner.role)
         yield (
-            examiner.judges and policy_of(asked or "") is not None,
-            f"roles.{examiner.role} {asked} judges evaluations, and changes as it is trained; give "
-            "checkpoint:RUN@STEP, or a model of LiteLLM",
+            examiner.judges and self._is_a_player(examiner.role),
+            f"roles.{examiner.role} {self.roles.get(examiner.role)} judges evaluations, and "
+            "changes as it is trained; give checkpoint:RUN@STEP, or a model of LiteLLM",
         )
         who = self.roles.get(judge.role)
         yield (

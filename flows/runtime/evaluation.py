@@ -12,6 +12,7 @@ from flows.runtime.open_rollouts import (
     PlayedGroups,
     RolloutRunner,
     Spans,
+    ask_judge,
     wait_for_batches,
 )
 from flows.runtime.open_run import OpenRun
@@ -19,7 +20,7 @@ from tasks.evaluations import JudgedShard, PlayedShard, Score, headline, score_r
 from tasks.judging.groups import draw_held_out
 from tasks.judging.verdicts import verdicts_of
 from tasks.reports.artifacts import HELD_OUT
-from tasks.shards import ShardSize, draw_shard
+from tasks.shards import ShardSize, draw_shard, read_shard
 from tasks.storage.files import is_written
 from tasks.storage.names import EXAMINER, shard_name
 from tasks.storage.run_folder import RunFolder
@@ -141,7 +142,8 @@ def examine(
 ) -> JudgedShard | None:
     """Have the judge of evaluations score what checkpoint `step` has played; None without a judge.
 
-    A judge of pairs compares it with what checkpoint 0 has played of the same examples.
+    A judge of pairs compares it with what checkpoint 0 has played of the same examples. StepStopped
+    if the judge failed at too many of them.
     """
     judge = recipe.evaluation.judge
     if not judge.judges:
@@ -154,6 +156,7 @@ def examine(
         others = wait_for_batches(start)
     path = run.shard(shard_name(f"{EXAMINER}{tag}", step))
     shard = draw_held_out(path, played.spans, others, judging, recipe.seed)
-    groups = PlayedGroups(judge.sampling(), 1, judge.attempts)
-    spans = wait_for_batches(runners.examining.submit_shard(shard, step, groups).values())
-    return JudgedShard(played, verdicts_of(spans), PlayedShard(shard, spans) if spans else None)
+    if not read_shard(shard):  # every rollout has failed
+        return JudgedShard(played, {})
+    spans = ask_judge(runners.examining, judge, shard, step, recipe.rollouts.most_failed)
+    return JudgedShard(played, verdicts_of(spans), PlayedShard(shard, spans))

@@ -127,15 +127,23 @@ def judge_groups(
 ) -> list[Path]:
     """Have a judge play the groups of a step; return its sealed batches, none without a judge.
 
-    A policy that answers it is the one after `step` updates. StepStopped if it failed at too many
-    of the groups; a run that is continued asks it anew.
+    A policy that answers it is the one after `step` updates.
     """
-    judge = recipe.judge
+    judge, path = recipe.judge, run.folder.shard(shard_name(JUDGE, step))
     if not judge.judges:
         return []
-    name, most_failed = shard_name(JUDGE, step), recipe.rollouts.most_failed
-    reopen_stopped(run.folder, name, most_failed)
-    shard = draw_groups(run.folder.shard(name), spans, judge.judging(), recipe.seed)
+    shard = draw_groups(path, spans, judge.judging(), recipe.seed)
+    return ask_judge(runner, judge, shard, step, recipe.rollouts.most_failed)
+
+
+def ask_judge(
+    runner: RolloutRunner, judge: Judge, shard: Path, step: int, most_failed: float
+) -> list[Path]:
+    """Have a judge play its examples in a shard; return its sealed batches.
+
+    StepStopped if it failed at too many of them; a run that is continued asks it anew.
+    """
+    reopen_stopped(runner.server.run, shard.stem, most_failed)
     groups = PlayedGroups(judge.sampling(), 1, judge.attempts)
     judged = wait_for_batches(runner.submit_shard(shard, step, groups).values())
     check_rewards(judged, most_failed)

@@ -40,7 +40,7 @@ def record_verdicts(path: Path, spans: Sequence[Path]) -> None:
 
 def verdicts_of(spans: Sequence[Path]) -> dict[str, float]:
     """Return the score of each rollout that a judge has given one, by the rollout's id."""
-    rows = _verdicts(spans).to_pylist() if spans else []
+    rows = _verdicts(spans).to_pylist()
     return {row["rollout_id"]: row["verdict"] for row in rows if row["verdict"] is not None}
 
 

@@ -41,11 +41,6 @@ class RolloutName:
     split: str
     step: int
 
-    @property
-    def judges(self) -> bool:
-        """Whether it is a rollout of a judge."""
-        return is_judging(self.split)
-
 
 def is_judging(split: str) -> bool:
     """Return whether the rollouts of a split are a judge's, by whatever settings."""

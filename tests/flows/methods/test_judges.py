@@ -250,6 +250,26 @@ def test_a_judge_is_asked_of_a_checkpoint_that_was_trained_without_it(
     assert again.outcome == "held-out reward unknown sampled, 0.25 judged"
 
 
+def test_a_judge_of_evaluations_that_fails_stops_the_run_and_is_asked_anew(
+    root: Path, prefect_server: None, no_tinker: None
+) -> None:
+    roles = BEST | {"examiner": f"function:{__name__}:refuse_once"}
+    second = PAIRS | {"role": "examiner", "attempts": 1}
+    evaluation = {"examples": 2, "greedy": False, "judge": second}
+    recipe = judged(roles=roles, steps=1, agent=RECIPE.agent, evaluation=evaluation)
+    flag = Path("out_of_order")
+    flag.touch()
+    try:
+        with pytest.raises(StepStopped, match=r"2 of the 2 rollouts of examiner-00001 failed"):
+            train(recipe, run="unexamined")
+    finally:
+        flag.unlink()
+    run = folder_of("unexamined")
+    assert not is_written(run.evaluation("00001"))
+    train(recipe, run="unexamined")
+    assert read_evaluation(run.evaluation("00001"))["judged"].finished.mean == 0
+
+
 async def words(example: dict[str, Any], **endpoint: str) -> dict[str, float]:
     """Score each rollout a quarter."""
     return {one["id"]: 0.25 for one in example["rollouts"]}
@@ -275,10 +295,11 @@ def test_a_policy_that_judges_tells_the_probability_of_its_verdicts(
         ({"agent": "judge:group", "role": "examiner"}, "says nothing of the checkpoint"),
         (PAIRS | {"role": "examiner", "opponents": 2}, "opponents 2 does nothing"),
         (PAIRS | {"role": "own"}, "judges evaluations, and changes as it is trained"),
+        (PAIRS | {"role": "before"}, "judges evaluations, and changes as it is trained"),
     ],
 )
 def test_a_judge_of_evaluations_that_cannot_work_is_refused(judge: Any, said: str) -> None:
-    roles = {"examiner": BEST["judge"], "own": "policy"}
+    roles = {"examiner": BEST["judge"], "own": "policy", "before": "earlier:2"}
     with pytest.raises(ValueError, match=said):
         small_recipe(roles=roles, evaluation={"judge": judge})
 
