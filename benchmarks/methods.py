@@ -43,14 +43,14 @@ METHODS = {
     "rewards": Method("rewards", "hello"),
     "texts": Method("texts", "hello-finetune"),
     "best": Method(
-        "the best of 8 rollouts of the run of rewards, as texts",
+        "the best of 8 rollouts of the first half of the run of rewards, as texts",
         "hello-finetune",
         (
             "epochs=1",
             "dataset.path=null",
             "dataset.runs=rewards-{seed}",
-            f"dataset.query={BEST.format(steps='step < 12')}",
-            f"dataset.held_out={BEST.format(steps='step >= 12')}",
+            f"dataset.query={BEST.format(steps='step < 10')}",
+            f"dataset.held_out={BEST.format(steps='step >= 10')}",
         ),
     ),
     "pairs": Method("pairs", "hello-prefer"),
@@ -80,6 +80,7 @@ METHODS = {
 }
 """Beginning of the runs' names → their method."""
 QUARTERS = 4
+BY_QUARTER = ("method", "before", "1/4", "2/4", "3/4", "end")
 COLUMNS = ("method", "agent's reward", "of each seed", "sampled tokens", "trained tokens", "s")
 
 
@@ -90,8 +91,9 @@ def train_by(name: str, seed: int, settings: Sequence[str]) -> list[Point]:
     recipe = named_recipe(method.deployment, [*changes, f"seed={seed}", *settings], RunRecipe)
     FLOWS[recipe.flow](recipe, run=run)
     rows = read_metrics(folder_of(run).metrics)
-    steps = sorted({round(len(rows) * part / QUARTERS) for part in range(QUARTERS + 1)})
-    return [measure(run, step, rows[:step]) for step in steps]
+    steps = [round(len(rows) * part / QUARTERS) for part in range(QUARTERS + 1)]
+    measured = {step: measure(run, step, rows[:step]) for step in {*steps}}
+    return [measured[step] for step in steps]
 
 
 def measure(run: str, step: int, rows: Sequence[Mapping[str, float]]) -> Point:
@@ -124,6 +126,15 @@ def describe(measured: Mapping[str, Sequence[Sequence[Point]]]) -> str:
     return format_table("Methods", COLUMNS, rows)
 
 
+def describe_quarters(measured: Mapping[str, Sequence[Sequence[Point]]]) -> str:
+    """Describe methods by the means over seeds of the reward before each and after its quarters."""
+    rows = [
+        [METHODS[name].title, *(f"{point.reward:.2f}" for point in average(seeds))]
+        for name, seeds in measured.items()
+    ]
+    return format_table("Reward after each quarter", BY_QUARTER, rows)
+
+
 def main() -> None:
     """Run the benchmark from the command line."""
     options = argparse.ArgumentParser(description=__doc__)
@@ -139,7 +150,7 @@ def main() -> None:
         name: [train_by(name, seed, arguments.set) for seed in range(arguments.seeds)]
         for name in arguments.only
     }
-    print(describe(measured))
+    print(describe(measured), describe_quarters(measured), sep="\n")
     if arguments.picture is not None:
         titles = {METHODS[name].title: average(seeds) for name, seeds in measured.items()}
         draw(titles, arguments.picture)
