@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 
 from adapters.calls import Example, JsonObject
 from adapters.clients.current_rollout import Roles
@@ -65,11 +65,19 @@ class ResidentCommand:
 
 
 @cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """Start the event loop of the resident programs, since that of a batch ends before they do."""
+def _start_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     Thread(target=loop.run_forever, name="resident programs", daemon=True).start()
     return loop
+
+
+_starting_loop = Lock()
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """Return the one event loop of the resident programs; that of a batch ends before they do."""
+    with _starting_loop:  # several batches begin at once, each in a thread
+        return _start_loop()
 
 
 async def _play(command: ResidentCommand, example: Example, roles: Roles) -> object:

@@ -102,6 +102,32 @@ def test_one_process_plays_the_rollouts_of_all_batches_and_a_dead_one_is_started
     assert psutil.pid_exists(int(again[0]))
 
 
+AT_ONCE = """
+import asyncio, sys
+from threading import Barrier, Thread
+from tests.adapters.harness.test_resident_programs import NOWHERE, load_agent, program
+agent, rewards = load_agent(program("while True: write(read(), reward=os.getpid())")), []
+sys.setswitchinterval(1e-6)
+begin = Barrier(8)
+async def play():
+    begin.wait()
+    rewards.extend(await asyncio.gather(*(agent({}, NOWHERE) for _ in range(4))))
+threads = [Thread(target=asyncio.run, args=[play()]) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join(20) for thread in threads]
+print(len(rewards), len({reward.value for reward in rewards}), flush=True)
+"""
+
+
+def test_batches_that_begin_at_once_share_one_process() -> None:
+    """Batches begin in threads of a process in which nothing has been played."""
+    command = [sys.executable, "-c", AT_ONCE]
+    played = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert (played.returncode, played.stdout) == (0, "32 1\n"), played.stderr
+
+
 def test_a_program_gets_the_example_the_roles_and_no_secret_of_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
