@@ -10,6 +10,7 @@ may be made of batches as they arrive instead.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from prefect import flow
@@ -53,7 +54,7 @@ from tasks.shards import ShardSize, draw_shard
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import folder_of
 from tasks.texts.source import Texts, bind_texts
-from tasks.yields import reopen_stopped
+from tasks.yields import check_step, reopen_stopped
 
 
 @flow(name="train", flow_run_name=name_of_run)
@@ -67,6 +68,7 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
     """
     run, rollouts, groups = run or name_of_run(), recipe.rollouts, training_groups(recipe)
     size = ShardSize(rollouts.groups, rollouts.batches, rollouts.rounds)
+    check = partial(check_step, most_failed=rollouts.most_failed)
     recipe = check_start(recipe, folder_of(run))
     with open_run(recipe, run) as opened, open_rollouts(opened, recipe) as runners:
 
@@ -75,7 +77,7 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
         ) -> Mapping[str, Spans]:
             name = shard_name("train", step)
             if number == 0:
-                reopen_stopped(opened.folder, name, rollouts.most_failed)
+                reopen_stopped(opened.folder, name, check)
             source = train_split_at(recipe, opened.folder, step)
             shard = draw_shard(opened.folder.shard(name), source, recipe.seed, step, size)
             return runners.training.submit_shard(shard, checkpoint, groups, number)

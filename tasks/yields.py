@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,11 @@ QUERY = query_beside(__file__)
 
 ENDS = ("rollout_id", "shard", "kind", "error_type", "error_message")
 """Columns of spans that say how rollouts have ended."""
+
+ANSWERED = """
+select exists (from read_parquet($spans) where len(response_token_ids) > 0) as answered
+"""
+"""Query of whether a policy has answered a call."""
 
 log = logging.getLogger(__name__)
 
@@ -66,14 +71,26 @@ def check_rewards(spans: Sequence[Path], most_failed: float) -> None:
     )
 
 
-def reopen_stopped(run: RunFolder, shard: str, most_failed: float) -> None:
-    """Have the batches of a shard played anew if the run was stopped at its step."""
+def check_step(spans: Sequence[Path], most_failed: float) -> None:
+    """Raise StepStopped if `check_rewards` does, or if no call of a step has been answered."""
+    check_rewards(spans, most_failed)
+    (row,) = select(ANSWERED, spans=[verified(path) for path in spans]).to_pylist()
+    if not row["answered"]:
+        raise StepStopped(
+            f"the rollouts of {spans[0].stem} have rewards, and none has a call that a policy "
+            "answered, so the run is stopped before this step is trained. Have the agent ask the "
+            "base_url that it is given, by the api_key, and resume the run: the step is played anew"
+        )
+
+
+def reopen_stopped(run: RunFolder, shard: str, check: Callable[[Sequence[Path]], None]) -> None:
+    """Have the batches of a shard played anew if this check had stopped the run at its step."""
     batches = run.journalled(shard)
     spans = [run.spans(batch) for batch in batches]
     if not batches or not all(map(is_written, spans)):
         return
     try:
-        check_rewards(spans, most_failed)
+        check(spans)
     except StepStopped as stopped:
         log.warning("%s", stopped)
         for batch in batches:

@@ -143,10 +143,11 @@ def ask_judge(
 
     StepStopped if it failed at too many of them; a run that is continued asks it anew.
     """
-    reopen_stopped(runner.server.run, shard.stem, most_failed)
+    check = partial(check_rewards, most_failed=most_failed)
+    reopen_stopped(runner.server.run, shard.stem, check)
     groups = PlayedGroups(judge.sampling(), 1, judge.attempts)
     judged = wait_for_batches(runner.submit_shard(shard, step, groups).values())
-    check_rewards(judged, most_failed)
+    check(judged)
     return judged
 
 

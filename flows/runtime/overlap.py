@@ -24,7 +24,7 @@ from tasks.storage.arrivals import ArrivalLedger
 from tasks.storage.manifest import lineage
 from tasks.storage.names import parse_batch, shard_name
 from tasks.storage.run_folder import RunFolder
-from tasks.yields import check_rewards, measure_yield
+from tasks.yields import check_step, measure_yield
 
 Submit = Callable[[int, int | CheckpointAtBegin, int], Mapping[str, Spans]]
 """Submits the batches of a round of a step's own shard, each sampled by the checkpoint given."""
@@ -51,7 +51,7 @@ def end_batches(run: OpenRun, recipe: Recipe, steps: Steps) -> Iterator[tuple[in
     """Yield each step with the sealed spans of its batches, when they have ended.
 
     By a method by batch, the pass of each batch is submitted when it has ended, in their order.
-    StepStopped ends a run of which a step has too few rewards.
+    StepStopped ends a run of which a step has too few rewards, or no answer of a policy.
     """
     credit, method = recipe.credit(), recipe.update_method()
     for step, batches in steps:
@@ -61,7 +61,7 @@ def end_batches(run: OpenRun, recipe: Recipe, steps: Steps) -> Iterator[tuple[in
                 break
             accumulate(run, step, batch.result(), credit, method)
         spans = wait_for_batches(batches)
-        check_rewards(spans, recipe.rollouts.most_failed)
+        check_step(spans, recipe.rollouts.most_failed)
         yield step, spans
 
 

@@ -85,7 +85,7 @@ def describe(
     kept = [of_role for of in learned.values() for of_role in read_kept_tokens(of.trajectories)]
     parts = {
         "spans": _list_spans(spans, read_context),
-        "kept tokens": "\n".join(map(str, kept)) or "no call of a policy has a reward",
+        "kept tokens": "\n".join(map(str, kept)) or "no policy answered a rollout with a reward",
         "rewards": _list_rewards(rollouts),
         "datums": "\n".join(_count_datums(n, learned[n], credit, rollouts) for n in learned),
         "transcript": (f"{ONLY_GLUE}\n\n" if tiny else "") + _show_best(rollouts),
@@ -163,7 +163,10 @@ def _find_cause(
     trajectories = read(files.trajectories)
     sampled = [bool(mask.any()) for mask in arrays(trajectories["mask"])]
     if not any(sampled):
-        return "no rollout with a reward has a call that the policy answered"
+        return (
+            "no rollout with a reward has a call that the policy answered; the agent must ask the "
+            "base_url that it is given"
+        )
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in read(files.rewards).to_pylist():
         groups[row["role"], row["group_id"]].append(row["reward"])

@@ -105,7 +105,8 @@ def learn(folder: Path, credit: CreditAssignment, *rollouts: list) -> str:
             (1.0, 0.0),
             CALL | {"role": "judge"},
             {},
-            "no rollout with a reward has a call that the policy answered",
+            "no rollout with a reward has a call that the policy answered; the agent must ask the "
+            "base_url that it is given",
         ),
         (
             (1.0, 0.0),

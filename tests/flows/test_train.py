@@ -18,6 +18,7 @@ from tasks.examples.reading import DatasetError
 from tasks.metrics import read_metrics
 from tasks.playing.server import RolloutServer
 from tasks.storage.run_folder import RunError
+from tasks.yields import StepStopped
 from tests.support.runs.small_recipe import HELLO, small_recipe
 from tests.support.servers.dying_engine import dying_in_batch, dying_in_update, ending_the_run
 
@@ -159,6 +160,17 @@ def test_what_a_user_can_mend_is_said_in_a_sentence(
     with pytest.raises(error) as raised:
         train(small_recipe(**changes), run="one")
     assert said in str(raised.value)
+
+
+def ask_nobody(example: dict[str, str], *, base_url: str, api_key: str, model: str) -> float:
+    return float(len(example["identity"]))
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_run_whose_agent_asks_no_policy_is_stopped() -> None:
+    recipe = small_recipe(agent=f"{__name__}:ask_nobody", evaluation={"examples": 1})
+    with pytest.raises(StepStopped, match=r"rollouts of train-00000\S* have rewards, and none has"):
+        train(recipe, run="nobody")
 
 
 def test_a_run_that_cannot_be_opened_leaves_no_folder(runs: Path, tmp_path: Path) -> None:
