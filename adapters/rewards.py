@@ -9,6 +9,10 @@ from typing import TypeGuard
 
 from adapters.calls import POLICY, JsonObject
 
+NEEDED = (
+    "a finite number is needed, or for each role a number or a list with one for each of its calls"
+)
+
 
 class RewardError(ValueError):
     """An error for a value that is not a reward."""
@@ -36,12 +40,15 @@ class Reward:
 
 
 def read_reward(value: object) -> Reward:
-    """Read the value that an agent returned; RewardError if it is not a reward."""
-    if value is None:
+    """Read the value that an agent returned; RewardError if it is not a reward.
+
+    None and an empty mapping are no reward, as of an agent that has a judge, or one that abstains.
+    """
+    if value is None or value == {}:
         return Reward(None)
     if _is_number(value):
         return Reward(float(value))
-    if not isinstance(value, Mapping) or not value:
+    if not isinstance(value, Mapping):
         raise _no_reward(value)
     roles: dict[str, float] = {}
     calls: dict[str, tuple[float, ...]] = {}
@@ -59,7 +66,7 @@ def read_reward(value: object) -> Reward:
 def check_reward(reward: Reward) -> None:
     """Refuse a rollout that ended without a reward, of which no judge says how good it is."""
     if reward.value is None:
-        raise _no_reward(None)
+        raise RewardError(f"the agent returned no reward; {NEEDED}")
 
 
 def check_roles(reward: Reward, calls: Mapping[str, int]) -> None:
@@ -68,7 +75,7 @@ def check_roles(reward: Reward, calls: Mapping[str, int]) -> None:
         if role not in calls:
             known = ", ".join(calls)
             raise RewardError(
-                f"the agent returned a reward for the role {role!r}, and the recipe's are: {known}"
+                f"the agent returned a reward for {role!r}, and what it can reward is: {known}"
             )
     for role, rewards in reward.calls.items():
         if len(rewards) != calls[role]:
@@ -89,7 +96,4 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _no_reward(value: object) -> RewardError:
-    return RewardError(
-        f"the agent returned {value!r} as its reward; a finite number is needed, or for each role "
-        "a number or a list with one for each of its calls"
-    )
+    return RewardError(f"the agent returned {value!r} as its reward; {NEEDED}")

@@ -30,6 +30,9 @@ VERDICT = re.compile(r"[\W_]*(?:(?:answer|verdict|winner|better)\W*)?(A|B|tie)[\
 LETTERS = re.compile(r"[\W_]+")
 """What is no part of a word."""
 
+HEADING = re.compile(r"(?<=\n)(?=[AB]:)|(?=</?answer\b)")
+"""Where an answer would look like the beginning or the end of one, which a policy may learn."""
+
 MOST = 10
 """The best score by a criterion, the worst being 0."""
 
@@ -93,7 +96,7 @@ async def rank(example: JudgedExample, ask: Ask) -> Scores:
     rollouts = example["rollouts"]
     shared = _shared([one["messages"] for one in rollouts])
     told = [
-        f'<answer id="{number}">\n{say(one["messages"][shared:])}\n</answer>'
+        f'<answer id="{number}">\n{_answer(one["messages"][shared:])}\n</answer>'
         for number, one in enumerate(rollouts, 1)
     ]
     prompt = (
@@ -146,8 +149,8 @@ def comparison(question: str, first: Mapping[str, Any], second: Mapping[str, Any
     """Return what a judge of pairs is asked of two rollouts, also to train a judge on it."""
     shared = _shared([first["messages"], second["messages"]])
     return (
-        f"{_context(first['messages'][:shared])}A: {say(first['messages'][shared:])}\n"
-        f"B: {say(second['messages'][shared:])}\n{question} Answer A, B or Tie."
+        f"{_context(first['messages'][:shared])}A: {_answer(first['messages'][shared:])}\n"
+        f"B: {_answer(second['messages'][shared:])}\n{question} Answer A, B or Tie."
     )
 
 
@@ -193,6 +196,11 @@ def say(messages: Sequence[Mapping[str, Any]]) -> str:
     if len(messages) == 1 and messages[0].get("role") == "assistant":
         return _words(messages[0])
     return "\n".join(f"{message.get('role')}: {_words(message)}" for message in messages)
+
+
+def _answer(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a rollout has said, with `>` before what would look like another answer."""
+    return HEADING.sub("> ", say(messages))
 
 
 def _words(message: Mapping[str, Any]) -> str:

@@ -221,6 +221,13 @@ def _tell_untrained(run: OpenRun, step: int, metrics: Metrics) -> None:
             failed,
             ask_failures(run.folder.name),
         )
+    if metrics.get("judge/abstained") == 1:
+        log.warning(
+            "step %d was not trained: the judge has given no rollout a score. To see its answers: "
+            "ratchet sql --run %s \"select reply from calls where split = 'judge'\"",
+            step,
+            run.folder.name,
+        )
     if left_out:
         log.warning(
             "%s rollouts: %d were left out as stragglers, cut off after %.0f tokens on average; "

@@ -1,5 +1,6 @@
 """spans of a judge → verdicts: the score of each rollout, which takes the place of its reward."""
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from statistics import fmean
 
 import pyarrow as pa
 
+from tasks.metrics import COST
 from tasks.recording.spans import CREDIT, ERROR, LLM, MEASURE, REWARD
 from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
@@ -56,8 +58,9 @@ def measure_verdicts(
     `judge/abstained` is the share of the rollouts shown that got no score, `judge/failed` how often
     the judge has failed, `judge/agreement` the share of the pairs of a group, of those that
     the agent's own rewards tell apart, that the scores order alike (a tie counts half), and
-    `judge/<name>` the mean of a measure of the judge's own. `spans` are the judge's sealed batches
-    and `rewards` those of the rollouts, which have the agent's own rewards.
+    `judge/<name>` the mean of a measure of the judge's own, and `cost/<role>` what its calls cost,
+    if it is known. `spans` are the judge's sealed batches and `rewards` those of the rollouts,
+    which have the agent's own rewards.
     """
     rows = read(verdicts).to_pylist()
     measured = {"judge/failed": float(_count_failed(spans)), **_own_measures(spans)}
@@ -77,11 +80,11 @@ def _count_failed(spans: Sequence[Path]) -> int:
 
 
 def _own_measures(spans: Sequence[Path]) -> dict[str, float]:
-    """Return the judge's own measures, and the calls and tokens that it took.
+    """Return the judge's own measures, and the calls, tokens and dollars that it took.
 
     Measures are of attempts that ended; what an attempt was given again was paid for before.
     """
-    columns = ["rollout_id", "attempt", "kind", "role", "reward", "recalled"]
+    columns = ["rollout_id", "attempt", "kind", "role", "reward", "recalled", "attributes"]
     rows = [
         row
         for path in spans
@@ -95,10 +98,15 @@ def _own_measures(spans: Sequence[Path]) -> dict[str, float]:
             if name != row["role"]:
                 found[f"judge/{name}"].append(row["reward"])
     calls = [row for row in rows if row["kind"] == LLM and not row["recalled"]]
+    costs: dict[str, list[float]] = defaultdict(list)
+    for row in calls:
+        if (cost := json.loads(row["attributes"] or "{}").get("cost")) is not None:
+            costs[row["role"]].append(cost)
     return {
         **{name: fmean(values) for name, values in sorted(found.items())},
         "judge/calls": float(len(calls)),
         "judge/tokens": float(sum(row["gen_ai_usage_output_tokens"] or 0 for row in calls)),
+        **{f"{COST}{role}": math.fsum(of_role) for role, of_role in costs.items()},
     }
 
 

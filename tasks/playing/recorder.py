@@ -161,7 +161,8 @@ class JournalRecorder:
         if self._judges and isinstance(end.outcome, Reward):
             rollouts = self._examples[end.rollout_id]["example"]["rollouts"]
             calls = {**calls, **scored_names((one["id"] for one in rollouts), end.outcome)}
-        spans = end_spans(attempt, end.outcome, calls, judged=self._server.judged)
+        unrewarded = self._server.judged or self._judges  # a judge may abstain
+        spans = end_spans(attempt, end.outcome, calls, judged=unrewarded)
         refused = {"calls_refused": end.refused} if end.refused else {}
         spans[-1]["attributes"] = self._attributes(end.rollout_id) | refused
         return spans

@@ -1,5 +1,5 @@
--- One row per role: what its answered calls took and cost in training, in every attempt. What an
--- attempt was given again from an earlier one was paid for there.
+-- One row per role: what its answered calls took and cost in training, a judge's among them, in
+-- every attempt. What an attempt was given again from an earlier one was paid for there.
 select
     role,
     count(*) as calls,
@@ -10,6 +10,6 @@ select
     sum(cost) as cost
 
 from calls
-where split = 'train' and not recalled
+where split in ('train', 'judge') and not recalled
 group by role
 order by role

@@ -26,6 +26,7 @@ returned = numbers | st.dictionaries(
         ({"policy": [0.5, 0.25]}, Reward(0.75, {"policy": 0.75}, {"policy": (0.5, 0.25)})),
         ({"policy": (1,), "guesser": 2}, Reward(1, {"policy": 1, "guesser": 2}, {"policy": (1,)})),
         ({"policy": []}, Reward(0.0, {"policy": 0.0}, {"policy": ()})),
+        ({}, Reward(None)),
     ],
 )
 def test_a_number_is_the_reward_of_all_roles_and_a_dict_of_each(value: Any, reward: Reward) -> None:
@@ -37,7 +38,6 @@ def test_a_number_is_the_reward_of_all_roles_and_a_dict_of_each(value: Any, rewa
     [
         "good",
         float("nan"),
-        {},
         [1.0],
         {"policy": None},
         {"policy": [1, float("inf")]},
@@ -58,7 +58,7 @@ def test_a_reward_survives_json(value: Any) -> None:
 
 def test_a_reward_for_an_unknown_role_is_refused() -> None:
     reward = read_reward({"policy": 1, "gueser": 1})
-    with pytest.raises(RewardError, match="role 'gueser', and the recipe's are: policy, guesser"):
+    with pytest.raises(RewardError, match="'gueser', and what it can reward is: policy, guesser"):
         check_roles(reward, {"policy": 1, "guesser": 1})
 
 

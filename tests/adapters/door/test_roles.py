@@ -269,7 +269,7 @@ def test_a_rollout_that_was_killed_between_its_rewards_is_not_rewarded(
     [
         (
             {"gues": 1},
-            "a reward for the role 'gues', and the recipe's are: policy, listener, judge",
+            "a reward for 'gues', and what it can reward is: policy, listener, judge",
         ),
         ({"policy": [1]}, "1 rewards for the calls of the role 'policy', and 2 were answered"),
     ],

@@ -26,6 +26,8 @@ from tasks.evaluations import read_evaluation
 from tasks.judging.verdicts import verdicts_of
 from tasks.metrics import read_metrics
 from tasks.recording.spans import LLM
+from tasks.recording.views import open_views
+from tasks.reports.page import SPENDING
 from tasks.shards import read_shard
 from tasks.storage.files import is_written
 from tasks.storage.run_folder import RunFolder, folder_of
@@ -93,6 +95,12 @@ def test_what_a_judge_did_is_measured(whole: RunFolder) -> None:
         assert "reward/mean" not in row
         assert "judge/agreement" not in row, "nothing is known to agree with"
     assert any(row["groups/uniform_fraction"] < 1 for row in rows)
+
+
+def test_a_report_says_what_a_judge_took(whole: RunFolder) -> None:
+    with open_views([whole]) as views:
+        rows = views.sql(SPENDING).to_arrow_table().to_pylist()
+    assert {row["role"]: row["calls"] for row in rows} == {"judge": 3 * 48, "policy": 3 * 16}
 
 
 @pytest.mark.parametrize(
@@ -268,6 +276,23 @@ def test_a_judge_of_evaluations_that_fails_stops_the_run_and_is_asked_anew(
     assert not is_written(run.evaluation("00001"))
     train(recipe, run="unexamined")
     assert read_evaluation(run.evaluation("00001"))["judged"].finished.mean == 0
+
+
+async def abstain(example: dict[str, Any], **endpoint: str) -> dict[str, float]:
+    """Say of no rollout how good it is."""
+    return {}
+
+
+def test_a_judge_that_scores_no_rollout_abstains_and_the_run_says_that_it_trained_nothing(
+    root: Path, prefect_server: None, no_tinker: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    judge = {"agent": f"{__name__}:abstain", "sees": "group"}
+    train(judged(judge, steps=1, evaluation={"examples": 1, "greedy": False}), run="abstains")
+    run = folder_of("abstains")
+    assert set(scores_of(run, 0).values()) == {None}
+    (row,) = read_metrics(run.metrics)
+    assert (row["judge/abstained"], row["judge/failed"], row["datums"]) == (1, 0, 0)
+    assert "step 0 was not trained: the judge has given no rollout a score" in caplog.text
 
 
 async def words(example: dict[str, Any], **endpoint: str) -> dict[str, float]:
