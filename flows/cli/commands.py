@@ -206,7 +206,7 @@ def dryrun(
         forget_service()
     from flows.runtime.checks import check_start
 
-    run = f"dryruns/{name_run(Path(name).stem, _now())}"
+    run = f"dryruns/{name_run(Path(name).stem, _now(), str(os.getpid()))}"
     folder = folder_of(run)
     check_start(recipe, folder)
     from flows.dryrun import dryrun as flow

@@ -109,13 +109,14 @@ def _read_values(name: str) -> Json:
                 f"there is no recipe {path}; give a file, or a name of {PROJECT_FILE}"
             )
         return _read_yaml(path)
-    deployments = _training_deployments(PROJECT_FILE)
+    own = _training_deployments(PROJECT_FILE)
+    deployments = own if name in own else _training_deployments(EXAMPLES / PROJECT_FILE) | own
     if name not in deployments:
-        deployments = _training_deployments(EXAMPLES / PROJECT_FILE) | deployments
-    if name not in deployments:
+        examples = ", ".join(sorted(deployments.keys() - own))
+        there_are = [", ".join(sorted(own)), examples and f"the examples {examples}"]
         raise RecipeError(
             f"{PROJECT_FILE} has no training deployment {name!r}; there are: "
-            f"{', '.join(sorted(deployments))}{did_you_mean(name, deployments)}"
+            f"{'; '.join(filter(None, there_are))}{did_you_mean(name, deployments)}"
         )
     return deployments[name]
 

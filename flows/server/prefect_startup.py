@@ -14,6 +14,9 @@ from adapters.errors import UserError
 from adapters.network.addresses import check_listener
 from adapters.process.waiting import Wait
 
+PREFECT_WORKERS = ("APILogWorker", "EventsWorker")
+"""Loggers of Prefect's that have none of its levels."""
+
 if TYPE_CHECKING:
     from flows.server.embedded_server import EmbeddedServer
 
@@ -113,3 +116,6 @@ def quiet_prefect(verbose: bool) -> None:
     os.environ.setdefault("PREFECT_INTERNAL_LOGGING_LEVEL", "ERROR" if verbose else "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "WARNING" if verbose else "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+    if not verbose:
+        for worker in PREFECT_WORKERS:
+            logging.getLogger(worker).setLevel(logging.CRITICAL)

@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 import duckdb
 
 from adapters.errors import UserError
+from adapters.project.files import locate
 from tasks.examples.curricula import Curriculum
 from tasks.storage.tables import select
 
@@ -29,6 +30,7 @@ READERS = {
     ".parquet": "select to_json(dataset_row) as example from read_parquet($dataset) as dataset_row",
 }
 
+README = Path("datasets/README.md")
 PART = r"(-(?P<number>\d+)(-of-(?P<count>\d+))?)?"
 """What may follow the split in the name of a file; README.md of datasets/ tells the rule."""
 
@@ -97,7 +99,7 @@ def read_examples(dataset: Path, split: str, columns: Sequence[str] = ()) -> lis
     if not numbered:
         raise DatasetError(
             f"{dataset} has no rows whose split is '{split}' "
-            f"(found: {found or 'no rows at all'}); see datasets/README.md"
+            f"(found: {found or 'no rows at all'}); see {locate(README)}"
         )
     for _, row in numbered:
         _require(dataset, row, columns)
@@ -115,7 +117,7 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
         raise DatasetError(
             f"{folder} has no file of the split '{split}', such as {split}.jsonl or "
             f"{split}-00000-of-00001.parquet (found: {names or 'no data files'}); see "
-            "datasets/README.md"
+            f"{locate(README)}"
         )
     kinds = {(_kind(file), part["count"], bool(part["number"])) for part, file in parts}
     if len(kinds) > 1 or len({int(part["number"] or 0) for part, _ in parts}) < len(parts):
@@ -142,10 +144,10 @@ def _read_file(file: Path) -> list[dict[str, Any]]:
     if _kind(file) not in READERS:
         raise DatasetError(
             f"{file} is not a dataset we read: give a {', '.join(READERS)} file, or a folder of "
-            "them; see datasets/README.md"
+            f"them; see {locate(README)}"
         )
     if not file.is_file():
-        raise DatasetError(f"{file} does not exist; see datasets/README.md")
+        raise DatasetError(f"{file} does not exist; see {locate(README)}")
     state = file.stat()
     return _read_rows(file, state.st_mtime_ns, state.st_size)
 
@@ -166,7 +168,7 @@ def _require(dataset: Path, row: object, columns: Sequence[str]) -> None:
         if column not in row:
             raise DatasetError(
                 f"{dataset} has no column '{column}' (found: {', '.join(row)}); "
-                "see datasets/README.md"
+                f"see {locate(README)}"
             )
 
 

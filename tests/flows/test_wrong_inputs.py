@@ -70,7 +70,7 @@ def changed(override: str) -> str:
 
 WRONG: list[tuple[str, str]] = [
     # recipes
-    ("train helo", "no training deployment 'helo'; there are: arithmetic"),
+    ("train helo", "no training deployment 'helo'; there are: hollow; the examples arithmetic"),
     ("train helo", "did you mean 'hello'?"),
     ("train missing.yaml", "there is no recipe missing.yaml"),
     ("train empty.yaml", "empty.yaml has no keys"),

@@ -87,7 +87,7 @@ async def _play(command: ResidentCommand, example: Example, roles: Roles) -> obj
         return said["reward"]
     keys = [of_role["api_key"] for of_role in roles.values()]
     fact = mask(str(said.get("error", "the answer has neither 'reward' nor 'error'")), keys)
-    raise CommandFailed(f"the program {command.line!r} failed to play the example: {fact}")
+    raise CommandFailed(f"{fact}: the program {command.line!r} failed to play the example")
 
 
 _processes: dict[ResidentCommand, "_Process"] = {}

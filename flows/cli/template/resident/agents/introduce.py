@@ -5,6 +5,7 @@ It needs nothing but Python, and could be written in any language.
 
 import json
 import sys
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.request import Request, urlopen
@@ -34,7 +35,9 @@ def answer(request: dict[str, Any]) -> None:
         said = ask(f"You are {identity}. Who are you?", **request["roles"]["policy"])
         result: dict[str, Any] = {"reward": reward(said, identity)}
     except Exception as error:
-        result = {"error": repr(error)}
+        lines = traceback.extract_tb(error.__traceback__)
+        own = [line for line in lines if "/lib/python" not in line.filename][-1]
+        result = {"error": f"{error!r} at {own.filename}:{own.lineno}"}
     print(json.dumps({"id": request["id"], **result}) + "\n", end="", flush=True)
 
 

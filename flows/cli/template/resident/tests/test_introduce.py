@@ -20,8 +20,6 @@ def test_the_program_answers_each_rollout_by_its_number(
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(map(json.dumps, asked))))
     introduce.main()
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert sorted(answers, key=lambda answer: answer["id"]) == [
-        {"id": 7, "reward": 1.0},
-        {"id": 8, "reward": 0.0},
-        {"id": 9, "error": "KeyError('identity')"},
-    ]
+    *rewarded, failed = sorted(answers, key=lambda answer: answer["id"])
+    assert rewarded == [{"id": 7, "reward": 1.0}, {"id": 8, "reward": 0.0}]
+    assert failed["error"].startswith(f"KeyError('identity') at {introduce.__file__}:")
