@@ -28,7 +28,7 @@ from tasks.metrics import read_metrics
 from tasks.recording.spans import LLM
 from tasks.shards import read_shard
 from tasks.storage.files import is_written
-from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.tables import read
 from tasks.yields import StepStopped
 from tests.support.runs.small_recipe import small_recipe
@@ -159,6 +159,18 @@ def test_a_fork_keeps_the_verdicts_and_a_replay_with_another_judge_asks_anew(
     assert is_written(kept.spans("judge-00000.0"))
 
 
+def test_a_replay_asks_another_model_behind_the_judge_anew(
+    whole: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(whole.path.parent))
+    replay(judged(steps=1, agent=RECIPE.agent, roles=FIRST), "whole", run="first-again")
+    again = folder_of("first-again")
+    assert set(scores_of(again, 0).values()) == {0.0}
+    assert set(scores_of(whole, 0).values()) != {0.0}
+    ours, theirs = (one.spans("train-00000.0").stat().st_ino for one in (again, whole))
+    assert ours == theirs, "what the agent has said is the same"
+
+
 def refuse_once(messages: list[dict[str, Any]], example: dict[str, Any]) -> str:
     """Answer as a judge whose model is out of order while a file is there."""
     if Path("out_of_order").exists():
@@ -223,6 +235,23 @@ def test_evaluations_are_scored_by_a_judge_that_training_never_asks(examined: Ru
     }
     assert summarize_run(examined).before == 0
     assert read_held_out(examined).by_step[2] == end["judged"].finished.mean
+
+
+def test_a_replay_asks_another_model_behind_the_judge_of_evaluations_anew(
+    examined: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(examined.path.parent))
+
+    def replayed(name: str, roles: dict[str, str]) -> RunFolder:
+        values = EXAMINED.model_copy(update={"roles": roles}).model_dump(mode="json")
+        return replay_run(examined, name, values, "0" * 64)
+
+    same = replayed("same-examiner", EXAMINED.roles)
+    other = replayed("other-examiner", EXAMINED.roles | {"examiner": FIRST["judge"]})
+    assert [is_written(one.evaluation("00000")) for one in (same, other)] == [True, False]
+    assert is_written(other.spans("judge-00000.0")), "the judge of training is the same"
+    with pytest.raises(RunError, match=r"roles.other: None → 'a/b': nothing is sampled"):
+        replayed("other-role", EXAMINED.roles | {"other": "a/b"})
 
 
 @pytest.mark.parametrize(
