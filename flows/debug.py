@@ -134,7 +134,7 @@ class _Replay:
             calls = {**calls, **scored_names(ids, outcome)}
         ended = EndedAttempt(one.id, one.attempt, now, now)
         judged = self.judge is None and self.recipe.judges() != []
-        return describe_end(end_spans(ended, outcome, calls, judged=judged)[-1])
+        return describe_end(end_spans(ended, outcome, calls, judged=judged))
 
 
 def _play(replayed: _Replay, chat: Chat, backends: Sequence[RecordedBackend], stop: bool) -> str:

@@ -1,12 +1,16 @@
-"""Groups as a judge of pairs is shown them: each rollout with so many others."""
+"""Groups as a judge of pairs is shown them, and what its rollouts are said to end with."""
 
 from collections import Counter
+from datetime import UTC, datetime
 from itertools import combinations
 from typing import Any, cast
 
 import pytest
 
+from adapters.rewards import read_reward
 from tasks.judging.groups import Judging
+from tasks.recording.recorded_rollouts import describe_end
+from tasks.recording.spans import EndedAttempt, end_spans, scored_names
 
 
 def opponents_of_each(count: int, opponents: int) -> list[int]:
@@ -37,3 +41,24 @@ def test_an_even_number_of_opponents_are_the_neighbours_in_a_circle() -> None:
     rollouts = cast(list[Any], [*range(6)])
     pairs = [*Judging("pair", {}, 2).sets(rollouts)]
     assert pairs == [(0, 1), (0, 5), (1, 2), (2, 3), (3, 4), (4, 5)]
+
+
+A, B = "train-00000-0000-00", "train-00000-0000-01"
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ({B: -1, A: 1, "measure/consistent": 1}, f"scores {A} 1, {B} -1; measured consistent 1"),
+        ({A: [0.5, 0.25], B: -0.0}, f"scores {A} 0.75 (0.5 + 0.25), {B} 0"),
+        ({"measure/unread": 1}, "no scores; measured unread 1"),
+        (0.5, "no scores"),
+        ({"other": 1}, "RewardError: the agent returned a reward for the role 'other', and the"),
+    ],
+)
+def test_the_rollout_of_a_judge_has_ended_with_its_verdict(returned: object, said: str) -> None:
+    now, reward = datetime.now(UTC), read_reward(returned)
+    ended = EndedAttempt("judge-00000-0000-00", 0, now, now)
+    described = describe_end(end_spans(ended, reward, scored_names([A, B], reward)))
+    assert described.startswith(said)
+    assert described == said or "RewardError" in said

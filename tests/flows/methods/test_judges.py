@@ -1,6 +1,7 @@
 """Judges: agents that score the rollouts of a step, whose scores are what is compared."""
 
 import json
+import re
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -113,6 +114,14 @@ def test_a_rollout_of_the_agent_or_of_the_judge_can_be_debugged(
     assert rerun.answered == len(rerun.recorded.calls) > 0
     assert ("no reward" in rerun.recorded.end) == (shard == "train-00001")
     assert rerun.lines()["now"] == "the same"
+
+
+def test_the_end_of_a_debugged_judge_is_its_verdict(whole: RunFolder) -> None:
+    [row, *_] = read_shard(whole.shard("judge-00001"))
+    rerun = debug_rollout(whole, "judge-00001-0000-00", sample=False, stop=False)
+    scores = " -?[01], ".join(sorted(one["id"] for one in row["example"]["rollouts"]))
+    verdict = rf"scores {scores} -?[01]; measured consistent 1, unread 0"
+    assert re.fullmatch(verdict, rerun.lines()["was"])
 
 
 def test_lost_verdicts_are_made_again(whole: RunFolder, tmp_path: Path) -> None:
