@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from pdb import post_mortem
 from tempfile import TemporaryDirectory
@@ -70,8 +69,8 @@ def debug_rollout(run: RunFolder, name: str, *, sample: bool, stop: bool) -> Rer
     """Play a rollout of a run again, with the recorded answers; nothing of the run changes.
 
     From the first request that differs, the run's model answers if `sample` is set; without it
-    the agent gets an error, and RequestDiffers is raised when it has ended. `stop` opens pdb where
-    an error came.
+    the agent gets an error, and RequestDiffers is raised when it has ended. What differs is shown
+    then. `stop` opens pdb where an error came.
     """
     recorded = find_rollout(run, name)
     recipe = read_lineage(run, read_recipe(run, Recipe)).at(parse_rollout(name).step)
@@ -89,13 +88,12 @@ def debug_rollout(run: RunFolder, name: str, *, sample: bool, stop: bool) -> Rer
                 {call.id.number: call for call in recorded.calls if call.id.role == role},
                 [call for call in recorded.refused if call.role == role],
                 replayed.sampling.max_tokens,
-                partial(print, file=sys.stderr),
                 onward.get(role),
             )
             for role in replayed.roles
         ]
         end = _play(replayed, chat, backends, stop)
-    if not sample and any(backend.differed for backend in backends):
+    if not sample and any(backend.difference for backend in backends):
         raise RequestDiffers(
             f"{name} was played up to the request above, which differs, and then ended by {end}; "
             "give --sample to have the run's model answer from there"
@@ -134,7 +132,7 @@ class _Replay:
             calls = {**calls, **scored_names(ids, outcome)}
         ended = EndedAttempt(one.id, one.attempt, now, now)
         judged = self.judge is None and self.recipe.judges() != []
-        return describe_end(end_spans(ended, outcome, calls, judged=judged)[-1])
+        return describe_end(end_spans(ended, outcome, calls, judged=judged))
 
 
 def _play(replayed: _Replay, chat: Chat, backends: Sequence[RecordedBackend], stop: bool) -> str:
@@ -149,12 +147,25 @@ def _play(replayed: _Replay, chat: Chat, backends: Sequence[RecordedBackend], st
         try:
             outcome, error = asyncio.run(play_alone(door.address, batch.name, token))
         except BdbQuit:
-            return "the debugger's quit"
-        if error is not None:
-            traceback.print_exception(error)
-            if stop:
-                post_mortem(error.__traceback__)
+            outcome, error = None, None
+        _show(error, backends)
+        if error is not None and stop:
+            post_mortem(error.__traceback__)
+    if outcome is None:
+        return "the debugger's quit"
     return replayed.end(outcome, {one.role: one.answered for one in backends})
+
+
+def _show(error: Exception | None, backends: Sequence[RecordedBackend]) -> None:
+    """Print an agent's error, and below it the requests that differ.
+
+    The error of an agent whose request was refused, since it differs, says nothing of the agent.
+    """
+    differing = [one for one in backends if one.difference]
+    if error is not None and all(one.onward for one in differing):
+        traceback.print_exception(error)
+    for one in differing:
+        sys.stderr.write(f"{one.difference}\n")
 
 
 def _always(answer: Answer) -> Backend:

@@ -31,7 +31,7 @@ def replay(recipe: Recipe, parent: str, run: str | None = None) -> RunSummary:
     """Train on recorded rollouts; only the last checkpoint's evaluation is sampled.
 
     Args:
-        recipe: The parent's, with another algorithm, optimizer or evaluation.
+        recipe: The parent's, with another algorithm, optimizer, judge or evaluation.
         parent: The run whose rollouts are trained on.
         run: The new run's name, a folder under runs/; one that exists continues where it stopped.
     """

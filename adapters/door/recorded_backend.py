@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from adapters.calls import CallId, Completion, Refused, RefusedCall, Request, Sampling
@@ -21,7 +21,7 @@ UNRECORDED = (
 class RecordedBackend:
     """Backend of a role of a recorded rollout: what its calls were answered, and refused.
 
-    The first request that differs is told (`tell`), and then answered by `onward` or, without it,
+    From the first request that differs, what differs is answered by `onward` or, without it,
     refused. `most_tokens` is the recipe's bound of an answer.
     """
 
@@ -29,19 +29,19 @@ class RecordedBackend:
     recorded: Mapping[int, Completion]
     refused: Sequence[RefusedCall]
     most_tokens: int
-    tell: Callable[[str], None]
     onward: Answer | None = None
     answered: list[int] = field(default_factory=list[int])
     """Calls that were answered."""
     recalled: int = 0
     """How many of them were answered from the record."""
-    differed: bool = False
+    difference: str = ""
+    """How the first request that differs does so; empty if none has."""
     _refused: int = 0
 
     async def answer(self, request: Request, call: CallId, memory: Memory) -> Completion:
         """Answer from the record as a rollout that is started anew is; then as `onward` does."""
         recorded = self.recorded.get(call.number)
-        if recorded is None and not self.differed and self._refused < len(self.refused):
+        if recorded is None and not self.difference and self._refused < len(self.refused):
             self._refused += 1
             again = self.refused[self._refused - 1]
             raise Refused(again.status, again.message, code=again.code)
@@ -51,9 +51,7 @@ class RecordedBackend:
                 self.recalled += 1
                 self.answered.append(call.number)
                 return found
-        if not self.differed:
-            self.differed = True
-            self.tell(self._describe(call, request, recorded))
+        self.difference = self.difference or self._describe(call, request, recorded)
         if self.onward is None:
             text = f"Call {call.number} of the role {self.role} differs from the recorded rollout's"
             raise Refused(400, f"{text}, which is played again without a model.", code=DIFFERS)

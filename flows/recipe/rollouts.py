@@ -251,7 +251,8 @@ class Judge(Section):
     """Criteria of `judge:criteria`, each a text, and their weights in the score."""
 
     opponents: int | None = Field(default=None, ge=1, le=MOST_ROLLOUTS)
-    """Rollouts of its group with which each rollout is shown in pairs; all, if empty."""
+    """Rollouts of its group with which each rollout is shown in pairs; all, if empty. In an odd
+    group an odd number cannot hold for all, and one rollout is shown with one more."""
 
     by_probability: bool = False
     """Multiply the verdicts of `judge:pairs` by the probability of their token, which a policy or a

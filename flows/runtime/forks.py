@@ -11,6 +11,7 @@ from adapters.door.roles import policy_of
 from adapters.tinker.engines import saved_files
 from flows.recipe.loading import changed_recipe, read_recipe
 from flows.recipe.recipe import Recipe
+from flows.recipe.rollouts import Judge
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import bind_checkpoints, carried_files
 from tasks.algorithm.advantages import find_advantage
@@ -36,7 +37,7 @@ from tasks.storage.run_folder import RunError, RunFolder, folder_of
 WEIGHTS = ("model.base", "model.lora_rank", "model.train_", "model.start")
 """Keys that made the weights of a run; a fork cannot change them."""
 SAMPLED = ("agent", "roles.", "dataset.", "model.", "seed", "rollouts.")
-"""Keys that sampled the rollouts of a run; a replay cannot change them."""
+"""Keys that sampled the rollouts of a run; a replay cannot change them, but for who judges."""
 GIVEN = ("dataset.", "model.renderer", "preference.reference", "teacher.")
 """Keys that made the tokens of a run's texts or pairs, and what the reference or the teacher gives
 them; a fork cannot change them."""
@@ -101,7 +102,8 @@ def fork_run(
 def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint: str) -> RunFolder:
     """Make the run `name`, which finds the rollouts that `parent` recorded and nothing more."""
     check_replay(parent, recipe)
-    same_judge = read_recipe(parent, Recipe).model_dump(mode="json")["judge"] == recipe["judge"]
+    old, new = read_recipe(parent, Recipe), changed_recipe(recipe)
+    same_judge = _asked(old, old.judge) == _asked(new, new.judge)
     with _new_run(parent, name, recipe, fingerprint, {"how": REPLAY, "step": 0}) as replay:
         for step in range(recipe["steps"]):
             judged = parent.journalled(shard_name(JUDGE, step)) if same_judge else []
@@ -111,7 +113,8 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
         _share(parent, replay, carried_files(parent))
         ledger = ArrivalLedger(replay.arrivals)
         ArrivalLedger(parent.arrivals).share(recipe["steps"], ledger)
-        if recipe["evaluation"] == recipe_of(parent)["evaluation"]:
+        examiners = [_asked(one, one.evaluation.judge) for one in (old, new)]
+        if old.evaluation == new.evaluation and examiners[0] == examiners[1]:
             first = [parent.evaluation("00000")]  # the untrained weights are the same
             _share(parent, replay, filter(is_written, first))
     return folder_of(name)
@@ -119,7 +122,7 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
 
 def check_replay(parent: RunFolder, recipe: dict[str, Any]) -> None:
     """Refuse (UserError) a recipe that cannot be trained on the rollouts of `parent`."""
-    read_recipe(parent, Recipe)  # refuses a run without rollouts
+    made = read_recipe(parent, Recipe)  # refuses a run without rollouts
     done = len(read_metrics(parent.metrics))
     if recipe["steps"] > done:
         raise RunError(
@@ -127,13 +130,26 @@ def check_replay(parent: RunFolder, recipe: dict[str, Any]) -> None:
             f"steps={done}, or let it go on with `ratchet resume {parent.name}`"
         )
     why = "nothing is sampled, so it would be ignored; fork the run instead"
-    _refuse(parent, recipe, SAMPLED, why, free=NOT_SAMPLED)
+    free = (*NOT_SAMPLED, *_roles_of_judges(made, changed_recipe(recipe)))
+    _refuse(parent, recipe, SAMPLED, why, free)
     compared = recipe["algorithm"]["advantage"]
     if find_advantage(compared).by_greedy and not parent.journalled(shard_name(BASELINE, 0)):
         raise RunError(
             f"{parent.path} has no greedy rollouts, with which algorithm.advantage {compared} "
             "compares: give another advantage, such as leave_one_out"
         )
+
+
+def _asked(recipe: Recipe, judge: Judge) -> tuple[Judge, list[str | None]]:
+    """Return a judge, and who answers it."""
+    return judge, [recipe.roles.get(role) for role in recipe.plays(judge)[1]]
+
+
+def _roles_of_judges(*recipes: Recipe) -> list[str]:
+    """List the keys of the roles that a judge asks, and the agent of no recipe does."""
+    asked = {judge.role for recipe in recipes for judge in recipe.judges()}
+    played = {role for recipe in recipes for role in recipe.plays()[1]}
+    return [f"roles.{role}:" for role in sorted(asked - played)]
 
 
 def describe_origin(run: RunFolder) -> str:

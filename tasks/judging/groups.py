@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import combinations
-from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +24,8 @@ Sees = Literal["group", "pair", "rollout"]
 class Judging:
     """Settings of a judge: what it is shown, and what it is asked, by names of its example.
 
-    `opponents` is to how many others of its group each rollout is shown in a pair; None is all.
+    `opponents` is beside how many others of its group each rollout is shown in a pair; None is all.
+    Where it and the group are odd, one rollout is shown beside one more.
     """
 
     sees: Sees
@@ -40,9 +40,10 @@ class Judging:
             yield from ([one] for one in rollouts)
         else:
             count = len(rollouts)
-            reach = count - 1 if self.opponents is None else ceil(self.opponents / 2)
+            reach, odd = divmod(count if self.opponents is None else self.opponents, 2)
             for first, second in combinations(range(count), 2):
-                if min(second - first, count - second + first) <= reach:
+                apart = second - first  # in a circle, where an odd opponent is the one opposite
+                if min(apart, count - apart) <= reach or (odd and apart == count // 2):
                     yield rollouts[first], rollouts[second]
 
 

@@ -1,5 +1,6 @@
 """A run's journals → one rollout as it was recorded: its example, its calls and its end."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -7,8 +8,8 @@ from adapters.calls import Completion, Example, RefusedCall
 from adapters.errors import did_you_mean
 from tasks.recording.journal import read_journal
 from tasks.recording.recorded_calls import recorded_calls
-from tasks.recording.spans import ERROR, REFUSED, REWARD, Span
-from tasks.storage.names import parse_rollout
+from tasks.recording.spans import CREDIT, ERROR, MEASURE, REFUSED, REWARD, Span
+from tasks.storage.names import is_judging, parse_rollout
 from tasks.storage.run_folder import RunError, RunFolder
 
 
@@ -28,11 +29,40 @@ class RecordedRollout:
     end: str
 
 
-def describe_end(span: Span) -> str:
-    """Say how a rollout has ended, by the last of its spans."""
-    if span["kind"] == ERROR:
-        return f"{span['error_type']}: {span['error_message']}"
-    return "no reward" if span["reward"] is None else f"reward {span['reward']:g}"
+def describe_end(spans: Sequence[Span]) -> str:
+    """Say how a rollout has ended, by the spans of its end, of which the error or reward is last.
+
+    A judge's has ended with a verdict: its scores by the ids of rollouts, and what it measured.
+    """
+    *credits, last = spans
+    if last["kind"] == ERROR:
+        return f"{last['error_type']}: {last['error_message']}"
+    if is_judging(parse_rollout(last["rollout_id"]).split):
+        return _describe_verdict(credits)
+    return "no reward" if last["reward"] is None else f"reward {last['reward']:g}"
+
+
+def _describe_verdict(credits: Sequence[Span]) -> str:
+    whole: dict[str, str] = {}
+    parts: dict[str, list[str]] = defaultdict(list)
+    for span in credits:
+        number = f"{span['reward'] + 0.0:g}"  # the sum makes 0 of -0
+        if span["call"] is None:
+            whole[span["role"]] = number
+        else:
+            parts[span["role"]].append(number)
+    told = {
+        role: f"{number} ({' + '.join(parts[role])})" if parts[role] else number
+        for role, number in sorted(whole.items())
+    }
+    scores = [f"{role} {said}" for role, said in told.items() if not role.startswith(MEASURE)]
+    measured = [
+        f"{role.removeprefix(MEASURE)} {said}"
+        for role, said in told.items()
+        if role.startswith(MEASURE)
+    ]
+    verdict = f"scores {', '.join(scores)}" if scores else "no scores"
+    return f"{verdict}; measured {', '.join(measured)}" if measured else verdict
 
 
 def find_rollout(run: RunFolder, name: str) -> RecordedRollout:
@@ -63,13 +93,13 @@ def _read(name: str, spans: Sequence[Span]) -> RecordedRollout:
         last["attempt"],
         sum(span["kind"] == ERROR for span in before),
         recorded_calls(before).get(name, []),
-        [_refused(span) for span in _of_attempt(before, last["attempt"])],
-        describe_end(last),
+        [_refused(span) for span in _of_attempt(before, last["attempt"], REFUSED)],
+        describe_end([*_of_attempt(before, last["attempt"], CREDIT), last]),
     )
 
 
-def _of_attempt(spans: Iterable[Span], attempt: int) -> list[Span]:
-    return [span for span in spans if span["kind"] == REFUSED and span["attempt"] == attempt]
+def _of_attempt(spans: Iterable[Span], attempt: int, kind: str) -> list[Span]:
+    return [span for span in spans if span["kind"] == kind and span["attempt"] == attempt]
 
 
 def _refused(span: Span) -> RefusedCall:

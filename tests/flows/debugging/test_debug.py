@@ -122,6 +122,21 @@ def test_the_first_request_that_differs_is_shown_beside_the_recorded_one(
     assert '-      "content": "What do you like?",' in said
     assert '+      "content": "What do you eat?",' in said
     assert said.count("differs from the recorded one:") == 1
+    assert "Traceback" not in said, "the end is the refusal"
+
+
+@pytest.mark.story
+def test_the_difference_stands_below_whatever_a_library_prints(
+    stage: Stage, root: Path, flags: Path
+) -> None:
+    run = record(stage, root, "crew", flags)
+    (flags / "other").touch()
+    said = at_terminal([run.name, ROLLOUT], [])
+    _, _, shown = said.partition("call 0 of the role policy differs from the recorded one:")
+    assert "Traceback" not in said
+    assert len(shown.splitlines()) < 25, shown
+    assert '+      "content": "Whose?",' in shown
+    assert "give --sample to have" in shown
 
 
 def test_a_call_that_was_not_recorded_is_one_that_differs(

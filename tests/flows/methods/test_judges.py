@@ -1,6 +1,7 @@
 """Judges: agents that score the rollouts of a step, whose scores are what is compared."""
 
 import json
+import re
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -30,7 +31,7 @@ from tasks.recording.views import open_views
 from tasks.reports.page import SPENDING
 from tasks.shards import read_shard
 from tasks.storage.files import is_written
-from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.tables import read
 from tasks.yields import StepStopped
 from tests.support.runs.small_recipe import small_recipe
@@ -123,6 +124,14 @@ def test_a_rollout_of_the_agent_or_of_the_judge_can_be_debugged(
     assert rerun.lines()["now"] == "the same"
 
 
+def test_the_end_of_a_debugged_judge_is_its_verdict(whole: RunFolder) -> None:
+    [row, *_] = read_shard(whole.shard("judge-00001"))
+    rerun = debug_rollout(whole, "judge-00001-0000-00", sample=False, stop=False)
+    scores = " -?[01], ".join(sorted(one["id"] for one in row["example"]["rollouts"]))
+    verdict = rf"scores {scores} -?[01]; measured consistent 1, unread 0"
+    assert re.fullmatch(verdict, rerun.lines()["was"])
+
+
 def test_lost_verdicts_are_made_again(whole: RunFolder, tmp_path: Path) -> None:
     shutil.copytree(whole.path, tmp_path / "lost")
     run = RunFolder(tmp_path / "lost")
@@ -165,6 +174,18 @@ def test_a_fork_keeps_the_verdicts_and_a_replay_with_another_judge_asks_anew(
     same = RECIPE.model_copy(update={"steps": 1})
     kept = replay_run(whole, "same", same.model_dump(mode="json"), same.fingerprint())
     assert is_written(kept.spans("judge-00000.0"))
+
+
+def test_a_replay_asks_another_model_behind_the_judge_anew(
+    whole: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(whole.path.parent))
+    replay(judged(steps=1, agent=RECIPE.agent, roles=FIRST), "whole", run="first-again")
+    again = folder_of("first-again")
+    assert set(scores_of(again, 0).values()) == {0.0}
+    assert set(scores_of(whole, 0).values()) != {0.0}
+    ours, theirs = (one.spans("train-00000.0").stat().st_ino for one in (again, whole))
+    assert ours == theirs, "what the agent has said is the same"
 
 
 def refuse_once(messages: list[dict[str, Any]], example: dict[str, Any]) -> str:
@@ -231,6 +252,23 @@ def test_evaluations_are_scored_by_a_judge_that_training_never_asks(examined: Ru
     }
     assert summarize_run(examined).before == 0
     assert read_held_out(examined).by_step[2] == end["judged"].finished.mean
+
+
+def test_a_replay_asks_another_model_behind_the_judge_of_evaluations_anew(
+    examined: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(examined.path.parent))
+
+    def replayed(name: str, roles: dict[str, str]) -> RunFolder:
+        values = EXAMINED.model_copy(update={"roles": roles}).model_dump(mode="json")
+        return replay_run(examined, name, values, "0" * 64)
+
+    same = replayed("same-examiner", EXAMINED.roles)
+    other = replayed("other-examiner", EXAMINED.roles | {"examiner": FIRST["judge"]})
+    assert [is_written(one.evaluation("00000")) for one in (same, other)] == [True, False]
+    assert is_written(other.spans("judge-00000.0")), "the judge of training is the same"
+    with pytest.raises(RunError, match=r"roles.other: None → 'a/b': nothing is sampled"):
+        replayed("other-role", EXAMINED.roles | {"other": "a/b"})
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,8 @@ async def crew(example: dict[str, Any], *, base_url: str, api_key: str, model: s
     class Asking(Flow):  # type: ignore[type-arg]
         @start()
         def begin(self) -> str:
-            said = LLM(model=f"openai/{model}", base_url=base_url, api_key=api_key).call("Who?")
+            asked = "Whose?" if (Path(example["flags"]) / "other").exists() else "Who?"
+            said = LLM(model=f"openai/{model}", base_url=base_url, api_key=api_key).call(asked)
             if (Path(example["flags"]) / "stop").exists():
                 breakpoint()
             return str(said)
