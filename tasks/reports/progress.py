@@ -3,11 +3,11 @@
 Nothing here changes the run, so another process may look at it as well as the run's own.
 """
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from itertools import pairwise
+from datetime import UTC, datetime, timedelta
+from itertools import chain, pairwise
 from math import ceil
 from pathlib import Path
 from statistics import fmean, quantiles
@@ -27,9 +27,10 @@ from tasks.storage.json_files import read_json, read_log
 from tasks.storage.manifest import Manifest, recipe_of
 from tasks.storage.names import BASELINE, BatchName, batch_name, parse_batch, shard_name
 from tasks.storage.run_folder import TRAINED, RunFolder
+from tasks.storage.tables import read
 
 WINDOW = timedelta(seconds=30)
-"""Time over which sampled tokens a second are measured."""
+"""Time over which sampled tokens a second are measured, or less in a run opened since."""
 
 BARS, WIDTH = "▁▂▃▄▅▆▇█", 40
 """Bars of a curve in a line of text, and the most of them."""
@@ -40,10 +41,16 @@ MEASURES = {"reward/mean": ("reward", 2), "loss": ("loss", 3)}
 CALLS = "calls"
 """Fact that is said of a run only while a process has it open."""
 
+SAMPLED = ("kind", "ended", "gen_ai_usage_output_tokens", "recalled")
+"""Columns of spans by which the speed of sampling is measured."""
+
 UNITS = ((3600, "h"), (60, "min"), (1, "s"))
 
 Facts = Mapping[str, str]
 """What a run does: a word for each fact → its line."""
+
+_Sampled = tuple[datetime, int]
+"""When a call ended, and the tokens that it has sampled."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +158,7 @@ def step_seconds(run: RunFolder, done: int) -> list[float]:
     A step begins where the one before it ended, or where the run was opened again since; the first
     begins with its shard.
     """
-    said = [str(row["opened"]).replace(" UTC", "Z") for row in read_log(run.owners)]
-    opened = [datetime.fromisoformat(one).timestamp() for one in said]
+    opened = [time.timestamp() for time in _opened(run)]
     begun = [run.shard(shard_name("train", 0)), *run.given_files()[-1:]]
     files = [*filter(is_written, begun), *(run.update(POLICY, step) for step in range(done))]
     ends = [path.stat().st_mtime for path in files if is_written(path)]
@@ -160,6 +166,12 @@ def step_seconds(run: RunFolder, done: int) -> list[float]:
         end - max([begin, *(again for again in opened if again < end)])
         for begin, end in pairwise(ends)
     ]
+
+
+def _opened(run: RunFolder) -> list[datetime]:
+    """Return when processes have opened the run, to the second."""
+    said = [str(row["opened"]).replace(" UTC", "Z") for row in read_log(run.owners)]
+    return [datetime.fromisoformat(one) for one in said]
 
 
 def describe_held_out(run: RunFolder) -> str:
@@ -180,7 +192,7 @@ class ProgressReader:
     def __init__(self, run: RunFolder) -> None:
         self.run = run
         self._batches: dict[Path, _Batch] = {}
-        self._sampled: deque[tuple[datetime, int]] = deque()
+        self._sealed: dict[Path, list[_Sampled]] = {}
         self._done, self._failure = -1, ""
 
     def look(self) -> Progress:
@@ -227,17 +239,29 @@ class ProgressReader:
                 if span["kind"] == ERROR:
                     said = f"{span['error_type']}: {span['error_message']}"
                     self._failure = _first_line(said)
-                if span["kind"] == LLM and not span.get("recalled"):
-                    self._sampled.append((span["ended"], span["gen_ai_usage_output_tokens"]))
         return [*self._batches.values()]
 
     def _tokens_per_second(self) -> float:
-        if not self._sampled:
-            return 0.0
-        now = datetime.now(self._sampled[-1][0].tzinfo)
-        while self._sampled and self._sampled[0][0] < now - WINDOW:
-            self._sampled.popleft()
-        return sum(tokens for _, tokens in self._sampled) / WINDOW.total_seconds()
+        """Measure the speed of sampling, also in batches that were sealed since the last look."""
+        now = datetime.now(UTC)
+        since = max([now - WINDOW, *_opened(self.run)])
+        sealed, _ = self.run.all_spans()
+        recent = [path for path in sealed if path.stat().st_mtime >= since.timestamp()]
+        self._sealed = {path: self._sealed.get(path) or _read_sampled(path) for path in recent}
+        calls = chain(*(batch.sampled for batch in self._batches.values()), *self._sealed.values())
+        tokens = sum(tokens for ended, tokens in calls if ended >= since)
+        return tokens / max(1.0, (now - since).total_seconds())
+
+
+def _read_sampled(sealed: Path) -> list[_Sampled]:
+    """Read when the calls of a sealed batch ended, and how many tokens each has sampled."""
+    return _sampled(read(sealed, SAMPLED).to_pylist())
+
+
+def _sampled(spans: Iterable[Span]) -> list[_Sampled]:
+    """Return when calls ended, and how many tokens each has sampled; recalled ones sample none."""
+    calls = [span for span in spans if span["kind"] == LLM and not span.get("recalled")]
+    return [(span["ended"], span["gen_ai_usage_output_tokens"]) for span in calls]
 
 
 def _first_line(error: str) -> str:
@@ -251,11 +275,13 @@ class _Batch:
         self.name = parse_batch(journal.stem)
         self.ended: set[str] = set()
         self.in_flight: set[tuple[str, str, int]] = set()
+        self.sampled: list[_Sampled] = []
         self._tail = JournalTail(journal)
 
     def read(self) -> list[Span]:
         """Read on in the journal; return what has been added."""
         added = self._tail.read()
+        self.sampled += _sampled(added)
         for span in added:
             kind, rollout = span["kind"], span["rollout_id"]
             if kind == BEGUN:

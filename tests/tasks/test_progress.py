@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -78,6 +78,34 @@ def test_rollouts_that_have_ended_and_calls_without_an_answer_are_counted_as_the
     now = reader.look()
     assert (now.doing, now.in_flight, now.share) == ("step 1 of 2: 1 of 8 rollouts", 1, 1 / 8)
     assert now.tokens_per_second == 2, "60 tokens in the last 30 s"
+
+
+def test_tokens_of_a_batch_that_was_sealed_between_two_looks_are_counted(
+    run: RunFolder, journal: Journal
+) -> None:
+    journal.append_now(call(0, "llm", tokens=60))
+    journal.append_now(reward_span(rollout(0), 1.0))
+    journal.close()
+    seal(journal.path, run.spans("train-00000.0"))
+    with Journal(run.journal("train-00000.1")) as second:
+        second.append_now(call(1, "begun"))
+        reader = ProgressReader(run)
+        assert [reader.look().tokens_per_second for _ in range(2)] == [2, 2]
+        second.append_now(call(1, "llm", tokens=30))
+        assert reader.look().tokens_per_second == 3
+        second.close()
+        seal(second.path, run.spans("train-00000.1"))
+        with Journal(run.journal("test-00000.0")):
+            assert reader.look().tokens_per_second == 3
+
+
+def test_tokens_a_second_are_those_since_the_run_was_opened(
+    run: RunFolder, journal: Journal
+) -> None:
+    journal.append_now(call(0, "llm", tokens=60))
+    opened = datetime.now(UTC) - timedelta(seconds=10)
+    append_row(run.owners, {"opened": f"{opened:%Y-%m-%d %H:%M:%S} UTC"})
+    assert ProgressReader(run).look().tokens_per_second == pytest.approx(6, rel=0.2)
 
 
 def test_an_error_is_the_last_failure_without_what_a_terminal_would_obey(
