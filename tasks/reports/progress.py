@@ -21,6 +21,7 @@ from tasks.recording.journal import JournalTail
 from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span, printable
 from tasks.reports.curves import describe_ends
 from tasks.reports.failures import last_failure
+from tasks.reports.tables import counted
 from tasks.shards import read_shard
 from tasks.storage.files import is_written
 from tasks.storage.json_files import read_json, read_log
@@ -120,7 +121,7 @@ def read_facts(run: RunFolder, progress: Progress) -> Facts:
     measure = next((key for key in MEASURES if any(key in row for row in rows)), "")
     values = [row[measure] for row in rows if measure in row]
     facts = {
-        CALLS: f"{progress.in_flight} calls in flight",
+        CALLS: f"{counted(progress.in_flight, 'call')} in flight",
         "step": str(progress),
         "curve": f"{MEASURES[measure][0]} by step {draw_line(values)} {describe_ends(values)}"
         if values

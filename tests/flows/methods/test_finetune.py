@@ -348,7 +348,7 @@ def test_the_command_trains_and_goes_on_with_a_file_of_texts(root: Path, tmp_pat
     texts.unlink()
     folder_of("by-command").metrics.unlink()
     assert "held-out loss" in call("resume", "by-command")
-    assert "1 steps since by-command@2: held-out loss" in call(
+    assert "1 step since by-command@2: held-out loss" in call(
         "fork", "by-command", "--at", "best", "--as", "forked", "--set", "steps=3"
     )
     ratchet = [sys.executable, "-m", "flows.cli.main"]

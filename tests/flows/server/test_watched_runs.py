@@ -103,13 +103,13 @@ def test_a_run_that_trains_shows_its_step_its_calls_and_its_last_failure(
             end = EndedAttempt("train-00001-0000-00", 0, NOW, NOW)
             journal.append_now(error_span(end, Failure("KeyError", "'\x1b[2Jcity'")))
             with open_server_run("trains") as look:
-                while "calls in flight" not in (said := look().said):
+                while "in flight" not in (said := look().said):
                     pass
                 seen.extend(said.splitlines())
 
     look()
     assert seen == [
-        "trains: running, 1 calls in flight",
+        "trains: running, 1 call in flight",
         "step 2 of 2: 1 of 4 rollouts, reward 0.25",
         "reward by step ▁ 0.25",
         "last failure: KeyError: '\N{REPLACEMENT CHARACTER}[2Jcity'",
