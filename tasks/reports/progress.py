@@ -39,8 +39,8 @@ BARS, WIDTH = "▁▂▃▄▅▆▇█", 40
 MEASURES = {"reward/mean": ("reward", 2), "loss": ("loss", 3)}
 """Metrics by which a step is described, the first one that it has, and their decimals."""
 
-CALLS = "calls"
-"""Fact that is said of a run only while a process has it open."""
+CALLS, PACE = "calls", "pace"
+"""Facts that are said of a run only while a process has it open."""
 
 SAMPLED = ("kind", "ended", "gen_ai_usage_output_tokens", "recalled")
 """Columns of spans by which the speed of sampling is measured."""
@@ -77,11 +77,13 @@ class Progress:
 
     def __str__(self) -> str:
         """Say it in a line."""
+        return ", ".join(filter(None, [self.doing, self.pace, self.measure, self.held_out]))
+
+    @property
+    def pace(self) -> str:
+        """Speed of sampling and the time left, in words."""
         parts = [
-            self.doing,
             f"{self.tokens_per_second:,.0f} tokens/s" if self.tokens_per_second else "",
-            self.measure,
-            self.held_out,
             "" if self.seconds_left is None else describe_seconds_left(self.seconds_left),
         ]
         return ", ".join(filter(None, parts))
@@ -116,13 +118,15 @@ def describe_measure(metrics: Mapping[str, float]) -> str:
 
 
 def read_facts(run: RunFolder, progress: Progress) -> Facts:
-    """Say what a run does, a line a fact: its calls in flight, its step, its curve, its failure."""
+    """Say what a run does, a line a fact; only that of a failure is longer than 100 letters."""
     rows = read_metrics(run.metrics)
     measure = next((key for key in MEASURES if any(key in row for row in rows)), "")
     values = [row[measure] for row in rows if measure in row]
     facts = {
         CALLS: f"{counted(progress.in_flight, 'call')} in flight",
-        "step": str(progress),
+        "step": ", ".join(filter(None, [progress.doing, progress.measure])),
+        "held-out": progress.held_out,
+        PACE: progress.pace,
         "curve": f"{MEASURES[measure][0]} by step {draw_line(values)} {describe_ends(values)}"
         if values
         else "",
@@ -131,9 +135,10 @@ def read_facts(run: RunFolder, progress: Progress) -> Facts:
     return {what: said for what, said in facts.items() if said}
 
 
-def describe_run(name: str, state: str, facts: Facts) -> str:
+def describe_run(name: str, state: str, facts: Facts, *, is_open: bool) -> str:
     """Describe a run in lines: its state, what it does, its curve, and its last failure."""
-    return "\n".join([f"{name}: {state}", *(facts[what] for what in facts if what != CALLS)])
+    unsaid = {CALLS} if is_open else {CALLS, PACE}
+    return "\n".join([f"{name}: {state}", *(facts[what] for what in facts if what not in unsaid)])
 
 
 def draw_line(values: Sequence[float]) -> str:

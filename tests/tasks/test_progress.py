@@ -15,6 +15,7 @@ from tasks.metrics import record_metrics
 from tasks.recording.journal import Journal, seal
 from tasks.recording.spans import EndedAttempt, Span, error_span, reward_span
 from tasks.reports.progress import (
+    Progress,
     ProgressReader,
     describe_held_out,
     describe_run,
@@ -114,8 +115,20 @@ def test_an_error_is_the_last_failure_without_what_a_terminal_would_obey(
     journal.append_now(error_span(rollout(0), Failure("KeyError", "'\x1b[2Jcity'\nTraceback")))
     progress = ProgressReader(run).look()
     assert progress.doing == "step 1 of 2: 1 of 8 rollouts"
-    shown = describe_run("hello-1", "open", read_facts(run, progress)).splitlines()
+    shown = describe_run("hello-1", "open", read_facts(run, progress), is_open=True).splitlines()
     assert shown[-1] == "last failure: KeyError: '\N{REPLACEMENT CHARACTER}[2Jcity'"
+
+
+def test_how_fast_a_run_is_and_how_long_it_lasts_are_said_only_while_it_is_open(
+    run: RunFolder,
+) -> None:
+    trains = Progress(1, 2, "step 2 of 2", tokens_per_second=1200, seconds_left=(180, 300))
+    facts = read_facts(run, trains)
+    shown = describe_run("hello-1", "1 call in flight", facts, is_open=True)
+    assert shown.splitlines()[1:] == ["step 2 of 2", "1,200 tokens/s, 3 to 5 min left"]
+    assert describe_run("hello-1", "stopped", facts, is_open=False) == (
+        "hello-1: stopped\nstep 2 of 2"
+    )
 
 
 def test_a_failure_of_a_step_that_ended_before_the_first_look_is_known(
