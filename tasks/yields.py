@@ -61,7 +61,7 @@ def check_rewards(spans: Sequence[Path], most_failed: float) -> None:
     if rewarded and len(failed) <= most_failed * (len(rewarded) + len(failed)):
         return
     said = Counter(f"{row['error_type']}: {row['error_message']}" for row in failed)
-    commonest = "; ".join(f"{error} ({count} times)" for error, count in said.most_common(1))
+    commonest = "; ".join(f"{error} ({count} of them)" for error, count in said.most_common(1))
     shard, *_ = (row["shard"] for row in played) if played else ("the step",)
     raise StepStopped(
         f"{len(failed)} of the {len(rewarded) + len(failed)} rollouts of {shard} failed, and "

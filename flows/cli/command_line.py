@@ -171,17 +171,19 @@ def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> s
     """Return what a run has come to: its gain, its time, what failed and where to look."""
     from flows.runtime.forks import describe_origin
     from tasks.reports.failures import ask_failures
+    from tasks.reports.tables import counted
 
-    spent = "" if summary.seconds is None else f"{summary.seconds:.0f} s of sampling and training, "
-    failed = f"{summary.failed} rollouts, which trained nothing" if summary.failed else ""
+    known, trained = summary.seconds is not None, summary.seconds or 0
+    spent = f"{trained:.0f} s of sampling and training since its start, " if known else ""
+    failed = f"{counted(summary.failed, 'rollout')}, which trained nothing"
     unsent = unsynced_folder(run.tracking)
     lines = {
         "gain": summary.gain,
         "best": summary.best_checkpoint,
         "trained": describe_origin(run),
         "drift": " ".join(f"{drift:.2g}" for drift in summary.drift),
-        "time": f"{spent}{seconds:.0f} s in all",
-        "failed": failed,
+        "time": f"{spent}{seconds:.0f} s in this command",
+        "failed": failed if summary.failed else "",
         "error": summary.error,
         "note": "" if summary.reproducible else "no other run repeats it",
         "run": str(run.path),

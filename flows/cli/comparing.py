@@ -77,14 +77,15 @@ def promote(
     from tasks.storage.run_folder import folder_of
 
     planned = plan_promotion(checkpoint, name, force, gated=if_ is not None)
-    comparison = None
+    comparison = source = None
     if if_ is not None:
         overrides = [*(set_ or []), *([f"evaluation.examples={examples}"] if examples else [])]
         recipe = _recipe_of(planned.run, agent, overrides)
         comparison = _play(recipe, [read_condition(if_), planned.checkpoint])
+        source = recipe.dataset.held_out_split()
     elif agent or examples or set_:
         raise UserError("--agent, --examples and --set do nothing without --if; leave them out")
-    promotion = record(planned, comparison)
+    promotion = record(planned, comparison, source)
     before = "" if promotion.replaces is None else f", and was {promotion.replaces}"
     print(f"{name} is {promotion.checkpoint}{before}")
     if promotion.difference is not None:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from threading import Event
 from typing import Annotated, Literal
 
 import typer
@@ -78,12 +79,11 @@ def board(
     ] = 0,
 ) -> None:
     """Show the runs of this folder in a browser, also while they train, until Ctrl-C."""
-    from flows.runtime.serving import stdin_closed
     from flows.server.board import serve_board
 
     with serve_board(port) as address:
         print(address, flush=True)
-        stdin_closed().wait()
+        Event().wait()  # until a signal
 
 
 @app.command()

@@ -110,7 +110,7 @@ def watch_folder(run: RunFolder) -> None:
         done, steps = progress.done, progress.steps
         state = facts[CALLS] if is_open else describe_state(run, done, steps, is_open=False)
         ended = done >= steps and not is_open
-        return WatchedRun(describe_run(run.name, state, facts), ended)
+        return WatchedRun(describe_run(run.name, state, facts, is_open=is_open), ended)
 
     _show_until_end(look, LOOK_SECONDS)
 

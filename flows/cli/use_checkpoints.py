@@ -1,5 +1,6 @@
 """The commands that use what was trained: one serves it, one writes it for other programs."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,6 +28,11 @@ def serve(
         for variable, value in endpoint.variables().items():
             print(f"export {variable}={value}", flush=True)
         serve_until(stdin_closed(), service)
+    print(
+        "ratchet: stdin has ended, and so has the server; `sleep infinity | ratchet serve …` keeps "
+        "one in the background",
+        file=sys.stderr,
+    )
 
 
 @app.command()

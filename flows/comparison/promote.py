@@ -15,6 +15,7 @@ from tasks.comparison.promotions import (
     last_promotion,
     record_promotion,
 )
+from tasks.examples.reading import Source
 from tasks.storage.manifest import read_manifest
 from tasks.storage.run_folder import folder_of
 
@@ -64,8 +65,13 @@ def plan_promotion(checkpoint: str, name: str, forced: str | None, *, gated: boo
     )
 
 
-def promote(planned: Promotion, comparison: Comparison | None) -> Promotion:
-    """Record a promotion; NotBetter if its comparison shows no gain, unless it is forced."""
+def promote(
+    planned: Promotion, comparison: Comparison | None, source: Source | None = None
+) -> Promotion:
+    """Record a promotion; NotBetter if its comparison shows no gain, unless it is forced.
+
+    `source` has the held-out examples of which the comparison has played some, or all.
+    """
     if comparison is not None:
         targets = {one.target: one for one in comparison.targets}
         own, other = targets[planned.checkpoint], targets[comparison.against]
@@ -74,8 +80,8 @@ def promote(planned: Promotion, comparison: Comparison | None) -> Promotion:
                 f"{own.target} is not shown to be better than {other.target}: reward "
                 f"{own.difference} in {comparison.examples} examples, {own.failed} and "
                 f"{other.failed} failed rollouts; {planned.name} stays "
-                f"{planned.replaces or 'the name of none'}. Play more by --examples, or give "
-                "--force REASON"
+                f"{planned.replaces or 'the name of none'}. "
+                f"{_more_examples(comparison, source)}, or give --force REASON"
             )
         evidence = {
             "comparison": comparison.folder,
@@ -86,6 +92,16 @@ def promote(planned: Promotion, comparison: Comparison | None) -> Promotion:
         planned = planned.model_copy(update=evidence)
     record_promotion(planned)
     return planned
+
+
+def _more_examples(comparison: Comparison, source: Source | None) -> str:
+    """Say how more examples are played than those of a comparison."""
+    if source is None or comparison.examples < len(source.examples()):
+        return "Play more by --examples"
+    return (
+        f"All {comparison.examples} held-out examples were played; add rows of the split "
+        f"{source.split} to {source.dataset}"
+    )
 
 
 def _is_better(own: ComparedTarget, other: ComparedTarget) -> bool:

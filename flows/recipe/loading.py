@@ -30,6 +30,11 @@ ENTRYPOINTS = {
 }
 """Flows that train, by their entrypoints in prefect.yaml."""
 RECIPE_FILES = (".yaml", ".yml")
+PLAYED = (
+    "`ratchet train` trains this one, and `ratchet evaluate NAME --model RUN` has the agent of "
+    "another one play what it has learnt"
+)
+"""What to do with a recipe that has no agent, where one is to play."""
 LENGTH = {"steps", "epochs"}
 """Keys that say how long a run is: a value of one takes the other's place."""
 
@@ -131,7 +136,7 @@ def changed_recipe(values: Section, overrides: Sequence[str] = (), kind: type[R]
     if not issubclass(own, kind):
         raise FlowError(
             f"the recipe is of the flow {own.model_fields['flow'].default}, and this needs one of "
-            f"{', '.join(sorted(_kinds(kind)))}; name another one"
+            f"{', '.join(sorted(_kinds(kind)))}; {PLAYED if kind is Recipe else 'name another one'}"
         )
     given = parse_overrides(overrides, own)
     if LENGTH & given.keys():

@@ -1,6 +1,7 @@
 """Flow runs: their names, their retries, and the summaries and states that they end with."""
 
 import logging
+from collections.abc import Sequence
 from functools import cache
 from math import hypot
 from typing import Literal, TypeVar, cast
@@ -16,8 +17,9 @@ from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
 from tasks.checkpoints import BEST, read_held_out
 from tasks.evaluations import Estimate, describe_gain, headline, read_evaluation
-from tasks.metrics import read_metrics, spent_seconds
+from tasks.metrics import Metrics, read_metrics, spent_seconds
 from tasks.reports.failures import last_failure
+from tasks.reports.tables import counted
 from tasks.storage.files import is_written
 from tasks.storage.manifest import REPLAY, parent_of
 from tasks.storage.run_folder import RunFolder, name_run
@@ -73,8 +75,9 @@ class RunSummary(BaseModel, frozen=True):
 
     `measure` says which of them. `gain_error` is the standard error of the gain, as if the two were
     measured on other examples. `seconds` are those of sampling and training, without start-up and
-    evaluation; None with a lag, where they overlap. No step was trained on the rollouts that
-    `failed`, of which `error` is the last one's, nor on those that were `left_out` as stragglers.
+    evaluation, and of a fork's own steps alone; None with a lag, where they overlap. No step was
+    trained on the rollouts that `failed`, of which `error` is the last one's, nor on those that
+    were `left_out` as stragglers.
     `drift` is, in a replay, how far each step's weights were from those that sampled its rollouts.
     Another run of the recipe has the same weights if it is `reproducible`. `best` is the checkpoint
     that is best on held-out examples, with its score, if others than the ends were scored; it
@@ -100,7 +103,7 @@ class RunSummary(BaseModel, frozen=True):
     def outcome(self) -> str:
         """Change of what was measured on held-out examples, in words."""
         before, after = map(self._written, (self.before, self.after))
-        return f"held-out {self.measure} {before} → {after} in {self.steps} steps"
+        return f"held-out {self.measure} {before} → {after} in {counted(self.steps, 'step')}"
 
     @property
     def gain(self) -> str:
@@ -193,7 +196,7 @@ def _of_given(run: RunFolder) -> RunSummary:
         before=before.value if before else None,
         after=after.value if after else None,
         gain_error=hypot(*errors) if len(errors) == 2 else None,
-        seconds=spent_seconds(metrics),
+        seconds=_own_seconds(run, metrics),
         measure=measured.measure if (measured := before or after) else "loss",
     )
 
@@ -211,13 +214,19 @@ def _of_rollouts(run: RunFolder, recipe: Recipe) -> RunSummary:
         before=before.mean if before else None,
         after=after.mean if after else None,
         gain_error=hypot(*errors) if len(errors) == 2 else None,
-        seconds=None if recipe.rollouts.lag else spent_seconds(metrics),
+        seconds=None if recipe.rollouts.lag else _own_seconds(run, metrics),
         failed=sum(int(row.get("rollouts/failed", 0)) for row in metrics),
         error=str(last_failure(run) or ""),
         left_out=sum(int(row.get("stragglers/count", 0)) for row in metrics),
         drift=tuple(drift) if replayed else (),
         reproducible=replayed or not recipe.rollouts.not_reproducible(),
     )
+
+
+def _own_seconds(run: RunFolder, metrics: Sequence[Metrics]) -> float:
+    """Sum the seconds of the steps that a run has trained, which a fork shares with no parent."""
+    parent = parent_of(run)
+    return spent_seconds(metrics[parent["step"] if parent else 0 :])
 
 
 def completed(result: T, outcome: str) -> T:

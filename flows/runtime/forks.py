@@ -19,6 +19,7 @@ from tasks.checkpoints import Ledger, read_held_out
 from tasks.comparison.promotions import refuse_promoted
 from tasks.metrics import read_metrics, record_metrics
 from tasks.reports.curves import describe_ends
+from tasks.reports.tables import counted
 from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.checksums import Damaged
 from tasks.storage.files import is_written, link_or_copy
@@ -165,7 +166,7 @@ def describe_origin(run: RunFolder) -> str:
     name, shared, done = parent["run"], parent["step"], len(read_metrics(run.metrics))
     scores = read_held_out(run)
     measure, digits = f"held-out {scores.measure}", scores.digits
-    since = f"{done - shared} steps since {name}@{shared}"
+    since = f"{counted(done - shared, 'step')} since {name}@{shared}"
     changes = differences(parent["recipe"], recipe_of(run))
     known = _scores([folder_of(name), run], shared)
     scored, before = max(known.items(), default=(shared, None))

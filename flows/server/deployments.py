@@ -118,14 +118,17 @@ def _describe_schedule(of: DeploymentSchedule) -> str:
 
 
 def _next_commands(address: str, names: list[str]) -> str:
-    """Return the commands that start a worker and run a deployment, for a shell."""
+    """Return the commands that start a worker and run a deployment, for any shell.
+
+    Each names the server, since Prefect starts another one where no server is named.
+    """
     trainings = [name for name in names if name.startswith("train/")]
+    server = f"PREFECT_API_URL={address} "
+    of_worker = server if PREFECT_API_URL.value() else ""  # a worker knows the usual address
     commands = [
-        f"{_beside('ratchet')} worker      # runs what is scheduled, until Ctrl-C",
-        f"{_beside('prefect')} deployment run {[*trainings, *names][0]} --watch",
+        f"{of_worker}{_beside('ratchet')} worker      # runs what is scheduled, until Ctrl-C",
+        f"{server}{_beside('prefect')} deployment run {[*trainings, *names][0]} --watch",
     ]
-    if PREFECT_API_URL.value() != address:
-        commands.insert(0, f"export PREFECT_API_URL={address}")
     return "\n".join(["next, in a terminal each:", *(f"    {command}" for command in commands)])
 
 

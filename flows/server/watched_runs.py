@@ -96,17 +96,28 @@ def _newest_flow_runs(
 
 def _look(client: SyncPrefectClient, run: str, id: UUID) -> WatchedRun:
     """Read the state of a flow run, and the artifact in which the run says what it does."""
-    state = client.read_flow_run(id).state
-    facts = _read_facts(client, run, id)
+    flow_run, facts = client.read_flow_run(id), _read_facts(client, run, id)
+    state = flow_run.state
     if state is None:
-        return WatchedRun(describe_run(run, "has no state yet", facts))
+        return WatchedRun(describe_run(run, "has no state yet", facts, is_open=False))
     said = (state.name or state.type.value).lower()
     if state.is_final() and state.message:
         said += f": {printable(state.message)}"
     elif state.is_running() and CALLS in facts:
         said += f", {facts[CALLS]}"
     failed = state.is_final() and not state.is_completed()
-    return WatchedRun(describe_run(run, said, facts), state.is_final(), failed)
+    lines = describe_run(run, said, facts, is_open=state.is_running())
+    if failed:
+        lines = "\n".join([lines, *_ways_on(run, flow_run)])
+    return WatchedRun(lines, state.is_final(), failed)
+
+
+def _ways_on(run: str, flow_run: FlowRun) -> list[str]:
+    """Name the commands that go on with a run whose flow run has failed, or was cancelled."""
+    ways = [f"`ratchet resume {run}` goes on, on the machine of its folder"]
+    if flow_run.deployment_id is not None:
+        ways.append(f"`prefect flow-run retry {flow_run.id}` has a worker go on")
+    return ways
 
 
 def _read_facts(client: SyncPrefectClient, run: str, id: UUID) -> Facts:

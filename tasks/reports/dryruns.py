@@ -13,7 +13,7 @@ from tasks.algorithm.advantages import CreditAssignment, find_advantage
 from tasks.recording.transcripts import Transcript, describe_end, read_transcripts
 from tasks.recording.views import SPOKEN
 from tasks.reports.failures import read_failures
-from tasks.reports.tables import aligned
+from tasks.reports.tables import aligned, counted
 from tasks.storage.checksums import verified
 from tasks.storage.names import parse_rollout
 from tasks.storage.tables import arrays, query_beside, read, select
@@ -146,10 +146,11 @@ def _count_datums(
     trained = [mask.any() for mask in arrays(read(files.trajectories)["mask"])]
     masks = [mask.sum() for mask in arrays(read(files.datums)["mask"])]
     called = POLICY if policy == POLICY else f"{POLICY} {policy}"
-    made = f"{sum(trained)} trajectories of the {called} made"
     if not masks:
-        return f"{made} no datums: {_find_cause(files, credit, rollouts)}"
-    return f"{made} {len(masks)} datums, in which {sum(masks)} tokens would be trained"
+        return f"the {called} would learn nothing: {_find_cause(files, credit, rollouts)}"
+    count = sum(trained)
+    made = f"{count} trajector{'y' if count == 1 else 'ies'} of the {called} made"
+    return f"{made} {counted(len(masks), 'datum')}, in which {sum(masks)} tokens would be trained"
 
 
 def _find_cause(

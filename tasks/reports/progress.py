@@ -3,11 +3,11 @@
 Nothing here changes the run, so another process may look at it as well as the run's own.
 """
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from itertools import pairwise
+from datetime import UTC, datetime, timedelta
+from itertools import chain, pairwise
 from math import ceil
 from pathlib import Path
 from statistics import fmean, quantiles
@@ -21,15 +21,17 @@ from tasks.recording.journal import JournalTail
 from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span, printable
 from tasks.reports.curves import describe_ends
 from tasks.reports.failures import last_failure
+from tasks.reports.tables import counted
 from tasks.shards import read_shard
 from tasks.storage.files import is_written
 from tasks.storage.json_files import read_json, read_log
 from tasks.storage.manifest import Manifest, recipe_of
 from tasks.storage.names import BASELINE, BatchName, batch_name, parse_batch, shard_name
 from tasks.storage.run_folder import TRAINED, RunFolder
+from tasks.storage.tables import read
 
 WINDOW = timedelta(seconds=30)
-"""Time over which sampled tokens a second are measured."""
+"""Time over which sampled tokens a second are measured, or less in a run opened since."""
 
 BARS, WIDTH = "▁▂▃▄▅▆▇█", 40
 """Bars of a curve in a line of text, and the most of them."""
@@ -37,13 +39,19 @@ BARS, WIDTH = "▁▂▃▄▅▆▇█", 40
 MEASURES = {"reward/mean": ("reward", 2), "loss": ("loss", 3)}
 """Metrics by which a step is described, the first one that it has, and their decimals."""
 
-CALLS = "calls"
-"""Fact that is said of a run only while a process has it open."""
+CALLS, PACE = "calls", "pace"
+"""Facts that are said of a run only while a process has it open."""
+
+SAMPLED = ("kind", "ended", "gen_ai_usage_output_tokens", "recalled")
+"""Columns of spans by which the speed of sampling is measured."""
 
 UNITS = ((3600, "h"), (60, "min"), (1, "s"))
 
 Facts = Mapping[str, str]
 """What a run does: a word for each fact → its line."""
+
+_Sampled = tuple[datetime, int]
+"""When a call ended, and the tokens that it has sampled."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +77,13 @@ class Progress:
 
     def __str__(self) -> str:
         """Say it in a line."""
+        return ", ".join(filter(None, [self.doing, self.pace, self.measure, self.held_out]))
+
+    @property
+    def pace(self) -> str:
+        """Speed of sampling and the time left, in words."""
         parts = [
-            self.doing,
             f"{self.tokens_per_second:,.0f} tokens/s" if self.tokens_per_second else "",
-            self.measure,
-            self.held_out,
             "" if self.seconds_left is None else describe_seconds_left(self.seconds_left),
         ]
         return ", ".join(filter(None, parts))
@@ -108,13 +118,15 @@ def describe_measure(metrics: Mapping[str, float]) -> str:
 
 
 def read_facts(run: RunFolder, progress: Progress) -> Facts:
-    """Say what a run does, a line a fact: its calls in flight, its step, its curve, its failure."""
+    """Say what a run does, a line a fact; only that of a failure is longer than 100 letters."""
     rows = read_metrics(run.metrics)
     measure = next((key for key in MEASURES if any(key in row for row in rows)), "")
     values = [row[measure] for row in rows if measure in row]
     facts = {
-        CALLS: f"{progress.in_flight} calls in flight",
-        "step": str(progress),
+        CALLS: f"{counted(progress.in_flight, 'call')} in flight",
+        "step": ", ".join(filter(None, [progress.doing, progress.measure])),
+        "held-out": progress.held_out,
+        PACE: progress.pace,
         "curve": f"{MEASURES[measure][0]} by step {draw_line(values)} {describe_ends(values)}"
         if values
         else "",
@@ -123,9 +135,10 @@ def read_facts(run: RunFolder, progress: Progress) -> Facts:
     return {what: said for what, said in facts.items() if said}
 
 
-def describe_run(name: str, state: str, facts: Facts) -> str:
+def describe_run(name: str, state: str, facts: Facts, *, is_open: bool) -> str:
     """Describe a run in lines: its state, what it does, its curve, and its last failure."""
-    return "\n".join([f"{name}: {state}", *(facts[what] for what in facts if what != CALLS)])
+    unsaid = {CALLS} if is_open else {CALLS, PACE}
+    return "\n".join([f"{name}: {state}", *(facts[what] for what in facts if what not in unsaid)])
 
 
 def draw_line(values: Sequence[float]) -> str:
@@ -151,8 +164,7 @@ def step_seconds(run: RunFolder, done: int) -> list[float]:
     A step begins where the one before it ended, or where the run was opened again since; the first
     begins with its shard.
     """
-    said = [str(row["opened"]).replace(" UTC", "Z") for row in read_log(run.owners)]
-    opened = [datetime.fromisoformat(one).timestamp() for one in said]
+    opened = [time.timestamp() for time in _opened(run)]
     begun = [run.shard(shard_name("train", 0)), *run.given_files()[-1:]]
     files = [*filter(is_written, begun), *(run.update(POLICY, step) for step in range(done))]
     ends = [path.stat().st_mtime for path in files if is_written(path)]
@@ -160,6 +172,12 @@ def step_seconds(run: RunFolder, done: int) -> list[float]:
         end - max([begin, *(again for again in opened if again < end)])
         for begin, end in pairwise(ends)
     ]
+
+
+def _opened(run: RunFolder) -> list[datetime]:
+    """Return when processes have opened the run, to the second."""
+    said = [str(row["opened"]).replace(" UTC", "Z") for row in read_log(run.owners)]
+    return [datetime.fromisoformat(one) for one in said]
 
 
 def describe_held_out(run: RunFolder) -> str:
@@ -180,7 +198,7 @@ class ProgressReader:
     def __init__(self, run: RunFolder) -> None:
         self.run = run
         self._batches: dict[Path, _Batch] = {}
-        self._sampled: deque[tuple[datetime, int]] = deque()
+        self._sealed: dict[Path, list[_Sampled]] = {}
         self._done, self._failure = -1, ""
 
     def look(self) -> Progress:
@@ -227,17 +245,29 @@ class ProgressReader:
                 if span["kind"] == ERROR:
                     said = f"{span['error_type']}: {span['error_message']}"
                     self._failure = _first_line(said)
-                if span["kind"] == LLM and not span.get("recalled"):
-                    self._sampled.append((span["ended"], span["gen_ai_usage_output_tokens"]))
         return [*self._batches.values()]
 
     def _tokens_per_second(self) -> float:
-        if not self._sampled:
-            return 0.0
-        now = datetime.now(self._sampled[-1][0].tzinfo)
-        while self._sampled and self._sampled[0][0] < now - WINDOW:
-            self._sampled.popleft()
-        return sum(tokens for _, tokens in self._sampled) / WINDOW.total_seconds()
+        """Measure the speed of sampling, also in batches that were sealed since the last look."""
+        now = datetime.now(UTC)
+        since = max([now - WINDOW, *_opened(self.run)])
+        sealed, _ = self.run.all_spans()
+        recent = [path for path in sealed if path.stat().st_mtime >= since.timestamp()]
+        self._sealed = {path: self._sealed.get(path) or _read_sampled(path) for path in recent}
+        calls = chain(*(batch.sampled for batch in self._batches.values()), *self._sealed.values())
+        tokens = sum(tokens for ended, tokens in calls if ended >= since)
+        return tokens / max(1.0, (now - since).total_seconds())
+
+
+def _read_sampled(sealed: Path) -> list[_Sampled]:
+    """Read when the calls of a sealed batch ended, and how many tokens each has sampled."""
+    return _sampled(read(sealed, SAMPLED).to_pylist())
+
+
+def _sampled(spans: Iterable[Span]) -> list[_Sampled]:
+    """Return when calls ended, and how many tokens each has sampled; recalled ones sample none."""
+    calls = [span for span in spans if span["kind"] == LLM and not span.get("recalled")]
+    return [(span["ended"], span["gen_ai_usage_output_tokens"]) for span in calls]
 
 
 def _first_line(error: str) -> str:
@@ -251,11 +281,13 @@ class _Batch:
         self.name = parse_batch(journal.stem)
         self.ended: set[str] = set()
         self.in_flight: set[tuple[str, str, int]] = set()
+        self.sampled: list[_Sampled] = []
         self._tail = JournalTail(journal)
 
     def read(self) -> list[Span]:
         """Read on in the journal; return what has been added."""
         added = self._tail.read()
+        self.sampled += _sampled(added)
         for span in added:
             kind, rollout = span["kind"], span["rollout_id"]
             if kind == BEGUN:

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 import threading
 from datetime import timedelta
 from hashlib import sha256
@@ -12,10 +13,8 @@ from pathlib import Path
 import pytest
 from starlette.responses import HTMLResponse
 from starlette.testclient import TestClient
-from typer.testing import CliRunner
 
 from adapters.network.app_server import AppServer
-from flows.cli.commands import app
 from flows.server.board import COOKIE, SentHeaders, board_app
 from tasks.evaluations import ScoredRollout, score
 from tasks.metrics import record_metrics
@@ -33,6 +32,7 @@ from tests.tasks.test_report_page import (
 )
 from tests.tasks.test_reports import rollout, said, sealed
 
+ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-of-a-board"
 ADDRESS = "http://127.0.0.1:8123"
 RUN = "document.title='ran'"
@@ -484,7 +484,14 @@ def test_nothing_that_agents_say_runs_in_a_browser(tmp_path: Path) -> None:
             server.stop()
 
 
-def test_the_command_prints_an_address_and_ends_with_its_input() -> None:
-    printed = CliRunner().invoke(app, ["board"], input="")
-    assert printed.exit_code == 0, printed.output
-    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{43}\n", printed.stdout)
+def test_the_command_prints_an_address_and_ends_by_a_signal_whatever_its_stdin_is() -> None:
+    command = [sys.executable, "-m", "flows.cli.main", "board"]
+    ends = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, **ends) as board:
+        assert board.stdout is not None
+        address = board.stdout.readline()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{43}\n", address)
+        with pytest.raises(subprocess.TimeoutExpired):
+            board.wait(1)
+        board.terminate()
+        assert board.wait(30) == 143

@@ -57,9 +57,8 @@ def deploy(*words: str) -> list[str]:
 
 
 @pytest.mark.story
-@pytest.mark.usefixtures("server")
 def test_one_deployment_is_deployed_by_its_name_with_its_schedules(
-    project: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "97")
     project.write_text(project.read_text() + NIGHTLY)
@@ -72,8 +71,9 @@ def test_one_deployment_is_deployed_by_its_name_with_its_schedules(
     assert row.endswith(" …"), "the description is cut at its end"
     bin = Path(sys.executable).parent
     assert [command.strip() for command in commands[1:]] == [
-        f"{bin / 'ratchet'} worker      # runs what is scheduled, until Ctrl-C",
-        f"{bin / 'prefect'} deployment run evaluate/nightly --watch",
+        f"PREFECT_API_URL={server} {bin / 'ratchet'} worker      # runs what is scheduled, until "
+        "Ctrl-C",
+        f"PREFECT_API_URL={server} {bin / 'prefect'} deployment run evaluate/nightly --watch",
     ]
     with get_client(sync_client=True) as client:
         assert client.read_deployment_by_name("evaluate/nightly").work_pool_name == "ratchet"

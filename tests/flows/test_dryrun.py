@@ -65,8 +65,9 @@ def test_a_dry_run_of_several_policies_shows_what_each_would_learn_from(
     said = CliRunner().invoke(app, ["dryrun", "whispers", "--examples", "2", *apart])
     assert said.exit_code == 0, said.output
     _, _, datums = said.output.partition("# datums")
-    assert "trajectories of the policy made " in datums
-    assert "trajectories of the policy listener made " in datums
+    policy, listener, *_ = datums.strip().splitlines()
+    assert re.search(r"the policy (made|would)", policy)
+    assert re.search(r"the policy listener (made|would)", listener)
 
 
 def test_a_long_error_and_a_tool_call_are_shown_whole(tmp_path: Path) -> None:
@@ -123,14 +124,14 @@ def test_a_dry_run_without_datums_says_why(
     rollouts = [rollout(k, call, ended(r) | EXAMPLE) for k, r in enumerate(rewards)]
     credit = {"advantage": "centred", "min_group_size": 2} | credit
     said = learn(tmp_path, CreditAssignment(**credit), *rollouts)
-    assert said.partition(" trajectories of the policy made ")[2] == f"no datums: {why}"
+    assert said == f"the policy would learn nothing: {why}"
 
 
 def test_a_role_that_the_agent_does_not_reward_has_no_datums(tmp_path: Path) -> None:
     judged = {"kind": "credit", "role": "judge", "reward": 1.0}
     rollouts = [rollout(k, CALL, judged, ended(1.0) | EXAMPLE) for k in (0, 1)]
     said = learn(tmp_path, CENTRED, *rollouts)
-    assert said == "2 trajectories of the policy made no datums: the agent rewards other roles"
+    assert said == "the policy would learn nothing: the agent rewards other roles"
 
 
 def test_a_dry_run_with_datums_counts_them(tmp_path: Path) -> None:
@@ -158,7 +159,7 @@ def test_a_kept_dry_run_ends_with_the_query_that_lists_its_failures(
         (tmp_path / name).symlink_to(ROOT / name)
     failing = ["hello", "--set", "agent=failing", "--examples", "2"]
     dry = CliRunner().invoke(app, ["dryrun", *failing, "--keep"])
-    assert "0 trajectories of the policy made no datums: all 4 rollouts failed" in dry.output
+    assert "the policy would learn nothing: all 4 rollouts failed" in dry.output
     (command,) = re.findall(r"ratchet (sql .*)", dry.output)
     asked = CliRunner().invoke(app, [*shlex.split(command), "--format", "json"])
     rows = json.loads(asked.stdout)

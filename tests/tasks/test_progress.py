@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ from tasks.metrics import record_metrics
 from tasks.recording.journal import Journal, seal
 from tasks.recording.spans import EndedAttempt, Span, error_span, reward_span
 from tasks.reports.progress import (
+    Progress,
     ProgressReader,
     describe_held_out,
     describe_run,
@@ -80,14 +81,54 @@ def test_rollouts_that_have_ended_and_calls_without_an_answer_are_counted_as_the
     assert now.tokens_per_second == 2, "60 tokens in the last 30 s"
 
 
+def test_tokens_of_a_batch_that_was_sealed_between_two_looks_are_counted(
+    run: RunFolder, journal: Journal
+) -> None:
+    journal.append_now(call(0, "llm", tokens=60))
+    journal.append_now(reward_span(rollout(0), 1.0))
+    journal.close()
+    seal(journal.path, run.spans("train-00000.0"))
+    with Journal(run.journal("train-00000.1")) as second:
+        second.append_now(call(1, "begun"))
+        reader = ProgressReader(run)
+        assert [reader.look().tokens_per_second for _ in range(2)] == [2, 2]
+        second.append_now(call(1, "llm", tokens=30))
+        assert reader.look().tokens_per_second == 3
+        second.close()
+        seal(second.path, run.spans("train-00000.1"))
+        with Journal(run.journal("test-00000.0")):
+            assert reader.look().tokens_per_second == 3
+
+
+def test_tokens_a_second_are_those_since_the_run_was_opened(
+    run: RunFolder, journal: Journal
+) -> None:
+    journal.append_now(call(0, "llm", tokens=60))
+    opened = datetime.now(UTC) - timedelta(seconds=10)
+    append_row(run.owners, {"opened": f"{opened:%Y-%m-%d %H:%M:%S} UTC"})
+    assert ProgressReader(run).look().tokens_per_second == pytest.approx(6, rel=0.2)
+
+
 def test_an_error_is_the_last_failure_without_what_a_terminal_would_obey(
     run: RunFolder, journal: Journal
 ) -> None:
     journal.append_now(error_span(rollout(0), Failure("KeyError", "'\x1b[2Jcity'\nTraceback")))
     progress = ProgressReader(run).look()
     assert progress.doing == "step 1 of 2: 1 of 8 rollouts"
-    shown = describe_run("hello-1", "open", read_facts(run, progress)).splitlines()
+    shown = describe_run("hello-1", "open", read_facts(run, progress), is_open=True).splitlines()
     assert shown[-1] == "last failure: KeyError: '\N{REPLACEMENT CHARACTER}[2Jcity'"
+
+
+def test_how_fast_a_run_is_and_how_long_it_lasts_are_said_only_while_it_is_open(
+    run: RunFolder,
+) -> None:
+    trains = Progress(1, 2, "step 2 of 2", tokens_per_second=1200, seconds_left=(180, 300))
+    facts = read_facts(run, trains)
+    shown = describe_run("hello-1", "1 call in flight", facts, is_open=True)
+    assert shown.splitlines()[1:] == ["step 2 of 2", "1,200 tokens/s, 3 to 5 min left"]
+    assert describe_run("hello-1", "stopped", facts, is_open=False) == (
+        "hello-1: stopped\nstep 2 of 2"
+    )
 
 
 def test_a_failure_of_a_step_that_ended_before_the_first_look_is_known(

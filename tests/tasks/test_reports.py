@@ -12,7 +12,7 @@ from flows.cli.commands import app
 from tasks.evaluations import ScoredRollout, Spent, score
 from tasks.recording.spans import Span, table
 from tasks.reports.failures import ask_failures, read_failures
-from tasks.reports.tables import scores_table
+from tasks.reports.tables import counted, scores_table
 from tasks.reports.transcripts import transcripts
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import folder_of
@@ -172,4 +172,12 @@ def test_scores_say_what_roles_spent_where_anybody_knows_it() -> None:
         "greedy  all       2         0       1       0.342 to 1     100           0.25",
         "greedy  bird      1         0       1       0.207 to 1     100           0.25",
         "greedy  fish      1         0       1       0.207 to 1     -             -",
+    ]
+
+
+def test_one_of_a_noun_has_no_s() -> None:
+    assert [counted(number, "step") for number in (0, 1, 2000)] == [
+        "0 steps",
+        "1 step",
+        "2,000 steps",
     ]

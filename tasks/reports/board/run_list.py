@@ -12,7 +12,7 @@ from tasks.reports.board.rows import (
     read_totals,
 )
 from tasks.reports.failures import last_failure
-from tasks.reports.tables import STOPPED, describe_state, fitted
+from tasks.reports.tables import STOPPED, counted, describe_state, fitted
 from tasks.storage.run_folder import runs_root
 
 NAMES = ("run", "agent", "steps", "held-out", "parent", "state", "tokens", "min", "USD")
@@ -74,8 +74,8 @@ class RunLine:
             failure = last_failure(self.run.folder)
         except BROKEN as damage:
             return f"{self.name}: {explain(damage)}"
-        counted = f"{failed} rollouts failed, " if failed else ""
-        return f"{self.name}, {counted}the last error in {failure}" if failure else ""
+        lost = f"{counted(failed, 'rollout')} failed, " if failed else ""
+        return f"{self.name}, {lost}the last error in {failure}" if failure else ""
 
 
 def list_runs() -> list[RunLine]:

@@ -171,12 +171,27 @@ def test_neither_a_worse_checkpoint_nor_a_tie_is_promoted(
     with pytest.raises(NotBetter, match=r"one@0 is not shown to be better than one@2: reward -0"):
         promote(plan_promotion("one@0", named, None, gated=True), worse)
     tie = compare(recipe, ["base", "one@0"])
-    with pytest.raises(NotBetter, match=r"than base: reward \+0.000 \(-0"):
+    with pytest.raises(NotBetter, match=r"than base: reward \+0.000 \(-0.*Play more by --ex"):
         promote(plan_promotion("one@0", "other", None, gated=True), tie)
     assert NotBetter.status == 1
     assert len(promotion_rows()) == 1, "nothing was recorded"
     forced = promote(plan_promotion("one@0", named, "a demonstration", gated=True), worse)
     assert forced.difference == worse.targets[1].difference
+
+
+def test_where_all_held_out_examples_were_played_more_rows_are_asked_for(
+    compared: Comparison, recipe: Recipe
+) -> None:
+    source = recipe.dataset.held_out_split()
+    there = len(source.examples())
+    base, untrained, _ = compared.targets
+    whole = compared.model_copy(update={"targets": (base, untrained), "examples": there})
+    said = f"All {there} held-out examples were played; add rows of the split test to .*hello.csv"
+    with pytest.raises(NotBetter, match=said):
+        promote(plan_promotion("one@0", "other", None, gated=True), whole, source)
+    some = whole.model_copy(update={"examples": there - 1})
+    with pytest.raises(NotBetter, match="Play more by --examples"):
+        promote(plan_promotion("one@0", "other", None, gated=True), some, source)
 
 
 def test_a_checkpoint_of_which_more_rollouts_fail_is_not_promoted(

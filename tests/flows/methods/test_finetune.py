@@ -22,6 +22,7 @@ from flows.finetune import finetune
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.loading import RecipeError, changed_recipe, named_recipe, read_recipe
 from flows.recipe.run_recipe import FlowError
+from flows.recipe.sweeps.sweep import SweepRecipe
 from flows.runtime.eval_targets import EvalTarget
 from flows.runtime.flow_runs import RunSummary, summarize_run
 from flows.runtime.forks import fork_run
@@ -204,8 +205,11 @@ def test_texts_that_cannot_be_learnt_are_refused_and_leave_nothing(
 
 
 def test_a_flow_refuses_the_recipe_of_another() -> None:
-    with pytest.raises(FlowError, match="is of the flow finetune, and this needs one of train"):
+    said = "is of the flow finetune, and this needs one of train; .* evaluate NAME --model RUN` has"
+    with pytest.raises(FlowError, match=said):
         named_recipe("hello-finetune")
+    with pytest.raises(FlowError, match="this needs one of sweep; name another one"):
+        named_recipe("hello-finetune", kind=SweepRecipe)
     with pytest.raises(FlowError, match="is of the flow finetune, and this needs one of train"):
         changed_recipe(RECIPE.model_dump(mode="json"))
 
@@ -348,7 +352,7 @@ def test_the_command_trains_and_goes_on_with_a_file_of_texts(root: Path, tmp_pat
     texts.unlink()
     folder_of("by-command").metrics.unlink()
     assert "held-out loss" in call("resume", "by-command")
-    assert "1 steps since by-command@2: held-out loss" in call(
+    assert "1 step since by-command@2: held-out loss" in call(
         "fork", "by-command", "--at", "best", "--as", "forked", "--set", "steps=3"
     )
     ratchet = [sys.executable, "-m", "flows.cli.main"]

@@ -10,7 +10,7 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Completed
+from prefect.states import Cancelled, Completed
 from typer.testing import CliRunner, Result
 
 from adapters.errors import UserError
@@ -65,9 +65,10 @@ def test_a_run_that_has_ended_says_its_last_words_and_shows_its_curve(
     train_at(elsewhere, small_recipe(steps=2, **SMALL), "watched")
     shown = watch("watched")
     assert shown.exit_code == 0, shown.output
-    state, step, curve, *_ = shown.output.splitlines()
+    state, step, held_out, curve, *_ = shown.output.splitlines()
     assert state.startswith("watched: completed: held-out reward ")
     assert step.startswith("done, reward ")
+    assert held_out.startswith("held-out ")
     assert curve.startswith("reward by step ")
 
 
@@ -79,6 +80,7 @@ def test_a_run_that_has_failed_says_why_and_fails(elsewhere: Path, tiny_chat: Ad
     assert shown.exit_code == 1
     assert shown.output.startswith("watched-failing: failed: ")
     said = " ".join(shown.output.split())
+    assert said.endswith("`ratchet resume watched-failing` goes on, on the machine of its folder")
     assert "4 of the 4 rollouts of train-00000 failed" in said
     assert "KeyError: 'city' at tests/flows" in said
 
@@ -103,13 +105,13 @@ def test_a_run_that_trains_shows_its_step_its_calls_and_its_last_failure(
             end = EndedAttempt("train-00001-0000-00", 0, NOW, NOW)
             journal.append_now(error_span(end, Failure("KeyError", "'\x1b[2Jcity'")))
             with open_server_run("trains") as look:
-                while "calls in flight" not in (said := look().said):
+                while "in flight" not in (said := look().said):
                     pass
                 seen.extend(said.splitlines())
 
     look()
     assert seen == [
-        "trains: running, 1 calls in flight",
+        "trains: running, 1 call in flight",
         "step 2 of 2: 1 of 4 rollouts, reward 0.25",
         "reward by step ▁ 0.25",
         "last failure: KeyError: '\N{REPLACEMENT CHARACTER}[2Jcity'",
@@ -128,6 +130,23 @@ def test_a_flow_run_that_has_not_begun_is_found_by_its_parameter() -> None:
             run_flow(waits, flow_run=created, parameters={"run": "waits"})
             seen = look()
     assert (seen.said, seen.ended, seen.failed) == ("waits: completed: it was nothing", True, False)
+
+
+def test_a_deployed_run_that_was_cancelled_names_the_retry_that_goes_on() -> None:
+    @flow(name="train")
+    def ends(run: str) -> None: ...
+
+    with get_client(sync_client=True) as client:
+        deployed = client.create_deployment(client.create_flow(ends), name="ends")
+        cancelled = client.create_flow_run_from_deployment(
+            deployed, parameters={"run": "ends"}, state=Cancelled()
+        )
+    with open_server_run("ends") as look:
+        seen = look()
+    state, resume, retry = seen.said.splitlines()
+    assert (state, seen.failed) == ("ends: cancelled", True)
+    assert resume == "`ratchet resume ends` goes on, on the machine of its folder"
+    assert retry == f"`prefect flow-run retry {cancelled.id}` has a worker go on"
 
 
 def test_a_name_that_neither_this_machine_nor_the_server_has_gets_the_nearest() -> None:
