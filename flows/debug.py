@@ -131,7 +131,7 @@ class _Replay:
             ids = (rollout["id"] for rollout in shown)
             calls = {**calls, **scored_names(ids, outcome)}
         ended = EndedAttempt(one.id, one.attempt, now, now)
-        judged = self.judge is None and self.recipe.judges() != []
+        judged = self.recipe.judges() != []  # a judge itself may abstain
         return describe_end(end_spans(ended, outcome, calls, judged=judged))
 
 
