@@ -17,6 +17,7 @@ from flows.recipe.loading import RecipeError, changed_recipe, count_steps, named
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
 from flows.recipe.stages import StageRun
+from flows.recipe.sweeps.measured import measured_by
 from flows.recipe.sweeps.sweep import SweepRecipe, Values, as_overrides, name_child
 from flows.replay import replay
 from flows.runtime.checks import check_start
@@ -34,7 +35,7 @@ from tasks.comparison.promotions import refuse_promoted
 from tasks.evaluations import headline, read_evaluation
 from tasks.metrics import read_metrics
 from tasks.reports.artifacts import Artifacts
-from tasks.storage.manifest import recipe_of
+from tasks.storage.manifest import differences, recipe_of
 from tasks.storage.run_folder import RunError, folder_of
 from tasks.storage.stages import ChildResult, write_sweep
 from tasks.texts.held_out import read_measure
@@ -160,22 +161,20 @@ def check_sweep(recipe: SweepRecipe, run: str) -> list[StageRun]:
     names = [child.name for child in children]
     if twice := {name for name in names if names.count(name) > 1}:
         raise RecipeError(f"several runs would be called {min(twice)}; give each other values")
-    selected(recipe, children[0].recipe)
-    for child in children:
-        if _measured(child) != _measured(children[0]):
+    select = selected(recipe, children[0].recipe)
+    first, *others = (measured_by(child.recipe, select) for child in children)
+    for name, other in zip(names[1:], others, strict=True):
+        if apart := differences(first, other):
             raise RecipeError(
-                f"{child.name} is measured by another evaluation than {names[0]}, so that they "
-                "cannot be compared; vary no key of evaluation"
+                f"{name} is measured otherwise than {names[0]}, so that they cannot be compared "
+                f"({'; '.join(apart)}); vary no key of evaluation, nor one by which held-out "
+                "examples are played or chosen"
             )
+    for child in children:
         _check(child, recipe.replay)
     if recipe.at_once > 1:
         deployment_of(recipe, run)
     return children
-
-
-def _measured(child: StageRun) -> Any:
-    """Return the settings of a run's evaluation, which every recipe has."""
-    return child.recipe.model_dump()["evaluation"]
 
 
 def selected(recipe: SweepRecipe, child: RunRecipe) -> str:
