@@ -1,7 +1,8 @@
 """Train a recipe again and again, with other values of some of its keys, and choose a run.
 
-Each run has a flow run of its own, and is measured on the same held-out examples. One that fails is
-a result, and the others go on; one that has finished is never repeated.
+Each run has a flow run of its own, and is measured in the same way on held-out examples, which are
+the same unless seeds draw them. One that fails is a result, and the others go on; one that has
+finished is never repeated.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,7 +76,7 @@ def sweep(recipe: SweepRecipe, run: str | None = None) -> SweepSummary:
             results = [ended[name] for name in names if name in ended]
             write_sweep(folder, values, names, results)
         results = choose([ended[name] for name in names], select)
-        write_sweep(folder, values, names, results)
+        write_sweep(folder, values, names, results, describe_draws(children, results))
         artifacts.publish_stages()
     summary = SweepSummary(run=run, select=select, results=tuple(results))
     return completed(summary, summary.outcome)
@@ -150,6 +151,27 @@ def choose(results: Sequence[ChildResult], select: str) -> list[ChildResult]:
         )
     best = (min if select == "loss" else max)(known, key=lambda one: one.measured or 0.0)
     return [replace(one, chosen=one is best) for one in results]
+
+
+def describe_draws(children: Sequence[StageRun], results: Sequence[ChildResult]) -> str:
+    """Say that runs were measured on other held-out examples, if their seeds have drawn some."""
+    ended = [child for child, one in zip(children, results, strict=True) if not one.error]
+    seeds = {child.recipe.seed for child in ended}
+    if len(seeds) < 2 or not any(_draws(child) for child in ended):
+        return ""
+    return (
+        f"The runs have {len(seeds)} seeds, each of which has drawn held-out examples of its own, "
+        "so that their measures differ by these as well; give evaluation.examples as many as there "
+        "are, and all runs have the same."
+    )
+
+
+def _draws(child: StageRun) -> bool:
+    """Return whether a finished run was measured on some of its held-out examples, not on all."""
+    recipe, most = count_steps(child.recipe), child.recipe.model_dump()["evaluation"]["examples"]
+    if isinstance(recipe, Recipe):
+        return most < len(recipe.dataset.held_out_split().examples())
+    return most <= read_measure(folder_of(child.name).measure(recipe.steps)).examples
 
 
 def check_sweep(recipe: SweepRecipe, run: str) -> list[StageRun]:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from flows.recipe.run_recipe import RunRecipe
 from flows.recipe.sweeps.measured import measured_by
 from flows.recipe.sweeps.sweep import SweepRecipe, as_overrides, name_child
 from flows.runtime.flow_runs import SweepSummary
-from flows.sweep import check_sweep, choose, sweep
+from flows.sweep import check_sweep, choose, describe_draws, sweep
 from tasks.evaluations import read_evaluation
 from tasks.reports.page import write_report
 from tasks.storage.files import write_text
@@ -206,6 +207,24 @@ def test_runs_are_not_measured_alike_where_held_out_examples_are_measured_otherw
     recipe = changed_recipe(base, (), RunRecipe)
     other = changed_recipe(base, as_overrides(values), RunRecipe)
     assert measured_by(other, "reward") != measured_by(recipe, "reward")
+
+
+def test_seeds_that_have_drawn_other_held_out_examples_are_told(no_tinker: None) -> None:
+    def told(values: dict[str, Any], failed: Sequence[str] = ()) -> str:
+        children = check_sweep(made(**values), "x")
+        names = [child.name for child in children]
+        results = [
+            ChildResult(name, 2, error="lost") if name in failed else ChildResult(name, 2, 0.5)
+            for name in names
+        ]
+        return describe_draws(children, results)
+
+    seeds = {"grid": {"seed": [0, 1], "optimizer.learning_rate": [0.1, 0.2]}}
+    assert "have 2 seeds, each of which has drawn held-out examples of its own" in told(seeds)
+    assert told(seeds, failed=["x-seed1-lr0.1", "x-seed1-lr0.2"]) == ""
+    assert told({"grid": {"optimizer.learning_rate": [0.1, 0.2]}}) == ""
+    all_of_hello = BASE["evaluation"] | {"examples": 128}
+    assert told(seeds | {"base": BASE | {"evaluation": all_of_hello}}) == ""
 
 
 def test_the_best_has_the_highest_reward_or_the_lowest_loss_and_the_first_of_equal_ones() -> None:
