@@ -1,7 +1,8 @@
 """Train a recipe again and again, with other values of some of its keys, and choose a run.
 
-Each run has a flow run of its own, and is measured on the same held-out examples. One that fails is
-a result, and the others go on; one that has finished is never repeated.
+Each run has a flow run of its own, and is measured in the same way on held-out examples, which are
+the same unless seeds draw them. One that fails is a result, and the others go on; one that has
+finished is never repeated.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from flows.recipe.loading import RecipeError, changed_recipe, count_steps, named
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
 from flows.recipe.stages import StageRun
+from flows.recipe.sweeps.measured import measured_by
 from flows.recipe.sweeps.sweep import SweepRecipe, Values, as_overrides, name_child
 from flows.replay import replay
 from flows.runtime.checks import check_start
@@ -34,7 +36,7 @@ from tasks.comparison.promotions import refuse_promoted
 from tasks.evaluations import headline, read_evaluation
 from tasks.metrics import read_metrics
 from tasks.reports.artifacts import Artifacts
-from tasks.storage.manifest import recipe_of
+from tasks.storage.manifest import differences, recipe_of
 from tasks.storage.run_folder import RunError, folder_of
 from tasks.storage.stages import ChildResult, write_sweep
 from tasks.texts.held_out import read_measure
@@ -74,7 +76,7 @@ def sweep(recipe: SweepRecipe, run: str | None = None) -> SweepSummary:
             results = [ended[name] for name in names if name in ended]
             write_sweep(folder, values, names, results)
         results = choose([ended[name] for name in names], select)
-        write_sweep(folder, values, names, results)
+        write_sweep(folder, values, names, results, describe_draws(children, results))
         artifacts.publish_stages()
     summary = SweepSummary(run=run, select=select, results=tuple(results))
     return completed(summary, summary.outcome)
@@ -151,6 +153,27 @@ def choose(results: Sequence[ChildResult], select: str) -> list[ChildResult]:
     return [replace(one, chosen=one is best) for one in results]
 
 
+def describe_draws(children: Sequence[StageRun], results: Sequence[ChildResult]) -> str:
+    """Say that runs were measured on other held-out examples, if their seeds have drawn some."""
+    ended = [child for child, one in zip(children, results, strict=True) if not one.error]
+    seeds = {child.recipe.seed for child in ended}
+    if len(seeds) < 2 or not any(_draws(child) for child in ended):
+        return ""
+    return (
+        f"The runs have {len(seeds)} seeds, each of which has drawn held-out examples of its own, "
+        "so that their measures differ by these as well; give evaluation.examples as many as there "
+        "are, and all runs have the same."
+    )
+
+
+def _draws(child: StageRun) -> bool:
+    """Return whether a finished run was measured on some of its held-out examples, not on all."""
+    recipe, most = count_steps(child.recipe), child.recipe.model_dump()["evaluation"]["examples"]
+    if isinstance(recipe, Recipe):
+        return most < len(recipe.dataset.held_out_split().examples())
+    return most <= read_measure(folder_of(child.name).measure(recipe.steps)).examples
+
+
 def check_sweep(recipe: SweepRecipe, run: str) -> list[StageRun]:
     """Return the runs of a sweep; refuse (UserError) what would end one before its first step."""
     if (folder := folder_of(run)).exists():
@@ -160,22 +183,20 @@ def check_sweep(recipe: SweepRecipe, run: str) -> list[StageRun]:
     names = [child.name for child in children]
     if twice := {name for name in names if names.count(name) > 1}:
         raise RecipeError(f"several runs would be called {min(twice)}; give each other values")
-    selected(recipe, children[0].recipe)
-    for child in children:
-        if _measured(child) != _measured(children[0]):
+    select = selected(recipe, children[0].recipe)
+    first, *others = (measured_by(child.recipe, select) for child in children)
+    for name, other in zip(names[1:], others, strict=True):
+        if apart := differences(first, other):
             raise RecipeError(
-                f"{child.name} is measured by another evaluation than {names[0]}, so that they "
-                "cannot be compared; vary no key of evaluation"
+                f"{name} is measured otherwise than {names[0]}, so that they cannot be compared "
+                f"({'; '.join(apart)}); vary no key of evaluation, nor one by which held-out "
+                "examples are played or chosen"
             )
+    for child in children:
         _check(child, recipe.replay)
     if recipe.at_once > 1:
         deployment_of(recipe, run)
     return children
-
-
-def _measured(child: StageRun) -> Any:
-    """Return the settings of a run's evaluation, which every recipe has."""
-    return child.recipe.model_dump()["evaluation"]
 
 
 def selected(recipe: SweepRecipe, child: RunRecipe) -> str:

@@ -63,7 +63,7 @@ def train_stages(run: str, recipe: "StagesRecipe | SweepRecipe") -> str:
     from flows.sweep import check_sweep, sweep
     from tasks.reports.tables import fitted, terminal_width
     from tasks.storage.run_folder import folder_of
-    from tasks.storage.stages import result_table
+    from tasks.storage.stages import result_note, result_table
 
     folder = folder_of(run)
     if isinstance(recipe, SweepRecipe):
@@ -87,8 +87,9 @@ def train_stages(run: str, recipe: "StagesRecipe | SweepRecipe") -> str:
         summary = call_flow(flow, explain, recipe=recipe, run=run)
     long = ["run", "starts at", "held-out", "error"]
     table = fitted(*result_table(folder), terminal_width(), long)
-    lines = [summary.outcome, "", table, "", f"report  {folder.report}"]
-    return "\n".join([*lines, f"serve   ratchet serve {summary.result}"])
+    said = [summary.outcome, table, result_note(folder), f"report  {folder.report}"]
+    lines = "\n\n".join(filter(None, said))
+    return f"{lines}\nserve   ratchet serve {summary.result}"
 
 
 def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: object) -> T:

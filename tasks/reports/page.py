@@ -24,7 +24,7 @@ from tasks.storage.files import is_written, write_text
 from tasks.storage.keys import flatten
 from tasks.storage.manifest import Manifest, differences, read_manifest
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.stages import result_table, stage_runs
+from tasks.storage.stages import result_note, result_table, stage_runs
 from tasks.storage.tables import query_beside
 from tasks.texts.held_out import HeldOutMeasure, describe_measured_gain, read_measure
 from tasks.texts.source import Texts, describe_counts
@@ -128,7 +128,7 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
 
     In the place of stages or a sweep are their runs, with a table of them.
     """
-    tables = [table for run in runs if (table := result_table(run))[1]]
+    tables = [(*table, result_note(run)) for run in runs if (table := result_table(run))[1]]
     shown = dict.fromkeys(one for run in runs for one in stage_runs(run) or [run])
     return write_text(path, render_report([*shown], tables=tables))
 

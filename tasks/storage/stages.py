@@ -64,12 +64,19 @@ def write_stages(run: RunFolder, recipe: dict[str, Any], results: Sequence[Stage
 
 
 def write_sweep(
-    run: RunFolder, recipe: dict[str, Any], runs: Sequence[str], results: Sequence[ChildResult]
+    run: RunFolder,
+    recipe: dict[str, Any],
+    runs: Sequence[str],
+    results: Sequence[ChildResult],
+    note: str = "",
 ) -> None:
-    """Write the record of a sweep with the names of its runs, in place of the one before."""
+    """Write the record of a sweep with the names of its runs, in place of the one before.
+
+    The `note` is what a reader of the results has to know.
+    """
     run.path.mkdir(parents=True, exist_ok=True)
     rows = [asdict(one) for one in results]
-    write_json(run.stages, {"recipe": recipe, "runs": [*runs], "results": rows})
+    write_json(run.stages, {"recipe": recipe, "runs": [*runs], "results": rows, "note": note})
 
 
 def has_stages(run: RunFolder) -> bool:
@@ -93,6 +100,11 @@ def result_table(run: RunFolder) -> Table:
     if "runs" in record:
         return SWEPT, [ChildResult(**row).cells() for row in record["results"]]
     return NAMES, [StageResult(**row).cells() for row in record["results"]]
+
+
+def result_note(run: RunFolder) -> str:
+    """Return what a reader of the table has to know; an empty text if that is nothing."""
+    return _record(run).get("note", "")
 
 
 def name_stage_run(run: str, number: int, stage: str) -> str:

@@ -82,7 +82,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
 def said(team: Team) -> str:
     """What a sweep says that was killed when its first run had ended, and that has gone on."""
     first, *others = ({"optimizer.learning_rate": rate} for rate in RATES)
-    values = [first, {"agent": UNREWARDED}, *others]
+    values = [first, {"judge.agent": UNREWARDED}, *others]
     recipe = {"flow": "sweep", "base": BASE, "listed": values, "at_once": AT_ONCE}
     (team.folder / "sweep.yaml").write_text(json.dumps(recipe))
     killed = team.begin("sweep", str(team.folder / "sweep.yaml"), "--run", "some")

@@ -25,11 +25,12 @@ from tasks.recording.spans import Span
 from tasks.recording.views import open_views
 from tasks.reports.artifacts import Artifacts, describe_curves, describe_training
 from tasks.reports.curves import RunCurves, read_curves
-from tasks.reports.page import render_report
+from tasks.reports.page import render_report, write_report
 from tasks.reports.plots import draw_panels, draw_rewards
 from tasks.storage.json_files import append_row, write_json
 from tasks.storage.manifest import read_manifest, write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of, runs_root
+from tasks.storage.stages import ChildResult, write_sweep
 from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
 from tests.support.runs.small_recipe import small_recipe
@@ -157,6 +158,13 @@ def test_what_models_and_users_wrote_is_shown_and_never_run() -> None:
     assert f"Judged {HOSTILE}" in read.text
     assert names[0] in read.text
     assert not any(name.startswith("on") for _, found in read.elements for name in found)
+
+
+def test_what_the_reader_of_a_sweep_has_to_know_stands_below_its_table(tmp_path: Path) -> None:
+    swept = RunFolder(record_run("hello").path.with_name("swept"))
+    write_sweep(swept, {}, ["hello"], [ChildResult("hello", 1, 0.5)], "Their <seeds> differ.")
+    read = PageReader(write_report([swept], tmp_path / "page.html").read_text())
+    assert "Their <seeds> differ." in read.text.partition("runs of the sweep")[2]
 
 
 def test_a_page_asks_no_network_for_anything() -> None:

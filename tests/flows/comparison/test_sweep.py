@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from prefect.settings import PREFECT_API_URL
 from adapters.errors import UserError
 from flows.cli.sweeping import make_recipe
 from flows.recipe.loading import changed_recipe, recipe_options
-from flows.recipe.sweeps.sweep import SweepRecipe, name_child
+from flows.recipe.run_recipe import RunRecipe
+from flows.recipe.sweeps.measured import measured_by
+from flows.recipe.sweeps.sweep import SweepRecipe, as_overrides, name_child
 from flows.runtime.flow_runs import SweepSummary
-from flows.sweep import check_sweep, choose, sweep
+from flows.sweep import check_sweep, choose, describe_draws, sweep
 from tasks.evaluations import read_evaluation
 from tasks.reports.page import write_report
 from tasks.storage.files import write_text
@@ -135,9 +138,15 @@ def test_keys_that_are_given_several_values_make_a_grid_of_a_recipe(tmp_path: Pa
         ({"random": {"runs": 2, "keys": {"seed": {"low": 2, "high": 1}}}}, "span nothing"),
         ({"grid": {"stepz": [2, 3]}}, "x-stepz2: a recipe has no key 'stepz'; did you mean 'st"),
         ({"grid": {"steps": [2, "two"]}}, "x-stepstwo: recipe.steps: Input should be a valid int"),
-        ({"grid": {"agent": ["hello", "helo"]}}, "x-agenthelo: "),
+        ({"grid": {"algorithm.advantage": ["centred", "centered"]}}, "x-advantagecentered: "),
         ({"listed": [{"steps": 2}, {"steps": 2}]}, "several runs would be called x-steps2; give"),
         ({"grid": {"evaluation.examples": [4, 5]}}, "vary no key of evaluation"),
+        ({"grid": {"agent": ["hello", "other"]}}, "agent: 'hello' → 'other'"),
+        ({"grid": {"rollouts.max_tokens": [2, 24]}}, r"\(rollouts.max_tokens: 2 → 24\); vary no"),
+        ({"grid": {"rollouts.temperature": [1, 0.5]}}, "temperature: 1.0 → 0.5"),
+        ({"grid": {"rollouts.max_calls": [1, 2]}}, "rollouts.max_calls: 1 → 2"),
+        ({"grid": {"dataset.path": ["a.csv", "b.csv"]}}, "dataset.path: 'a.csv' → 'b.csv'"),
+        ({"grid": {"roles.other": ["a/b", "a/c"]}}, "roles.other: 'a/b' → 'a/c'"),
         ({"grid": {"steps": [2]}, "select": "loss"}, "measured by reward, greedy; give one of"),
         ({"grid": {"steps": [2]}, "select": "judged"}, "measured by reward, greedy; give one of"),
         ({"grid": {"steps": [2]}, "replay": "none"}, "x-steps2: there is no run at"),
@@ -149,6 +158,73 @@ def test_what_cannot_be_swept_is_refused_before_anything_starts(
     with pytest.raises(UserError, match=said):
         check_sweep(made(**values), "x")
     assert [path.name for path in root.glob("x*")] == []
+
+
+TEXTS = {
+    "flow": "finetune",
+    "steps": 2,
+    "optimizer": {"learning_rate": 0.01},
+    "dataset": {"runs": ["a"], "query": "select 1", "held_out": "select 2"},
+}
+FIXED = {"roles": {"rival": "policy"}, "evaluation": {"roles": {"rival": "checkpoint:base"}}}
+JUDGED = {"judge": {"agent": "judge:pairs"}, "roles": {"judge": "a/b"}}
+
+
+@pytest.mark.parametrize(
+    ("base", "select", "values"),
+    [
+        (BASE, "reward", {"rollouts.groups": 2, "rollouts.lag": 1, "dataset.order": "sequential"}),
+        (BASE, "reward", {"model.lora_rank": 4, "seed": 7, "algorithm.advantage": "centred"}),
+        (BASE, "greedy", {"rollouts.temperature": 0.5}),
+        (BASE | FIXED, "reward", {"roles.rival": "earlier:2"}),
+        (BASE | JUDGED, "reward", {"roles.judge": "a/c", "judge.question": "Which is shorter?"}),
+        (TEXTS, "loss", {"dataset.query": "select 3", "batch.examples": 3, "loss": "dft"}),
+    ],
+)
+def test_runs_are_measured_alike_where_training_alone_differs(
+    base: dict[str, Any], select: str, values: dict[str, Any]
+) -> None:
+    recipe = changed_recipe(base, (), RunRecipe)
+    other = changed_recipe(base, as_overrides(values), RunRecipe)
+    assert other != recipe
+    assert measured_by(other, select) == measured_by(recipe, select)
+
+
+@pytest.mark.parametrize(
+    ("base", "values"),
+    [
+        (BASE, {"rollouts.timeout_seconds": 5}),
+        (BASE | FIXED, {"evaluation.roles": '{"rival": "checkpoint:run@2"}'}),
+        (BASE | JUDGED | {"evaluation": {"judge": JUDGED["judge"]}}, {"roles.judge": "a/c"}),
+        (TEXTS, {"dataset.held_out": "select 3"}),
+        (TEXTS, {"dataset.most_tokens": 9}),
+        (TEXTS, {"teacher.model": "base"}),
+    ],
+)
+def test_runs_are_not_measured_alike_where_held_out_examples_are_measured_otherwise(
+    base: dict[str, Any], values: dict[str, Any]
+) -> None:
+    recipe = changed_recipe(base, (), RunRecipe)
+    other = changed_recipe(base, as_overrides(values), RunRecipe)
+    assert measured_by(other, "reward") != measured_by(recipe, "reward")
+
+
+def test_seeds_that_have_drawn_other_held_out_examples_are_told(no_tinker: None) -> None:
+    def told(values: dict[str, Any], failed: Sequence[str] = ()) -> str:
+        children = check_sweep(made(**values), "x")
+        names = [child.name for child in children]
+        results = [
+            ChildResult(name, 2, error="lost") if name in failed else ChildResult(name, 2, 0.5)
+            for name in names
+        ]
+        return describe_draws(children, results)
+
+    seeds = {"grid": {"seed": [0, 1], "optimizer.learning_rate": [0.1, 0.2]}}
+    assert "have 2 seeds, each of which has drawn held-out examples of its own" in told(seeds)
+    assert told(seeds, failed=["x-seed1-lr0.1", "x-seed1-lr0.2"]) == ""
+    assert told({"grid": {"optimizer.learning_rate": [0.1, 0.2]}}) == ""
+    all_of_hello = BASE["evaluation"] | {"examples": 128}
+    assert told(seeds | {"base": BASE | {"evaluation": all_of_hello}}) == ""
 
 
 def test_the_best_has_the_highest_reward_or_the_lowest_loss_and_the_first_of_equal_ones() -> None:

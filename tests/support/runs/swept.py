@@ -20,7 +20,7 @@ RECIPE = SweepRecipe.model_validate(
         "base": small_recipe(checkpoints={"every": 1}).model_dump(mode="json"),
         "listed": [
             *({"optimizer.learning_rate": float(rate)} for rate in LEARNING),
-            {"agent": UNREWARDED},
+            {"judge.agent": UNREWARDED},
         ],
     }
 )
