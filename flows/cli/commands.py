@@ -181,8 +181,9 @@ def evaluate(
         flow, lambda: said, recipe=recipe, run=run, checkpoint=checkpoint, model=model
     )
     print(scores_table(evaluated.scores))
-    print(f"All numbers are in {evaluated.file}; the games, a line each, in", end=" ")
-    print(", ".join(map(str, evaluated.games.values())))
+    print(f"\nnumbers {evaluated.file}")
+    for games in evaluated.games.values():
+        print(f"games   {games}")
 
 
 @app.command()

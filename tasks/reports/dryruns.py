@@ -24,8 +24,8 @@ MOST_SPANS = 40
 WIDEST = 48
 LONGEST_QUESTION = 240
 ONLY_GLUE = (
-    "The tiny base model has played: its words check that agent, door and rewards fit together,"
-    " and say nothing of how a real model would play."
+    "The tiny base model has played: its words check that agent, door and rewards fit together,\n"
+    "and say nothing of how a real model would play."
 )
 
 

@@ -210,7 +210,8 @@ class ProgressReader:
         if done > self._done:
             self._read_failure()
             self._done = done
-        batches = self._read_journals()
+        sealed, journals = self.run.all_spans()
+        batches = self._read_journals(journals)
         by_shard: dict[str, dict[int, _Batch]] = defaultdict(dict)
         for batch in batches:
             by_shard[batch.name.shard][batch.name.number] = batch
@@ -224,7 +225,7 @@ class ProgressReader:
             describe_measure(rows[-1]) if rows else "",
             describe_held_out(self.run),
             sum(len(batch.in_flight) for batch in batches),
-            self._tokens_per_second() if played else 0.0,
+            self._tokens_per_second(sealed) if played else 0.0,
             _seconds_left(step_seconds(self.run, done), steps - done),
             self._failure,
         )
@@ -234,9 +235,8 @@ class ProgressReader:
         if failed := last_failure(self.run):
             self._failure = _first_line(failed.error)
 
-    def _read_journals(self) -> list["_Batch"]:
+    def _read_journals(self, journals: Sequence[Path]) -> list["_Batch"]:
         """Read on in the journals of batches that have not been sealed; return these batches."""
-        _, journals = self.run.all_spans()
         for path in [path for path in self._batches if path not in journals]:
             del self._batches[path]
         for path in journals:
@@ -247,11 +247,10 @@ class ProgressReader:
                     self._failure = _first_line(said)
         return [*self._batches.values()]
 
-    def _tokens_per_second(self) -> float:
+    def _tokens_per_second(self, sealed: Iterable[Path]) -> float:
         """Measure the speed of sampling, also in batches that were sealed since the last look."""
         now = datetime.now(UTC)
         since = max([now - WINDOW, *_opened(self.run)])
-        sealed, _ = self.run.all_spans()
         recent = [path for path in sealed if path.stat().st_mtime >= since.timestamp()]
         self._sealed = {path: self._sealed.get(path) or _read_sampled(path) for path in recent}
         calls = chain(*(batch.sampled for batch in self._batches.values()), *self._sealed.values())

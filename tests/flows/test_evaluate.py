@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from adapters.calls import POLICY, Policy, Sampling
 from adapters.door.serving import OpenDoor
 from adapters.errors import UserError
 from adapters.harness.player import BatchRefused
+from flows.cli.commands import app
 from flows.evaluate import evaluate
 from flows.runtime.eval_targets import EvalTarget
 from tasks.checkpoints import read_checkpoint
@@ -66,6 +68,13 @@ def test_an_evaluation_that_was_cut_off_goes_on_and_plays_no_example_twice(
     assert games == read_games([folder / "spans" / "test-00000.0.parquet"], ["identity"])
     assert evaluated.scores["sampled"].rollouts == evaluated.scores["greedy"].rollouts == 4
     assert "holds no runs yet" in runs_table(100)
+
+    recipe = write_text(runs / "recipe.yaml", small_recipe(rollouts=ONE_BY_ONE).model_dump_json())
+    said = CliRunner().invoke(app, ["evaluate", str(recipe), "--model", "base"]).stdout
+    assert said.partition("\n\n")[2].splitlines() == [
+        f"numbers {evaluated.file}",
+        *(f"games   {path}" for path in evaluated.games.values()),
+    ]
 
 
 @pytest.mark.usefixtures("runs")
