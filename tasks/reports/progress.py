@@ -266,7 +266,7 @@ def _read_sampled(sealed: Path) -> list[_Sampled]:
 def _sampled(spans: Iterable[Span]) -> list[_Sampled]:
     """Return when calls ended, and how many tokens each has sampled; recalled ones sample none."""
     calls = [span for span in spans if span["kind"] == LLM and not span.get("recalled")]
-    return [(span["ended"], span["gen_ai_usage_output_tokens"]) for span in calls]
+    return [(span["ended"], span["gen_ai_usage_output_tokens"] or 0) for span in calls]
 
 
 def _first_line(error: str) -> str:
