@@ -51,6 +51,10 @@ SHORT = {
         ),
         "| pairs |",
     ),
+    "self_play": (
+        (*ALONE[:2], "--only", "earlier:4", "--set", "steps=1", *FEW, "--folder", "d"),
+        "| `earlier:4` |",
+    ),
     "replayed_sweep": (
         (*ALONE, "--advantages", "centred", *FEW, "--folder", "s"),
         "| centred |",
@@ -72,6 +76,7 @@ LONG = (
     "interruptions.stops",
     "methods",
     "replayed_sweep",
+    "self_play",
     "beside_cookbook.rollouts",
     "beside_cookbook.texts",
 )
