@@ -5,20 +5,19 @@ stage. A stage begins when the one before it has finished; one that has finished
 again. One agent may play the same held-out examples after every stage.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from prefect import flow
 
 from adapters.tinker.engines import engines_kept
-from adapters.tracking.choice import TrackerChoice
 from flows.evaluate import evaluate_once
 from flows.finetune import finetune
 from flows.prefer import prefer
 from flows.recipe.loading import count_stages, count_steps
 from flows.recipe.recipe import Recipe
 from flows.recipe.stages import LAST, StageRun, StagesRecipe
-from flows.runtime.checks import check_recipe, check_start
+from flows.runtime.checks import check_later, check_recipe, check_start
 from flows.runtime.flow_runs import StagesSummary, completed, name_of_run, summarize_run
 from flows.train import train
 from tasks.checkpoints import read_step
@@ -57,6 +56,11 @@ def stages(recipe: StagesRecipe, run: str | None = None) -> StagesSummary:
     return completed(summary, summary.outcome)
 
 
+def is_there(stage: StageRun, deleted: Collection[str]) -> bool:
+    """Return whether a stage has a run that is not to be `deleted`."""
+    return stage.name not in deleted and folder_of(stage.name).exists()
+
+
 def is_finished(stage: StageRun) -> bool:
     """Return whether the run of a stage has all it is to have.
 
@@ -89,23 +93,28 @@ def play(recipe: Recipe, result: StageResult) -> StageResult:
     return replace(result, reward=played.mean, interval=played.interval)
 
 
-def check_stages(recipe: StagesRecipe, run: str) -> StagesRecipe:
+def check_stages(recipe: StagesRecipe, run: str, deleted: Collection[str] = ()) -> StagesRecipe:
     """Return the recipe with its epochs counted in steps, where no earlier stage says how many.
 
-    Refuse (UserError) what would end a run of stages before the first step of any of them.
+    Refuse (UserError) what would end a run of stages before the first step of any of them. Runs
+    that are to be `deleted` first count as absent.
     """
-    if (folder := folder_of(run)).exists():
+    if run not in deleted and (folder := folder_of(run)).exists():
         raise RunError(f"the run {folder.path} exists, and has no stages; give another name")
     refuse_promoted(run)
     recipe = count_stages(recipe)
-    for stage in recipe.runs_of(run):
-        if is_finished(stage):
+    parts = [*recipe.runs_of(run)]
+    pending = set[str]()
+    for stage in parts:
+        there = is_there(stage, deleted)
+        if there and is_finished(stage):
             continue
-        if stage.parent is None or folder_of(stage.name).exists():
-            check_start(stage.recipe, folder_of(stage.name))
-            continue
-        check_recipe(stage.recipe)
-        TrackerChoice(**stage.recipe.tracking.model_dump()).check()
+        needed = set[str]() if there else recipe.needs(stage.stage)
+        if needed & pending:
+            check_later(stage.recipe, [one.name for one in parts if one.stage in pending], deleted)
+        else:
+            check_start(stage.recipe, folder_of(stage.name), deleted)
+        pending.add(stage.stage)
     if recipe.evaluate is not None:
         check_recipe(recipe.evaluate)
     return recipe

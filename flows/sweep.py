@@ -4,7 +4,7 @@ Each run has a flow run of its own, and is measured on the same held-out example
 a result, and the others go on; one that has finished is never repeated.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from flows.recipe.run_recipe import RunRecipe
 from flows.recipe.stages import StageRun
 from flows.recipe.sweeps.sweep import SweepRecipe, Values, as_overrides, name_child
 from flows.replay import replay
-from flows.runtime.checks import check_start
+from flows.runtime.checks import check_start, refuse_deleted
 from flows.runtime.flow_runs import SweepSummary, completed, name_of_run
 from flows.runtime.forks import check_replay
 from flows.server.deployed_runs import (
@@ -151,9 +151,12 @@ def choose(results: Sequence[ChildResult], select: str) -> list[ChildResult]:
     return [replace(one, chosen=one is best) for one in results]
 
 
-def check_sweep(recipe: SweepRecipe, run: str) -> list[StageRun]:
-    """Return the runs of a sweep; refuse (UserError) what would end one before its first step."""
-    if (folder := folder_of(run)).exists():
+def check_sweep(recipe: SweepRecipe, run: str, deleted: Collection[str] = ()) -> list[StageRun]:
+    """Return the runs of a sweep; refuse (UserError) what would end one before its first step.
+
+    Runs that are to be `deleted` first count as absent.
+    """
+    if run not in deleted and (folder := folder_of(run)).exists():
         raise RunError(f"the run {folder.path} exists, and is no sweep; give another name")
     refuse_promoted(run)
     children = [_child(recipe, run, values) for values in recipe.values()]
@@ -167,7 +170,7 @@ def check_sweep(recipe: SweepRecipe, run: str) -> list[StageRun]:
                 f"{child.name} is measured by another evaluation than {names[0]}, so that they "
                 "cannot be compared; vary no key of evaluation"
             )
-        _check(child, recipe.replay)
+        _check(child, recipe.replay, deleted)
     if recipe.at_once > 1:
         deployment_of(recipe, run)
     return children
@@ -206,12 +209,13 @@ def _child(recipe: SweepRecipe, run: str, values: Values) -> StageRun:
     return StageRun(name, name, made, None, "")
 
 
-def _check(child: StageRun, replayed: str | None) -> None:
+def _check(child: StageRun, replayed: str | None, deleted: Collection[str]) -> None:
     folder = folder_of(child.name)
     try:
-        if replayed is not None and not folder.exists():
+        if replayed is not None and (child.name in deleted or not folder.exists()):
+            refuse_deleted([replayed], deleted)
             recipe = count_steps(child.recipe)
             check_replay(folder_of(replayed), recipe.model_dump(mode="json"))
-        check_start(child.recipe, folder)
+        check_start(child.recipe, folder, deleted)
     except UserError as error:
         raise RecipeError(f"{child.name}: {error}") from error
