@@ -5,7 +5,7 @@ stage. A stage begins when the one before it has finished; one that has finished
 again. One agent may play the same held-out examples after every stage.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from prefect import flow
@@ -28,7 +28,7 @@ from tasks.reports.artifacts import Artifacts
 from tasks.storage.files import is_written
 from tasks.storage.manifest import check_binding
 from tasks.storage.run_folder import RunError, folder_of
-from tasks.storage.stages import StageResult, write_stages
+from tasks.storage.stages import StageResult, stage_results, write_stages
 
 FLOWS = {"train": train, "finetune": finetune, "prefer": prefer}
 
@@ -43,17 +43,38 @@ def stages(recipe: StagesRecipe, run: str | None = None) -> StagesSummary:
     """
     run = run or name_of_run()
     recipe, folder = check_stages(recipe, run), folder_of(run)
-    values, results = recipe.model_dump(mode="json"), list[StageResult]()
-    write_stages(folder, values, results)
+    parts, values = [*recipe.runs_of(run)], recipe.model_dump(mode="json")
+    gone, recorded = gone_stages(parts), stage_results(folder)
+    results = {part.name: [one for one in recorded if one.run == part.name] for part in gone}
+    write_stages(folder, values, in_order(parts, results))
     with engines_kept(), Artifacts(folder) as artifacts:
-        for stage in recipe.runs_of(run):
+        for stage in parts:
+            if stage in gone:
+                continue
             if not is_finished(stage):
                 FLOWS[stage.recipe.flow](stage.recipe, run=stage.name)
-            results += score(recipe, stage)
-            write_stages(folder, values, results)
+            results[stage.name] = [*score(recipe, stage)]
+            write_stages(folder, values, in_order(parts, results))
         artifacts.publish_stages()
-    summary = StagesSummary(run=run, results=tuple(results))
+    summary = StagesSummary(run=run, results=tuple(in_order(parts, results)))
     return completed(summary, summary.outcome)
+
+
+def in_order(
+    parts: Sequence[StageRun], results: Mapping[str, Sequence[StageResult]]
+) -> list[StageResult]:
+    """List the results that there are, of one stage after the other."""
+    return [one for part in parts for one in results.get(part.name, ())]
+
+
+def gone_stages(parts: Sequence[StageRun], deleted: Collection[str] = ()) -> list[StageRun]:
+    """List the stages whose runs are gone: they are not there, and the run of a later stage is.
+
+    They are not trained anew, since the later run has the weights at which it started. Runs that
+    are to be `deleted` count as absent.
+    """
+    there = [is_there(part, deleted) for part in parts]
+    return [part for at, part in enumerate(parts) if not there[at] and any(there[at:])]
 
 
 def is_there(stage: StageRun, deleted: Collection[str]) -> bool:
@@ -104,12 +125,14 @@ def check_stages(recipe: StagesRecipe, run: str, deleted: Collection[str] = ()) 
     refuse_promoted(run)
     recipe = count_stages(recipe)
     parts = [*recipe.runs_of(run)]
+    gone = {part.stage: part for part in gone_stages(parts, deleted)}
     pending = set[str]()
     for stage in parts:
         there = is_there(stage, deleted)
-        if there and is_finished(stage):
+        if stage.stage in gone or (there and is_finished(stage)):
             continue
         needed = set[str]() if there else recipe.needs(stage.stage)
+        refuse_gone(stage, [gone[name] for name in gone if name in needed])
         if needed & pending:
             check_later(stage.recipe, [one.name for one in parts if one.stage in pending], deleted)
         else:
@@ -118,3 +141,12 @@ def check_stages(recipe: StagesRecipe, run: str, deleted: Collection[str] = ()) 
     if recipe.evaluate is not None:
         check_recipe(recipe.evaluate)
     return recipe
+
+
+def refuse_gone(stage: StageRun, needed: Sequence[StageRun]) -> None:
+    """Refuse (RunError) a stage that needs the runs of earlier ones, which are gone."""
+    for one in needed:
+        raise RunError(
+            f"stage {stage.stage} needs the run {folder_of(one.name).path}, which is gone; put it "
+            f"back, or give --from {one.stage}, which trains it and all after it anew"
+        )

@@ -8,7 +8,7 @@ import typer
 
 from adapters.errors import did_you_mean
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.storage.stages import has_stages, stage_runs
+from tasks.storage.stages import has_stages, name_stage_run, stage_runs
 
 
 class IfExists(StrEnum):
@@ -37,13 +37,24 @@ def settle(run: str, if_exists: IfExists) -> list[RunFolder]:
 
 
 def settle_from(run: str, names: Sequence[str], stage: str) -> list[RunFolder]:
-    """Return what is to be deleted before a stage and those after it are trained anew."""
+    """Return what is to be deleted before a stage and those after it are trained anew.
+
+    RunError if the stage before it is not there, which would be trained anew as well.
+    """
     if stage not in names:
         named = f"the stages are {', '.join(names)}" if names else "the recipe has no stages"
         raise RunError(f"--from {stage}: {named}{did_you_mean(stage, names)}")
     if not has_stages(folder := folder_of(run)):
         raise RunError(f"--from {stage}: there is no run {run} of stages; name one by --run")
-    return _from(folder, names.index(stage))
+    first = names.index(stage)
+    before = [folder_of(name_stage_run(run, at + 1, names[at])) for at in range(first)]
+    if before and not before[-1].exists():
+        there = max((at + 1 for at, one in enumerate(before) if one.exists()), default=0)
+        raise RunError(
+            f"--from {stage}: the run {before[there].path} of an earlier stage is not there; put "
+            f"it back, or give --from {names[there]}, which trains it anew"
+        )
+    return _from(folder, first)
 
 
 def delete_runs(runs: Sequence[RunFolder]) -> None:
@@ -57,7 +68,7 @@ def delete_runs(runs: Sequence[RunFolder]) -> None:
 
 def _from(run: RunFolder, first: int) -> list[RunFolder]:
     """List the runs of the stages from number `first`, the last first, and then that of all."""
-    return [*reversed(stage_runs(run)[first:]), *([] if first else [run])]
+    return [*reversed(stage_runs(run, first)), *([] if first else [run])]
 
 
 def _ask(run: str) -> IfExists:

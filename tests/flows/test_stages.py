@@ -87,8 +87,11 @@ def test_trained_anew_from_a_stage_the_earlier_ones_stay_as_they_are(whole: RunF
         stages(changed, run="anew")
     with pytest.raises(UserError, match="rewards, pairs; did you mean 'pairs'"):
         settle_from("anew", changed.names(), "pair")
+    shutil.rmtree(folder_of("anew-1-texts").path)
     delete_runs(settle_from("anew", changed.names(), "pairs"))
     stages(changed, run="anew")
+    assert not folder_of("anew-1-texts").exists()
+    assert len(stage_results(folder_of("anew"))) == 4, "the line of the run that is gone stays"
     assert last_owner(folder_of("anew-2-rewards").owners) == owners
     contents = [read_contents(folder_of(name)) for name in ("anew-3-pairs", NAMES[2])]
     assert "weights" in differing_parts(*contents)

@@ -13,9 +13,10 @@ from adapters.errors import UserError
 from flows.cli import command_line
 from flows.cli.commands import app
 from flows.recipe.stages import StagesRecipe
+from flows.stages import stages
 from tasks.storage.files import write_text
 from tasks.storage.run_folder import folder_of, runs_root
-from tasks.storage.stages import write_sweep
+from tasks.storage.stages import stage_results, write_sweep
 from tests.support.runs.finished import write_finished, write_finished_stages
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.staged import VALUES
@@ -152,3 +153,46 @@ def test_what_is_trained_anew_is_deleted_and_the_stages_before_it_stay(
         ratchet(line)
     assert [path.name for path in sorted(runs_root().glob("st-*"))] == left
     assert folder_of("st").path.exists() == bool(left)
+
+
+@pytest.mark.usefixtures("project", "no_flow")
+def test_a_stage_is_found_by_its_number_whichever_runs_before_it_are_gone() -> None:
+    shutil.rmtree(folder_of(STAGES[0]).path)
+    with pytest.raises(Begun):
+        ratchet("train st.yaml --run st --from pairs")
+    assert [path.name for path in runs_root().glob("st-*")] == STAGES[1:2]
+
+
+@pytest.mark.parametrize(
+    ("gone", "line", "said"),
+    [
+        (STAGES[:1], "--from rewards", "st-1-texts of an earlier stage is not .* --from texts"),
+        (STAGES[1:2], "--from pairs", "st-2-rewards of an earlier stage .* give --from rewards"),
+        (STAGES[:2], "--from pairs", "st-1-texts of an earlier stage is not .* --from texts"),
+        (
+            STAGES[:1],
+            "--from pairs --set stages.pairs.start=texts@last",
+            "stage pairs needs the run .*st-1-texts, which is gone; .* or give --from texts",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("project")
+def test_a_stage_is_not_trained_anew_unasked_since_its_run_is_gone(
+    gone: list[str], line: str, said: str
+) -> None:
+    for name in gone:
+        shutil.rmtree(folder_of(name).path)
+    before = files()
+    with pytest.raises(UserError, match=said):
+        ratchet(f"train st.yaml --run st {line}")
+    assert files() == before
+
+
+def test_stages_whose_first_run_is_gone_go_on_without_it_and_keep_its_line(
+    prefect_server: None, project: Path
+) -> None:
+    shutil.rmtree(folder_of(STAGES[0]).path)
+    before = files()
+    stages(UNPLAYED, run="st")
+    assert [one.stage for one in stage_results(folder_of("st"))] == [*UNPLAYED.names()]
+    assert {*files()} - {*before} == {folder_of("st").report}
