@@ -28,7 +28,7 @@ from tasks.reports.artifacts import Artifacts
 from tasks.storage.files import is_written
 from tasks.storage.manifest import check_binding
 from tasks.storage.run_folder import RunError, folder_of
-from tasks.storage.stages import StageResult, stage_results, write_stages
+from tasks.storage.stages import StageResult, stage_results, stage_runs, write_stages
 
 FLOWS = {"train": train, "finetune": finetune, "prefer": prefer}
 
@@ -125,6 +125,7 @@ def check_stages(recipe: StagesRecipe, run: str, deleted: Collection[str] = ()) 
     refuse_promoted(run)
     recipe = count_stages(recipe)
     parts = [*recipe.runs_of(run)]
+    refuse_left_out(run, [*(part.name for part in parts), *deleted])
     gone = {part.stage: part for part in gone_stages(parts, deleted)}
     pending = set[str]()
     for stage in parts:
@@ -149,4 +150,17 @@ def refuse_gone(stage: StageRun, needed: Sequence[StageRun]) -> None:
         raise RunError(
             f"stage {stage.stage} needs the run {folder_of(one.name).path}, which is gone; put it "
             f"back, or give --from {one.stage}, which trains it and all after it anew"
+        )
+
+
+def refuse_left_out(run: str, names: Collection[str]) -> None:
+    """Refuse (RunError) a recipe without some of the runs that a sweep, or stages, have begun.
+
+    The record would name them no more, so that no table had them and nothing deleted them.
+    """
+    if left := [one.name for one in stage_runs(folder_of(run)) if one.name not in names]:
+        raise RunError(
+            f"{folder_of(run).path} has begun {', '.join(left)}, of which this recipe has no stage "
+            "or values; give those too, or another name with --run, or start afresh with "
+            "--if-exists delete"
         )

@@ -29,7 +29,7 @@ from flows.server.deployed_runs import (
     describe_failure,
     train_deployed,
 )
-from flows.stages import FLOWS, is_finished
+from flows.stages import FLOWS, is_finished, refuse_left_out
 from tasks.comparison.promotions import refuse_promoted
 from tasks.evaluations import headline, read_evaluation
 from tasks.metrics import read_metrics
@@ -163,6 +163,7 @@ def check_sweep(recipe: SweepRecipe, run: str, deleted: Collection[str] = ()) ->
     names = [child.name for child in children]
     if twice := {name for name in names if names.count(name) > 1}:
         raise RecipeError(f"several runs would be called {min(twice)}; give each other values")
+    refuse_left_out(run, [*names, *deleted])
     selected(recipe, children[0].recipe)
     for child in children:
         if _measured(child) != _measured(children[0]):

@@ -196,3 +196,25 @@ def test_stages_whose_first_run_is_gone_go_on_without_it_and_keep_its_line(
     stages(UNPLAYED, run="st")
     assert [one.stage for one in stage_results(folder_of("st"))] == [*UNPLAYED.names()]
     assert {*files()} - {*before} == {folder_of("st").report}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("sweep one.yaml --set seed=1,3 --run ss --if-exists resume", "has begun ss-seed2, of whi"),
+        ("train two.yaml --run st --if-exists resume", "has begun st-3-pairs, of which this reci"),
+    ],
+)
+def test_a_recipe_without_runs_that_were_begun_is_refused(
+    line: str, said: str, project: Path
+) -> None:
+    stages = {**PLAYLESS, "stages": VALUES["stages"][:2]}
+    write_text(project / "two.yaml", json.dumps(stages))
+    with pytest.raises(UserError, match=f"{said}.* start afresh with --if-exists delete"):
+        ratchet(line)
+
+
+@pytest.mark.usefixtures("project", "no_flow")
+def test_a_sweep_that_goes_on_may_have_more_values() -> None:
+    with pytest.raises(Begun):
+        ratchet("sweep one.yaml --set seed=1,2,3 --run ss --if-exists resume")
