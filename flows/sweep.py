@@ -5,7 +5,7 @@ the same unless seeds draw them. One that fails is a result, and the others go o
 finished is never repeated.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from flows.recipe.stages import StageRun
 from flows.recipe.sweeps.measured import measured_by
 from flows.recipe.sweeps.sweep import SweepRecipe, Values, as_overrides, name_child
 from flows.replay import replay
-from flows.runtime.checks import check_start
+from flows.runtime.checks import check_start, refuse_deleted
 from flows.runtime.flow_runs import SweepSummary, completed, name_of_run
 from flows.runtime.forks import check_replay
 from flows.server.deployed_runs import (
@@ -31,7 +31,7 @@ from flows.server.deployed_runs import (
     describe_failure,
     train_deployed,
 )
-from flows.stages import FLOWS, is_finished
+from flows.stages import FLOWS, is_finished, refuse_left_out
 from tasks.comparison.promotions import refuse_promoted
 from tasks.evaluations import headline, read_evaluation
 from tasks.metrics import read_metrics
@@ -174,15 +174,19 @@ def _draws(child: StageRun) -> bool:
     return most <= read_measure(folder_of(child.name).measure(recipe.steps)).examples
 
 
-def check_sweep(recipe: SweepRecipe, run: str) -> list[StageRun]:
-    """Return the runs of a sweep; refuse (UserError) what would end one before its first step."""
-    if (folder := folder_of(run)).exists():
+def check_sweep(recipe: SweepRecipe, run: str, deleted: Collection[str] = ()) -> list[StageRun]:
+    """Return the runs of a sweep; refuse (UserError) what would end one before its first step.
+
+    Runs that are to be `deleted` first count as absent.
+    """
+    if run not in deleted and (folder := folder_of(run)).exists():
         raise RunError(f"the run {folder.path} exists, and is no sweep; give another name")
     refuse_promoted(run)
     children = [_child(recipe, run, values) for values in recipe.values()]
     names = [child.name for child in children]
     if twice := {name for name in names if names.count(name) > 1}:
         raise RecipeError(f"several runs would be called {min(twice)}; give each other values")
+    refuse_left_out(run, [*names, *deleted])
     select = selected(recipe, children[0].recipe)
     first, *others = (measured_by(child.recipe, select) for child in children)
     for name, other in zip(names[1:], others, strict=True):
@@ -193,7 +197,7 @@ def check_sweep(recipe: SweepRecipe, run: str) -> list[StageRun]:
                 "examples are played or chosen"
             )
     for child in children:
-        _check(child, recipe.replay)
+        _check(child, recipe.replay, deleted)
     if recipe.at_once > 1:
         deployment_of(recipe, run)
     return children
@@ -227,12 +231,13 @@ def _child(recipe: SweepRecipe, run: str, values: Values) -> StageRun:
     return StageRun(name, name, made, None, "")
 
 
-def _check(child: StageRun, replayed: str | None) -> None:
+def _check(child: StageRun, replayed: str | None, deleted: Collection[str]) -> None:
     folder = folder_of(child.name)
     try:
-        if replayed is not None and not folder.exists():
+        if replayed is not None and (child.name in deleted or not folder.exists()):
+            refuse_deleted([replayed], deleted)
             recipe = count_steps(child.recipe)
             check_replay(folder_of(replayed), recipe.model_dump(mode="json"))
-        check_start(child.recipe, folder)
+        check_start(child.recipe, folder, deleted)
     except UserError as error:
         raise RecipeError(f"{child.name}: {error}") from error

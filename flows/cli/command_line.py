@@ -13,6 +13,7 @@ import typer
 from adapters.errors import UserError
 from adapters.tinker.engines import engine_begun
 from adapters.tracking.wandb import unsynced_folder
+from flows.cli.existing_run import delete_runs
 from flows.cli.signals import explaining
 from flows.server.prefect_startup import check_prefect, quiet_prefect, start_server
 from tasks.storage.json_files import read_log
@@ -34,16 +35,19 @@ Overrides = Annotated[
 ]
 
 
-def train_with_bar(run: str, recipe: "RunRecipe") -> str:
+def train_with_bar(run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]" = ()) -> str:
     """Run the flow of a run, with a progress bar; return its closing lines.
 
-    The checks come first, since an engine of a local model puts this process offline.
+    The checks come first, since an engine of a local model puts this process offline, and what is
+    `replaced` is deleted after them.
     """
     from flows.runtime.checks import check_start
     from tasks.storage.run_folder import folder_of
 
     folder = folder_of(run)
-    recipe = check_start(recipe, folder)
+    recipe = check_start(recipe, folder, [one.name for one in replaced])
+    check_prefect()
+    delete_runs(replaced)
     started, explain = time.monotonic(), partial(_explain_stop, folder, recipe.steps)
     with explaining(explain), engine_begun(recipe.model.base), start_server() as wait_for_server:
         from flows.cli.progress_bar import show_progress
@@ -56,8 +60,13 @@ def train_with_bar(run: str, recipe: "RunRecipe") -> str:
     return _closing_lines(summary, folder, time.monotonic() - started)
 
 
-def train_stages(run: str, recipe: "StagesRecipe | SweepRecipe") -> str:
-    """Run the flow of stages or of a sweep, with a bar for each run; return a table of them."""
+def train_stages(
+    run: str, recipe: "StagesRecipe | SweepRecipe", replaced: "Sequence[RunFolder]" = ()
+) -> str:
+    """Run the flow of stages or of a sweep, with a bar for each run; return a table of them.
+
+    What is `replaced` is deleted after the checks.
+    """
     from flows.recipe.sweeps.sweep import SweepRecipe
     from flows.stages import check_stages, stages
     from flows.sweep import check_sweep, sweep
@@ -65,12 +74,14 @@ def train_stages(run: str, recipe: "StagesRecipe | SweepRecipe") -> str:
     from tasks.storage.run_folder import folder_of
     from tasks.storage.stages import result_note, result_table
 
-    folder = folder_of(run)
+    folder, deleted = folder_of(run), [one.name for one in replaced]
     if isinstance(recipe, SweepRecipe):
-        flow, parts = sweep, check_sweep(recipe, run)
+        flow, parts = sweep, check_sweep(recipe, run, deleted)
     else:
-        recipe = check_stages(recipe, run)
+        recipe = check_stages(recipe, run, deleted)
         flow, parts = stages, recipe.runs_of(run)
+    check_prefect()
+    delete_runs(replaced)
     runs = {folder_of(part.name): part.recipe.steps for part in parts}
     way_on = f"`ratchet resume {run}` goes on"
     deployed = isinstance(recipe, SweepRecipe) and recipe.at_once > 1

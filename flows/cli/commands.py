@@ -18,15 +18,18 @@ from flows.cli.command_line import (
     train_stages,
     train_with_bar,
 )
-from flows.cli.existing_run import IfExists, delete_from, settle
+from flows.cli.existing_run import IfExists, settle, settle_from
 from flows.cli.inspect_runs import Run, writable
-from flows.server.prefect_startup import check_prefect, quiet_prefect
+from flows.server.prefect_startup import quiet_prefect
 from tasks.storage.files import check_writable
 from tasks.storage.run_folder import folder_of, name_run
 from tasks.storage.stages import has_stages, stages_recipe
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flows.recipe.run_recipe import FlowRecipe
+    from tasks.storage.run_folder import RunFolder
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -79,24 +82,20 @@ def train(
 ) -> None:
     """Train a model: an agent's by its rewards or a teacher, on texts or pairs, or in stages."""
     from flows.recipe.loading import named_recipe
-    from flows.recipe.run_recipe import FlowRecipe, RunRecipe
+    from flows.recipe.run_recipe import FlowRecipe
     from flows.recipe.stages import StagesRecipe
-    from flows.runtime.checks import check_recipe
 
     name = f"{name}-search" if search else name
     short = {"steps": steps, "rollouts.batches": batches}
     overrides = [*(set_ or []), *(f"{key}={n}" for key, n in short.items() if n is not None)]
     recipe = named_recipe(name, overrides, FlowRecipe)
     run = run or name_run(Path(name).stem, _now())
-    if isinstance(recipe, RunRecipe):
-        check_recipe(recipe)
-    check_prefect()  # before a run is deleted
     if from_ is None:
-        settle(run, if_exists)
+        replaced = settle(run, if_exists)
     else:
         names = recipe.names() if isinstance(recipe, StagesRecipe) else []
-        delete_from(run, names, from_)
-    _train(run, recipe)
+        replaced = settle_from(run, names, from_)
+    _train(run, recipe, replaced)
 
 
 @app.command()
@@ -364,7 +363,7 @@ def _now() -> str:
     return f"{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _train(run: str, recipe: "FlowRecipe") -> None:
+def _train(run: str, recipe: "FlowRecipe", replaced: "Sequence[RunFolder]" = ()) -> None:
     """Print what the recipe's preset has become, if it has one; train, and print the summary."""
     from flows.recipe.presets import describe_preset
     from flows.recipe.run_recipe import RunRecipe
@@ -374,6 +373,6 @@ def _train(run: str, recipe: "FlowRecipe") -> None:
     if said := describe_preset(recipe.model_dump()):
         print(said, flush=True)
     if isinstance(recipe, RunRecipe):
-        print(train_with_bar(run, recipe))
+        print(train_with_bar(run, recipe, replaced))
     elif isinstance(recipe, StagesRecipe | SweepRecipe):
-        print(train_stages(run, recipe))
+        print(train_stages(run, recipe, replaced))

@@ -8,7 +8,7 @@ import typer
 
 from adapters.errors import did_you_mean
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.storage.stages import has_stages, stage_runs
+from tasks.storage.stages import has_stages, name_stage_run, stage_runs
 
 
 class IfExists(StrEnum):
@@ -20,12 +20,12 @@ class IfExists(StrEnum):
     DELETE = "delete"
 
 
-def settle(run: str, if_exists: IfExists) -> None:
-    """Clear the way for a run that is to be trained; RunError if it may not be."""
+def settle(run: str, if_exists: IfExists) -> list[RunFolder]:
+    """Return what is to be deleted before a run is trained; RunError if that may not be."""
     existing = folder_of(run)
     existing.check_writable()
     if not existing.exists() and not has_stages(existing):
-        return
+        return []
     if if_exists is IfExists.ASK:
         if_exists = _ask(run) if sys.stdin.isatty() else IfExists.RAISE
     if if_exists is IfExists.RAISE:
@@ -33,26 +33,42 @@ def settle(run: str, if_exists: IfExists) -> None:
             f"the run {existing.path} exists; continue it with --if-exists resume, start it afresh "
             "with --if-exists delete, or give another name with --run"
         )
-    if if_exists is IfExists.DELETE:
-        delete_run(existing)
+    return _from(existing, 0) if if_exists is IfExists.DELETE else []
 
 
-def delete_run(run: RunFolder, first: int = 1) -> None:
-    """Delete a run; of one with stages the runs of those from number `first` on, the last first."""
-    for stage in reversed(stage_runs(run)[first - 1 :]):
-        stage.delete()
-    if first == 1:
-        run.delete()
+def settle_from(run: str, names: Sequence[str], stage: str) -> list[RunFolder]:
+    """Return what is to be deleted before a stage and those after it are trained anew.
 
-
-def delete_from(run: str, names: Sequence[str], stage: str) -> None:
-    """Delete the runs of a stage and those after it, so that they are trained anew."""
+    RunError if the stage before it is not there, which would be trained anew as well.
+    """
     if stage not in names:
         named = f"the stages are {', '.join(names)}" if names else "the recipe has no stages"
         raise RunError(f"--from {stage}: {named}{did_you_mean(stage, names)}")
-    if not has_stages(folder_of(run)):
+    if not has_stages(folder := folder_of(run)):
         raise RunError(f"--from {stage}: there is no run {run} of stages; name one by --run")
-    delete_run(folder_of(run), names.index(stage) + 1)
+    first = names.index(stage)
+    before = [folder_of(name_stage_run(run, at + 1, names[at])) for at in range(first)]
+    if before and not before[-1].exists():
+        there = max((at + 1 for at, one in enumerate(before) if one.exists()), default=0)
+        raise RunError(
+            f"--from {stage}: the run {before[there].path} of an earlier stage is not there; put "
+            f"it back, or give --from {names[there]}, which trains it anew"
+        )
+    return _from(folder, first)
+
+
+def delete_runs(runs: Sequence[RunFolder]) -> None:
+    """Delete runs in their order, or none (RunError) if a process has any of them open."""
+    for run in runs:
+        with run.locked():
+            pass
+    for run in runs:
+        run.delete()
+
+
+def _from(run: RunFolder, first: int) -> list[RunFolder]:
+    """List the runs of the stages from number `first`, the last first, and then that of all."""
+    return [*reversed(stage_runs(run, first)), *([] if first else [run])]
 
 
 def _ask(run: str) -> IfExists:

@@ -8,7 +8,6 @@ import typer
 from adapters.errors import UserError
 from flows.cli.command_line import Verbose, train_stages
 from flows.cli.existing_run import IfExists, settle
-from flows.server.prefect_startup import check_prefect
 from tasks.storage.run_folder import name_run
 
 if TYPE_CHECKING:
@@ -50,21 +49,13 @@ def sweep(
     verbose: Verbose = False,
 ) -> None:
     """Train a recipe with several values of its keys, and choose the best run."""
-    from flows.sweep import check_sweep, deployment_of
-
     if (name is None) == (replay is None):
         raise UserError("a sweep is of a recipe or of a run's rollouts; give NAME or --replay RUN")
     given = {"select": select, "at_once": at_once, "deployment": deployment}
     chosen = {key: value for key, value in given.items() if value is not None}
     recipe = make_recipe(name, replay, chosen, set_ or [])
     run = run or name_run(name or f"{replay}", "sweep", f"{datetime.now():%Y%m%d-%H%M%S}")
-    if if_exists is not IfExists.DELETE:  # whose runs may differ from the recipe
-        check_sweep(recipe, run)
-    elif recipe.at_once > 1:
-        deployment_of(recipe, run)
-    check_prefect()  # before a run is deleted
-    settle(run, if_exists)
-    print(train_stages(run, recipe))
+    print(train_stages(run, recipe, settle(run, if_exists)))
 
 
 def make_recipe(

@@ -1,6 +1,6 @@
 """The recipe of supervised learning on texts; its values stand in prefect.yaml."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, Annotated, Any
@@ -170,6 +170,10 @@ class FinetuneRecipe(RunRecipe):
         teacher, none = self.teacher, dict[str, str]()
         models = none if teacher.model is None else {teacher.model: teacher.model}
         return Teachers("teacher.model", models, teacher.reads)
+
+    def queried_runs(self) -> Iterator[str]:
+        for one in self.dataset.origins().values():
+            yield from one.runs
 
     def sources(self) -> dict[str, Source]:
         return {

@@ -1,5 +1,6 @@
 """The recipe of learning from preferences; its values stand in prefect.yaml."""
 
+from collections.abc import Iterator
 from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, Annotated, Any
@@ -112,6 +113,9 @@ class PreferRecipe(RunRecipe):
 
     def sources(self) -> dict[str, Source]:
         return self.dataset.files()
+
+    def queried_runs(self) -> Iterator[str]:
+        yield from self.dataset.runs
 
     def _bound_values(self) -> dict[str, Any]:
         return without_columns(super()._bound_values())

@@ -1,6 +1,6 @@
 """The recipe of reinforcement learning on an agent's rollouts; its values stand in prefect.yaml."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -281,6 +281,9 @@ class Recipe(RunRecipe):
         """Map the split of the expert's texts, if there is an expert, to the texts."""
         expert = self.algorithm.expert
         return expert.texts(self.model.base) if expert.given_texts else {}
+
+    def queried_runs(self) -> Iterator[str]:
+        yield from self.algorithm.expert.runs
 
     def plays(self, judge: Judge | None = None) -> tuple[str, list[str]]:
         """Return the agent that plays rollouts, or a judge, and the roles that it asks."""

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -254,6 +254,10 @@ class RunRecipe(FlowRecipe, ABC):
     def given_examples(self) -> Mapping[str, Sized]:
         """Map the splits of what a run is given to learn, and does not play, to the examples."""
         return {}
+
+    def queried_runs(self) -> Iterator[str]:
+        """Yield the names of the runs from which a query takes what is learnt."""
+        yield from ()
 
     def policies(self) -> dict[str, tuple[str, ...]]:
         """Map each policy to the roles that it is trained in, the main one first."""

@@ -202,6 +202,14 @@ class StagesRecipe(FlowRecipe):
         """Return whether a stage's recipe names the run of another one."""
         return not {*self.names()}.isdisjoint(NAMED.findall(_text(stage.recipe)))
 
+    def needs(self, name: str) -> set[str]:
+        """Return the stages whose runs a stage reads: where it starts, and those it names."""
+        number = self.names().index(name)
+        start = {self._start(number)[0]} if number else set[str]()
+        return start | {*self.names()}.intersection(
+            NAMED.findall(_text(self.stages[number].recipe))
+        )
+
     def handed_on(self, name: str) -> str:
         """Return which checkpoint of a stage the next one starts at: its step, or last."""
         starts = (self._start(number) for number in range(1, len(self.stages)))

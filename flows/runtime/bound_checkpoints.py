@@ -27,7 +27,7 @@ from flows.recipe.run_recipe import Model, RunRecipe
 from tasks.checkpoints import Ledger, read_checkpoint, read_held_out
 from tasks.examples.teaching import choose_teacher, fill_reads
 from tasks.storage.files import is_written, link_or_copy
-from tasks.storage.manifest import FORK, parent_of, read_manifest
+from tasks.storage.manifest import FORK, Manifest, read_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.texts.rules import TRAIN
 
@@ -104,19 +104,14 @@ def carry_weights(recipe: RunRecipe, folder: RunFolder) -> None:
                 target = folder.engine / path.relative_to(parent.engine)
                 if not is_written(target):
                     link_or_copy(path, target)
-            if not saved_files(folder.engine, address):
-                raise CheckpointRefused(
-                    f"{key} {name} is gone: {parent.path} has no weights {address}, as it had when "
-                    "the run was made; put them back, or train a new run"
-                )
+        _refuse_gone(key, name, bound, folder.engine)
 
 
 def carried_files(folder: RunFolder) -> list[Path]:
     """List the files of weights that the engine of a run has from other runs."""
-    names = read_manifest(folder).get("bound", {})
     return [
         path
-        for name in names
+        for name in read_manifest(folder).get("bound", {})
         for address in _addresses(read_bound(folder, name))
         for path in saved_files(folder.engine, address)
     ]
@@ -167,13 +162,13 @@ def check_state(model: Model, service: "Service") -> None:
             )
 
 
-def check_teachers(recipe: RunRecipe, folder: RunFolder, bound: Mapping[str, Any]) -> None:
+def check_teachers(recipe: RunRecipe, parent: Manifest | None, bound: Mapping[str, Any]) -> None:
     """Refuse (UserError) a teacher that is the policy itself, or cannot be asked.
 
     The policy is itself where its weights start: the base, a checkpoint of another run that it is
-    `bound` to, or what a fork begins with. A teacher that reads more than the policy is another.
+    `bound` to, or what a fork of `parent` begins with. A teacher that reads more is another.
     """
-    start, parent = recipe.model.start or BASE, parent_of(folder) if folder.exists() else None
+    start = recipe.model.start or BASE
     if parent is not None and parent["how"] == FORK and parent["step"] > 0:
         start = f"{parent['run']}@{parent['step']}"
     teachers = recipe.teachers()
@@ -327,8 +322,7 @@ def _open(
 def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
     named, asked = read_checkpoint(name)
     run, _, only = named.partition(":")
-    parent = folder_of(run)
-    if not parent.exists():
+    if not (parent := folder_of(run)).exists():
         raise CheckpointRefused(
             f"{key} {name} names no run ({parent.path} is not there); give RUN@STEP of a run that "
             f"`ratchet runs` lists{'' if key == START else ', base, or a model by its whole name'}"
@@ -356,7 +350,7 @@ def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
             state=saved.state if is_start else None,
             optimizer_steps=_optimizer_steps(trained, parent, policy, step) if counted else None,
         )
-    return BoundCheckpoint(
+    found = BoundCheckpoint(
         run=run,
         step=step,
         created=read_manifest(parent)["created"],
@@ -364,6 +358,18 @@ def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
         held_out=read_held_out(parent).by_step.get(step),
         policies=policies,
     )
+    if needs_engine(base):
+        _refuse_gone(key, name, found, parent.engine)
+    return found
+
+
+def _refuse_gone(key: str, name: str, bound: BoundCheckpoint, engine: Path) -> None:
+    for address in _addresses(bound):
+        if not saved_files(engine, address):
+            raise CheckpointRefused(
+                f"{key} {name} is gone: {folder_of(bound.run).path} has no weights {address} any "
+                "more; put them back, or train a new run"
+            )
 
 
 def _check_start(name: str, step: int, parent: RunFolder, trained: Model, model: Model) -> None:

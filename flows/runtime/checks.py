@@ -5,6 +5,8 @@ a flow may have been started by a Prefect server. What they import is imported w
 a refusal should not wait for a library.
 """
 
+import re
+from collections.abc import Collection, Iterable
 from typing import TypeVar
 
 from adapters.calls import POLICY
@@ -19,36 +21,75 @@ from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
 from flows.runtime.bound_checkpoints import bind_checkpoints, check_choices, check_teachers
 from tasks.comparison.promotions import refuse_promoted
-from tasks.storage.manifest import check_binding, read_manifest
-from tasks.storage.run_folder import RunFolder
+from tasks.storage.manifest import check_binding, parent_of, read_manifest
+from tasks.storage.run_folder import RunError, RunFolder
 
 R = TypeVar("R", bound=RunRecipe)
 
 
-def check_start(recipe: R, run: RunFolder) -> R:
+def check_start(recipe: R, run: RunFolder, deleted: Collection[str] = ()) -> R:
     """Return the recipe that a run, new or not, is bound to: its epochs are counted in steps.
 
-    Refuse (UserError) what would end the run before its first step.
+    Refuse (UserError) what would end the run before its first step. Runs that are to be `deleted`
+    first, itself perhaps, count as absent.
     """
     recipe = count_steps(recipe)
-    check_run(recipe, run)
-    check_recipe(recipe, run)
-    for examples in {} if run.bound_files() else recipe.given_examples().values():
-        len(examples)  # refuses a query that cannot be asked, or chooses nothing
+    check_run(recipe, run, deleted)
+    there = _is_there(run, deleted)
+    check_recipe(recipe, run if there else None)
+    if not (there and run.bound_files()):
+        _check_given(recipe, deleted)
     return recipe
 
 
-def check_run(recipe: RunRecipe, run: RunFolder) -> None:
+def check_later(recipe: RunRecipe, awaited: Collection[str], deleted: Collection[str] = ()) -> None:
+    """Refuse (UserError) what would end a new run that begins after `awaited` ones have finished.
+
+    What it needs of those is not known yet. Runs that are to be `deleted` first count as absent.
+    """
+    check_recipe(recipe)
+    runs = {name: re.split("[:@]", name)[0] for name in recipe.named_checkpoints()}
+    known = {name: {"run": run} for name, run in runs.items() if run in awaited}
+    bound = bind_checkpoints(recipe, known)
+    refuse_deleted({one["run"] for one in bound.values()} - {*awaited}, deleted)
+    if not {*awaited}.intersection(recipe.queried_runs()):
+        _check_given(recipe, deleted)
+    TrackerChoice(**recipe.tracking.model_dump()).check()
+
+
+def _check_given(recipe: RunRecipe, deleted: Collection[str]) -> None:
+    refuse_deleted(recipe.queried_runs(), deleted)
+    for examples in recipe.given_examples().values():
+        len(examples)  # refuses a query that cannot be asked, or chooses nothing
+
+
+def check_run(recipe: RunRecipe, run: RunFolder, deleted: Collection[str] = ()) -> None:
     """Refuse (UserError) what would end a run of any flow, new or not, before its first step."""
     run.check_writable()
-    if run.exists():
+    there = _is_there(run, deleted)
+    if there:
         check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
+        bound, parent = read_manifest(run).get("bound", {}), parent_of(run)
     else:
         refuse_promoted(run.name)
-    bound = read_manifest(run).get("bound", {}) if run.exists() else bind_checkpoints(recipe, {})
-    check_teachers(recipe, run, bound)
+        bound, parent = bind_checkpoints(recipe, {}), None
+        refuse_deleted((one["run"] for one in bound.values()), deleted)
+    check_teachers(recipe, parent, bound)
     TrackerChoice(**recipe.tracking.model_dump()).check()
     check_service(recipe.model.base)
+
+
+def _is_there(run: RunFolder, deleted: Collection[str]) -> bool:
+    return run.exists() and run.name not in deleted
+
+
+def refuse_deleted(needed: Iterable[str], deleted: Collection[str]) -> None:
+    """Refuse (RunError) to delete a run that the recipe needs."""
+    if lost := sorted({*needed} & {*deleted}):
+        raise RunError(
+            f"the recipe needs the run {lost[0]}, which is to be deleted first; give the new run "
+            "another name by --run, or name another run in the recipe"
+        )
 
 
 def check_service(base: str) -> None:

@@ -112,12 +112,12 @@ def name_stage_run(run: str, number: int, stage: str) -> str:
     return f"{run}-{number}-{stage}"
 
 
-def stage_runs(run: RunFolder) -> list[RunFolder]:
-    """List the runs that have begun of stages or of a sweep, in their order; none of others."""
+def stage_runs(run: RunFolder, first: int = 0) -> list[RunFolder]:
+    """List the runs that are there of stages or of a sweep, from number `first`; none of others."""
     record = _record(run)
     stages = record["recipe"].get("stages", ())
     named = [name_stage_run(run.name, at + 1, one["name"]) for at, one in enumerate(stages)]
-    runs = (RunFolder(run.path.with_name(name)) for name in record.get("runs", named))
+    runs = (RunFolder(run.path.with_name(name)) for name in record.get("runs", named)[first:])
     return [one for one in runs if one.exists()]
 
 

@@ -13,7 +13,7 @@ from prefect.settings import PREFECT_API_URL
 
 from adapters.errors import UserError
 from benchmarks.interruptions.compare_runs import differing_parts, list_faults, read_contents
-from flows.cli.existing_run import delete_from
+from flows.cli.existing_run import delete_runs, settle_from
 from flows.recipe.loading import changed_recipe, recipe_options
 from flows.recipe.stages import StagesRecipe
 from flows.runtime.bound_checkpoints import read_bound
@@ -86,9 +86,12 @@ def test_trained_anew_from_a_stage_the_earlier_ones_stay_as_they_are(whole: RunF
     with pytest.raises(UserError, match=r"optimizer\.learning_rate: 0\.002 → 0\.001"):
         stages(changed, run="anew")
     with pytest.raises(UserError, match="rewards, pairs; did you mean 'pairs'"):
-        delete_from("anew", changed.names(), "pair")
-    delete_from("anew", changed.names(), "pairs")
+        settle_from("anew", changed.names(), "pair")
+    shutil.rmtree(folder_of("anew-1-texts").path)
+    delete_runs(settle_from("anew", changed.names(), "pairs"))
     stages(changed, run="anew")
+    assert not folder_of("anew-1-texts").exists()
+    assert len(stage_results(folder_of("anew"))) == 4, "the line of the run that is gone stays"
     assert last_owner(folder_of("anew-2-rewards").owners) == owners
     contents = [read_contents(folder_of(name)) for name in ("anew-3-pairs", NAMES[2])]
     assert "weights" in differing_parts(*contents)
@@ -196,7 +199,7 @@ def test_a_run_without_stages_is_not_taken_for_one_that_has_them(whole: RunFolde
     with pytest.raises(UserError, match="exists, and has no stages"):
         check_stages(RECIPE, NAMES[0])
     with pytest.raises(UserError, match="there is no run nobody of stages"):
-        delete_from("nobody", RECIPE.names(), "texts")
+        settle_from("nobody", RECIPE.names(), "texts")
 
 
 def test_the_table_of_stages_fits_100_columns_and_says_held_out_once(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tasks.metrics import read_metrics
 from tasks.recovery.recorded_steps import TrainedPolicy
 from tasks.recovery.rollout_steps import RolloutSteps
 from tasks.shards import read_shard
-from tasks.storage.manifest import Eras
+from tasks.storage.manifest import Eras, parent_of
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import arrays, read
 from tests.support.runs.small_recipe import small_recipe
@@ -219,10 +219,10 @@ def test_what_starts_elsewhere_is_taught_by_the_base_but_not_by_its_start(
     values = recipe.model_dump(mode="json")
     fork = fork_run(school, "forked", 2, values, recipe.fingerprint())
     started: dict[str, Any] = {"model": {"lora_rank": 8, "start": LATE}}
-    for of_run, changes in ((fork, {}), (folder_of("new"), started)):
-        check_teachers(taught_by("base", **changes), of_run, {})
+    for parent, changes in ((parent_of(fork), {}), (None, started)):
+        check_teachers(taught_by("base", **changes), parent, {})
         with pytest.raises(CheckpointRefused, match="whole@2 is the policy itself, which starts"):
-            check_teachers(taught_by(LATE, **changes), of_run, {})
+            check_teachers(taught_by(LATE, **changes), parent, {})
 
 
 @pytest.mark.parametrize("topics", [{"topic": "none"}, {}])

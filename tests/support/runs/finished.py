@@ -1,0 +1,55 @@
+"""Runs as they are on disk when they have finished, of which nothing was trained."""
+
+from flows.recipe.loading import count_steps
+from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import RunRecipe
+from flows.recipe.stages import StagesRecipe
+from tasks.checkpoints import Checkpoint, Ledger
+from tasks.evaluations import ScoredRollout, score
+from tasks.metrics import record_metrics
+from tasks.storage.files import write_text
+from tasks.storage.json_files import write_json
+from tasks.storage.manifest import write_manifest
+from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.stages import StageResult, write_stages
+from tasks.texts.held_out import HeldOutMeasure
+
+
+def write_finished(name: str, recipe: RunRecipe) -> RunFolder:
+    """Write a run that has all its steps, their checkpoints with weights, and a measure."""
+    recipe, run = count_steps(recipe), folder_of(name)
+    write_manifest(run, recipe.model_dump(mode="json"), recipe.fingerprint())
+    for policy in recipe.policies():
+        ledger = Ledger(run.checkpoints(policy))
+        for step in range(recipe.steps + 1):
+            kinds = ("sampler_weights", "weights")
+            sampler, state = (f"tinker://{name}-{policy}/{kind}/{step:05d}" for kind in kinds)
+            ledger.add(Checkpoint(step, sampler, state))
+            for address in (sampler, state):
+                write_text(run.engine / address.removeprefix("tinker://") / "adapter", "weights")
+    for step in range(recipe.steps):
+        record_metrics(run.metrics, step, {})
+    if isinstance(recipe, Recipe):
+        scores = score([ScoredRollout(f"group{n}", n % 2) for n in range(4)])
+        scored = {"sampled": scores.model_dump(mode="json")}
+        write_json(run.evaluation(f"{recipe.steps:05d}"), scored)
+    else:
+        measured = HeldOutMeasure(
+            measure="loss",
+            examples=1,
+            tokens=9,
+            value=0.5,
+            standard_error=None,
+            interval=None,
+            beside={},
+        )
+        write_json(run.measure(recipe.steps), measured.model_dump(mode="json"))
+    return run
+
+
+def write_finished_stages(run: str, recipe: StagesRecipe) -> list[RunFolder]:
+    """Write a run of stages that has finished; return the runs of its stages."""
+    parts = [*recipe.runs_of(run)]
+    results = [StageResult(part.stage, part.name, part.start, 2, "") for part in parts]
+    write_stages(folder_of(run), recipe.model_dump(mode="json"), results)
+    return [write_finished(part.name, part.recipe) for part in parts]
