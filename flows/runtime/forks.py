@@ -142,8 +142,9 @@ def check_replay(parent: RunFolder, recipe: dict[str, Any]) -> None:
 
 
 def _asked(recipe: Recipe, judge: Judge) -> tuple[Judge, list[str | None]]:
-    """Return a judge, and who answers it."""
-    return judge, [recipe.roles.get(role) for role in recipe.plays(judge)[1]]
+    """Return a judge, and who answers it; nobody does if there is none."""
+    asked = recipe.plays(judge)[1] if judge.judges else []
+    return judge, [recipe.roles.get(role) for role in asked]
 
 
 def _roles_of_judges(*recipes: Recipe) -> list[str]:

@@ -186,6 +186,7 @@ def test_a_replay_asks_another_model_behind_the_judge_anew(
     assert set(scores_of(whole, 0).values()) != {0.0}
     ours, theirs = (one.spans("train-00000.0").stat().st_ino for one in (again, whole))
     assert ours == theirs, "what the agent has said is the same"
+    assert is_written(again.evaluation("00000")), "and so is what no judge has scored"
 
 
 def refuse_once(messages: list[dict[str, Any]], example: dict[str, Any]) -> str:
