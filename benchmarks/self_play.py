@@ -18,7 +18,7 @@ from flows.train import train
 from tasks.checkpoints import read_held_out
 from tasks.storage.run_folder import folder_of, name_run
 
-OPPONENTS = ("policy", "earlier:4", "pool:4", "checkpoint:base")
+OPPONENTS = ("policy", "earlier:4", "pool:4")
 
 
 def score_by_step(opponent: str, seed: int, settings: Sequence[str]) -> Mapping[int, float]:

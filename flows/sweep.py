@@ -21,7 +21,7 @@ from flows.recipe.stages import StageRun
 from flows.recipe.sweeps.measured import measured_by
 from flows.recipe.sweeps.sweep import SweepRecipe, Values, as_overrides, name_child
 from flows.replay import replay
-from flows.runtime.checks import check_start, refuse_deleted
+from flows.runtime.checks import check_start, is_finished, refuse_deleted, refuse_left_out
 from flows.runtime.flow_runs import SweepSummary, completed, name_of_run
 from flows.runtime.forks import check_replay
 from flows.server.deployed_runs import (
@@ -31,7 +31,7 @@ from flows.server.deployed_runs import (
     describe_failure,
     train_deployed,
 )
-from flows.stages import FLOWS, is_finished, refuse_left_out
+from flows.stages import FLOWS
 from tasks.comparison.promotions import refuse_promoted
 from tasks.evaluations import headline, read_evaluation
 from tasks.metrics import read_metrics

@@ -68,7 +68,8 @@ def train_stages(
     What is `replaced` is deleted after the checks.
     """
     from flows.recipe.sweeps.sweep import SweepRecipe
-    from flows.stages import check_stages, stages
+    from flows.runtime.checks import check_stages
+    from flows.stages import stages
     from flows.sweep import check_sweep, sweep
     from tasks.reports.tables import fitted, terminal_width
     from tasks.storage.run_folder import folder_of

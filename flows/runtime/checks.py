@@ -6,7 +6,7 @@ a refusal should not wait for a library.
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import TypeVar
 
 from adapters.calls import POLICY
@@ -16,13 +16,17 @@ from adapters.tinker.bases import base_folder, check_base
 from adapters.tinker.engines import check_key, check_reachable
 from adapters.tinker.model_files import check_template
 from adapters.tracking.choice import TrackerChoice
-from flows.recipe.loading import count_steps
+from flows.recipe.loading import count_stages, count_steps
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
+from flows.recipe.stages import StageRun, StagesRecipe
 from flows.runtime.bound_checkpoints import bind_checkpoints, check_choices, check_teachers
 from tasks.comparison.promotions import refuse_promoted
+from tasks.metrics import read_metrics
+from tasks.storage.files import is_written
 from tasks.storage.manifest import check_binding, parent_of, read_manifest
-from tasks.storage.run_folder import RunError, RunFolder
+from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from tasks.storage.stages import stage_runs
 
 R = TypeVar("R", bound=RunRecipe)
 
@@ -61,6 +65,87 @@ def _check_given(recipe: RunRecipe, deleted: Collection[str]) -> None:
     refuse_deleted(recipe.queried_runs(), deleted)
     for examples in recipe.given_examples().values():
         len(examples)  # refuses a query that cannot be asked, or chooses nothing
+
+
+def check_stages(recipe: StagesRecipe, run: str, deleted: Collection[str] = ()) -> StagesRecipe:
+    """Return the recipe with its epochs counted in steps, where no earlier stage says how many.
+
+    Refuse (UserError) what would end a run of stages before the first step of any of them. Runs
+    that are to be `deleted` first count as absent.
+    """
+    if run not in deleted and (folder := folder_of(run)).exists():
+        raise RunError(f"the run {folder.path} exists, and has no stages; give another name")
+    refuse_promoted(run)
+    recipe = count_stages(recipe)
+    parts = [*recipe.runs_of(run)]
+    refuse_left_out(run, [*(part.name for part in parts), *deleted])
+    gone = {part.stage: part for part in gone_stages(parts, deleted)}
+    pending = set[str]()
+    for stage in parts:
+        there = is_there(stage, deleted)
+        if stage.stage in gone or (there and is_finished(stage)):
+            continue
+        needed = set[str]() if there else recipe.needs(stage.stage)
+        refuse_gone(stage, [gone[name] for name in gone if name in needed])
+        if needed & pending:
+            check_later(stage.recipe, [one.name for one in parts if one.stage in pending], deleted)
+        else:
+            check_start(stage.recipe, folder_of(stage.name), deleted)
+        pending.add(stage.stage)
+    if recipe.evaluate is not None:
+        check_recipe(recipe.evaluate)
+    return recipe
+
+
+def refuse_gone(stage: StageRun, needed: Sequence[StageRun]) -> None:
+    """Refuse (RunError) a stage that needs the runs of earlier ones, which are gone."""
+    for one in needed:
+        raise RunError(
+            f"stage {stage.stage} needs the run {folder_of(one.name).path}, which is gone; put it "
+            f"back, or give --from {one.stage}, which trains it and all after it anew"
+        )
+
+
+def refuse_left_out(run: str, names: Collection[str]) -> None:
+    """Refuse (RunError) a recipe without some of the runs that a sweep, or stages, have begun.
+
+    The record would name them no more, so that no table had them and nothing deleted them.
+    """
+    if left := [one.name for one in stage_runs(folder_of(run)) if one.name not in names]:
+        raise RunError(
+            f"{folder_of(run).path} has begun {', '.join(left)}, of which this recipe has no stage "
+            "or values; give those too, or another name with --run, or start afresh with "
+            "--if-exists delete"
+        )
+
+
+def gone_stages(parts: Sequence[StageRun], deleted: Collection[str] = ()) -> list[StageRun]:
+    """List the stages whose runs are gone: they are not there, and the run of a later stage is.
+
+    They are not trained anew, since the later run has the weights at which it started. Runs that
+    are to be `deleted` count as absent.
+    """
+    there = [is_there(part, deleted) for part in parts]
+    return [part for at, part in enumerate(parts) if not there[at] and any(there[at:])]
+
+
+def is_there(stage: StageRun, deleted: Collection[str]) -> bool:
+    """Return whether a stage has a run that is not to be `deleted`."""
+    return stage.name not in deleted and folder_of(stage.name).exists()
+
+
+def is_finished(stage: StageRun) -> bool:
+    """Return whether the run of a stage has all it is to have.
+
+    RunError if it is there by another recipe.
+    """
+    run = folder_of(stage.name)
+    if not run.exists():
+        return False
+    recipe = count_steps(stage.recipe)
+    check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
+    scored = not isinstance(recipe, Recipe) or is_written(run.evaluation(f"{recipe.steps:05d}"))
+    return len(read_metrics(run.metrics)) == recipe.steps and scored
 
 
 def check_run(recipe: RunRecipe, run: RunFolder, deleted: Collection[str] = ()) -> None:

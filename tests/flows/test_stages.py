@@ -17,7 +17,8 @@ from flows.cli.existing_run import delete_runs, settle_from
 from flows.recipe.loading import changed_recipe, recipe_options
 from flows.recipe.stages import StagesRecipe
 from flows.runtime.bound_checkpoints import read_bound
-from flows.stages import check_stages, stages
+from flows.runtime.checks import check_stages
+from flows.stages import stages
 from tasks.checkpoints import best_step
 from tasks.reports.board.run_list import runs_table
 from tasks.reports.page import write_report

@@ -14,7 +14,7 @@ from prefect.settings import PREFECT_API_URL
 
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
 from flows.recipe.sweeps.sweep import SweepRecipe
-from flows.stages import is_finished
+from flows.runtime.checks import is_finished
 from flows.sweep import check_sweep, sweep
 from tasks.storage.files import write_text
 from tasks.storage.owners import Owner, last_owner
