@@ -26,7 +26,7 @@ from tasks.metrics import read_metrics
 from tasks.storage.files import is_written
 from tasks.storage.manifest import check_binding, parent_of, read_manifest
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.storage.stages import stage_runs
+from tasks.storage.stages import has_stages, stage_runs
 
 R = TypeVar("R", bound=RunRecipe)
 
@@ -151,6 +151,8 @@ def is_finished(stage: StageRun) -> bool:
 def check_run(recipe: RunRecipe, run: RunFolder, deleted: Collection[str] = ()) -> None:
     """Refuse (UserError) what would end a run of any flow, new or not, before its first step."""
     run.check_writable()
+    if has_stages(run) and run.name not in deleted:
+        raise RunError(f"the run {run.path} is one of stages, or a sweep; give another name")
     there = _is_there(run, deleted)
     if there:
         check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())

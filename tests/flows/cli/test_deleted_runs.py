@@ -77,6 +77,10 @@ def files() -> list[Path]:
             "{rewards}.algorithm.kl.reference=no@2",
             "algorithm.kl.reference no@2 names no run",
         ),
+        (
+            "train one.yaml --run st --if-exists resume",
+            "is one of stages, or a sweep",
+        ),
         ("train one.yaml --run st --if-exists delete --set dataset.path=no.csv", "no.csv does not"),
         (
             "train one.yaml --run one --if-exists delete --set model.start=one@2",
