@@ -14,6 +14,7 @@ import pytest
 from adapters.calls import POLICY
 from adapters.door.door import Door
 from adapters.player_protocol import PlaySettings
+from adapters.project.modules import load_agent_file
 from adapters.tinker.faults import ServiceRefused
 from adapters.tinker.live_policy import LivePolicy, UpdateResult
 from benchmarks.interruptions.compare_runs import differing_parts, read_contents
@@ -112,15 +113,18 @@ def test_a_run_that_dies_while_steps_overlap_continues_as_if_it_had_not(
     assert probed[0] <= 1e-4
 
 
+hello = load_agent_file("hello")
 STARTED: list[str] = []
 
 
-async def slow_after_the_first_step(_: dict[str, Any], *, base_url: str, **__: str) -> float:
+async def slow_after_the_first_step(example: dict[str, Any], **endpoint: str) -> float:
     """Play the four rollouts of the first step at once, and all others for an hour."""
-    STARTED.append(base_url)
-    if "/train-00000-" not in base_url:
+    STARTED.append(endpoint["base_url"])
+    reward = float(len(STARTED) % 2)
+    if "/train-00000-" not in endpoint["base_url"]:
         await asyncio.sleep(3600)
-    return float(len(STARTED) % 2)
+    await hello.play(example, **endpoint)
+    return reward
 
 
 @pytest.mark.timeout(200)

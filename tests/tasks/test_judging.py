@@ -53,7 +53,7 @@ A, B = "train-00000-0000-00", "train-00000-0000-01"
         ({A: [0.5, 0.25], B: -0.0}, f"scores {A} 0.75 (0.5 + 0.25), {B} 0"),
         ({"measure/unread": 1}, "no scores; measured unread 1"),
         (0.5, "no scores"),
-        ({"other": 1}, "RewardError: the agent returned a reward for the role 'other', and the"),
+        ({"other": 1}, "RewardError: the agent returned a reward for 'other', and what it can"),
     ],
 )
 def test_the_rollout_of_a_judge_has_ended_with_its_verdict(returned: object, said: str) -> None:

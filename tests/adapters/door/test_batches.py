@@ -505,7 +505,6 @@ def test_a_token_is_checked_before_the_body_is_read(
         b'{"outcome": {"reward": 1.0}, "seconds": 1.0, "steps": 3}',
         b'{"outcome": {"reward": NaN}, "seconds": 1.0}',
         b'{"outcome": {"reward": 1%s}, "seconds": 1.0}' % (b"0" * 400),
-        b'{"outcome": {"reward": {}}, "seconds": 1.0}',
         b'{"outcome": {"reward": {"policy": ["a"]}}, "seconds": 1.0}',
         b'{"outcome": {"reward": 1.0, "failed": "KeyError", "message": "no"}, "seconds": 1.0}',
         b'{"outcome": {"failed": "KeyError"}, "seconds": 1.0}',
