@@ -22,7 +22,6 @@ from flows.recipe.run_recipe import Model, RunRecipe
 from flows.recipe.stages import StageRun, StagesRecipe
 from flows.runtime.bound_checkpoints import bind_checkpoints, check_choices, check_teachers
 from tasks.comparison.promotions import refuse_promoted
-from tasks.metrics import read_metrics
 from tasks.storage.files import is_written
 from tasks.storage.manifest import check_binding, parent_of, read_manifest
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
@@ -142,6 +141,8 @@ def is_finished(stage: StageRun) -> bool:
     run = folder_of(stage.name)
     if not run.exists():
         return False
+    from tasks.metrics import read_metrics  # imports Prefect
+
     recipe = count_steps(stage.recipe)
     check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
     scored = not isinstance(recipe, Recipe) or is_written(run.evaluation(f"{recipe.steps:05d}"))
