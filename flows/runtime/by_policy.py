@@ -224,7 +224,7 @@ def _tell_untrained(run: OpenRun, step: int, metrics: Metrics) -> None:
     if metrics.get("judge/abstained") == 1:
         log.warning(
             "step %d was not trained: the judge has given no rollout a score. To see its answers: "
-            "ratchet sql --run %s \"select reply from calls where split = 'judge'\"",
+            "ratchet sql --run %s \"select step, said from calls where split = 'judge'\"",
             step,
             run.folder.name,
         )

@@ -332,6 +332,10 @@ def test_a_judge_that_scores_no_rollout_abstains_and_the_run_says_that_it_traine
     (row,) = read_metrics(run.metrics)
     assert (row["judge/abstained"], row["judge/failed"], row["datums"]) == (1, 0, 0)
     assert "step 0 was not trained: the judge has given no rollout a score" in caplog.text
+    remedy = re.search(r'ratchet sql --run abstains "(.*)"', caplog.text)
+    assert remedy is not None
+    with open_views([run]) as views:
+        assert views.sql(remedy[1]).columns == ["step", "said"]
 
 
 async def words(example: dict[str, Any], **endpoint: str) -> dict[str, float]:
