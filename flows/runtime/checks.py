@@ -81,11 +81,11 @@ def check_stages(recipe: StagesRecipe, run: str, deleted: Collection[str] = ()) 
     gone = {part.stage: part for part in gone_stages(parts, deleted)}
     pending = set[str]()
     for stage in parts:
-        there = is_there(stage, deleted)
+        there = _is_there(folder_of(stage.name), deleted)
         if stage.stage in gone or (there and is_finished(stage)):
             continue
         needed = set[str]() if there else recipe.needs(stage.stage)
-        refuse_gone(stage, [gone[name] for name in gone if name in needed])
+        refuse_orphan(stage, [gone[name] for name in gone if name in needed])
         if needed & pending:
             check_later(stage.recipe, [one.name for one in parts if one.stage in pending], deleted)
         else:
@@ -96,12 +96,12 @@ def check_stages(recipe: StagesRecipe, run: str, deleted: Collection[str] = ()) 
     return recipe
 
 
-def refuse_gone(stage: StageRun, needed: Sequence[StageRun]) -> None:
+def refuse_orphan(stage: StageRun, needed: Sequence[StageRun]) -> None:
     """Refuse (RunError) a stage that needs the runs of earlier ones, which are gone."""
-    for one in needed:
+    if needed:
         raise RunError(
-            f"stage {stage.stage} needs the run {folder_of(one.name).path}, which is gone; put it "
-            f"back, or give --from {one.stage}, which trains it and all after it anew"
+            f"stage {stage.stage} needs the run {folder_of(needed[0].name).path}, which is gone; "
+            f"put it back, or give --from {needed[0].stage}, which trains it and all after it anew"
         )
 
 
@@ -124,13 +124,8 @@ def gone_stages(parts: Sequence[StageRun], deleted: Collection[str] = ()) -> lis
     They are not trained anew, since the later run has the weights at which it started. Runs that
     are to be `deleted` count as absent.
     """
-    there = [is_there(part, deleted) for part in parts]
+    there = [_is_there(folder_of(part.name), deleted) for part in parts]
     return [part for at, part in enumerate(parts) if not there[at] and any(there[at:])]
-
-
-def is_there(stage: StageRun, deleted: Collection[str]) -> bool:
-    """Return whether a stage has a run that is not to be `deleted`."""
-    return stage.name not in deleted and folder_of(stage.name).exists()
 
 
 def is_finished(stage: StageRun) -> bool:

@@ -118,7 +118,7 @@ def _describe_schedule(of: DeploymentSchedule) -> str:
 
 
 def _next_commands(address: str, names: list[str]) -> str:
-    """Return the commands that start a worker and run a deployment, for any shell.
+    """Return the commands that start a worker and run a deployment, for a shell.
 
     Each names the server, since Prefect starts another one where no server is named.
     """

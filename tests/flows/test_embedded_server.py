@@ -30,9 +30,10 @@ print(subprocess.Popen(words, **silent).pid)
 """
 
 
-def wait_for_end(process: int) -> None:
+def ends(process: int) -> bool:
+    """Wait until a process has ended, a minute at most; return whether it has."""
     psutil.wait_procs([psutil.Process(process)] if psutil.pid_exists(process) else [], timeout=60)
-    assert not psutil.pid_exists(process) or psutil.Process(process).status() == "zombie"
+    return not psutil.pid_exists(process) or psutil.Process(process).status() == "zombie"
 
 
 def test_a_server_ends_when_its_command_is_killed() -> None:
@@ -42,7 +43,7 @@ def test_a_server_ends_when_its_command_is_killed() -> None:
         server = int(parent.stdout.readline())
         assert psutil.pid_exists(server)
         os.kill(parent.pid, signal.SIGKILL)
-    wait_for_end(server)
+    assert ends(server)
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_a_server_that_was_left_behind_is_swept(orphan: int) -> None:
     if psutil.Process(orphan).ppid() != 1:
         pytest.skip("another process than the first one adopts orphans here")
     sweep_orphans()
-    wait_for_end(orphan)
+    assert ends(orphan)
 
 
 def test_a_server_of_a_living_command_or_of_another_database_is_not_swept(
