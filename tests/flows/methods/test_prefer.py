@@ -132,9 +132,8 @@ def test_a_pair_is_of_one_minibatch(whole: RunFolder) -> None:
     assert method.optimizer_steps(recorded.num_rows) == len(passes)
 
 
-@pytest.mark.parametrize(
-    ("phase", "done"), [("begin", 1), pytest.param("add", 2, marks=pytest.mark.story)]
-)
+@pytest.mark.story
+@pytest.mark.parametrize(("phase", "done"), [("begin", 1), ("add", 2)])
 def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str, done: int) -> None:
     """Whether or not the service has applied the updates that nobody noted as saved.
 
@@ -149,6 +148,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str, done
     assert references[0] == references[1], "the reference is never the policy of a resumed run"
 
 
+@pytest.mark.story
 def test_a_run_that_is_killed_while_the_reference_scores_keeps_what_it_has(
     whole: RunFolder,
 ) -> None:

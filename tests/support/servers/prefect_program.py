@@ -30,9 +30,12 @@ def collect_garbage() -> None:
 
     What it would find there are cursors of connections to SQLite. To finalize one takes the mutex
     of its connection, and a connection that waits for another's transaction has it for 60 seconds:
-    an event loop in the middle of that transaction would wait for itself.
+    an event loop in the middle of that transaction would wait for itself. What the server has made
+    until the first collection stays, and is not looked through again.
     """
     gc.disable()
+    time.sleep(COLLECT_SECONDS)
+    gc.freeze()
     while True:
         time.sleep(COLLECT_SECONDS)
         gc.collect()
