@@ -123,7 +123,12 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
 
 def check_replay(parent: RunFolder, recipe: dict[str, Any]) -> None:
     """Refuse (UserError) a recipe that cannot be trained on the rollouts of `parent`."""
-    made = read_recipe(parent, Recipe)  # refuses a run without rollouts
+    if parent.given_files():
+        raise RunError(
+            f"{parent.path} has texts or pairs and no rollouts: `ratchet fork {parent.name} --at 0 "
+            "--set KEY=VALUE` trains them anew, say under another loss"
+        )
+    made = read_recipe(parent, Recipe)
     done = len(read_metrics(parent.metrics))
     if recipe["steps"] > done:
         raise RunError(

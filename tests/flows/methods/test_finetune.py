@@ -358,4 +358,6 @@ def test_the_command_trains_and_goes_on_with_a_file_of_texts(root: Path, tmp_pat
     ratchet = [sys.executable, "-m", "flows.cli.main"]
     refused = subprocess.run([*ratchet, "replay", "forked"], capture_output=True, text=True)
     assert refused.returncode == 2
-    assert "was made by the flow finetune, and this needs a run of train" in refused.stderr
+    assert "no rollouts: `ratchet fork forked --at 0 --set KEY=VALUE` trains them" in refused.stderr
+    call("fork", "forked", "--at", "0", "--as", "anew", "--set", "loss=dft", "--set", "steps=1")
+    assert folder_of("anew").texts.samefile(folder_of("by-command").texts)
