@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from adapters.errors import UserError
+from adapters.process.terminal import say, terminal_width
 from tasks.storage.files import check_output
 from tasks.storage.run_folder import folder_of
 
@@ -28,7 +29,6 @@ def writable(out: Path | None) -> Path | None:
 def runs() -> None:
     """List the runs of this folder."""
     from tasks.reports.board.run_list import runs_table
-    from tasks.reports.tables import terminal_width
 
     print(runs_table(terminal_width()))
 
@@ -137,10 +137,10 @@ def verify(run: Run) -> None:
     if engine.returncode not in (0, 1):
         damage.append(f"{folder.engine} could not be verified: see above")
     for sentence in damage:
-        print(sentence)
+        say(sentence)
     if damage:
         raise SystemExit(1)
-    print(f"{folder.path} is as it was written: {len(folder.files())} files, and the engine's")
+    say(f"{folder.path} is as it was written: {len(folder.files())} files, and the engine's")
 
 
 @app.command()
@@ -157,4 +157,4 @@ def debug(
 
     rerun = debug_rollout(folder_of(run), rollout, sample=sample, stop=pdb)
     for label, said in rerun.lines().items():
-        print(f"{label:8}{said}")
+        say(f"{label:8}{said}")
