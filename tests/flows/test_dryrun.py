@@ -167,7 +167,7 @@ def test_a_kept_dry_run_ends_with_the_query_that_lists_its_failures(
         f"train-00000-{example:04d}-{k:02d}" for example in (0, 1) for k in (0, 1)
     ]
     for row in rows:
-        assert [*row] == ["rollout_id", "error_type", "error_message"]
+        assert [*row] == ["run", "rollout_id", "error_type", "error_message"]
         assert row["error_type"] == "KeyError"
         assert re.fullmatch(r"'no such column' at .*failing\.py:3", row["error_message"])
 
