@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.errors import UserError
+from adapters.errors import UserError, counted
 from tasks.recording.spans import ERROR, REWARD, cause_of
 from tasks.storage.checksums import verified
 from tasks.storage.files import is_written
@@ -67,11 +67,12 @@ def check_rewards(spans: Sequence[Path], most_failed: float) -> None:
     commonest = max(causes.values(), key=len, default=[])
     shown = f"{commonest[0]} ({len(commonest)} of them)" if commonest else "none"
     shard, *_ = (row["shard"] for row in played) if played else ("the step",)
+    ended = counted(len(rewarded) + len(failed), "rollout")
     raise StepStopped(
-        f"{len(failed)} of the {len(rewarded) + len(failed)} rollouts of {shard} failed, and "
-        f"{len(rewarded)} have a reward, so the run is stopped before this step is trained. The "
-        f"commonest error: {shown}. Mend the agent, or give a larger "
-        "rollouts.most_failed, and resume the run: the step is played anew"
+        f"{len(failed)} of the {ended} of {shard} failed, and {len(rewarded)} earned a reward, so "
+        f"the run is stopped before this step is trained. The commonest error: {shown}. "
+        "Mend the agent, or give a larger rollouts.most_failed, and resume the run: the step is "
+        "played anew"
     )
 
 

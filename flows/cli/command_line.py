@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from adapters.errors import UserError
+from adapters.errors import UserError, counted
 from adapters.process.terminal import WIDTH, terminal_width
 from adapters.tinker.engines import engine_begun
 from adapters.tracking.wandb import unsynced_folder
@@ -187,7 +187,6 @@ def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> s
     """Return what a run has come to: its gain, its time, what failed and where to look."""
     from flows.runtime.forks import describe_origin
     from tasks.reports.failures import ask_failures
-    from tasks.reports.tables import counted
 
     known, trained = summary.seconds is not None, summary.seconds or 0
     spent = f"{trained:.0f} s of sampling and training since its start, " if known else ""

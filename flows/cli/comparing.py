@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from adapters.errors import UserError
+from adapters.errors import UserError, counted
 from adapters.process.terminal import WIDTH, say, terminal_width
 from flows.cli.command_line import Overrides, Verbose, call_flow
 
@@ -140,7 +140,8 @@ def _describe(comparison: "Comparison") -> str:
     parts = [fitted(NAMES, rows, min(terminal_width(), WIDTH), ["target"])]
     parts += [part for one in comparison.targets if (part := _differing(comparison, one.target))]
     folder = folder_of(comparison.folder).path
-    said = f"{comparison.examples} examples, each compared with {comparison.against}: {folder}"
+    played = counted(comparison.examples, "example")
+    said = f"{played}, each compared with {comparison.against}: {folder}"
     return "\n\n".join([*parts, said])
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from adapters.errors import UserError
+from adapters.errors import UserError, counted
 from adapters.process.terminal import terminal_width
 from tasks.recording.spans import printable
 from tasks.recording.views import VIEWS, open_views, views_in
@@ -63,7 +63,7 @@ def _table(rows: duckdb.DuckDBPyRelation) -> bytes:
         for number, row in enumerate(texts, 1):
             console.print(_grid([f"row {number}", ""], zip(names, row, strict=True)))
     if (left := len(rows) - len(shown)) > 0:
-        console.print(f"{left} more rows; --format csv has all")
+        console.print(f"{counted(left, 'more row')}; --format csv has all")
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines()).encode()
 
 

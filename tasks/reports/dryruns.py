@@ -9,11 +9,12 @@ from typing import TypedDict
 import pyarrow as pa
 
 from adapters.calls import POLICY
+from adapters.errors import counted
 from tasks.algorithm.advantages import CreditAssignment, find_advantage
 from tasks.recording.transcripts import Transcript, describe_end, read_transcripts
 from tasks.recording.views import SPOKEN
 from tasks.reports.failures import read_failures
-from tasks.reports.tables import aligned, counted
+from tasks.reports.tables import aligned
 from tasks.storage.checksums import verified
 from tasks.storage.names import parse_rollout
 from tasks.storage.tables import arrays, query_beside, read, select
@@ -177,7 +178,7 @@ def _find_cause(
         return "the agent rewards other roles" if named else "algorithm.rewards left all out"
     fewest = credit.min_group_size
     if all(len(rewards) < fewest for rewards in groups.values()):
-        return f"no group has {fewest} rollouts with a reward"
+        return f"no group has {counted(fewest, 'rollout')} with a reward"
     advantage = find_advantage(credit.advantage)
     if advantage.in_groups and not advantage.alone and all(map(_equal, groups.values())):
         return "in each group all rewards are equal"

@@ -20,11 +20,6 @@ NARROWEST = 6
 """Letters of the narrowest column that is still shortened."""
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, which has an s unless there is one."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def scores_table(scores: Mapping[str, Score]) -> str:
     """Return an evaluation as a table for a terminal, as `score_rows` lists it."""
     return aligned(*score_rows(scores))

@@ -91,7 +91,7 @@ WRONG: list[tuple[str, str]] = [
     ("train fine.yaml --steps -1", "recipe.steps: Input should be greater than or equal to 0"),
     (changed("steps=1 --set epochs=1"), "steps 1 with epochs 1: give one of them"),
     (changed("epochs=-1"), "recipe.epochs: Input should be greater than or equal to 0"),
-    (changed("epochs=1 --set optimizer.warmup_steps=5"), "warmup_steps 5 never end in 1 steps"),
+    (changed("epochs=1 --set optimizer.warmup_steps=5"), "warmup_steps 5 never end in 1 step;"),
     (changed("epochs=1 --set dataset.path=missing.csv"), "missing.csv does not exist"),
     ("train fine.yaml --batches 0", "recipe.rollouts.batches: Input should be greater than"),
     (changed("steps=2.5"), "recipe.steps: Input should be a valid integer"),

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from adapters.errors import counted
 from flows.cli.commands import app
 from tasks.evaluations import ScoredRollout, Spent, score
 from tasks.recording.spans import Span, table
 from tasks.reports.failures import ask_failures, read_failures
-from tasks.reports.tables import counted, scores_table
+from tasks.reports.tables import scores_table
 from tasks.reports.transcripts import transcripts
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import folder_of
