@@ -222,7 +222,7 @@ def dryrun(
     finally:
         if not keep and folder.exists():
             folder.delete()
-    print(result.report)
+    say(result.report)
     if keep:
         whole = f"ratchet sql --run {run} 'from rollouts'"
         say(f"\nkept in {folder.path}; {ask_failures(run) if result.failed else whole}")

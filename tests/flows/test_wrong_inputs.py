@@ -115,6 +115,7 @@ WRONG: list[tuple[str, str]] = [
     ),
     # data sets
     (changed("dataset.path=missing.csv"), "missing.csv does not exist"),
+    (changed("dataset.path=fien.csv"), "fien.csv does not exist; did you mean 'fine.csv'? see "),
     (changed("dataset.path=empty.csv"), "empty.csv has no rows"),
     (changed("dataset.path=headed.csv"), "headed.csv has no rows whose split is 'train'"),
     (changed("dataset.path=whole.csv"), "whole.csv has no column 'split'"),

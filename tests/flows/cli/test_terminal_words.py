@@ -14,8 +14,8 @@ from tasks.storage.run_folder import RunFolder
 
 WRONG = (*RATCHET, "train", "hello", "--set", "steps=0", "--set", "epochs=0")
 SAID = (
-    "ratchet: recipe: Value error, steps 0 with epochs 0: give one of them, since a run is as "
-    "long as either says"
+    "ratchet: recipe: steps 0 with epochs 0: give one of them, since a run is as long as "
+    "either says"
 )
 
 
