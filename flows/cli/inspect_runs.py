@@ -17,7 +17,7 @@ from tasks.storage.run_folder import RunFolder, folder_of
 
 app = typer.Typer()
 
-BEGIN_SECONDS, LOOK_SECONDS = 20, 0.5
+BEGIN_SECONDS, LOOK_SECONDS = 30, 0.5
 """Seconds in which a run that has been started has its folder, and between two looks for it."""
 
 Run = Annotated[str, typer.Argument(help="A run's name; `ratchet runs` lists them.")]
@@ -35,7 +35,10 @@ def runs() -> None:
     """List the runs of this folder."""
     from tasks.reports.board.run_list import runs_table
 
-    print(runs_table(terminal_width()))
+    table, _, below = runs_table(terminal_width()).partition("\n\n")
+    print(table)
+    if below:
+        say(f"\n{below}")
 
 
 @app.command()

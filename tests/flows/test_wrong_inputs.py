@@ -121,6 +121,7 @@ WRONG: list[tuple[str, str]] = [
     (changed("dataset.path=whole.csv"), "whole.csv has no column 'split'"),
     (changed("dataset.path=untested.csv"), "has no rows whose split is 'test' (found: train)"),
     (changed("dataset.path=torn.jsonl"), "torn.jsonl cannot be read"),
+    (changed("dataset.path=torn.jsonl"), "Mend it there"),
     (changed("dataset.path=numbers.jsonl"), "has a row that is no JSON object: 1"),
     (changed("dataset.path=torn.parquet"), "torn.parquet cannot be read"),
     (changed("dataset.path=notes.txt"), "notes.txt is not a dataset we read"),

@@ -31,7 +31,7 @@ def test_a_run_whose_folder_is_not_there_yet_is_waited_for() -> None:
     shown = watch("hello-2")
     starting.join()
     assert shown.exit_code == 0, shown.output
-    assert shown.stderr == "waiting up to 20 s for the run hello-2 to begin\n"
+    assert shown.stderr == "waiting up to 30 s for the run hello-2 to begin\n"
     assert "hello-2: finished" in shown.stdout
 
 
