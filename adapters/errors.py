@@ -78,3 +78,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a question after the known name that is nearest to another; empty if none is near."""
     close = difflib.get_close_matches(name, [*known], n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, which has an s unless there is one."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -20,7 +20,7 @@ from adapters.door.door import Door
 from adapters.door.memory import Answer
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.recorded_backend import RecordedBackend
-from adapters.errors import UserError
+from adapters.errors import UserError, counted
 from adapters.harness.debugger.alone import play_alone
 from adapters.player_protocol import Outcome, PlaySettings
 from adapters.rendering.chat import Chat
@@ -60,8 +60,9 @@ class Rerun:
     def lines(self) -> dict[str, str]:
         """Say by label what was played, and how it has ended."""
         one = self.recorded
+        answers = counted(len(one.calls), "call")
         same = "the same" if self.end == one.end else self.end
-        played = f"{one.id}, attempt {one.attempt}, {self.answered} of {len(one.calls)} calls"
+        played = f"{one.id}, attempt {one.attempt}, {self.answered} of {answers}"
         return {"played": f"{played} answered from the record", "was": one.end, "now": same}
 
 

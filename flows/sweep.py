@@ -12,7 +12,7 @@ from typing import Any
 from prefect import Flow, State, flow
 from prefect.client.schemas.objects import FlowRun
 
-from adapters.errors import UserError
+from adapters.errors import UserError, counted
 from adapters.tinker.engines import engines_kept
 from flows.recipe.loading import RecipeError, changed_recipe, count_steps, named_recipe
 from flows.recipe.recipe import Recipe
@@ -146,7 +146,7 @@ def choose(results: Sequence[ChildResult], select: str) -> list[ChildResult]:
     known = [one for one in results if one.measured is not None]
     if not known:
         raise RunError(
-            f"each of the {len(results)} runs has failed, {results[0].run} since "
+            f"each of the {counted(len(results), 'run')} has failed, {results[0].run} since "
             f"{results[0].error}; mend that, and the same command tries them again"
         )
     best = (min if select == "loss" else max)(known, key=lambda one: one.measured or 0.0)

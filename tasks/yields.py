@@ -1,13 +1,13 @@
 """rollouts → what the run decides by: how much a step yields, and how many of it failed."""
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.errors import UserError
-from tasks.recording.spans import ERROR, REWARD
+from adapters.errors import UserError, counted
+from tasks.recording.spans import ERROR, REWARD, cause_of
 from tasks.storage.checksums import verified
 from tasks.storage.files import is_written
 from tasks.storage.names import BASELINE, parse_rollout
@@ -61,13 +61,18 @@ def check_rewards(spans: Sequence[Path], most_failed: float) -> None:
     if rewarded and len(failed) <= most_failed * (len(rewarded) + len(failed)):
         return
     said = Counter(f"{row['error_type']}: {row['error_message']}" for row in failed)
-    commonest = "; ".join(f"{error} ({count} of them)" for error, count in said.most_common(1))
+    causes: dict[str, list[str]] = defaultdict(list)
+    for error, count in said.most_common():
+        causes[cause_of(error)] += [error] * count
+    commonest = max(causes.values(), key=len, default=[])
+    shown = f"{commonest[0]} ({len(commonest)} of them)" if commonest else "none"
     shard, *_ = (row["shard"] for row in played) if played else ("the step",)
+    ended = counted(len(rewarded) + len(failed), "rollout")
     raise StepStopped(
-        f"{len(failed)} of the {len(rewarded) + len(failed)} rollouts of {shard} failed, and "
-        f"{len(rewarded)} have a reward, so the run is stopped before this step is trained. The "
-        f"commonest error: {commonest or 'none'}. Mend the agent, or give a larger "
-        "rollouts.most_failed, and resume the run: the step is played anew"
+        f"{len(failed)} of the {ended} of {shard} failed, and {len(rewarded)} earned a reward, so "
+        f"the run is stopped before this step is trained. The commonest error: {shown}. "
+        "Mend the agent, or give a larger rollouts.most_failed, and resume the run: the step is "
+        "played anew"
     )
 
 

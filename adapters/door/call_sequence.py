@@ -10,7 +10,7 @@ from typing import Protocol
 from adapters.calls import Begun, CallId, Completion, Refused, Request
 from adapters.door.kept_calls import KeptCalls
 from adapters.door.memory import Answer, Memory
-from adapters.errors import UserError
+from adapters.errors import UserError, counted
 from adapters.process.waiting import cancel_and_wait
 from adapters.rendering.chat import Chat
 
@@ -144,8 +144,8 @@ class CallSequence:
         elif self._max_calls is not None and self._calls >= self._max_calls:
             self.refused += 1
             text = (
-                f"The rollout has made {self._calls} calls, which is all that it may make; "
-                "the recipe's rollouts.max_calls says how many."
+                f"The rollout has made {counted(self._calls, 'call')}, which is all that it may "
+                "make; the recipe's rollouts.max_calls says how many."
             )
             raise Refused(400, text, code="too_many_calls")
         else:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from adapters.errors import UserError
+from adapters.errors import UserError, counted
+from adapters.process.terminal import WIDTH, terminal_width
 from adapters.tinker.engines import engine_begun
 from adapters.tracking.wandb import unsynced_folder
 from flows.cli.existing_run import delete_runs
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+STEPS = {"reward": 'select step, "reward/mean" from steps'}
+"""What is measured on held-out examples → the question about each step's, if it is no loss."""
 Verbose = Annotated[bool, typer.Option(help="Show Prefect's own log.", callback=quiet_prefect)]
 """Option that is obeyed before its command begins: Prefect reads its log level when imported."""
 Overrides = Annotated[
@@ -71,7 +74,7 @@ def train_stages(
     from flows.runtime.checks import check_stages
     from flows.stages import stages
     from flows.sweep import check_sweep, sweep
-    from tasks.reports.tables import fitted, terminal_width
+    from tasks.reports.tables import fitted
     from tasks.storage.run_folder import folder_of
     from tasks.storage.stages import result_note, result_table
 
@@ -98,7 +101,7 @@ def train_stages(
     with show_progress(runs):
         summary = call_flow(flow, explain, recipe=recipe, run=run)
     long = ["run", "starts at", "held-out", "error"]
-    table = fitted(*result_table(folder), terminal_width(), long)
+    table = fitted(*result_table(folder), min(terminal_width(), WIDTH), long)
     said = [summary.outcome, table, result_note(folder), f"report  {folder.report}"]
     lines = "\n\n".join(filter(None, said))
     return f"{lines}\nserve   ratchet serve {summary.result}"
@@ -184,12 +187,12 @@ def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> s
     """Return what a run has come to: its gain, its time, what failed and where to look."""
     from flows.runtime.forks import describe_origin
     from tasks.reports.failures import ask_failures
-    from tasks.reports.tables import counted
 
     known, trained = summary.seconds is not None, summary.seconds or 0
     spent = f"{trained:.0f} s of sampling and training since its start, " if known else ""
     failed = f"{counted(summary.failed, 'rollout')}, which trained nothing"
     unsent = unsynced_folder(run.tracking)
+    measured = STEPS.get(summary.measure, "select step, loss from steps")
     lines = {
         "gain": summary.gain,
         "best": summary.best_checkpoint,
@@ -203,7 +206,7 @@ def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> s
         "report": str(run.report) if run.report.exists() else "",
         "see": ask_failures(run.name)
         if summary.failed
-        else f"ratchet sql --run {run.name} 'from steps'",
+        else f"ratchet sql --run {run.name} '{measured}'",
         "serve": f"ratchet serve {run.name}",
         "W&B": f"wandb sync {quote(str(unsent))}" if unsent else "",
     }

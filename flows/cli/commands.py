@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from adapters.errors import UserError
+from adapters.process.terminal import say
 from flows.cli import comparing, inspect_runs, sweeping, use_checkpoints
 from flows.cli.command_line import (
     Overrides,
@@ -107,7 +108,7 @@ def resume(run: Run, verbose: Verbose = False) -> None:
     if has_stages(folder := folder_of(run)):
         _train(run, changed_recipe(stages_recipe(folder), kind=FlowRecipe))
     else:
-        print(train_with_bar(run, load_checked_recipe(run)))
+        say(train_with_bar(run, load_checked_recipe(run)))
 
 
 @app.command()
@@ -221,10 +222,10 @@ def dryrun(
     finally:
         if not keep and folder.exists():
             folder.delete()
-    print(result.report)
+    say(result.report)
     if keep:
         whole = f"ratchet sql --run {run} 'from rollouts'"
-        print(f"\nkept in {folder.path}; {ask_failures(run) if result.failed else whole}")
+        say(f"\nkept in {folder.path}; {ask_failures(run) if result.failed else whole}")
     if result.failed:
         raise UserError(f"{result.failed} of {result.rollouts} rollouts failed; see above")
 
@@ -249,9 +250,9 @@ def init(
         print(path)
     of_kind, place = KINDS[kind], folder.resolve()
     if of_kind.agent_is:
-        print(f"`ratchet dryrun {of_kind.name}` in {place} plays the agent")
+        say(f"`ratchet dryrun {of_kind.name}` in {place} plays the agent")
     else:
-        print(f"`ratchet train {of_kind.name}` in {place} trains the model")
+        say(f"`ratchet train {of_kind.name}` in {place} trains the model")
 
 
 @app.command()
@@ -265,7 +266,7 @@ def fetch(
     """Bring a small real model onto this machine, as a base for a recipe."""
     from flows.cli.fetch_model import fetch_model
 
-    print(fetch_model(name, from_))
+    say(fetch_model(name, from_))
 
 
 @app.command()
@@ -322,7 +323,7 @@ def trinity(
     if out is None:
         print(text, end="")
         return
-    print(f"{write_text(out, text)} is a recipe: `ratchet train {out}` trains it")
+    say(f"{write_text(out, text)} is a recipe: `ratchet train {out}` trains it")
 
 
 @app.command()
@@ -356,7 +357,7 @@ def pretrain(
     from pretraining.flow import pretrain as flow
 
     built = call_flow(flow, lambda: "stopped; the same command goes on", folder=folder, seed=seed)
-    print(f"{built} is ready: `ratchet engine --base-model {built.resolve()}` serves it")
+    say(f"{built} is ready: `ratchet engine --base-model {built.resolve()}` serves it")
 
 
 def _now() -> str:
@@ -371,8 +372,8 @@ def _train(run: str, recipe: "FlowRecipe", replaced: "Sequence[RunFolder]" = ())
     from flows.recipe.sweeps.sweep import SweepRecipe
 
     if said := describe_preset(recipe.model_dump()):
-        print(said, flush=True)
+        say(said)
     if isinstance(recipe, RunRecipe):
-        print(train_with_bar(run, recipe, replaced))
+        say(train_with_bar(run, recipe, replaced))
     elif isinstance(recipe, StagesRecipe | SweepRecipe):
-        print(train_stages(run, recipe, replaced))
+        say(train_stages(run, recipe, replaced))

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from adapters.errors import UserError
+from adapters.errors import UserError, counted
+from adapters.process.terminal import WIDTH, say, terminal_width
 from flows.cli.command_line import Overrides, Verbose, call_flow
 
 if TYPE_CHECKING:
@@ -49,7 +50,10 @@ def compare(
     short = {"evaluation.examples": examples, "dataset.path": dataset}
     overrides = [*(set_ or []), *(f"{key}={n}" for key, n in short.items() if n is not None)]
     comparison = _play(named_recipe(agent, overrides), targets, against)
-    print(comparison.model_dump_json(indent=2) if json else _describe(comparison))
+    if json:
+        print(comparison.model_dump_json(indent=2))
+    else:
+        say(_describe(comparison))
 
 
 @app.command()
@@ -87,9 +91,9 @@ def promote(
         raise UserError("--agent, --examples and --set do nothing without --if; leave them out")
     promotion = record(planned, comparison, source)
     before = "" if promotion.replaces is None else f", and was {promotion.replaces}"
-    print(f"{name} is {promotion.checkpoint}{before}")
+    say(f"{name} is {promotion.checkpoint}{before}")
     if promotion.difference is not None:
-        print(f"reward less that of {promotion.against}: {promotion.difference}")
+        say(f"reward less that of {promotion.against}: {promotion.difference}")
     if kept := recipe_of(folder_of(promotion.run))["checkpoints"]["ttl_seconds"]:
         print(f"expires {kept:,} s after it was saved, by checkpoints.ttl_seconds of its run")
     print(f"serve   ratchet serve {name}")
@@ -120,7 +124,7 @@ def _play(recipe: "Recipe", targets: "Sequence[str]", against: str | None = None
 
 def _describe(comparison: "Comparison") -> str:
     """Return a comparison as a table, with the examples on which the targets differ most."""
-    from tasks.reports.tables import fitted, terminal_width
+    from tasks.reports.tables import fitted
     from tasks.storage.run_folder import folder_of
 
     rows: list[list[object]] = []
@@ -133,10 +137,11 @@ def _describe(comparison: "Comparison") -> str:
         else:
             row += [None] * 6
         rows.append([*row, one.failed or None, one.tokens, one.cost])
-    parts = [fitted(NAMES, rows, terminal_width(), ["target"])]
+    parts = [fitted(NAMES, rows, min(terminal_width(), WIDTH), ["target"])]
     parts += [part for one in comparison.targets if (part := _differing(comparison, one.target))]
     folder = folder_of(comparison.folder).path
-    said = f"{comparison.examples} examples, each compared with {comparison.against}: {folder}"
+    played = counted(comparison.examples, "example")
+    said = f"{played}, each compared with {comparison.against}: {folder}"
     return "\n\n".join([*parts, said])
 
 

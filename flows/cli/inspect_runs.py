@@ -1,18 +1,24 @@
 """The commands that read the files of runs, and train nothing."""
 
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Literal
 
 import typer
 
-from adapters.errors import UserError
+from adapters.errors import UserError, did_you_mean
+from adapters.process.terminal import say, terminal_width
 from tasks.storage.files import check_output
-from tasks.storage.run_folder import folder_of
+from tasks.storage.run_folder import RunFolder, folder_of
 
 app = typer.Typer()
+
+BEGIN_SECONDS, LOOK_SECONDS = 30, 0.5
+"""Seconds in which a run that has been started has its folder, and between two looks for it."""
 
 Run = Annotated[str, typer.Argument(help="A run's name; `ratchet runs` lists them.")]
 
@@ -28,9 +34,11 @@ def writable(out: Path | None) -> Path | None:
 def runs() -> None:
     """List the runs of this folder."""
     from tasks.reports.board.run_list import runs_table
-    from tasks.reports.tables import terminal_width
 
-    print(runs_table(terminal_width()))
+    table, _, below = runs_table(terminal_width()).partition("\n\n")
+    print(table)
+    if below:
+        say(f"\n{below}")
 
 
 @app.command()
@@ -45,11 +53,35 @@ def watch(run: Run) -> None:
         raise UserError(
             f"{run} is made of runs, which are watched by their names; begun are {', '.join(begun)}"
         )
-    if folder.exists():
+    if folder.exists() or _comes(folder):
         read_manifest(folder)  # refuses another format
         watch_folder(folder)
     elif not watch_flow_run(run):
         raise SystemExit(1)
+
+
+def _comes(run: RunFolder) -> bool:
+    """Wait for the folder of a run that may have been started just now; return whether it is there.
+
+    Nothing is waited for where the name may be misspelt, or where a Prefect server knows the runs.
+    """
+    from prefect.settings import PREFECT_API_URL
+
+    from tasks.storage.run_folder import all_runs
+
+    others = [one.name for one in all_runs() if not _differ_in_numbers(one.name, run.name)]
+    if PREFECT_API_URL.value() or did_you_mean(run.name, others):
+        return False
+    say(f"waiting up to {BEGIN_SECONDS} s for the run {run.name} to begin", sys.stderr)
+    until = time.monotonic() + BEGIN_SECONDS
+    while not run.exists() and time.monotonic() < until:
+        time.sleep(LOOK_SECONDS)
+    return run.exists()
+
+
+def _differ_in_numbers(one: str, other: str) -> bool:
+    """Return whether names are alike but for their numbers, such as a run's and the next one's."""
+    return re.sub(r"\d+", "0", one) == re.sub(r"\d+", "0", other)
 
 
 @app.command()
@@ -137,10 +169,10 @@ def verify(run: Run) -> None:
     if engine.returncode not in (0, 1):
         damage.append(f"{folder.engine} could not be verified: see above")
     for sentence in damage:
-        print(sentence)
+        say(sentence)
     if damage:
         raise SystemExit(1)
-    print(f"{folder.path} is as it was written: {len(folder.files())} files, and the engine's")
+    say(f"{folder.path} is as it was written: {len(folder.files())} files, and the engine's")
 
 
 @app.command()
@@ -157,4 +189,4 @@ def debug(
 
     rerun = debug_rollout(folder_of(run), rollout, sample=sample, stop=pdb)
     for label, said in rerun.lines().items():
-        print(f"{label:8}{said}")
+        say(f"{label:8}{said}")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from adapters.errors import UserError
+from adapters.process.terminal import say
 from flows.cli.signals import ending_by_signals, leaving_at_once
 
 
@@ -14,7 +15,7 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        print(f"ratchet: {error}", file=sys.stderr)
+        say(f"ratchet: {error}", sys.stderr)
         raise SystemExit(error.status) from None
 
 

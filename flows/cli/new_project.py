@@ -104,8 +104,9 @@ def write_project(folder: Path, kind: str = "function") -> list[Path]:
     texts = {folder / path: text for path, text in sorted(_files(_find_kind(kind), kind).items())}
     taken = [str(path) for path in texts if os.path.lexists(path)]
     if taken:
+        them = "them" if len(taken) > 1 else "it"
         raise ProjectExists(
-            f"{', '.join(taken)} would be written over; move it away, or name another folder"
+            f"{', '.join(taken)} would be written over; move {them} away, or name another folder"
         )
     for path in texts:
         check_output(path, "another folder")

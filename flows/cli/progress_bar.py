@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from adapters.process.terminal import NARROWEST, WIDTH, break_lines
 from tasks.metrics import read_metrics
 from tasks.reports.progress import (
     CALLS,
@@ -136,6 +137,21 @@ def _show_until_end(look: Callable[[], WatchedRun], seconds: float) -> WatchedRu
     return seen
 
 
+class _Prose(Console):
+    """A console that prints the lines of a log as prose, above what is live in another console."""
+
+    def __init__(self, above: Console) -> None:
+        super().__init__()
+        self._above = above
+
+    def print(self, *said: object, **_: object) -> None:
+        """Print a line of the log, whatever it has in brackets."""
+        text = " ".join(map(str, said))
+        if self._above.is_terminal:
+            text = break_lines(text, max(NARROWEST, min(WIDTH, self._above.width)))
+        self._above.print(text, soft_wrap=True, markup=False)
+
+
 @contextmanager
 def _handlers_print_to(console: Console) -> Iterator[None]:
     """Have Prefect's handlers print warnings above what is live in the console."""
@@ -144,7 +160,7 @@ def _handlers_print_to(console: Console) -> Iterator[None]:
     printing = [one for one in handlers if isinstance(one, PrefectConsoleHandler)]
     before = [handler.console for handler in printing]
     for handler in printing:
-        handler.console = console
+        handler.console = _Prose(console)
     try:
         yield
     finally:

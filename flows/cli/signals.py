@@ -17,6 +17,7 @@ from typing import NoReturn
 import psutil
 
 from adapters.errors import UserError
+from adapters.process.terminal import say
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 """Signals that end a command."""
@@ -178,7 +179,7 @@ class _Ending:
         with suppress(OSError):  # the terminal may be gone
             sys.stdout.flush()
         with suppress(OSError):
-            print(f"ratchet: {said}", file=sys.stderr, flush=True)
+            say(f"ratchet: {said}", sys.stderr)
 
 
 def _exit_done(number: int, _: object) -> NoReturn:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from adapters.errors import UserError
+from adapters.process.terminal import say
 from flows.cli.command_line import Verbose, train_stages
 from flows.cli.existing_run import IfExists, settle
 from tasks.storage.run_folder import name_run
@@ -55,7 +56,7 @@ def sweep(
     chosen = {key: value for key, value in given.items() if value is not None}
     recipe = make_recipe(name, replay, chosen, set_ or [])
     run = run or name_run(name or f"{replay}", "sweep", f"{datetime.now():%Y%m%d-%H%M%S}")
-    print(train_stages(run, recipe, settle(run, if_exists)))
+    say(train_stages(run, recipe, settle(run, if_exists)))
 
 
 def make_recipe(

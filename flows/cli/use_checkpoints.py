@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from adapters.process.terminal import say
+
 app = typer.Typer()
 
 
@@ -28,10 +30,10 @@ def serve(
         for variable, value in endpoint.variables().items():
             print(f"export {variable}={value}", flush=True)
         serve_until(stdin_closed(), service)
-    print(
+    say(
         "ratchet: stdin has ended, and so has the server; `sleep infinity | ratchet serve …` keeps "
         "one in the background",
-        file=sys.stderr,
+        sys.stderr,
     )
 
 
@@ -72,7 +74,7 @@ def export(
     from flows.export import export as write
 
     exported = write(weights, out, ExportForm(format_, dtype, tolerance))
-    print(f"{out} has {exported.name}, {exported.contents}")
+    say(f"{out} has {exported.name}, {exported.contents}")
     lines = {
         "checked": [str(exported.parity)],
         "note": exported.notes(),
@@ -80,4 +82,4 @@ def export(
     }
     for label, said in lines.items():
         for line in said:
-            print(f"{label:8}{line}")
+            say(f"{label:8}{line}")

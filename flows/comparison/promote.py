@@ -4,7 +4,7 @@ import re
 from datetime import UTC, datetime
 
 from adapters.calls import POLICY
-from adapters.errors import UserError
+from adapters.errors import UserError, counted
 from tasks.checkpoints import Ledger, read_checkpoint
 from tasks.comparison.comparisons import ComparedTarget, Comparison
 from tasks.comparison.promotions import (
@@ -78,7 +78,7 @@ def promote(
         if planned.forced is None and not _is_better(own, other):
             raise NotBetter(
                 f"{own.target} is not shown to be better than {other.target}: reward "
-                f"{own.difference} in {comparison.examples} examples, {own.failed} and "
+                f"{own.difference} in {counted(comparison.examples, 'example')}, {own.failed} and "
                 f"{other.failed} failed rollouts; {planned.name} stays "
                 f"{planned.replaces or 'the name of none'}. "
                 f"{_more_examples(comparison, source)}, or give --force REASON"

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from adapters.calls import Sampling
 from adapters.door.roles import NAME
+from adapters.errors import counted
 from adapters.network.addresses import check_runner
 from flows.recipe.run_recipe import HeldOut
 from flows.recipe.section import LONGEST_SECONDS, MOST_ROLLOUTS, Refusals, Section
@@ -157,8 +158,9 @@ class Rollouts(Section):
         needed = Fraction(str(self.quorum)) * smallest  # the decimal as it is written
         yield (
             self.quorum < 1 and smallest - 1 < needed,
-            f"quorum {self.quorum:g} does nothing in a batch of {smallest} rollouts, since it is "
-            "rounded up to all of them; give a smaller one, fewer batches, or quorum 1",
+            f"quorum {self.quorum:g} does nothing in a batch of "
+            f"{counted(smallest, 'rollout')}, since it is rounded up to all of them; give a "
+            "smaller one, fewer batches, or quorum 1",
         )
 
     def _refused_rounds(self) -> Refusals:

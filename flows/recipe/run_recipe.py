@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from adapters.calls import POLICY
-from adapters.errors import UserError
+from adapters.errors import UserError, counted
 from adapters.rendering.renderer_names import AUTO, resolve_renderer
 from flows.recipe.algorithm import Optimizer, names_checkpoint
 from flows.recipe.section import LONGEST_SECONDS, MOST_ROLLOUTS, MOST_STEPS, Refusals, Section
@@ -229,13 +229,14 @@ class RunRecipe(FlowRecipe, ABC):
             return  # the steps are counted when a run begins
         yield (
             optimizer.warmup_steps >= steps,
-            f"optimizer.warmup_steps {optimizer.warmup_steps} never end in {steps} steps; give "
-            "fewer",
+            f"optimizer.warmup_steps {optimizer.warmup_steps} never end in "
+            f"{counted(steps, 'step')}; give fewer",
         )
         yield (
             optimizer.schedule != "constant" and steps - optimizer.warmup_steps < 2,
-            f"optimizer.schedule {optimizer.schedule} does nothing, since the {steps} steps end "
-            "where it begins to fall; give more steps, fewer warmup_steps, or schedule constant",
+            f"optimizer.schedule {optimizer.schedule} does nothing, since it begins to fall where "
+            f"the run of {counted(steps, 'step')} ends; give more steps, fewer warmup_steps, or "
+            "schedule constant",
         )
 
     @property

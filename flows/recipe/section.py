@@ -62,5 +62,5 @@ def explain(error: ValidationError) -> str:
     for mistake in error.errors():
         place, given = ".".join(["recipe", *map(str, mistake["loc"])]), mistake["input"]
         shown = "" if isinstance(given, Mapping) else f" (got {given!r})"
-        lines.append(f"{place}: {mistake['msg']}{shown}")
+        lines.append(f"{place}: {mistake['msg'].removeprefix('Value error, ')}{shown}")
     return "; ".join(lines)

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationError, model_validator
 
+from adapters.errors import counted
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.preferring import PreferRecipe
 from flows.recipe.recipe import Recipe
@@ -166,13 +167,13 @@ class StagesRecipe(FlowRecipe):
         yield (
             step == BEST and evaluation % saved != 0,
             f"stage {stage.name} starts at the best checkpoint of stage {name}, which measures "
-            f"every {evaluation} steps and saves its training state every {saved}; give "
+            f"every {counted(evaluation, 'step')} and saves its training state every {saved}; give "
             "checkpoints.every a divisor of evaluation.every",
         )
         yield (
             step.isdecimal() and parent.steps > 0 and not _is_saved(parent, int(step)),
             f"stage {stage.name} starts at step {step} of stage {name}, which saves its training "
-            f"state every {saved} of {parent.steps} steps; give such a step",
+            f"state every {saved} of {counted(parent.steps, 'step')}; give such a step",
         )
 
     def names(self) -> list[str]:

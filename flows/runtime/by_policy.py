@@ -216,7 +216,7 @@ def _tell_untrained(run: OpenRun, step: int, metrics: Metrics) -> None:
     trained = f"step {step} was trained on {rewarded} of its {rewarded + failed + left_out}"
     if failed:
         log.warning(
-            "%s rollouts: %d failed. To see why: %s",
+            "%s rollouts: %d failed. To see why: `%s`",
             trained,
             failed,
             ask_failures(run.folder.name),
@@ -224,7 +224,7 @@ def _tell_untrained(run: OpenRun, step: int, metrics: Metrics) -> None:
     if metrics.get("judge/abstained") == 1:
         log.warning(
             "step %d was not trained: the judge has given no rollout a score. To see its answers: "
-            "ratchet sql --run %s \"select step, said from calls where split = 'judge'\"",
+            "`ratchet sql --run %s \"select step, said from calls where split = 'judge'\"`",
             step,
             run.folder.name,
         )

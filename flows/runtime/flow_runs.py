@@ -12,14 +12,13 @@ from prefect.states import Completed
 from pydantic import BaseModel
 from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_attempt
 
-from adapters.errors import EngineDied
+from adapters.errors import EngineDied, counted
 from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
 from tasks.checkpoints import BEST, read_held_out
 from tasks.evaluations import Estimate, describe_gain, headline, read_evaluation
 from tasks.metrics import Metrics, read_metrics, spent_seconds
 from tasks.reports.failures import last_failure
-from tasks.reports.tables import counted
 from tasks.storage.files import is_written
 from tasks.storage.manifest import REPLAY, parent_of
 from tasks.storage.run_folder import RunFolder, name_run
@@ -171,7 +170,7 @@ class SweepSummary(BaseModel, frozen=True):
         measured = f"held-out {self.select} {best.measured:.3g}{interval and f' ({interval})'}"
         failed = sum(one.error != "" for one in self.results)
         lost = f", {failed} of which failed" if failed else ""
-        return f"{measured} is the best of {count} runs{lost}: {best.run}"
+        return f"{measured} is the best of {counted(count, 'run')}{lost}: {best.run}"
 
 
 def summarize_run(run: RunFolder) -> RunSummary:

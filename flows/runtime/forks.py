@@ -8,6 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from adapters.door.roles import policy_of
+from adapters.errors import counted
 from adapters.tinker.engines import saved_files
 from flows.recipe.loading import changed_recipe, read_recipe
 from flows.recipe.recipe import Recipe
@@ -19,7 +20,6 @@ from tasks.checkpoints import Ledger, read_held_out
 from tasks.comparison.promotions import refuse_promoted
 from tasks.metrics import read_metrics, record_metrics
 from tasks.reports.curves import describe_ends
-from tasks.reports.tables import counted
 from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.checksums import Damaged
 from tasks.storage.files import is_written, link_or_copy
@@ -67,7 +67,8 @@ def fork_run(
     """Make the run `name`: its first `step` steps are those of `parent`, the rest its own."""
     done = len(read_metrics(parent.metrics))
     if not 0 <= step <= done:
-        raise RunError(f"{parent.path} has done {done} steps: it can be forked at 0 to {done}")
+        made = counted(done, "step")
+        raise RunError(f"{parent.path} has done {made}: it can be forked at 0 to {done}")
     if recipe["steps"] <= step:
         raise RunError(f"a fork at {step} needs more steps than that: give --set steps={step + 1}")
     _refuse(parent, recipe, WEIGHTS, "the weights are the parent's; train a new run instead")
@@ -132,7 +133,7 @@ def check_replay(parent: RunFolder, recipe: dict[str, Any]) -> None:
     done = len(read_metrics(parent.metrics))
     if recipe["steps"] > done:
         raise RunError(
-            f"{parent.path} has recorded {done} of {recipe['steps']} steps: give --set "
+            f"{parent.path} has recorded {done} of {counted(recipe['steps'], 'step')}: give --set "
             f"steps={done}, or let it go on with `ratchet resume {parent.name}`"
         )
     why = "nothing is sampled, so it would be ignored; fork the run instead"

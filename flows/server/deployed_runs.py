@@ -36,7 +36,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelling
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from adapters.errors import UserError
+from adapters.errors import UserError, counted
 from adapters.process.waiting import Wait
 from flows.server.prefect_startup import check_prefect
 
@@ -101,9 +101,9 @@ def _refusal(client: SyncPrefectClient, name: str, one: DeploymentResponse, at_o
     limit, pool = one.global_concurrency_limit, one.work_pool_name
     if limit is not None and limit.active and limit.limit < at_once:
         return (
-            f"{name} has at most {limit.limit} flow runs at a time, and at_once is {at_once}; give "
-            "its concurrency_limit in prefect.yaml as many and deploy it again, or name another "
-            "deployment"
+            f"{name} has at most {counted(limit.limit, 'flow run')} at a time, and at_once is "
+            f"{at_once}; give its concurrency_limit in prefect.yaml as many and deploy it again, "
+            "or name another deployment"
         )
     if pool is None:
         served = one.status == DeploymentStatus.READY
@@ -114,8 +114,8 @@ def _refusal(client: SyncPrefectClient, name: str, one: DeploymentResponse, at_o
     most = client.read_work_pool(pool).concurrency_limit
     if most is not None and most < at_once:
         return (
-            f"the work pool {pool} of {name} has at most {most} flow runs at a time, and at_once "
-            f"is {at_once}; raise its limit, or give a lower at_once"
+            f"the work pool {pool} of {name} has at most {counted(most, 'flow run')} at a time, "
+            f"and at_once is {at_once}; raise its limit, or give a lower at_once"
         )
     return ""
 

@@ -16,8 +16,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from adapters.errors import UserError
 from adapters.network.addresses import check_listener
+from adapters.process.terminal import terminal_width
 from flows.server.prefect_server import POOL, PREFECT, client_environment
-from tasks.reports.tables import GAP, fitted, terminal_width
+from tasks.reports.tables import GAP, fitted
 
 NAMES = ("deployment", "schedule", "work pool", "what it does")
 NARROWEST = 20

@@ -10,6 +10,8 @@ from statistics import NormalDist, fmean, stdev
 import numpy as np
 from pydantic import BaseModel
 
+from adapters.errors import counted
+
 Z95 = NormalDist().inv_cdf(0.975)
 CERTAIN = 0.05
 """Largest p-value of a difference that is not put down to chance."""
@@ -43,7 +45,7 @@ class Difference(BaseModel, frozen=True):
 
     def __str__(self) -> str:
         if self.mean is None or self.interval is None:
-            return f"not known from {self.examples} examples"
+            return f"not known from {counted(self.examples, 'example')}"
         lower, upper = self.interval
         return f"{self.mean:+.3f} ({lower:+.3f} to {upper:+.3f}, p = {self.p_value:.3g})"
 

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 import duckdb
 
-from adapters.errors import UserError
+from adapters.errors import UserError, did_you_mean
 from adapters.project.files import locate
 from tasks.examples.curricula import Curriculum
 from tasks.storage.tables import select
@@ -147,7 +147,8 @@ def _read_file(file: Path) -> list[dict[str, Any]]:
             f"them; see {locate(README)}"
         )
     if not file.is_file():
-        raise DatasetError(f"{file} does not exist; see {locate(README)}")
+        near = did_you_mean(str(file), map(str, file.parent.glob("*")))
+        raise DatasetError(f"{file} does not exist{near or ';'} see {locate(README)}")
     state = file.stat()
     return _read_rows(file, state.st_mtime_ns, state.st_size)
 
@@ -157,7 +158,7 @@ def _read_rows(file: Path, _mtime: int, _size: int) -> list[dict[str, Any]]:
     try:
         table = select(READERS[_kind(file)], dataset=file)
     except duckdb.Error as error:
-        raise DatasetError(f"{file} cannot be read: {error}") from error
+        raise DatasetError(f"{file} cannot be read: {error} Mend it there") from error
     return [json.loads(text) for text in table.column("example").to_pylist()]
 
 

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,15 +13,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from adapters.errors import UserError
+from adapters.errors import UserError, counted
+from adapters.process.terminal import terminal_width
 from tasks.recording.spans import printable
 from tasks.recording.views import VIEWS, open_views, views_in
 from tasks.storage.run_folder import RunFolder
 
 MOST_ROWS = 100
 """Rows that a table shows; the other formats have all."""
-WIDEST, NARROWEST = 100, 8
-"""Characters of a line that goes to no terminal, and the fewest in which a column is readable."""
+NARROWEST = 8
+"""The fewest characters in which a column is readable."""
 MOST_LETTERS, MOST_ELEMENTS = 600, 12
 """Letters of a text and elements of a list that a cell shows; the other formats have all."""
 
@@ -54,7 +54,7 @@ def _table(rows: duckdb.DuckDBPyRelation) -> bytes:
     """Write a table as wide as the terminal, or a block a row if it has too many columns."""
     names, shown = rows.columns, rows.limit(MOST_ROWS).fetchall()
     texts = [[_shown(value) for value in row] for row in shown]
-    width, _ = shutil.get_terminal_size((WIDEST, 0))
+    width = terminal_width()
     file = io.StringIO()
     console = Console(file=file, width=width, markup=False, highlight=False, emoji=False)
     if len(names) * (NARROWEST + 3) <= width:
@@ -63,7 +63,7 @@ def _table(rows: duckdb.DuckDBPyRelation) -> bytes:
         for number, row in enumerate(texts, 1):
             console.print(_grid([f"row {number}", ""], zip(names, row, strict=True)))
     if (left := len(rows) - len(shown)) > 0:
-        console.print(f"{left} more rows; --format csv has all")
+        console.print(f"{counted(left, 'more row')}; --format csv has all")
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines()).encode()
 
 

@@ -27,6 +27,9 @@ CLOSED, LEFT_OUT, REFUSED = "closed", "left_out", "refused"
 KINDS = (LLM, REWARD, CREDIT, ERROR, BEGUN, CLOSED, LEFT_OUT, REFUSED)
 OURS, OTHER = "ratchet", "other"
 
+PLACE = r" at \S+:\d+$"
+"""End of an error's message that says at which line of the agent's code the error came."""
+
 MEASURE = "measure/"
 """Prefix of a number that a judge returns beside its scores, such as measure/consistent."""
 
@@ -284,6 +287,12 @@ def table(spans: Iterable[Span]) -> pa.Table:
     """Convert spans to an Arrow table, sorted so that similar prompts lie together."""
     rows = sorted(spans, key=_order)
     return pa.Table.from_pylist([_json_as_text(span) for span in rows], schema=SCHEMA)
+
+
+def cause_of(error: str) -> str:
+    """Return what an error, `TYPE: MESSAGE`, shares with those of its type at the same place."""
+    place = re.search(PLACE, error)
+    return f"{error.partition(':')[0]}{place[0]}" if place else error
 
 
 def without_secrets(value: Any) -> Any:

@@ -22,7 +22,7 @@ QUERY = query_beside(__file__)
 SPOKEN = query_beside(str(Path(__file__).with_name("spoken")))
 """The macro `spoken`, which comes before a query that uses it."""
 
-OF_SPANS = ("spans", "calls", "rollouts", "groups")
+OF_SPANS = ("spans", "calls", "rollouts", "groups", "failures")
 LEARNED = ("trajectories", "verdicts", "datums", "expert")
 GIVEN = ("texts", TEXT_TEACHERS, "expert_texts", "pairs", "pair_references")
 """Views of what a run learns and has not played, each of a file or a folder."""

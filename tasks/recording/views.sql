@@ -111,3 +111,16 @@ select
 
 from rollouts
 group by run, split, step, group_id;
+
+-- failures: one row per rollout that failed; training comes first, and its latest step.
+create temp view failures as
+
+select
+    run,
+    rollout_id,
+    error_type,
+    error_message
+
+from rollouts
+where error_type is not null
+order by split <> 'train', step desc, rollout_id;

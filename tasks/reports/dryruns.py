@@ -9,11 +9,13 @@ from typing import TypedDict
 import pyarrow as pa
 
 from adapters.calls import POLICY
+from adapters.errors import counted
+from adapters.process.terminal import WIDTH, terminal_width
 from tasks.algorithm.advantages import CreditAssignment, find_advantage
 from tasks.recording.transcripts import Transcript, describe_end, read_transcripts
 from tasks.recording.views import SPOKEN
 from tasks.reports.failures import read_failures
-from tasks.reports.tables import aligned, counted
+from tasks.reports.tables import aligned, fitted
 from tasks.storage.checksums import verified
 from tasks.storage.names import parse_rollout
 from tasks.storage.tables import arrays, query_beside, read, select
@@ -21,7 +23,6 @@ from tasks.storage.tables import arrays, query_beside, read, select
 QUERY = SPOKEN + query_beside(__file__)
 KEPT = query_beside(str(Path(__file__).with_name("kept_tokens")))
 MOST_SPANS = 40
-WIDEST = 48
 LONGEST_QUESTION = 240
 ONLY_GLUE = (
     "The tiny base model has played: its words check that agent, door and rewards fit together,\n"
@@ -102,11 +103,12 @@ def read_kept_tokens(trajectories: Path) -> list[KeptTokens]:
 def _list_spans(spans: Sequence[Path], read_context: int | None) -> str:
     """List the spans, a line each, and below them the errors, whole."""
     rows: list[SpanLine] = select(QUERY, spans=[verified(path) for path in spans]).to_pylist()
-    shown = [[_shorten(value) for value in row.values()] for row in rows[:MOST_SPANS]]
+    shown = [[_on_one_line(value) for value in row.values()] for row in rows[:MOST_SPANS]]
     left = len(rows) - len(shown)
     more = f"\n… and {left} more, in {spans[0].parent}" if left else ""
     below = [_warn_of_long_prompts(rows, read_context), *map(str, read_failures(spans))]
-    return "\n\n".join([aligned(list(rows[0]), shown) + more, *filter(None, below)])
+    table = fitted([*rows[0]], shown, min(terminal_width(), WIDTH), [*rows[0]][-1:])
+    return "\n\n".join([table + more, *filter(None, below)])
 
 
 def _warn_of_long_prompts(rows: Sequence[SpanLine], read_context: int | None) -> str:
@@ -121,12 +123,8 @@ def _warn_of_long_prompts(rows: Sequence[SpanLine], read_context: int | None) ->
     )
 
 
-def _shorten(value: object) -> object:
-    """Shorten a text to one line of a table."""
-    if not isinstance(value, str):
-        return value
-    line = " ".join(value.split())
-    return line if len(line) <= WIDEST else f"{line[: WIDEST - 1]}…"
+def _on_one_line(value: object) -> object:
+    return " ".join(value.split()) if isinstance(value, str) else value
 
 
 def _list_rewards(rollouts: Sequence[Transcript]) -> str:
@@ -177,7 +175,7 @@ def _find_cause(
         return "the agent rewards other roles" if named else "algorithm.rewards left all out"
     fewest = credit.min_group_size
     if all(len(rewards) < fewest for rewards in groups.values()):
-        return f"no group has {fewest} rollouts with a reward"
+        return f"no group has {counted(fewest, 'rollout')} with a reward"
     advantage = find_advantage(credit.advantage)
     if advantage.in_groups and not advantage.alone and all(map(_equal, groups.values())):
         return "in each group all rewards are equal"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.metrics import read_metrics
-from tasks.recording.spans import ERROR, REFUSED
+from tasks.recording.spans import ERROR, PLACE, REFUSED
 from tasks.recording.views import Views
 from tasks.storage.arrivals import batches_of
 from tasks.storage.checksums import verified
@@ -14,45 +14,48 @@ from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside, select
 
 QUERY = query_beside(__file__)
-FAILED = (
-    "select rollout_id, error_type, error_message from rollouts "
-    "where error_type is not null and split = 'train' order by step desc, rollout_id"
-)
-"""Question that lists the failed rollouts of training, those of the latest step first."""
 
 
 @dataclass(frozen=True)
 class RecordedFailure:
-    """A distinct error: its whole text, how often it occurred, and in which rollouts, in words.
+    """An error: its whole text, how often it occurred, and in which rollouts, in words.
 
-    Its `kind` is `error` if it ended attempts, and `refused` if the door refused calls for it.
+    Its `kind` is `error` if it ended attempts, and `refused` if the door refused calls for it. The
+    text has the commonest of the `messages` of its type at the same line of code.
     """
 
     kind: str
     error: str
     times: int
+    messages: int
     rollouts: str
 
     def __str__(self) -> str:
         refused = ", a call that was refused" if self.kind == REFUSED else ""
-        return f"{self.rollouts}{refused}:\n{self.error}"
+        return f"{self.rollouts}{refused}{self.variety}:\n{self.error}"
+
+    @property
+    def variety(self) -> str:
+        """Number of its messages, in words; empty if there is one."""
+        return f", the commonest of {self.messages} messages" if self.messages > 1 else ""
 
 
 def read_failures(spans: Sequence[Path]) -> list[RecordedFailure]:
-    """Read the errors of sealed batches, the latest first; equal errors are one failure."""
+    """Read the errors of sealed batches, the latest first; those at one place are one failure."""
     batches = "with spans as (select * from read_parquet($spans)) "
-    rows = select(batches + QUERY, spans=[verified(path) for path in spans])
+    rows = select(batches + QUERY, spans=[verified(path) for path in spans], place=PLACE)
     return [RecordedFailure(**row) for row in rows.to_pylist()]
 
 
 def find_failures(views: Views) -> list[RecordedFailure]:
     """Find the errors in the view `spans`, as `read_failures` does."""
-    return [RecordedFailure(**row) for row in views.sql(QUERY).to_arrow_table().to_pylist()]
+    rows = views.sql(QUERY, params={"place": PLACE}).to_arrow_table()
+    return [RecordedFailure(**row) for row in rows.to_pylist()]
 
 
 def ask_failures(run: str) -> str:
     """Return the command that lists the failed rollouts of a run by its name, with their errors."""
-    return f'ratchet sql --run {run} "{FAILED}"'
+    return f"ratchet sql --run {run} 'from failures'"
 
 
 def last_failure(run: RunFolder) -> RecordedFailure | None:

@@ -15,13 +15,13 @@ from statistics import fmean, quantiles
 import pyarrow.parquet as pq
 
 from adapters.calls import POLICY
+from adapters.errors import counted
 from tasks.evaluations import headline, read_evaluation
 from tasks.metrics import Metrics, read_metrics
 from tasks.recording.journal import JournalTail
 from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span, printable
 from tasks.reports.curves import describe_ends
 from tasks.reports.failures import last_failure
-from tasks.reports.tables import counted
 from tasks.shards import read_shard
 from tasks.storage.files import is_written
 from tasks.storage.json_files import read_json, read_log

@@ -1,6 +1,5 @@
 """Tables for a terminal or in Markdown, the scores of evaluations, and the states of runs."""
 
-import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from adapters.calls import POLICY
@@ -17,20 +16,8 @@ STOPPED = "stopped"
 
 GAP = "  "
 """What stands between the columns of a table for a terminal."""
-WIDTH = 100
-"""Letters of a line that goes to no terminal."""
 NARROWEST = 6
 """Letters of the narrowest column that is still shortened."""
-
-
-def terminal_width() -> int:
-    """Return the letters of a line of the terminal, or WIDTH where there is none."""
-    return shutil.get_terminal_size((WIDTH, 0)).columns
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, which has an s unless there is one."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def scores_table(scores: Mapping[str, Score]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from adapters.calls import POLICY, JsonObject, Message
+from tasks.recording.spans import cause_of
 from tasks.recording.transcripts import Transcript, describe_end, read_transcripts
 from tasks.storage.durability import durable
 from tasks.storage.files import write_text
@@ -34,7 +35,7 @@ def transcripts(spans: Sequence[Path]) -> str:
     failed: dict[str, Transcript] = {}
     for row in rollouts:
         if row["error"] is not None:
-            failed.setdefault(row["error"], row)
+            failed.setdefault(cause_of(row["error"]), row)
     shown = [("failed", row) for row in [*failed.values()][:MOST_FAILED]]
     return "\n".join(_markdown(*one) for one in (*best_middle_worst(ranked), *shown))
 

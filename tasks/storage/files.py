@@ -169,7 +169,7 @@ def check_writable(path: Path, instead: str) -> None:
                 (there / name).lstat()  # OSError if the name is too long
     except OSError as error:
         raise UserError(
-            f"nothing can be written at {path} ({error}); mend that, or give {instead}"
+            f"nothing can be written at {path} ({error.strerror}); mend that, or give {instead}"
         ) from error
 
 

@@ -182,6 +182,8 @@ def test_the_table_tells_runs_apart(board: TestClient) -> None:
     assert names_of(board, "/?key=seed%3D7") == names_of(board, "/?key=seed") == ["three"]
     assert names_of(board, "/?key=no.such.key") == names_of(board, "/?agent=nobody") == []
     assert len(names_of(board, "/?agent=hello&key=seed%3D0")) == 2
+    assert {*names_of(board, "/?runs=t*")} == {"two", "three"}
+    assert names_of(board, "/?runs=t") == []
 
 
 def test_curves_of_the_ticked_runs_are_drawn_over_each_other(board: TestClient) -> None:

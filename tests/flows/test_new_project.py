@@ -161,6 +161,9 @@ def test_a_file_of_the_user_s_is_not_written_over(tmp_path: Path) -> None:
         write_project(tmp_path)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [own]
     assert own.read_text() == "mine"
+    (tmp_path / "prefect.yaml").write_text("mine")
+    with pytest.raises(ProjectExists, match=r"prefect\.yaml would be written over; move them"):
+        write_project(tmp_path)
 
 
 def test_a_recipe_of_the_working_folder_comes_before_an_example(project: Path) -> None:

@@ -221,7 +221,7 @@ async def breaks(example: dict[str, Any], *, base_url: str, api_key: str, model:
             0.0,
             r"train-00001\S* have rewards, and none has a call that a policy answered",
         ),
-        ("-01/attempt", 0.2, r"2 of the 8 rollouts of train-00001 failed, and 6 have a reward"),
+        ("-01/attempt", 0.2, r"2 of the 8 rollouts of train-00001 failed, and 6 earned a reward"),
     ],
 )
 def test_a_step_with_too_few_rewards_stops_the_run_which_then_plays_it_anew(

@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from adapters.errors import counted
 from flows.cli.commands import app
 from tasks.evaluations import ScoredRollout, Spent, score
 from tasks.recording.spans import Span, table
 from tasks.reports.failures import ask_failures, read_failures
-from tasks.reports.tables import counted, scores_table
+from tasks.reports.tables import scores_table
 from tasks.reports.transcripts import transcripts
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import folder_of
 from tasks.storage.tables import write
+from tasks.yields import StepStopped, check_rewards
 
 LONG = "\n".join(f"line {number} of a long answer to a request" for number in range(40))
 
@@ -110,6 +112,39 @@ def test_failed_rollouts_are_shown_once_for_each_error_to_its_last_line(tmp_path
     assert f"## failed: train-00000-0000-00\n\nTimeoutError: {LONG}" in text
 
 
+def test_errors_of_a_type_at_a_line_of_code_are_one_failure_by_its_commonest_message(
+    tmp_path: Path,
+) -> None:
+    cities = ["Rome", "Paris", "Paris", "Oslo"]
+    errors = [f"{city!r} is no number at agents/x.py:7" for city in cities]
+    errors += ["'Paris' is no number at agents/x.py:9", "late", "later"]
+    rollouts = [rollout(k, ended(None, error)) for k, error in enumerate(errors)]
+    spans = [sealed(tmp_path / "s.parquet", *rollouts)]
+    failures = {one.error: (one.times, one.messages) for one in read_failures(spans)}
+    assert failures == {
+        f"TimeoutError: {errors[1]}": (4, 3),
+        f"TimeoutError: {errors[4]}": (1, 1),
+        "TimeoutError: late": (1, 1),
+        "TimeoutError: later": (1, 1),
+    }
+    said = [str(one) for one in read_failures(spans)]
+    first = [f"train-00000-0000-0{k}" for k in range(3)]
+    assert f"{', '.join(first)} and 1 more, the commonest of 3 messages:\n" in "".join(said)
+    shown = re.findall(r"^## failed: train-00000-0000-(\d+)", transcripts(spans), re.M)
+    assert shown == ["00", "04", "05"]
+
+
+def test_a_step_that_is_stopped_counts_the_errors_at_a_line_together(tmp_path: Path) -> None:
+    errors = ["slow", "slow", "'a' at x.py:7", "'b' at x.py:7", "'b' at x.py:7"]
+    rollouts = [rollout(k, ended(None, error)) for k, error in enumerate(errors)]
+    for row in [row for spans in rollouts for row in spans]:
+        row["shard"] = "train-00000"
+    spans = [sealed(tmp_path / "s.parquet", *rollouts)]
+    told = r"The commonest error: TimeoutError: 'b' at x\.py:7 \(3 of them\)"
+    with pytest.raises(StepStopped, match=told):
+        check_rewards(spans, 0.5)
+
+
 def test_a_transcript_says_which_calls_were_refused_and_why(tmp_path: Path) -> None:
     why = {"error_type": "context_length_exceeded", "error_message": LONG}
     refused = {"kind": "refused", "role": "policy", "call": 0, "status": "error", **why}
@@ -139,10 +174,11 @@ def test_the_query_after_a_failure_lists_the_failed_rollouts_with_their_errors()
     asked = CliRunner().invoke(app, [*command, "--format", "json"])
     rollouts = [f"train-0000{step}-0000-0{k}" for step in (1, 0) for k in (0, 1)]
     assert json.loads(asked.stdout) == [
-        {"rollout_id": name, "error_type": "TimeoutError", "error_message": at} for name in rollouts
+        {"run": "broken", "rollout_id": name, "error_type": "TimeoutError", "error_message": at}
+        for name in rollouts
     ]
     table = CliRunner().invoke(app, command).stdout.splitlines()
-    assert table[0].split() == ["rollout_id", "error_type", "error_message"]
+    assert table[0].split() == ["run", "rollout_id", "error_type", "error_message"]
     assert sum(at in line for line in table) == 4
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from openai import AsyncOpenAI
 
 from adapters.calls import POLICY, Example, JsonObject
+from adapters.errors import did_you_mean
 from adapters.harness.environments.names import NoEnvironment, split_name
 
 SEED = "seed"
@@ -152,7 +153,7 @@ def game_of(name: str) -> Callable[[int], Game]:
         known = [known for known in registration.ENV_REGISTRY if known.startswith(kind)]
         raise NoEnvironment(
             f"GEM has no environment {identity!r}; it has: "
-            f"{', '.join(known or registration.ENV_REGISTRY)}"
+            f"{', '.join(known or registration.ENV_REGISTRY)}{did_you_mean(identity, known)}"
         )
     entry = spec.entry_point
     environment = resolve_name(entry) if isinstance(entry, str) else entry

@@ -1,6 +1,7 @@
 """Pages of the board: a table of runs and, of each, its report, rollouts, groups and examples."""
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Literal
 
@@ -52,10 +53,12 @@ MOST_REPORTS = 16
 class RunSelection(FromQuery):
     """Selection of runs, and of what is drawn of them.
 
-    `key` is `key=value`, or a key by which a run differs from most of its agent. Without a `run`,
+    `runs` is a name in which a * stands for any letters, such as those of a sweep's runs. `key` is
+    `key=value`, or a key by which a run differs from most of its agent. Without a `run`,
     the first ones of the page are drawn.
     """
 
+    runs: str | None = Field(default=None, max_length=300)
     agent: str | None = Field(default=None, max_length=300)
     key: str | None = Field(default=None, max_length=1000)
     sort: Literal["newest", "reward", "name"] = "newest"
@@ -64,6 +67,8 @@ class RunSelection(FromQuery):
 
     def fits(self, run: BoundRun, differences: Sequence[tuple[str, str]]) -> bool:
         """Return whether a run is one of those asked for."""
+        if self.runs is not None and not fnmatchcase(run.folder.name, self.runs):
+            return False
         if self.agent is not None and run.agent != self.agent:
             return False
         key, has_value, value = (self.key or "").partition("=")

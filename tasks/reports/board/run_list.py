@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from adapters.errors import counted
 from tasks.reports.board.rows import (
     BROKEN,
     BoundRun,
@@ -12,7 +13,7 @@ from tasks.reports.board.rows import (
     read_totals,
 )
 from tasks.reports.failures import last_failure
-from tasks.reports.tables import STOPPED, counted, describe_state, fitted
+from tasks.reports.tables import STOPPED, describe_state, fitted
 from tasks.storage.run_folder import runs_root
 
 NAMES = ("run", "agent", "steps", "held-out", "parent", "state", "tokens", "min", "USD")

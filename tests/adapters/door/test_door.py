@@ -460,5 +460,6 @@ def test_a_taken_port_is_named() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(CannotListen, match=f"cannot listen on port {port} of 127.0.0.1"):
+        with pytest.raises(CannotListen, match=f"cannot listen on port {port} of 127.0.0.1") as one:
             Door(CHAT, {}, run_seed=7, listener=Listener(port=port))
+    assert str(one.value).endswith("; stop what listens there, or give another port")

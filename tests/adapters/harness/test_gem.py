@@ -125,6 +125,7 @@ def test_an_example_without_a_valid_seed_is_refused(example: dict[str, Any]) -> 
     ("name", "said"),
     [
         ("gem:game:GuessTheNumber", "has no environment 'game:GuessTheNumber'; it has: game:Guess"),
+        ("gem:game:GuessTheNumbr-v0-easy", "did you mean 'game:GuessTheNumber-v0-easy'?"),
         (f"{GUESS}?wrappers=concat_chat", "the wrapper 'concat_chat' is not one that a chat can"),
         (
             f"{GUESS}?template=qwen3",

@@ -116,7 +116,7 @@ def test_a_deployment_that_nothing_serves_is_refused(flow: str, deploy: Deploy) 
 def test_fewer_flow_runs_at_a_time_than_are_wanted_are_refused(flow: str, deploy: Deploy) -> None:
     deploy("one", limit=1)
     begin_worker(flow)
-    with pytest.raises(UserError, match=f"{flow}/one has at most 1 flow runs at a time, and at_o"):
+    with pytest.raises(UserError, match=f"{flow}/one has at most 1 flow run at a time, and at_o"):
         choose_deployment(flow, 2, None, None)
     with get_client(sync_client=True) as client:
         client.update_work_pool(flow, WorkPoolUpdate(concurrency_limit=3))

@@ -205,7 +205,7 @@ def test_a_run_that_a_judge_has_stopped_asks_it_anew_when_it_is_continued(
     flag = Path("out_of_order")
     flag.touch()
     try:
-        with pytest.raises(StepStopped, match=r"judge-00000 failed, and 0 have a reward"):
+        with pytest.raises(StepStopped, match=r"judge-00000 failed, and 0 earned a reward"):
             train(recipe, run="stopped")
     finally:
         flag.unlink()

@@ -1,0 +1,50 @@
+"""What commands say fits the terminal, and what goes elsewhere keeps its lines."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prefect.logging.handlers import PrefectConsoleHandler
+
+from benchmarks.pictures.terminal import RATCHET, ROOT, Terminal
+from flows.cli.progress_bar import show_progress
+from tasks.storage.run_folder import RunFolder
+
+WRONG = (*RATCHET, "train", "hello", "--set", "steps=0", "--set", "epochs=0")
+SAID = (
+    "ratchet: recipe: steps 0 with epochs 0: give one of them, since a run is as long as "
+    "either says"
+)
+
+
+@pytest.mark.parametrize("columns", [70, 80, 200])
+def test_a_refusal_is_broken_at_words_in_a_terminal(columns: int, tmp_path: Path) -> None:
+    terminal = Terminal(WRONG, columns, tmp_path)
+    terminal.read_until(lambda: False)
+    first, *others = [line for line in terminal.lines() if line]
+    assert len(first) <= min(columns, 100)
+    assert all(line.startswith(" " * len("ratchet: ")) for line in others)
+    assert " ".join([first, *map(str.strip, others)]).startswith(SAID)
+
+
+def test_a_refusal_is_one_line_in_a_file(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        WRONG, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True
+    )
+    [line] = ran.stderr.splitlines()
+    assert line.startswith(SAID)
+
+
+def test_a_warning_above_the_bar_has_its_brackets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler, log = PrefectConsoleHandler(sys.stderr), logging.getLogger(__name__)
+    log.addHandler(handler)
+    try:
+        with show_progress({RunFolder(tmp_path / "run"): 2}):
+            log.warning("KeyError: '[/red]'")
+    finally:
+        log.removeHandler(handler)
+    assert "KeyError: '[/red]'\n" in capsys.readouterr().err
