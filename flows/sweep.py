@@ -146,7 +146,7 @@ def choose(results: Sequence[ChildResult], select: str) -> list[ChildResult]:
     known = [one for one in results if one.measured is not None]
     if not known:
         raise RunError(
-            f"each of the {counted(len(results), 'run')} has failed, {results[0].run} since "
+            f"each run has failed ({len(results)}), {results[0].run} since "
             f"{results[0].error}; mend that, and the same command tries them again"
         )
     best = (min if select == "loss" else max)(known, key=lambda one: one.measured or 0.0)
