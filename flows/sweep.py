@@ -157,12 +157,13 @@ def describe_draws(children: Sequence[StageRun], results: Sequence[ChildResult])
     """Say that runs were measured on other held-out examples, if their seeds have drawn some."""
     ended = [child for child, one in zip(children, results, strict=True) if not one.error]
     seeds = {child.recipe.seed for child in ended}
-    if len(seeds) < 2 or not any(_draws(child) for child in ended):
+    fixed = ended[0].recipe.model_dump()["evaluation"]["seed"] if ended else None
+    if len(seeds) < 2 or fixed is not None or not any(_draws(child) for child in ended):
         return ""
     return (
         f"The runs have {len(seeds)} seeds, each of which has drawn held-out examples of its own, "
-        "so that their measures differ by these as well; give evaluation.examples as many as there "
-        "are, and all runs have the same."
+        "so that their measures differ by these as well; give evaluation.seed, and all runs have "
+        "the same."
     )
 
 

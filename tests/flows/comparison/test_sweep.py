@@ -89,6 +89,17 @@ def test_a_sweep_of_replays_trains_on_rollouts_that_were_sampled_once(swept: Swe
         assert (parent["run"], parent["how"]) == (FIRST, "replay")
 
 
+@pytest.mark.story
+def test_seeds_with_one_seed_of_evaluations_are_measured_on_the_same_examples(
+    swept: SweepSummary,
+) -> None:
+    fixed = {"evaluation": {"seed": 3, "examples": 4, "greedy": False}, "steps": 1}
+    summary = sweep(made(base=BASE | fixed, grid={"seed": [0, 1]}), run="seeds")
+    assert [one.error for one in summary.results] == ["", ""]
+    drawn = [run.shard("test-00001").read_text() for run in stage_runs(folder_of("seeds"))]
+    assert drawn[0] == drawn[1]
+
+
 def made(**values: Any) -> SweepRecipe:
     return changed_recipe({"flow": "sweep", "base": BASE, **values}, (), SweepRecipe)
 
@@ -223,6 +234,9 @@ def test_seeds_that_have_drawn_other_held_out_examples_are_told(no_tinker: None)
     assert "have 2 seeds, each of which has drawn held-out examples of its own" in told(seeds)
     assert told(seeds, failed=["x-seed1-lr0.1", "x-seed1-lr0.2"]) == ""
     assert told({"grid": {"optimizer.learning_rate": [0.1, 0.2]}}) == ""
+    assert "give evaluation.seed, and all runs have the same" in told(seeds)
+    same = BASE["evaluation"] | {"seed": 3}
+    assert told(seeds | {"base": BASE | {"evaluation": same}}) == ""
     all_of_hello = BASE["evaluation"] | {"examples": 128}
     assert told(seeds | {"base": BASE | {"evaluation": all_of_hello}}) == ""
 
