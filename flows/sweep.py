@@ -195,7 +195,8 @@ def check_sweep(recipe: SweepRecipe, run: str, deleted: Collection[str] = ()) ->
             raise RecipeError(
                 f"{name} is measured otherwise than {names[0]}, so that they cannot be compared "
                 f"({'; '.join(apart)}); vary no key of evaluation, nor one by which held-out "
-                "examples are played or chosen"
+                "examples are played, chosen or scored; train such runs apart, and `ratchet "
+                "compare` has one agent play the same examples with each"
             )
     for child in children:
         _check(child, recipe.replay, deleted)
