@@ -5,7 +5,7 @@ the same unless seeds draw them. One that fails is a result, and the others go o
 finished is never repeated.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,9 @@ from flows.runtime.flow_runs import SweepSummary, completed, name_of_run
 from flows.runtime.forks import check_replay
 from flows.server.deployed_runs import (
     Deployment,
+    Parameters,
     cancel_deployed,
+    check_under_way,
     choose_deployment,
     describe_failure,
     train_deployed,
@@ -95,12 +97,7 @@ def train_children(
         return
     left = {child.name: child for child in children if not is_finished(child)}
     yield from ((child, "") for child in children if child.name not in left)
-    parent = {} if recipe.replay is None else {"parent": recipe.replay}
-    parameters = {
-        name: {"recipe": child.recipe.model_dump(mode="json"), "run": name, **parent}
-        for name, child in left.items()
-    }
-    deployment = deployment_of(recipe, run)
+    deployment, parameters = deployment_of(recipe, run), parameters_of(recipe, left.values())
     for name, error in train_deployed(parameters, deployment, recipe.at_once):
         if not error and not is_finished(left[name]):
             raise RunError(
@@ -117,6 +114,15 @@ def deployment_of(recipe: SweepRecipe, run: str) -> Deployment:
     flow = first.recipe.flow if recipe.replay is None else replay.name
     base = recipe.base if isinstance(recipe.base, str) else None
     return choose_deployment(flow, recipe.at_once, recipe.deployment, base)
+
+
+def parameters_of(recipe: SweepRecipe, children: Iterable[StageRun]) -> dict[str, Parameters]:
+    """Map runs of a sweep to the parameters of their flow runs."""
+    parent = {} if recipe.replay is None else {"parent": recipe.replay}
+    return {
+        one.name: {"recipe": one.recipe.model_dump(mode="json"), "run": one.name, **parent}
+        for one in children
+    }
 
 
 def train_child(child: StageRun, replayed: str | None) -> str:
@@ -202,6 +208,7 @@ def check_sweep(recipe: SweepRecipe, run: str, deleted: Collection[str] = ()) ->
         _check(child, recipe.replay, deleted)
     if recipe.at_once > 1:
         deployment_of(recipe, run)
+        check_under_way(parameters_of(recipe, children))
     return children
 
 
