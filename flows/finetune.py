@@ -93,8 +93,9 @@ def score(run: OpenRun, recipe: FinetuneRecipe, texts: Texts, step: int) -> None
     evaluation = recipe.evaluation
     if evaluation.due(step, recipe.steps):
         policy = run.policies.main.updater.sampler(step)
-        path, most, divergence = run.folder.measure(step), evaluation.examples, recipe.divergence()
+        path, divergence = run.folder.measure(step), recipe.divergence()
+        drawn = texts, policy, evaluation.examples, evaluation.drawn_by(recipe.seed)
         if divergence is None:
-            score_texts(path, texts, policy, most, recipe.seed)
+            score_texts(path, *drawn)
         else:
-            score_taught(path, texts, policy, most, recipe.seed, divergence)
+            score_taught(path, *drawn, divergence)

@@ -106,4 +106,5 @@ def score(run: OpenRun, recipe: PreferRecipe, pairs: BoundPairs, step: int) -> N
     if evaluation.due(step, recipe.steps):
         policy = run.policies.main.updater.sampler(step)
         loss, path = (preference.loss, preference.loss_settings), run.folder.measure(step)
-        score_pairs(path, pairs, policy, loss, evaluation.examples, recipe.seed)
+        seed = evaluation.drawn_by(recipe.seed)
+        score_pairs(path, pairs, policy, loss, evaluation.examples, seed)

@@ -5,7 +5,7 @@ the same unless seeds draw them. One that fails is a result, and the others go o
 finished is never repeated.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,9 @@ from flows.runtime.flow_runs import SweepSummary, completed, name_of_run
 from flows.runtime.forks import check_replay
 from flows.server.deployed_runs import (
     Deployment,
+    Parameters,
     cancel_deployed,
+    check_under_way,
     choose_deployment,
     describe_failure,
     train_deployed,
@@ -95,12 +97,7 @@ def train_children(
         return
     left = {child.name: child for child in children if not is_finished(child)}
     yield from ((child, "") for child in children if child.name not in left)
-    parent = {} if recipe.replay is None else {"parent": recipe.replay}
-    parameters = {
-        name: {"recipe": child.recipe.model_dump(mode="json"), "run": name, **parent}
-        for name, child in left.items()
-    }
-    deployment = deployment_of(recipe, run)
+    deployment, parameters = deployment_of(recipe, run), parameters_of(recipe, left.values())
     for name, error in train_deployed(parameters, deployment, recipe.at_once):
         if not error and not is_finished(left[name]):
             raise RunError(
@@ -117,6 +114,15 @@ def deployment_of(recipe: SweepRecipe, run: str) -> Deployment:
     flow = first.recipe.flow if recipe.replay is None else replay.name
     base = recipe.base if isinstance(recipe.base, str) else None
     return choose_deployment(flow, recipe.at_once, recipe.deployment, base)
+
+
+def parameters_of(recipe: SweepRecipe, children: Iterable[StageRun]) -> dict[str, Parameters]:
+    """Map runs of a sweep to the parameters of their flow runs."""
+    parent = {} if recipe.replay is None else {"parent": recipe.replay}
+    return {
+        one.name: {"recipe": one.recipe.model_dump(mode="json"), "run": one.name, **parent}
+        for one in children
+    }
 
 
 def train_child(child: StageRun, replayed: str | None) -> str:
@@ -157,12 +163,13 @@ def describe_draws(children: Sequence[StageRun], results: Sequence[ChildResult])
     """Say that runs were measured on other held-out examples, if their seeds have drawn some."""
     ended = [child for child, one in zip(children, results, strict=True) if not one.error]
     seeds = {child.recipe.seed for child in ended}
-    if len(seeds) < 2 or not any(_draws(child) for child in ended):
+    fixed = ended[0].recipe.model_dump()["evaluation"]["seed"] if ended else None
+    if len(seeds) < 2 or fixed is not None or not any(_draws(child) for child in ended):
         return ""
     return (
         f"The runs have {len(seeds)} seeds, each of which has drawn held-out examples of its own, "
-        "so that their measures differ by these as well; give evaluation.examples as many as there "
-        "are, and all runs have the same."
+        "so that their measures differ by these as well; give evaluation.seed, and all runs have "
+        "the same."
     )
 
 
@@ -194,12 +201,14 @@ def check_sweep(recipe: SweepRecipe, run: str, deleted: Collection[str] = ()) ->
             raise RecipeError(
                 f"{name} is measured otherwise than {names[0]}, so that they cannot be compared "
                 f"({'; '.join(apart)}); vary no key of evaluation, nor one by which held-out "
-                "examples are played or chosen"
+                "examples are played, chosen or scored; train such runs apart, and `ratchet "
+                "compare` has one agent play the same examples with each"
             )
     for child in children:
         _check(child, recipe.replay, deleted)
     if recipe.at_once > 1:
         deployment_of(recipe, run)
+        check_under_way(parameters_of(recipe, children))
     return children
 
 

@@ -324,6 +324,14 @@ class Recipe(RunRecipe):
         held_out = {f"evaluation.roles.{role}": who for role, who in self.evaluation.roles.items()}
         return {**trained, **held_out}
 
+    def answering_checkpoints(self) -> dict[str, str]:
+        """Map each checkpoint of another run that answers a role to the key that names it."""
+        return {
+            name: key
+            for key, who in self.answering().items()
+            if (name := checkpoint_of(who)) is not None and names_checkpoint(name)
+        }
+
     def teachers(self) -> Teachers:
         teacher = self.algorithm.teacher
         return Teachers("algorithm.teacher.models", teacher.named(), teacher.reads)
@@ -331,12 +339,7 @@ class Recipe(RunRecipe):
     def named_checkpoints(self) -> dict[str, str]:
         name = self.algorithm.kl.reference
         own = {name: "algorithm.kl.reference"} if names_checkpoint(name) else {}
-        asked = {
-            name: key
-            for key, who in self.answering().items()
-            if (name := checkpoint_of(who)) is not None and names_checkpoint(name)
-        }
-        return own | asked | super().named_checkpoints()
+        return own | self.answering_checkpoints() | super().named_checkpoints()
 
     def credit(self) -> CreditAssignment:
         algorithm = self.algorithm

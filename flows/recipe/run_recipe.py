@@ -117,6 +117,13 @@ class HeldOut(Section):
     examples: int = Field(default=128, ge=1, le=MOST_ROLLOUTS)
     """Held-out examples, the first of the test split in a seeded order; all if it has fewer."""
 
+    seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
+    """Seed of that order; by default the run's."""
+
+    def drawn_by(self, seed: int) -> int:
+        """Return the seed of the order, of a run that has a seed."""
+        return seed if self.seed is None else self.seed
+
     def due(self, step: int, steps: int) -> bool:
         """Return whether checkpoint `step` of `steps` is scored."""
         return step in (0, steps) or (self.every > 0 and step % self.every == 0)
@@ -302,4 +309,7 @@ class RunRecipe(FlowRecipe, ABC):
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def _bound_values(self) -> dict[str, Any]:
-        return self.model_dump(mode="json", exclude={**self.changes_no_result})
+        values = self.model_dump(mode="json", exclude={**self.changes_no_result})
+        if values["evaluation"]["seed"] is None:  # recipes that are older have none
+            del values["evaluation"]["seed"]
+        return values

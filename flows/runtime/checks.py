@@ -6,7 +6,7 @@ a refusal should not wait for a library.
 """
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from adapters.calls import POLICY
@@ -16,16 +16,16 @@ from adapters.tinker.bases import base_folder, check_base
 from adapters.tinker.engines import check_key, check_reachable
 from adapters.tinker.model_files import check_template
 from adapters.tracking.choice import TrackerChoice
-from flows.recipe.loading import count_stages, count_steps
+from flows.recipe.loading import changed_recipe, count_stages, count_steps
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
-from flows.recipe.stages import StageRun, StagesRecipe
+from flows.recipe.stages import BEST, StageRun, StagesRecipe
 from flows.runtime.bound_checkpoints import bind_checkpoints, check_choices, check_teachers
 from tasks.comparison.promotions import refuse_promoted
 from tasks.storage.files import is_written
-from tasks.storage.manifest import check_binding, parent_of, read_manifest
+from tasks.storage.manifest import check_binding, differences, parent_of, read_manifest
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.storage.stages import has_stages, stage_runs
+from tasks.storage.stages import has_stages, stage_runs, stages_recipe
 
 R = TypeVar("R", bound=RunRecipe)
 
@@ -45,19 +45,39 @@ def check_start(recipe: R, run: RunFolder, deleted: Collection[str] = ()) -> R:
     return recipe
 
 
-def check_later(recipe: RunRecipe, awaited: Collection[str], deleted: Collection[str] = ()) -> None:
+def check_later(
+    stage: StageRun, awaited: Mapping[str, RunRecipe], deleted: Collection[str] = ()
+) -> None:
     """Refuse (UserError) what would end a new run that begins after `awaited` ones have finished.
 
-    What it needs of those is not known yet. Runs that are to be `deleted` first count as absent.
+    What it needs of those is not known yet, but for their steps and policies. Runs that are to be
+    `deleted` first count as absent.
     """
+    recipe = stage.recipe
+    _check_name(folder_of(stage.name), deleted)
     check_recipe(recipe)
     runs = {name: re.split("[:@]", name)[0] for name in recipe.named_checkpoints()}
     known = {name: {"run": run} for name, run in runs.items() if run in awaited}
+    for name in known:
+        _check_awaited(recipe.named_checkpoints()[name], name, awaited[runs[name]])
     bound = bind_checkpoints(recipe, known)
-    refuse_deleted({one["run"] for one in bound.values()} - {*awaited}, deleted)
-    if not {*awaited}.intersection(recipe.queried_runs()):
+    refuse_deleted({one["run"] for one in bound.values()} - awaited.keys(), deleted)
+    check_teachers(recipe, None, {name: bound[name] for name in bound.keys() - known.keys()})
+    if not awaited.keys() & {*recipe.queried_runs()}:
         _check_given(recipe, deleted)
     TrackerChoice(**recipe.tracking.model_dump()).check()
+
+
+def _check_awaited(key: str, name: str, trained: RunRecipe) -> None:
+    """Refuse (RunError) a checkpoint that a run, when it has finished, will not have."""
+    run, at, step = name.partition("@")
+    policy, policies, steps = run.partition(":")[2], trained.policies(), trained.steps
+    known = not at or step == BEST or (step.isdecimal() and (not steps or int(step) <= steps))
+    if not known or (policy and policy not in policies):
+        raise RunError(
+            f"{key} {name}: that run will have the checkpoints 0 to {steps or 'its last'} of "
+            f"{', '.join(policies)}; give one of them, by its step or as @{BEST}"
+        )
 
 
 def _check_given(recipe: RunRecipe, deleted: Collection[str]) -> None:
@@ -79,21 +99,64 @@ def check_stages(recipe: StagesRecipe, run: str, deleted: Collection[str] = ()) 
     parts = [*recipe.runs_of(run)]
     refuse_left_out(run, [*(part.name for part in parts), *deleted])
     gone = {part.stage: part for part in gone_stages(parts, deleted)}
-    pending = set[str]()
+    _refuse_changed(recipe, run, [*gone.values()])
+    pending = dict[str, RunRecipe]()
     for stage in parts:
         there = _is_there(folder_of(stage.name), deleted)
         if stage.stage in gone or (there and is_finished(stage)):
             continue
         needed = set[str]() if there else recipe.needs(stage.stage)
         refuse_orphan(stage, [gone[name] for name in gone if name in needed])
-        if needed & pending:
-            check_later(stage.recipe, [one.name for one in parts if one.stage in pending], deleted)
+        if needed & {one.stage for one in parts if one.name in pending}:
+            check_later(stage, pending, deleted)
         else:
             check_start(stage.recipe, folder_of(stage.name), deleted)
-        pending.add(stage.stage)
+        pending[stage.name] = stage.recipe
     if recipe.evaluate is not None:
-        check_recipe(recipe.evaluate)
+        check_recipe(count_steps(recipe.evaluate))
+        for stage in parts:
+            if stage.stage not in gone:
+                check_answering(recipe.evaluate, stage.recipe, stage.name)
     return recipe
+
+
+def check_answering(played: Recipe, bound: RunRecipe, run: str) -> None:
+    """Refuse (RunError) to play by checkpoints of others to which the weights' run is not bound."""
+    for name, key in played.answering_checkpoints().items():
+        if name not in bound.named_checkpoints():
+            raise RunError(
+                f"{key} {name} is to answer beside the weights of the run {run}, whose recipe "
+                "names no such checkpoint, so that it has no weights of it; give checkpoint:base, "
+                "a model of LiteLLM, or train that run by a recipe with the same role"
+            )
+
+
+def _refuse_changed(recipe: StagesRecipe, run: str, gone: Sequence[StageRun]) -> None:
+    """Refuse (RunError) stages whose runs are gone, and with them their manifests, if they differ.
+
+    A line of the table that stays is of the recipe, and of the evaluations, that are recorded.
+    """
+    if not gone or not has_stages(folder_of(run)):
+        return
+    recorded = changed_recipe(stages_recipe(folder_of(run)), kind=StagesRecipe)
+    known = {one.name: one.recipe for one in recorded.runs_of(run)}
+    for stage in gone:
+        changed = _changes(known.get(stage.name), stage.recipe)
+        changed += [f"evaluate.{one}" for one in _changes(recorded.evaluate, recipe.evaluate)]
+        if changed:
+            raise RunError(
+                f"the run {folder_of(stage.name).path} of stage {stage.stage} is gone, and was of "
+                f"another recipe, which differs in {', '.join(changed)}; give the same values, or "
+                f"--from {stage.stage}, which trains it and all after it anew"
+            )
+
+
+def _changes(old: RunRecipe | None, new: RunRecipe | None) -> list[str]:
+    """List what two recipes differ in; nothing if they make the same results."""
+    if old is not None and new is not None and old.fingerprint() == new.fingerprint():
+        return []
+    values = [one.model_dump(mode="json") if one else {} for one in (old, new)]
+    return differences(values[0], values[1])
 
 
 def refuse_orphan(stage: StageRun, needed: Sequence[StageRun]) -> None:
@@ -146,20 +209,24 @@ def is_finished(stage: StageRun) -> bool:
 
 def check_run(recipe: RunRecipe, run: RunFolder, deleted: Collection[str] = ()) -> None:
     """Refuse (UserError) what would end a run of any flow, new or not, before its first step."""
-    run.check_writable()
-    if has_stages(run) and run.name not in deleted:
-        raise RunError(f"the run {run.path} is one of stages, or a sweep; give another name")
-    there = _is_there(run, deleted)
-    if there:
+    _check_name(run, deleted)
+    if _is_there(run, deleted):
         check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
         bound, parent = read_manifest(run).get("bound", {}), parent_of(run)
     else:
-        refuse_promoted(run.name)
         bound, parent = bind_checkpoints(recipe, {}), None
         refuse_deleted((one["run"] for one in bound.values()), deleted)
     check_teachers(recipe, parent, bound)
     TrackerChoice(**recipe.tracking.model_dump()).check()
     check_service(recipe.model.base)
+
+
+def _check_name(run: RunFolder, deleted: Collection[str]) -> None:
+    run.check_writable()
+    if has_stages(run) and run.name not in deleted:
+        raise RunError(f"the run {run.path} is one of stages, or a sweep; give another name")
+    if not _is_there(run, deleted):
+        refuse_promoted(run.name)
 
 
 def _is_there(run: RunFolder, deleted: Collection[str]) -> bool:

@@ -10,7 +10,7 @@ from flows.recipe.algorithm import BASE
 from flows.recipe.loading import count_steps, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe, Tracking
-from flows.runtime.checks import check_recipe, check_start
+from flows.runtime.checks import check_answering, check_recipe, check_start
 from tasks.checkpoints import Ledger, read_checkpoint
 from tasks.storage.manifest import latest_run
 from tasks.storage.run_folder import folder_of, name_run
@@ -129,6 +129,7 @@ def find_target(
     folder = folder_of(target.run)
     check_start(target.bound, folder)
     check_recipe(target.requested)
+    check_answering(target.requested, target.bound, target.run)
     if folder.exists() and target.step is not None:
         Ledger(folder.checkpoints(POLICY)).at(target.step)
     return target

@@ -127,7 +127,8 @@ def _submit(
 ) -> Submitted:
     evaluation, source = recipe.evaluation, recipe.dataset.held_out_split()
     count = min(evaluation.examples, len(source.examples()))
-    shard = draw_shard(path, source, recipe.seed, 0, ShardSize(count, recipe.rollouts.batches))
+    size, seed = ShardSize(count, recipe.rollouts.batches), evaluation.drawn_by(recipe.seed)
+    shard = draw_shard(path, source, seed, 0, size)
     groups = PlayedGroups(sampling, group_size, roles=evaluation.roles)
     return shard, [*runner.submit_shard(shard, step, groups).values()]
 

@@ -154,6 +154,12 @@ def cancel_deployed(runs: Collection[str]) -> None:
             client.set_flow_run_state(one.id, Cancelling())
 
 
+def check_under_way(runs: Mapping[str, Parameters]) -> None:
+    """Refuse (UserError) runs of which workers have begun one, or will, with other parameters."""
+    with get_client(sync_client=True) as client:
+        _under_way(client, runs)
+
+
 def _under_way(client: SyncPrefectClient, runs: Mapping[str, Parameters]) -> dict[str, UUID]:
     """Map the runs that workers have begun, or will, to flow runs; UserError if one differs."""
     found = _deployed(client, runs)

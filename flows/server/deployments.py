@@ -6,19 +6,27 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from pathlib import Path
 
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import DeploymentSchedule
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import TERMINAL_STATES, DeploymentSchedule, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
 from adapters.errors import UserError
 from adapters.network.addresses import check_listener
 from adapters.process.terminal import terminal_width
 from flows.server.prefect_server import POOL, PREFECT, client_environment
 from tasks.reports.tables import GAP, fitted
+
+OURS = ("train", "finetune", "prefer", "stages", "sweep", "replay", "evaluate", "compare", "dryrun")
+"""Names of the flows of Ratchet, as the server has them."""
+AUTOMATION = "ratchet: crash flow runs without a heartbeat"
+"""Name of the automation that `ratchet deploy` makes."""
 
 NAMES = ("deployment", "schedule", "work pool", "what it does")
 NARROWEST = 20
@@ -49,7 +57,35 @@ def deploy_files(files: Iterable[Path], name: str | None = None) -> str:
         if not found:
             raise UserError(f"Prefect deploys nothing of {file}; mend what it says:\n{said}")
         made = found | {other: id for other, id in made.items() if other not in found}
-    return f"{_table(address, made)}\n\n{_next_commands(address, [*made])}"
+    with temporary_settings({PREFECT_API_URL: address}), get_client(sync_client=True) as client:
+        _crash_silent_flow_runs(client)
+        table = _table(client, made)
+    return f"{table}\n\n{_next_commands(address, [*made])}"
+
+
+def _crash_silent_flow_runs(client: SyncPrefectClient) -> None:
+    """Have the server crash flow runs of ours whose process has died, and its worker with it.
+
+    A flow run counts as dead when three of its heartbeats are missing. An automation of this name
+    is left as it is.
+    """
+    every = get_current_settings().flows.heartbeat_frequency
+    if every is None or client.read_automations_by_name(AUTOMATION):
+        return
+    seconds, beat = 3 * every, "heartbeat"
+    ended = [state.value.title() for state in TERMINAL_STATES]
+    trigger = EventTrigger(
+        match={"prefect.resource.id": "prefect.flow-run.*"},
+        match_related={"prefect.resource.role": "flow", "prefect.resource.name": [*OURS]},
+        after={f"prefect.flow-run.{beat}"},
+        expect={f"prefect.flow-run.{name}" for name in (beat, *ended)},
+        for_each={"prefect.resource.id"},
+        posture=Posture.Proactive,
+        within=timedelta(seconds=seconds),
+    )
+    said = f"no heartbeat for {seconds} s: its process, or the machine, is dead or stands still"
+    crash = ChangeFlowRunState(name=None, state=StateType.CRASHED, message=said, force=False)
+    client.create_automation(AutomationCore(name=AUTOMATION, trigger=trigger, actions=[crash]))
 
 
 def _check_server(address: str) -> None:
@@ -86,10 +122,9 @@ def _call_prefect(variables: Mapping[str, str], *words: str) -> str:
     return done.stdout
 
 
-def _table(address: str, made: Mapping[str, str]) -> str:
+def _table(client: SyncPrefectClient, made: Mapping[str, str]) -> str:
     """Return a table of deployments, which are given by name and id, as the server has them."""
-    with temporary_settings({PREFECT_API_URL: address}), get_client(sync_client=True) as client:
-        deployed = {name: client.read_deployment(id) for name, id in made.items()}
+    deployed = {name: client.read_deployment(id) for name, id in made.items()}
     rows = [[name, _schedules(of), of.work_pool_name] for name, of in deployed.items()]
     names = NAMES[:-1]
     width = terminal_width()

@@ -43,6 +43,8 @@ class RunCurves:
     minutes: Sequence[float]
     tokens: Sequence[float]
     scores: Sequence[HeldOutScore]
+    chosen: bool = False
+    """Whether it is the run that a sweep has chosen."""
 
     def of_policy(self, policy: str) -> list[StepMetrics]:
         """Return the metrics of a policy, under their plain names, by step."""

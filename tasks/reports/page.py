@@ -5,8 +5,8 @@ policy forbids scripts besides.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from tasks.storage.files import is_written, write_text
 from tasks.storage.keys import flatten
 from tasks.storage.manifest import Manifest, differences, read_manifest
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.stages import result_note, result_table, stage_runs
+from tasks.storage.stages import chosen_runs, result_note, result_table, stage_runs
 from tasks.storage.tables import query_beside
 from tasks.texts.held_out import HeldOutMeasure, describe_measured_gain, read_measure
 from tasks.texts.source import Texts, describe_counts
@@ -130,15 +130,21 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
     """
     tables = [(*table, result_note(run)) for run in runs if (table := result_table(run))[1]]
     shown = dict.fromkeys(one for run in runs for one in stage_runs(run) or [run])
-    return write_text(path, render_report([*shown], tables=tables))
+    chosen = {name for run in runs for name in chosen_runs(run)}
+    return write_text(path, render_report([*shown], chosen=chosen, tables=tables))
 
 
-def render_report(runs: Sequence[RunFolder], frame: str = "layout.html", **framed: object) -> str:
-    """Render the page of a run, or of several beside each other.
+def render_report(
+    runs: Sequence[RunFolder],
+    frame: str = "layout.html",
+    chosen: Collection[str] = (),
+    **framed: object,
+) -> str:
+    """Render the page of a run, or of several beside each other, some of which are `chosen`.
 
     Another `frame` is a template around the page, which shows what it has of `framed`.
     """
-    reported = [_read(run) for run in runs]
+    reported = [_read(run, run.name in chosen) for run in runs]
     curves = [one.curves for one in reported]
     moving, constant = plots.split_constant(curves)
     return TEMPLATES.get_template("page.html").render(
@@ -171,11 +177,11 @@ def compare_recipes(recipes: Sequence[Mapping[str, Any]]) -> list[tuple[str, lis
     return [(key, values, any(value != values[0] for value in values)) for key, values in rows]
 
 
-def _read(run: RunFolder) -> ReportedRun:
+def _read(run: RunFolder, chosen: bool) -> ReportedRun:
     manifest = read_manifest(run)
     text_of = find_token_texts(manifest["recipe"]["model"]["base"])
     with open_views([run], READ) as views:
-        curves = read_curves(run, views)
+        curves = replace(read_curves(run, views), chosen=chosen)
         done = len(curves.metrics)
         marked = [
             rollout

@@ -53,6 +53,8 @@ PALETTE = read_bytes(Path(__file__).with_name("colours.css")).decode()
 
 DASHES = ("-", "--", ":", "-.")
 """Line of each policy of a run."""
+WIDTHS = {False: 1.4, True: 3.0}
+"""Whether a sweep has chosen a run → the width of its lines."""
 MARKERS = {"sampled": "full", "greedy": "none"}
 """Way of sampling → fill of its points."""
 PARTS = ("sampling", "training", "rest")
@@ -70,7 +72,6 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.color": RULE,
     "grid.linewidth": 0.6,
-    "lines.linewidth": 1.4,
     "lines.markersize": 3,
     "figure.facecolor": "none",
     "axes.facecolor": "none",
@@ -82,10 +83,11 @@ METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 KEPT = 64
 """Drawings that are kept: what a run shows when it ends has most of them twice."""
 Points = tuple[tuple[float, float], ...]
-Series = tuple[str, str, Points]
-"""Colour, dashes, and the values by step."""
-Rewards = tuple[Points, tuple[tuple[float, float, tuple[float, ...], str], ...]]
-"""The rewards of a run's steps, and its scores: where, reward, interval and way of sampling."""
+Series = tuple[str, float, str, Points]
+"""Colour, width, dashes, and the values by step."""
+Rewards = tuple[str, float, Points, tuple[tuple[float, float, tuple[float, ...], str], ...]]
+"""Colour and width, the rewards of a run's steps, and its scores: where, reward, interval and way
+of sampling."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def split_constant(runs: Sequence[RunCurves]) -> tuple[list[Panel], str]:
     moving: list[Panel] = []
     constant: list[str] = []
     for panel in PANELS:
-        curves = [[*values.values()] for _, _, values in _series(runs, panel)]
+        curves = [[*values.values()] for *_, values in _series(runs, panel)]
         if any(len({f"{value:.{DIGITS}g}" for value in curve}) > 1 for curve in curves):
             moving.append(panel)
         elif curves:
@@ -221,7 +223,7 @@ def _draw_reward(
     runs: Sequence[RunCurves], label: str, scale: Callable[[RunCurves], Sequence[float]]
 ) -> str:
     rewards = []
-    for run in runs:
+    for colour, width, run in _lines(runs):
         along = scale(run)
         points = tuple(
             (along[step], row["reward/mean"])
@@ -233,7 +235,7 @@ def _draw_reward(
             for score in run.scores
             if score.step < len(along)
         )
-        rewards.append((points, scores))
+        rewards.append((colour, width, points, scores))
     return _draw_points(label, tuple(rewards))
 
 
@@ -241,8 +243,8 @@ def _draw_reward(
 def _draw_points(label: str, rewards: Sequence[Rewards]) -> str:
     with _panel(f"reward, by {label}") as (axes, svg):
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=TICKS, integer="updates" in label))
-        for colour, (points, scores) in zip(cycle(SERIES), rewards, strict=False):
-            axes.plot(*_columns(points), color=colour, marker=".")
+        for colour, width, points, scores in rewards:
+            axes.plot(*_columns(points), color=colour, linewidth=width, marker=".")
             for along, reward, bounds, played in scores:
                 axes.errorbar(
                     along,
@@ -260,7 +262,7 @@ def _draw_points(label: str, rewards: Sequence[Rewards]) -> str:
 
 def _draw_panel(runs: Sequence[RunCurves], panel: Panel) -> str | None:
     series = _series(runs, panel)
-    if not any(any(values.values()) for _, _, values in series):
+    if not any(any(values.values()) for *_, values in series):
         return None
     return _draw_series(panel, tuple((*line, tuple(values.items())) for *line, values in series))
 
@@ -268,10 +270,11 @@ def _draw_panel(runs: Sequence[RunCurves], panel: Panel) -> str | None:
 @lru_cache(maxsize=KEPT)
 def _draw_series(panel: Panel, series: Sequence[Series]) -> str:
     with _panel(panel.title) as (axes, svg):
-        for colour, dashes, points in series:
-            axes.plot(*_columns(points), color=colour, linestyle=dashes, marker=".")
+        for colour, width, dashes, points in series:
+            style = {"color": colour, "linewidth": width, "linestyle": dashes}
+            axes.plot(*_columns(points), **style, marker=".")
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=TICKS, integer=True))
-        found = [value for _, _, points in series for _, value in points]
+        found = [value for *_, points in series for _, value in points]
         if panel.logarithmic and min(found) > 0:
             axes.set_yscale("log")
             axes.set_ylim(10 ** floor(log10(min(found))), 10 ** ceil(log10(max(found))))
@@ -282,11 +285,19 @@ def _draw_series(panel: Panel, series: Sequence[Series]) -> str:
         return svg()
 
 
-def _series(runs: Sequence[RunCurves], panel: Panel) -> list[tuple[str, str, dict[int, float]]]:
-    """Return the colour, the dashes and the values by step of each policy that has any."""
+def _lines(runs: Sequence[RunCurves]) -> Iterator[tuple[str, float, RunCurves]]:
+    """Yield the colour and the width of each run's lines."""
+    for colour, run in zip(cycle(SERIES), runs, strict=False):
+        yield colour, WIDTHS[run.chosen], run
+
+
+def _series(
+    runs: Sequence[RunCurves], panel: Panel
+) -> list[tuple[str, float, str, dict[int, float]]]:
+    """Return the line and the values by step of each policy that has any."""
     return [
-        (colour, dashes, values)
-        for colour, run in zip(cycle(SERIES), runs, strict=False)
+        (colour, width, dashes, values)
+        for colour, width, run in _lines(runs)
         for dashes, policy in zip(cycle(DASHES), run.policies, strict=False)
         if (values := panel.values(run.of_policy(policy)))
     ]

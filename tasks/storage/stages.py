@@ -102,6 +102,11 @@ def result_table(run: RunFolder) -> Table:
     return NAMES, [StageResult(**row).cells() for row in record["results"]]
 
 
+def chosen_runs(run: RunFolder) -> list[str]:
+    """Return the name of the run that a sweep has chosen; nothing if it has not, or is none."""
+    return [row["run"] for row in _record(run)["results"] if row.get("chosen")]
+
+
 def result_note(run: RunFolder) -> str:
     """Return what a reader of the table has to know; an empty text if that is nothing."""
     return _record(run).get("note", "")

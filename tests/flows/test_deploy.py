@@ -1,5 +1,6 @@
 """`ratchet deploy`: one table of what is on the server, and the commands that come next."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from adapters.errors import UserError
 from flows.cli.commands import app
 from flows.cli.new_project import AGENT, write_project
 from flows.recipe.loading import RecipeError, find_deployment
+from flows.server.deployments import AUTOMATION, OURS
 
 NIGHTLY = """
   - name: nightly
@@ -77,6 +79,23 @@ def test_one_deployment_is_deployed_by_its_name_with_its_schedules(
     ]
     with get_client(sync_client=True) as client:
         assert client.read_deployment_by_name("evaluate/nightly").work_pool_name == "ratchet"
+
+
+def test_the_automation_is_for_every_flow() -> None:
+    texts = [file.read_text() for file in (Path(__file__).parents[2] / "flows").rglob("*.py")]
+    assert {name for text in texts for name in re.findall(r'@flow\(name="(.+?)"', text)} == {*OURS}
+
+
+@pytest.mark.story
+@pytest.mark.usefixtures("server")
+def test_a_server_gets_one_automation_that_stays_as_it_is_when_more_is_deployed() -> None:
+    deploy("hello")
+    with get_client(sync_client=True) as client:
+        [made] = client.read_automations_by_name(AUTOMATION)
+        client.pause_automation(made.id)
+        deploy("whispers")
+        [kept] = client.read_automations_by_name(AUTOMATION)
+    assert (kept.id, kept.enabled) == (made.id, False)
 
 
 @pytest.mark.story

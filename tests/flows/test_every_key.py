@@ -139,6 +139,7 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "optimizer.grad_clip_norm": (1.0,),
     "evaluation.every": (3,),
     "evaluation.examples": (9,),
+    "evaluation.seed": (3,),
     "evaluation.rollouts": (3,),
     "evaluation.threshold": (0.5,),
     "evaluation.greedy": (False,),

@@ -167,6 +167,23 @@ def test_what_the_reader_of_a_sweep_has_to_know_stands_below_its_table(tmp_path:
     assert "Their <seeds> differ." in read.text.partition("runs of the sweep")[2]
 
 
+def test_the_run_that_a_sweep_has_chosen_is_named_so_and_drawn_by_thicker_lines(
+    tmp_path: Path,
+) -> None:
+    names = ["first", "second"]
+    folders = [record_run(name) for name in names]
+    swept = folders[0].path.with_name("swept")
+
+    def page(chosen: str) -> str:
+        results = [ChildResult(name, 1, 0.5, chosen=name == chosen) for name in names]
+        write_sweep(RunFolder(swept), {}, names, results)
+        return write_report([RunFolder(swept)], tmp_path / "page.html").read_text()
+
+    assert ("first, chosen" in page("second"), "second, chosen" in page("second")) == (False, True)
+    assert re.search(r"stroke-width: 3\b", page("second"))
+    assert not re.search(r"stroke-width: 3\b", page(""))
+
+
 def test_a_page_asks_no_network_for_anything() -> None:
     page = render_report([record_run("hello")])
     elements = PageReader(page).elements

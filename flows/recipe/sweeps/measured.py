@@ -3,11 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
+from adapters.door.roles import checkpoint_of
+from flows.recipe.algorithm import BASE
+from flows.recipe.preferring import START, PreferRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
+from tasks.texts.rules import TEST
 
 OF_TRAINING = ("query", "share")
 """Keys of an origin of texts or pairs that say nothing of those that are held out."""
+TOKENS = ("base", "renderer")
+"""Keys of a model that say of which tokens a text is."""
 
 
 def measured_by(recipe: RunRecipe, select: str) -> dict[str, Any]:
@@ -24,18 +30,25 @@ def measured_by(recipe: RunRecipe, select: str) -> dict[str, Any]:
         "evaluation": values["evaluation"],
         "dataset": {**_held_out(dataset), "sources": sources},
         "teacher": values.get("teacher"),
+        **(_compared_by(recipe) if isinstance(recipe, PreferRecipe) else _model(recipe, *TOKENS)),
     }
 
 
 def _played_by(recipe: Recipe, select: str) -> dict[str, Any]:
-    """Map the keys by which held-out rollouts are played; a role may be fixed in evaluations."""
+    """Map the keys by which held-out rollouts are played; a role may be fixed in evaluations.
+
+    A judge of pairs compares with checkpoint 0, whose weights are then a part of the measure.
+    """
     dataset, rollouts, judge = recipe.dataset, recipe.rollouts, recipe.evaluation.judge
     sampling = rollouts.greedy_sampling() if select == "greedy" else rollouts.sampling()
     asked = {*recipe.plays()[1], *(recipe.plays(judge)[1] if judge.judges else ())}
-    asked -= recipe.evaluation.roles.keys()
+    fixed = recipe.evaluation.roles
+    roles = {role: who for role, who in recipe.roles.items() if role in asked - fixed.keys()}
+    by_base = BASE in map(checkpoint_of, (*roles.values(), *fixed.values()))
+    beside_start = select != "greedy" and judge.judges and judge.shown() == "pair"
     return {
         "agent": recipe.agent,
-        "roles": {role: who for role, who in recipe.roles.items() if role in asked},
+        "roles": roles,
         "dataset": {"path": dataset.path, "test_split": dataset.test_split},
         "rollouts": {
             "max_tokens": sampling.max_tokens,
@@ -43,7 +56,36 @@ def _played_by(recipe: Recipe, select: str) -> dict[str, Any]:
             "max_calls": rollouts.max_calls,
             "timeout_seconds": rollouts.timeout_seconds,
         },
+        **_model(recipe, *["base"] * by_base, *["base", "start"] * beside_start),
     }
+
+
+def _compared_by(recipe: PreferRecipe) -> dict[str, Any]:
+    """Map the keys by which the sides of held-out pairs are compared, and with which reference.
+
+    Of pairs all losses compare alike that have a reference, or none, by sums or by token; labelled
+    answers are compared with the loss's z.
+    """
+    reference, row = recipe.preference.reference, recipe.preference.row()
+    by = f"log p{' - log ref' * row.reference}{' by token' * row.by_token}"
+    by += " - z" * (row.mismatched and _may_be_labelled(recipe))
+    if not row.reference:
+        return {"preference": {"loss": by}}
+    start = ["start"] * (reference == START)
+    return {
+        "preference": {"loss": by, "reference": reference},
+        **_model(recipe, *TOKENS, *start),
+    }
+
+
+def _may_be_labelled(recipe: PreferRecipe) -> bool:
+    """Return whether held-out answers are labelled; what a query chooses may be."""
+    held_out = recipe.sources().get(TEST)
+    return held_out is None or any("completion" in row["example"] for row in held_out.examples())
+
+
+def _model(recipe: RunRecipe, *keys: str) -> dict[str, Any]:
+    return {"model": {key: getattr(recipe.model, key) for key in keys}}
 
 
 def _held_out(origin: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from flows.cli import command_line
 from flows.cli.commands import app
 from flows.recipe.stages import StagesRecipe
 from flows.stages import stages
+from tasks.comparison.promotions import Promotion, record_promotion
 from tasks.storage.files import write_text
 from tasks.storage.run_folder import folder_of, runs_root
 from tasks.storage.stages import stage_results, write_sweep
@@ -33,6 +34,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_tinker: None) ->
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "Popen", refuse_to_start)
     write_text(tmp_path / "st.yaml", json.dumps(PLAYLESS))
+    judge = {"evaluation": {"judge": {"agent": "judge:pairs"}}}
+    judged = {**VALUES["evaluate"], **judge, "roles": {"judge": "checkpoint:no@2"}}
+    write_text(tmp_path / "judged.yaml", json.dumps({**PLAYLESS, "evaluate": judged}))
     write_text(tmp_path / "one.yaml", small_recipe().model_dump_json())
     write_finished_stages("st", UNPLAYED)
     write_finished("one", small_recipe())
@@ -76,6 +80,29 @@ def files() -> list[Path]:
             "train st.yaml --run st --if-exists delete {rewards}.algorithm.kl.coefficient=1 "
             "{rewards}.algorithm.kl.reference=no@2",
             "algorithm.kl.reference no@2 names no run",
+        ),
+        (
+            "train st.yaml --run st --if-exists delete {rewards}.algorithm.kl.coefficient=1 "
+            "{rewards}.algorithm.kl.reference=st-1-texts@5",
+            "st-1-texts@5: that run will have the checkpoints 0 to 4 of policy; give one of them",
+        ),
+        (
+            "train st.yaml --run st --if-exists delete {rewards}.algorithm.kl.coefficient=1 "
+            "{rewards}.algorithm.kl.reference=st-1-texts:other@2",
+            "st-1-texts:other@2: that run will have",
+        ),
+        (
+            "train st.yaml --run st --if-exists delete "
+            "{rewards}.algorithm.teacher.models=[st-1-texts@best]",
+            "is the policy itself, which starts from st-1-texts@best",
+        ),
+        (
+            "train judged.yaml --run st --if-exists delete",
+            "roles.judge no@2 is to answer beside the weights of the run st-1-texts, whose recipe",
+        ),
+        (
+            "train judged.yaml --run st --if-exists delete --set evaluate.dataset.path=no.csv",
+            "no.csv does not",
         ),
         (
             "train one.yaml --run st --if-exists resume",
@@ -189,6 +216,34 @@ def test_a_stage_is_not_trained_anew_unasked_since_its_run_is_gone(
     before = files()
     with pytest.raises(UserError, match=said):
         ratchet(f"train st.yaml --run st {line}")
+    assert files() == before
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("st.yaml --set stages.texts.recipe.seed=7", "differs in seed: 0 → 7; .* --from texts"),
+        ("played.yaml", "differs in evaluate.agent: None → 'hello', evaluate"),
+    ],
+)
+def test_another_recipe_of_a_stage_whose_run_is_gone_is_refused(
+    project: Path, line: str, said: str
+) -> None:
+    write_text(project / "played.yaml", json.dumps(VALUES))
+    shutil.rmtree(folder_of(STAGES[0]).path)
+    before = files()
+    with pytest.raises(UserError, match=f"st-1-texts of stage texts is gone, .* {said}"):
+        ratchet(f"train {line} --run st --if-exists resume")
+    assert files() == before
+
+
+def test_no_run_is_deleted_whose_stage_would_have_the_name_of_a_checkpoint(project: Path) -> None:
+    shutil.rmtree(folder_of(STAGES[1]).path)
+    names_one = {"name": STAGES[1], "run": "one", "step": 2, "created": "", "when": ""}
+    record_promotion(Promotion.model_validate({**names_one, "replaces": None, "forced": "why"}))
+    before = files()
+    with pytest.raises(UserError, match="st-2-rewards is the name of the checkpoint one@2"):
+        ratchet("train st.yaml --run st --if-exists delete")
     assert files() == before
 
 

@@ -197,6 +197,27 @@ def test_a_flow_run_of_the_same_name_with_other_parameters_is_refused(
         train(flow, runs)
 
 
+@pytest.mark.usefixtures("root", "no_tinker")
+def test_nothing_is_deleted_of_a_sweep_whose_run_workers_train_otherwise(
+    flow: str, deploy: Deploy, tmp_path: Path
+) -> None:
+    deploy(flow, of="train")
+    begin_worker(flow)
+    with get_client(sync_client=True) as client:
+        id = choose_deployment("train", 2, flow, None).id
+        other = {
+            "run": f"{flow}-seed1",
+            "recipe": small_recipe(seed=1, steps=9).model_dump(mode="json"),
+        }
+        client.create_flow_run_from_deployment(id, name=f"{flow}-seed1", parameters=other)
+    file = write_text(tmp_path / "base.yaml", small_recipe().model_dump_json())
+    write_sweep(folder_of(flow), {}, [], [])
+    line = f"sweep {file} --set seed=1,2 --run {flow} --if-exists delete --at-once 2"
+    with pytest.raises(UserError, match=f"flow run {flow}-seed1 .* with other parameters"):
+        CliRunner().invoke(app, [*line.split(), "--deployment", flow], catch_exceptions=False)
+    assert has_stages(folder_of(flow))
+
+
 def test_flow_runs_that_have_not_ended_are_cancelled(flow: str, runs: list[str]) -> None:
     ids = [begin(flow, run) for run in runs]
     with get_client(sync_client=True) as client:

@@ -33,6 +33,25 @@ ROOT = Path(__file__).parents[3]
 FIRST, SECOND = "some-lr0.002", "some-lr0.01"
 FAILED = "some-agenttests.support.agents.unrewarded-play"
 BASE = small_recipe().model_dump(mode="json")
+TEXTS = {
+    "flow": "finetune",
+    "steps": 2,
+    "optimizer": {"learning_rate": 0.01},
+    "dataset": {"runs": ["a"], "query": "select 1", "held_out": "select 2"},
+}
+FIXED = {"roles": {"rival": "policy"}, "evaluation": {"roles": {"rival": "checkpoint:base"}}}
+PAIRS = {
+    "flow": "prefer",
+    "steps": 2,
+    "dataset": {"path": str(ROOT / "datasets" / "hello_pairs.jsonl")},
+}
+CHOSEN = PAIRS | {"dataset": TEXTS["dataset"]}
+UNREFERRED = PAIRS | {"preference": {"loss": "simpo"}}
+BESIDE_START = {
+    "evaluation": {"judge": {"agent": "judge:pairs"}},
+    "roles": {"judge": "a/b"},
+}
+JUDGED = {"judge": {"agent": "judge:pairs"}, "roles": {"judge": "a/b"}}
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +108,17 @@ def test_a_sweep_of_replays_trains_on_rollouts_that_were_sampled_once(swept: Swe
         assert (parent["run"], parent["how"]) == (FIRST, "replay")
 
 
+@pytest.mark.story
+def test_seeds_with_one_seed_of_evaluations_are_measured_on_the_same_examples(
+    swept: SweepSummary,
+) -> None:
+    fixed = {"evaluation": {"seed": 3, "examples": 4, "greedy": False}, "steps": 1}
+    summary = sweep(made(base=BASE | fixed, grid={"seed": [0, 1]}), run="seeds")
+    assert [one.error for one in summary.results] == ["", ""]
+    drawn = [run.shard("test-00001").read_text() for run in stage_runs(folder_of("seeds"))]
+    assert drawn[0] == drawn[1]
+
+
 def made(**values: Any) -> SweepRecipe:
     return changed_recipe({"flow": "sweep", "base": BASE, **values}, (), SweepRecipe)
 
@@ -141,6 +171,11 @@ def test_keys_that_are_given_several_values_make_a_grid_of_a_recipe(tmp_path: Pa
         ({"grid": {"algorithm.advantage": ["centred", "centered"]}}, "x-advantagecentered: "),
         ({"listed": [{"steps": 2}, {"steps": 2}]}, "several runs would be called x-steps2; give"),
         ({"grid": {"evaluation.examples": [4, 5]}}, "vary no key of evaluation"),
+        ({"grid": {"evaluation.seed": [4, 5]}}, "evaluation.seed: 4 → 5"),
+        (
+            {"base": PAIRS, "grid": {"preference.loss": ["dpo", "simpo"]}},
+            r"preference.loss: 'log p - log ref' → 'log p by token'.*`ratchet compare` has one",
+        ),
         ({"grid": {"agent": ["hello", "other"]}}, "agent: 'hello' → 'other'"),
         ({"grid": {"rollouts.max_tokens": [2, 24]}}, r"\(rollouts.max_tokens: 2 → 24\); vary no"),
         ({"grid": {"rollouts.temperature": [1, 0.5]}}, "temperature: 1.0 → 0.5"),
@@ -160,16 +195,6 @@ def test_what_cannot_be_swept_is_refused_before_anything_starts(
     assert [path.name for path in root.glob("x*")] == []
 
 
-TEXTS = {
-    "flow": "finetune",
-    "steps": 2,
-    "optimizer": {"learning_rate": 0.01},
-    "dataset": {"runs": ["a"], "query": "select 1", "held_out": "select 2"},
-}
-FIXED = {"roles": {"rival": "policy"}, "evaluation": {"roles": {"rival": "checkpoint:base"}}}
-JUDGED = {"judge": {"agent": "judge:pairs"}, "roles": {"judge": "a/b"}}
-
-
 @pytest.mark.parametrize(
     ("base", "select", "values"),
     [
@@ -179,6 +204,13 @@ JUDGED = {"judge": {"agent": "judge:pairs"}, "roles": {"judge": "a/b"}}
         (BASE | FIXED, "reward", {"roles.rival": "earlier:2"}),
         (BASE | JUDGED, "reward", {"roles.judge": "a/c", "judge.question": "Which is shorter?"}),
         (TEXTS, "loss", {"dataset.query": "select 3", "batch.examples": 3, "loss": "dft"}),
+        (TEXTS, "loss", {"model.start": "run@2", "model.lora_rank": 4}),
+        (BASE, "reward", {"model.base": "a/b", "model.renderer": "qwen3", "model.start": "run@2"}),
+        (BASE | BESIDE_START, "greedy", {"model.start": "run@2"}),
+        (PAIRS, "accuracy", {"preference.loss": "kto", "preference.loss_settings": "{beta: 3}"}),
+        (PAIRS, "accuracy", {"model.lora_rank": 4, "batch.pairs": 3}),
+        (UNREFERRED, "accuracy", {"preference.loss": "orpo", "model.base": "a/b"}),
+        (PAIRS | {"preference": {"reference": "run@2"}}, "accuracy", {"model.start": "run@2"}),
     ],
 )
 def test_runs_are_measured_alike_where_training_alone_differs(
@@ -199,6 +231,18 @@ def test_runs_are_measured_alike_where_training_alone_differs(
         (TEXTS, {"dataset.held_out": "select 3"}),
         (TEXTS, {"dataset.most_tokens": 9}),
         (TEXTS, {"teacher.model": "base"}),
+        (TEXTS, {"model.base": "a/b"}),
+        (TEXTS, {"model.renderer": "qwen3"}),
+        (BASE | FIXED, {"model.base": "a/b"}),
+        (BASE | BESIDE_START, {"model.base": "a/b"}),
+        (BASE | BESIDE_START, {"model.start": "run@2"}),
+        (PAIRS, {"preference.loss": "cpo"}),
+        (PAIRS, {"preference.loss": "ipo"}),
+        (PAIRS, {"preference.reference": "base"}),
+        (PAIRS, {"model.start": "run@2"}),
+        (PAIRS, {"model.base": "a/b"}),
+        (UNREFERRED, {"preference.loss": "cpo"}),
+        (CHOSEN, {"preference.loss": "kto"}),
     ],
 )
 def test_runs_are_not_measured_alike_where_held_out_examples_are_measured_otherwise(
@@ -223,6 +267,9 @@ def test_seeds_that_have_drawn_other_held_out_examples_are_told(no_tinker: None)
     assert "have 2 seeds, each of which has drawn held-out examples of its own" in told(seeds)
     assert told(seeds, failed=["x-seed1-lr0.1", "x-seed1-lr0.2"]) == ""
     assert told({"grid": {"optimizer.learning_rate": [0.1, 0.2]}}) == ""
+    assert "give evaluation.seed, and all runs have the same" in told(seeds)
+    same = BASE["evaluation"] | {"seed": 3}
+    assert told(seeds | {"base": BASE | {"evaluation": same}}) == ""
     all_of_hello = BASE["evaluation"] | {"examples": 128}
     assert told(seeds | {"base": BASE | {"evaluation": all_of_hello}}) == ""
 

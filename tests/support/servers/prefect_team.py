@@ -15,6 +15,7 @@ from tests.support.servers.prefect_api import prefect_api
 STARTING_SECONDS = 300
 DEPLOYING_SECONDS = 600
 RUNNING_SECONDS = 600
+HEARTBEAT_SECONDS = 30
 
 
 @contextmanager
@@ -36,6 +37,7 @@ def open_team(
         **{name: value for name, value in variables.items() if not name.startswith("PREFECT_")},
         "PREFECT_HOME": str(folder / "home"),
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
     }
