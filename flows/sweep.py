@@ -12,7 +12,7 @@ from typing import Any
 from prefect import Flow, State, flow
 from prefect.client.schemas.objects import FlowRun
 
-from adapters.errors import UserError, counted
+from adapters.errors import UserError
 from adapters.tinker.engines import engines_kept
 from flows.recipe.loading import RecipeError, changed_recipe, count_steps, named_recipe
 from flows.recipe.recipe import Recipe

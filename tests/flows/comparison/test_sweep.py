@@ -280,7 +280,7 @@ def test_the_best_has_the_highest_reward_or_the_lowest_loss_and_the_first_of_equ
     chosen = {select: choose(results, select) for select in ("reward", "loss")}
     assert [one.run for one in chosen["reward"] if one.chosen] == ["run2"]
     assert [one.run for one in chosen["loss"] if one.chosen] == ["run4"]
-    with pytest.raises(RunError, match="each run has failed \(1\), a since it broke; mend"):
+    with pytest.raises(RunError, match=r"each run has failed \(1\), a since it broke; mend"):
         choose([ChildResult("a", 0, error="it broke")], "reward")
 
 
