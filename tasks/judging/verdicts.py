@@ -27,6 +27,8 @@ SCHEMA = pa.schema(
         ("verdict", pa.float64()),
         ("parts", pa.list_(pa.float64())),
     ]
+        # What a criterion says of it, from 0 to 1, by the criterion.
+        ("criteria", pa.map_(pa.string(), pa.float64())),
 )
 
 
