@@ -14,6 +14,10 @@ NEEDED = (
 )
 
 
+MEASURE = "measure/"
+"""Prefix of a number that an agent returns beside its reward, such as measure/consistent."""
+
+
 class RewardError(ValueError):
     """An error for a value that is not a reward."""
 
@@ -25,7 +29,7 @@ class Reward:
     `value` is the number that the agent returned, None if it returned none; of several roles it is
     the policy's reward, or their mean if the policy has none. `roles` is empty if the agent named
     none: then each role has earned `value`. A role with rewards of its `calls`, in their order, has
-    earned their sum.
+    earned their sum. Measures are among the roles, and are no reward.
     """
 
     value: float | None
@@ -60,28 +64,34 @@ def read_reward(value: object) -> Reward:
             roles[role] = math.fsum(calls[role])
         else:
             raise _no_reward(value)
-    return Reward(roles.get(POLICY, fmean(roles.values())), roles, calls)
+    rewards = [number for role, number in roles.items() if not role.startswith(MEASURE)]
+    mean = fmean(rewards) if rewards else None
+    return Reward(roles.get(POLICY, mean), roles, calls)
 
 
 def check_reward(reward: Reward) -> None:
-    """Refuse a rollout that ended without a reward, of which no judge says how good it is."""
-    if reward.value is None:
+    """Refuse a rollout that ended without a reward, of which no judge says how good it is.
+
+    One with measures alone abstains.
+    """
+    if reward.value is None and not reward.roles:
         raise RewardError(f"the agent returned no reward; {NEEDED}")
 
 
 def check_roles(reward: Reward, calls: Mapping[str, int]) -> None:
     """Refuse rewards of unknown roles or calls; `calls` is each role's number of answered calls."""
     for role in reward.roles:
-        if role not in calls:
+        if role not in calls and not role.startswith(MEASURE):
             known = ", ".join(calls)
             raise RewardError(
                 f"the agent returned a reward for {role!r}, and what it can reward is: {known}"
             )
     for role, rewards in reward.calls.items():
-        if len(rewards) != calls[role]:
+        answered = calls.get(role, 0)
+        if len(rewards) != answered:
             raise RewardError(
                 f"the agent returned {len(rewards)} rewards for the calls of the role {role!r}, "
-                f"and {calls[role]} were answered; return one for each, or one number for all"
+                f"and {answered} were answered; return one for each, or one number for all"
             )
 
 

@@ -10,8 +10,9 @@ from statistics import fmean
 
 import pyarrow as pa
 
+from adapters.rewards import MEASURE
 from tasks.metrics import COST
-from tasks.recording.spans import CREDIT, ERROR, LLM, MEASURE, REWARD
+from tasks.recording.spans import CREDIT, ERROR, LLM, REWARD
 from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
 from tasks.storage.names import parse_rollout
@@ -28,8 +29,8 @@ SCHEMA = pa.schema(
         ("parts", pa.list_(pa.float64())),
         # What a criterion says of it, from 0 to 1, by the criterion.
         ("criteria", pa.map_(pa.string(), pa.float64())),
-)
     ]
+)
 
 
 @durable
@@ -86,12 +87,9 @@ def _own_measures(spans: Sequence[Path], run: str) -> dict[str, float]:
 
     Measures are of attempts that ended; what an attempt was given again was paid for before.
     """
-    columns = ["rollout_id", "attempt", "kind", "role", "reward", "recalled", "attributes"]
-    rows = [
-        row
-        for path in spans
-        for row in read(path, [*columns, "gen_ai_usage_output_tokens"]).to_pylist()
-    ]
+    columns = ["rollout_id", "attempt", "kind", "role", "reward", "attributes"]
+    columns += ["run_id", "recalled", "gen_ai_usage_output_tokens"]
+    rows = [row for path in spans for row in read(path, columns).to_pylist()]
     ended = {(row["rollout_id"], row["attempt"]) for row in rows if row["kind"] == REWARD}
     found: dict[str, list[float]] = defaultdict(list)
     for row in rows:
@@ -99,7 +97,8 @@ def _own_measures(spans: Sequence[Path], run: str) -> dict[str, float]:
             name = row["role"].removeprefix(MEASURE)
             if name != row["role"]:
                 found[f"judge/{name}"].append(row["reward"])
-    calls = [row for row in rows if row["kind"] == LLM and not row["recalled"]]
+    own = [row for row in rows if row["kind"] == LLM and row["run_id"] == run]
+    calls = [row for row in own if not row["recalled"]]
     costs: dict[str, list[float]] = defaultdict(list)
     for row in calls:
         if (cost := json.loads(row["attributes"] or "{}").get("cost")) is not None:
