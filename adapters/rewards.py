@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from adapters.calls import POLICY, JsonObject
 
@@ -16,6 +16,10 @@ NEEDED = (
 
 MEASURE = "measure/"
 """Prefix of a number that an agent returns beside its reward, such as measure/consistent."""
+
+BETTER = "better_rollout"
+"""Column of the example of a judge: the id of that of its two `rollouts` which is known to be the
+better one."""
 
 
 class RewardError(ValueError):
@@ -67,6 +71,25 @@ def read_reward(value: object) -> Reward:
     rewards = [number for role, number in roles.items() if not role.startswith(MEASURE)]
     mean = fmean(rewards) if rewards else None
     return Reward(roles.get(POLICY, mean), roles, calls)
+
+
+def reward_verdict(verdict: Reward, example: Mapping[str, Any]) -> Reward:
+    """Return what a judge has earned by a verdict on two rollouts, of which BETTER is known.
+
+    It is 1 if that one has the higher score, 0 if the other one has, and 1/2 if they are equal, or
+    if the judge says that it was not consistent. A judge that does not score both abstains.
+    """
+    roles = {name: number for name, number in verdict.roles.items() if name.startswith(MEASURE)}
+    shown = [one["id"] for one in example["rollouts"]]
+    scores = {one: verdict.roles[one] for one in shown if one in verdict.roles}
+    abstains = len(scores) < len(shown)
+    roles[f"{MEASURE}abstained"] = float(abstains)
+    if abstains:
+        return Reward(None, roles)
+    ahead = scores.pop(example[BETTER]) - max(scores.values())
+    sides = (ahead > 0) - (ahead < 0) if roles.get(f"{MEASURE}consistent", 1.0) else 0
+    value = (1 + sides) / 2
+    return Reward(value, {POLICY: value, **roles})
 
 
 def check_reward(reward: Reward) -> None:

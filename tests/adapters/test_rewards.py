@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.rewards import (
+    BETTER,
     Reward,
     RewardError,
     check_reward,
     check_roles,
     read_reward,
+    reward_verdict,
 )
 
 numbers = st.floats(-1e6, 1e6)
@@ -83,3 +85,26 @@ def test_measures_are_no_roles_and_have_no_calls() -> None:
     check_roles(alone, {"policy": 1})
     with pytest.raises(RewardError, match="2 rewards for the calls of the role 'measure/x', and 0"):
         check_roles(read_reward({"measure/x": [1, 0]}), {"policy": 2})
+
+
+@pytest.mark.parametrize(
+    ("verdict", "earned"),
+    [
+        ({"good": 1, "bad": -1, "measure/consistent": 1}, 1.0),
+        ({"good": 0.2, "bad": 0.9}, 0.0),
+        ({"good": 0, "bad": 0, "measure/consistent": 1}, 0.5),
+        ({"good": 0.5, "bad": -0.5, "measure/consistent": 0}, 0.5),
+        ({"good": [0.5, 0.25], "bad": [0.5, 0]}, 1.0),
+        ({"good": 1, "measure/unread": 0}, None),
+        ({}, None),
+    ],
+)
+def test_a_judge_earns_the_pairs_of_which_it_prefers_the_better_one(
+    verdict: Any, earned: float | None
+) -> None:
+    example = {"rollouts": [{"id": "bad"}, {"id": "good"}], BETTER: "good"}
+    reward = reward_verdict(read_reward(verdict), example)
+    assert reward.value == earned
+    assert reward.roles["measure/abstained"] == (earned is None)
+    assert {name: verdict[name] for name in verdict if "/" in name}.items() <= reward.roles.items()
+    assert read_reward(reward.to_json()) == reward
