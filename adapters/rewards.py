@@ -5,13 +5,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from adapters.calls import POLICY, JsonObject
 
 NEEDED = (
     "a finite number is needed, or for each role a number or a list with one for each of its calls"
 )
+
+
+MEASURE = "measure/"
+"""Prefix of a number that an agent returns beside its reward, such as measure/consistent."""
+
+BETTER = "better_rollout"
+"""Column of the example of a judge: the id of that of its two `rollouts` which is known to be the
+better one."""
 
 
 class RewardError(ValueError):
@@ -25,7 +33,7 @@ class Reward:
     `value` is the number that the agent returned, None if it returned none; of several roles it is
     the policy's reward, or their mean if the policy has none. `roles` is empty if the agent named
     none: then each role has earned `value`. A role with rewards of its `calls`, in their order, has
-    earned their sum.
+    earned their sum. Measures are among the roles, and are no reward.
     """
 
     value: float | None
@@ -60,28 +68,53 @@ def read_reward(value: object) -> Reward:
             roles[role] = math.fsum(calls[role])
         else:
             raise _no_reward(value)
-    return Reward(roles.get(POLICY, fmean(roles.values())), roles, calls)
+    rewards = [number for role, number in roles.items() if not role.startswith(MEASURE)]
+    mean = fmean(rewards) if rewards else None
+    return Reward(roles.get(POLICY, mean), roles, calls)
+
+
+def reward_verdict(verdict: Reward, example: Mapping[str, Any]) -> Reward:
+    """Return what a judge has earned by a verdict on two rollouts, of which BETTER is known.
+
+    It is 1 if that one has the higher score, 0 if the other one has, and 1/2 if they are equal, or
+    if the judge says that it was not consistent. A judge that does not score both abstains.
+    """
+    roles = {name: number for name, number in verdict.roles.items() if name.startswith(MEASURE)}
+    shown = [one["id"] for one in example["rollouts"]]
+    scores = {one: verdict.roles[one] for one in shown if one in verdict.roles}
+    abstains = len(scores) < len(shown)
+    roles[f"{MEASURE}abstained"] = float(abstains)
+    if abstains:
+        return Reward(None, roles)
+    ahead = scores.pop(example[BETTER]) - max(scores.values())
+    sides = (ahead > 0) - (ahead < 0) if roles.get(f"{MEASURE}consistent", 1.0) else 0
+    value = (1 + sides) / 2
+    return Reward(value, {POLICY: value, **roles})
 
 
 def check_reward(reward: Reward) -> None:
-    """Refuse a rollout that ended without a reward, of which no judge says how good it is."""
-    if reward.value is None:
+    """Refuse a rollout that ended without a reward, of which no judge says how good it is.
+
+    One with measures alone abstains.
+    """
+    if reward.value is None and not reward.roles:
         raise RewardError(f"the agent returned no reward; {NEEDED}")
 
 
 def check_roles(reward: Reward, calls: Mapping[str, int]) -> None:
     """Refuse rewards of unknown roles or calls; `calls` is each role's number of answered calls."""
     for role in reward.roles:
-        if role not in calls:
+        if role not in calls and not role.startswith(MEASURE):
             known = ", ".join(calls)
             raise RewardError(
                 f"the agent returned a reward for {role!r}, and what it can reward is: {known}"
             )
     for role, rewards in reward.calls.items():
-        if len(rewards) != calls[role]:
+        answered = calls.get(role, 0)
+        if len(rewards) != answered:
             raise RewardError(
                 f"the agent returned {len(rewards)} rewards for the calls of the role {role!r}, "
-                f"and {calls[role]} were answered; return one for each, or one number for all"
+                f"and {answered} were answered; return one for each, or one number for all"
             )
 
 

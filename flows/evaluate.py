@@ -43,7 +43,8 @@ def evaluate(
     """Score a model; what was played before, by the same settings, is read and not repeated.
 
     Args:
-        recipe: Its `evaluation` gives the settings; for a run's checkpoint the rest is the run's.
+        recipe: Its `evaluation` gives the settings; for a checkpoint of its agent's the rest is the
+            run's.
         run: The run; if empty the newest of the agent whose roles train the same policies.
         checkpoint: After how many steps; the last if empty.
         model: Instead of run and checkpoint, RUN@STEP or RUN@best; or `base`, the recipe's

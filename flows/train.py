@@ -122,7 +122,7 @@ def learn(
             evaluations.submit_due(step + 1)
             evaluations.score(step - recipe.rollouts.lag)
             files = StepFiles(spans, trajectories, references, datums, updates, verdicts=verdicts)
-            known = {**measure_expert(texts, drawn), **measure_judge(verdicts, judged, spans)}
+            known = {**measure_expert(texts, drawn), **measure_judge(run, verdicts, judged, spans)}
             artifacts.show(step, record_step(run, step, files, credit.min_group_size, known))
         evaluations.score(recipe.steps)
         artifacts.publish()

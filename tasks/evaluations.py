@@ -49,7 +49,7 @@ class Spent(BaseModel):
 
 
 class ScoredRollout(NamedTuple):
-    """End of a rollout, and its usage by role; a failed rollout has no reward.
+    """End of a rollout, its usage by role, and its agent's measures; a failed one has no reward.
 
     Nor has one that has `ended`, and that its agent or a judge gives none.
     """
@@ -59,6 +59,7 @@ class ScoredRollout(NamedTuple):
     category: str | None = None
     spent: Mapping[str, Spent] = {}
     ended: bool = False
+    measures: Mapping[str, float] = {}
 
 
 class Estimate(BaseModel):
@@ -82,7 +83,8 @@ class Estimate(BaseModel):
 class Score(BaseModel):
     """Score of rollouts, with the failed ones left out (`finished`) and counted as zeros.
 
-    `spent` is the usage by role, over all rollouts and attempts.
+    `spent` is the usage by role, over all rollouts and attempts. `measures` are the means of what
+    the agent has measured itself.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -93,6 +95,7 @@ class Score(BaseModel):
     finished: Estimate
     failed_as_zero: Estimate
     spent: dict[str, Spent] = {}
+    measures: dict[str, float] = {}
     categories: dict[str, "Score"] = {}
 
     def metrics(self, prefix: str = "test") -> dict[str, float]:
@@ -103,6 +106,7 @@ class Score(BaseModel):
             "reward/mean_failed_as_zero": self.failed_as_zero.mean,
             "rollouts/failed": self.failed,
             **{f"pass@{k}": value for k, value in self.failed_as_zero.pass_at.items()},
+            **self.measures,
             **{f"{COST}{role}": spent.cost for role, spent in self.spent.items()},
         }
         return {f"{prefix}/{name}": value for name, value in values.items() if value is not None}
@@ -123,9 +127,9 @@ def score_verdicts(judged: "JudgedShard", threshold: float) -> Score:
     """
     played, verdicts = judged.played, judged.verdicts
     outcomes = [
-        outcome._replace(reward=0.0 if outcome.ended else None, spent={})
+        outcome._replace(reward=0.0 if outcome.ended else None, spent={}, measures={})
         if verdicts is None
-        else outcome._replace(reward=verdicts.get(name), spent={})
+        else outcome._replace(reward=verdicts.get(name), spent={}, measures={})
         for name, outcome in _outcomes(played.spans, played.shard).items()
     ]
     asked = judged.by
@@ -143,6 +147,7 @@ def _outcomes(spans: Sequence[Path], shard: Path) -> dict[str, ScoredRollout]:
             row["category"],
             {of["role"]: Spent.model_validate(of) for of in row["spent"]},
             row["ended"],
+            dict(row["measures"]),
         )
         for row in select(QUERY, spans=files, shard=shard).to_pylist()
     }
@@ -163,6 +168,7 @@ def score(outcomes: Sequence[ScoredRollout], threshold: float = 1.0) -> Score:
         finished=_estimate(finished, threshold),
         failed_as_zero=_estimate([*finished, *failed], threshold),
         spent=_sum_by_role(outcome.spent for outcome in outcomes),
+        measures=_mean_measures(outcome.measures for outcome in outcomes),
         categories={name: score(categories[name], threshold) for name in sorted(categories)},
     )
 
@@ -254,6 +260,14 @@ def _sum_by_role(rollouts: Iterable[Mapping[str, Spent]]) -> dict[str, Spent]:
         for role, own in spent.items():
             by_role[role].append(own)
     return {role: _sum(by_role[role]) for role in sorted(by_role)}
+
+
+def _mean_measures(rollouts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for measures in rollouts:
+        for name, value in measures.items():
+            by_name[name].append(value)
+    return {name: fmean(by_name[name]) for name in sorted(by_name)}
 
 
 def _sum(parts: Sequence[Spent]) -> Spent:

@@ -1,6 +1,7 @@
--- One row per rollout of a batch: its reward, null if it failed or its agent gives none, the category of its example, and
--- what the calls came to that no policy answered. Those are of every attempt, also where the rollout
--- failed: they were paid for. What an attempt was given again from an earlier one was paid for there.
+-- One row per rollout of a batch: its reward, null if it failed or its agent gives none, the category
+-- of its example, what its agent has measured, and what the calls came to that no policy answered.
+-- Those are of every attempt, also where the rollout failed: they were paid for. What an attempt was
+-- given again from an earlier one was paid for there.
 with
 
 examples as (
@@ -19,7 +20,8 @@ rollouts as (
         rollout_id,
         any_value(group_id) as group_id,
         arg_max(reward, attempt) filter (where reward_name = 'reward') as reward,
-        coalesce(bool_or(reward_name = 'reward'), false) as ended
+        coalesce(bool_or(reward_name = 'reward'), false) as ended,
+        max(attempt) filter (where reward_name = 'reward') as attempt
 
     from read_parquet($spans)
     group by rollout_id
@@ -39,6 +41,19 @@ calls as (
 
     from read_parquet($spans)
     where kind = 'llm' and gen_ai_provider_name = 'other' and recalled is not true
+
+),
+
+measures as (
+
+    select
+        rollout_id,
+        attempt,
+        map(list(role order by role), list(reward order by role)) as measures
+
+    from read_parquet($spans)
+    where kind = 'credit' and starts_with(role, 'measure/')
+    group by rollout_id, attempt
 
 ),
 
@@ -72,9 +87,11 @@ select
     reward,
     category,
     coalesce(spent, []) as spent,
+    coalesce(measures, map {}) as measures,
     ended
 
 from rollouts
+left join measures using (rollout_id, attempt)
 left join spent using (rollout_id)
 left join examples on place_of(group_id) = place
 order by rollout_id

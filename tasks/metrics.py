@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from adapters.calls import POLICY
+from adapters.rewards import MEASURE
 from tasks.algorithm.comparisons import is_uniform
 from tasks.algorithm.distillation import DISTILLATIONS, find_distillation
 from tasks.algorithm.preferences import (
@@ -45,7 +46,10 @@ COST = "cost/"
 PAID = ("calls", "calls/other_roles", "tokens/prompt", "tokens/sampled", "seconds/sampling")
 """Metrics of what sampling costs, beside those of COST."""
 
-OF_ROLLOUTS = ("rollouts/", "stragglers/", "reward/", COST, "calls/", "recall/", "seconds/sampling")
+OF_ROLLOUTS = (
+    *("rollouts/", "stragglers/", "reward/", MEASURE, COST, "calls/", "recall/"),
+    "seconds/sampling",
+)
 """Prefixes of the metrics of a step's rollouts, whichever policies they train."""
 
 
@@ -345,9 +349,16 @@ def spent_seconds(rows: Sequence[Mapping[str, float]]) -> float:
 
 
 def _roles(roles: Sequence[Mapping[str, Any]]) -> Metrics:
-    """Return each role's mean reward, if roles are rewarded, and its cost, if it has a price."""
-    earned = {f"reward/{of['role']}/mean": fmean(of["rewards"]) for of in roles if of["rewards"]}
+    """Return each role's mean reward, if roles are rewarded, and its cost, if it has a price.
+
+    Measures of the agent's own are under their names.
+    """
+    earned = {_name_reward(of["role"]): fmean(of["rewards"]) for of in roles if of["rewards"]}
     return earned | {f"{COST}{of['role']}": fsum(of["costs"]) for of in roles if of["costs"]}
+
+
+def _name_reward(role: str) -> str:
+    return role if role.startswith(MEASURE) else f"reward/{role}/mean"
 
 
 def _groups(rewards: pa.Table, played: Mapping[str, int], min_group_size: int) -> Metrics:

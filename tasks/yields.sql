@@ -25,7 +25,7 @@ teaching as (
         select spans.group_id
         from spans
         join ended using (rollout_id, attempt)
-        where kind = 'credit' or reward_name = 'reward'
+        where reward_name = 'reward' or (kind = 'credit' and not starts_with(role, 'measure/'))
         group by spans.group_id, kind, role, call
         having min(reward) < max(reward)
     )

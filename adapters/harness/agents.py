@@ -14,7 +14,7 @@ from adapters.clients.silence import keep_silent
 from adapters.clients.tls import share_contexts
 from adapters.process.waiting import call_in_thread
 from adapters.project.modules import PLAY, AgentError, load_agent_file, load_module, no_agent
-from adapters.rewards import Reward, read_reward
+from adapters.rewards import BETTER, Reward, read_reward, reward_verdict
 
 ROLES = "roles"
 
@@ -46,8 +46,8 @@ def load_agent(name: str, roles: Collection[str] = ()) -> Play:
     Its function takes the example, and base_url, api_key and model of its own role by keyword,
     which is the first: `policy`, or a judge's. One with a keyword parameter `roles` gets those of
     every role, by role. A function that is not async runs in a thread. It returns the rollout's
-    reward, and raises if the rollout has failed. `roles` are those beside its own; AgentError if
-    the agent cannot know of them.
+    reward, or a verdict (`reward_verdict`), and raises if the rollout has failed. `roles` are those
+    beside its own; AgentError if the agent cannot know of them.
     """
     keep_silent()  # before the agent imports a framework that reads the settings
     build_client_models()
@@ -64,7 +64,8 @@ def load_agent(name: str, roles: Collection[str] = ()) -> Play:
         own = next(iter(endpoints.values()))
         given = {**own, **({ROLES: endpoints} if knows_roles else {})}
         with rollout_context(endpoints):
-            return read_reward(await contained(function, example, **given))
+            reward = read_reward(await contained(function, example, **given))
+        return reward_verdict(reward, example) if BETTER in example else reward
 
     return play
 

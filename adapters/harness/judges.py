@@ -7,7 +7,9 @@ score of a rollout that cannot be read from an answer is left out: the judge abs
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from openai import AsyncOpenAI, omit
@@ -117,10 +119,12 @@ async def grade(example: JudgedExample, ask: Ask) -> Scores:
     """Score each rollout alone by criteria, each with a weight, from 0 to 1.
 
     The parts of a score are those of the criteria, in their order, and their sum is the weighted
-    mean. A rollout is left out if one of them cannot be read.
+    mean. A rollout is left out if one of them cannot be read. Each criterion is a measure as well,
+    from 0 to 1.
     """
     criteria: Mapping[str, float] = example["criteria"]
     total, scores, unread = math.fsum(criteria.values()), Scores(), 0
+    read: dict[str, list[float]] = defaultdict(list)
     for one in example["rollouts"]:
         parts: list[float] = []
         for criterion, weight in criteria.items():
@@ -131,11 +135,13 @@ async def grade(example: JudgedExample, ask: Ask) -> Scores:
             points = read_points(_text(await ask(prompt)))
             if points is not None:
                 parts.append(weight / total * points / MOST)
+                read[f"measure/{criterion}"].append(points / MOST)
         if len(parts) == len(criteria):
             scores[one["id"]] = parts
         else:
             unread += 1
-    return {**scores, "measure/unread": unread / len(example["rollouts"])}
+    measures = {name: fmean(values) for name, values in read.items()}
+    return {**scores, **measures, "measure/unread": unread / len(example["rollouts"])}
 
 
 JUDGES: Mapping[str, Callable[[JudgedExample, Ask], Coroutine[None, None, Scores]]] = {

@@ -1,4 +1,4 @@
-"""What a recipe says of given examples: where they are, and how many a step has."""
+"""What a recipe says of its examples: where they are, in which order, and how many a step has."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,12 +6,68 @@ from pydantic import Field
 
 from adapters.project.hub import locate_dataset
 from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
-from tasks.examples.reading import Source
+from tasks.examples.curricula import Curriculum, Order
+from tasks.examples.reading import SHUFFLED, Source
 from tasks.storage.run_folder import folder_of
 from tasks.texts.rules import TEST, TRAIN, Normalisation, TooLong
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
     from tasks.texts.chosen_rollouts import RolloutQuery
+
+
+class Dataset(Section):
+    """Examples that the agent is asked."""
+
+    path: str
+    """A CSV, JSON-lines or Parquet file whose `split` column says train or test; a folder of files
+    that are named train and test; or such a folder of the hub, as hub:openai/gsm8k/main@REVISION
+    (datasets/README.md)."""
+
+    test_split: str = "test"
+    """The split that is held out for evaluation, where its name is another, such as validation."""
+
+    columns: tuple[str, ...] = ()
+    """The columns the agent reads; a file without one of them is refused before anything runs."""
+
+    compares: str | None = None
+    """Question of two answers, such as `Which answer is better?`: the rows are pairs, as those of
+    `prefer`, and the agent is a judge, whose reward is whether it prefers the chosen one."""
+
+    order: Order = "shuffled"
+    """Order of the training examples: passes that are `shuffled`, `sequential` or `easy_to_hard`,
+    or a ranking for each step by the `pass_rate` measured so far (datasets/README.md)."""
+
+    difficulty: str | None = None
+    """The column of numbers by which `easy_to_hard` orders."""
+
+    target: float = Field(default=0.5, ge=-1e9, le=1e9)
+    """The mean reward at which `pass_rate` prefers an example."""
+
+    def refusals(self) -> Refusals:
+        yield (
+            (self.order == "easy_to_hard") != (self.difficulty is not None),
+            f"order {self.order} with difficulty {self.difficulty}: one without the other does "
+            "nothing; give order easy_to_hard and a column of numbers, or neither",
+        )
+        yield (
+            self.order != "pass_rate" and self.target != 0.5,
+            f"target {self.target:g} would be ignored by order {self.order}, which no reward "
+            "changes; leave it out, or give order pass_rate",
+        )
+
+    def train_split(self) -> Source:
+        return self._split("train", Curriculum(self.order, self.difficulty, self.target))
+
+    def held_out_split(self) -> Source:
+        return self._split(self.test_split)
+
+    def _split(self, split: str, curriculum: Curriculum = SHUFFLED) -> Source:
+        given = locate_dataset(self.path), split, self.columns, curriculum
+        if self.compares is None:
+            return Source(*given)
+        from tasks.pairs.verdicts import ComparedExamples
+
+        return ComparedExamples(*given, question=self.compares)
 
 
 class Origin(Section):

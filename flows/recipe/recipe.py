@@ -9,15 +9,14 @@ from pydantic import Field, field_validator, model_validator
 
 from adapters.calls import POLICY
 from adapters.door.roles import check_role, checkpoint_of, earlier_of, policy_of
-from adapters.project.hub import locate_dataset
 from flows.recipe.algorithm import Algorithm, names_checkpoint
+from flows.recipe.given_examples import Dataset
 from flows.recipe.presets import expand_preset
-from flows.recipe.rollouts import Evaluation, Judge, Rollouts
+from flows.recipe.rollouts import SHIPPED_SEE, Evaluation, Judge, Rollouts
 from flows.recipe.run_recipe import RunRecipe, Teachers
-from flows.recipe.section import Refusals, Section
+from flows.recipe.section import Refusals
 from tasks.algorithm.advantages import ADVANTAGES, CreditAssignment, find_advantage
 from tasks.algorithm.losses import find_loss, is_regularized
-from tasks.examples.curricula import Curriculum, Order
 from tasks.examples.reading import Source
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
@@ -26,50 +25,6 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.algorithm.update_method import UpdateMethod
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
     from tasks.texts.source import TextSource
-
-
-class Dataset(Section):
-    """Examples that the agent is asked."""
-
-    path: str
-    """A CSV, JSON-lines or Parquet file whose `split` column says train or test; a folder of files
-    that are named train and test; or such a folder of the hub, as hub:openai/gsm8k/main@REVISION
-    (datasets/README.md)."""
-
-    test_split: str = "test"
-    """The split that is held out for evaluation, where its name is another, such as validation."""
-
-    columns: tuple[str, ...] = ()
-    """The columns the agent reads; a file without one of them is refused before anything runs."""
-
-    order: Order = "shuffled"
-    """Order of the training examples: passes that are `shuffled`, `sequential` or `easy_to_hard`,
-    or a ranking for each step by the `pass_rate` measured so far (datasets/README.md)."""
-
-    difficulty: str | None = None
-    """The column of numbers by which `easy_to_hard` orders."""
-
-    target: float = Field(default=0.5, ge=-1e9, le=1e9)
-    """The mean reward at which `pass_rate` prefers an example."""
-
-    def refusals(self) -> Refusals:
-        yield (
-            (self.order == "easy_to_hard") != (self.difficulty is not None),
-            f"order {self.order} with difficulty {self.difficulty}: one without the other does "
-            "nothing; give order easy_to_hard and a column of numbers, or neither",
-        )
-        yield (
-            self.order != "pass_rate" and self.target != 0.5,
-            f"target {self.target:g} would be ignored by order {self.order}, which no reward "
-            "changes; leave it out, or give order pass_rate",
-        )
-
-    def train_split(self) -> Source:
-        curriculum = Curriculum(self.order, self.difficulty, self.target)
-        return Source(locate_dataset(self.path), "train", self.columns, curriculum)
-
-    def held_out_split(self) -> Source:
-        return Source(locate_dataset(self.path), self.test_split, self.columns)
 
 
 class Recipe(RunRecipe):
@@ -212,6 +167,14 @@ class Recipe(RunRecipe):
 
     def _refused_judge(self) -> Refusals:
         judge, rollouts, examiner = self.judge, self.rollouts, self.evaluation.judge
+        yield (
+            self.agent in SHIPPED_SEE and self.dataset.compares is None,
+            f"agent {self.agent} is asked of pairs; give dataset.compares, its question",
+        )
+        yield (
+            self.agent == "judge:criteria",
+            "agent judge:criteria has no criteria of pairs; give judge:pairs or judge:group",
+        )
         for key, one in (("judge", judge), ("evaluation.judge", examiner)):
             yield (
                 one.judges and one.ships and one.role not in self.roles,
@@ -382,6 +345,8 @@ class Recipe(RunRecipe):
         if self.rollouts.depend_on_batches():
             values["rollouts"]["batches"] = self.rollouts.batches
         algorithm = self.algorithm  # recipes that are older have none of these
+        if self.dataset.compares is None:
+            del values["dataset"]["compares"]
         if not algorithm.teacher.models:
             del values["algorithm"]["teacher"]
         elif algorithm.teacher.reads is None:

@@ -74,9 +74,12 @@ def conclude(run: OpenRun, step: int, judged: Sequence[Path]) -> Path | None:
     return record_verdicts(run.folder.verdicts(step), judged) if judged else None
 
 
-def measure_judge(verdicts: Path | None, judged: Sequence[Path], spans: Sequence[Path]) -> Metrics:
+def measure_judge(
+    run: OpenRun, verdicts: Path | None, judged: Sequence[Path], spans: Sequence[Path]
+) -> Metrics:
     """Measure a judge's work on a step: nothing, if there is no judge."""
-    return {} if verdicts is None else measure_verdicts(verdicts, judged, spans)
+    name = run.folder.name
+    return {} if verdicts is None else measure_verdicts(verdicts, judged, spans, name)
 
 
 def refer(

@@ -88,6 +88,7 @@ class EvalTarget:
     def _of_run(cls, recipe: Recipe, run: str | None, step: int | None, as_given: bool) -> Self:
         found = folder_of(run) if run else latest_run(recipe.agent, recipe.roles)
         bound = read_recipe(found)
+        as_given |= isinstance(bound, Recipe) and recipe.agent != bound.agent
         if isinstance(bound, Recipe) and not (as_given and _play_differently(recipe, bound)):
             role = recipe.evaluation.judge.role
             asked = {role: recipe.roles[role]} if role in recipe.roles else {}

@@ -10,8 +10,9 @@ from statistics import fmean
 
 import pyarrow as pa
 
+from adapters.rewards import MEASURE
 from tasks.metrics import COST
-from tasks.recording.spans import CREDIT, ERROR, LLM, MEASURE, REWARD
+from tasks.recording.spans import CREDIT, ERROR, LLM, REWARD
 from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
 from tasks.storage.names import parse_rollout
@@ -26,6 +27,8 @@ SCHEMA = pa.schema(
         ("scored", pa.int32()),
         ("verdict", pa.float64()),
         ("parts", pa.list_(pa.float64())),
+        # What a criterion says of it, from 0 to 1, by the criterion.
+        ("criteria", pa.map_(pa.string(), pa.float64())),
     ]
 )
 
@@ -51,7 +54,7 @@ def _verdicts(spans: Sequence[Path]) -> pa.Table:
 
 
 def measure_verdicts(
-    verdicts: Path, spans: Sequence[Path], rewards: Sequence[Path]
+    verdicts: Path, spans: Sequence[Path], rewards: Sequence[Path], run: str
 ) -> dict[str, float]:
     """Measure a judge's work on a step.
 
@@ -60,10 +63,10 @@ def measure_verdicts(
     the agent's own rewards tell apart, that the scores order alike (a tie counts half), and
     `judge/<name>` the mean of a measure of the judge's own, and `cost/<role>` what its calls cost,
     if it is known. `spans` are the judge's sealed batches and `rewards` those of the rollouts,
-    which have the agent's own rewards.
+    which have the agent's own rewards. Calls that another run than `run` has made cost nothing.
     """
     rows = read(verdicts).to_pylist()
-    measured = {"judge/failed": float(_count_failed(spans)), **_own_measures(spans)}
+    measured = {"judge/failed": float(_count_failed(spans)), **_own_measures(spans, run)}
     if shown := sum(row["shown"] for row in rows):
         measured["judge/abstained"] = 1 - sum(row["scored"] for row in rows) / shown
     scores = {row["rollout_id"]: row["verdict"] for row in rows if row["verdict"] is not None}
@@ -79,17 +82,14 @@ def _count_failed(spans: Sequence[Path]) -> int:
     return sum(ERROR in of_rollout and REWARD not in of_rollout for of_rollout in kinds.values())
 
 
-def _own_measures(spans: Sequence[Path]) -> dict[str, float]:
+def _own_measures(spans: Sequence[Path], run: str) -> dict[str, float]:
     """Return the judge's own measures, and the calls, tokens and dollars that it took.
 
     Measures are of attempts that ended; what an attempt was given again was paid for before.
     """
-    columns = ["rollout_id", "attempt", "kind", "role", "reward", "recalled", "attributes"]
-    rows = [
-        row
-        for path in spans
-        for row in read(path, [*columns, "gen_ai_usage_output_tokens"]).to_pylist()
-    ]
+    columns = ["rollout_id", "attempt", "kind", "role", "reward", "attributes"]
+    columns += ["run_id", "recalled", "gen_ai_usage_output_tokens"]
+    rows = [row for path in spans for row in read(path, columns).to_pylist()]
     ended = {(row["rollout_id"], row["attempt"]) for row in rows if row["kind"] == REWARD}
     found: dict[str, list[float]] = defaultdict(list)
     for row in rows:
@@ -97,7 +97,8 @@ def _own_measures(spans: Sequence[Path]) -> dict[str, float]:
             name = row["role"].removeprefix(MEASURE)
             if name != row["role"]:
                 found[f"judge/{name}"].append(row["reward"])
-    calls = [row for row in rows if row["kind"] == LLM and not row["recalled"]]
+    own = [row for row in rows if row["kind"] == LLM and row["run_id"] == run]
+    calls = [row for row in own if not row["recalled"]]
     costs: dict[str, list[float]] = defaultdict(list)
     for row in calls:
         if (cost := json.loads(row["attributes"] or "{}").get("cost")) is not None:

@@ -1,6 +1,6 @@
 -- One row per rollout that a judge was shown, by what has come of it: how often it was shown, how
--- often it was scored, its mean score, null if the judge abstained each time, and the parts of the
--- score, if it was shown once and the score is a sum of some.
+-- often it was scored, its mean score, null if the judge abstained each time, and, if it was shown
+-- once, the parts of a score that is a sum of some, and what it has by each criterion of the judge.
 with
 
 spans as (
@@ -13,7 +13,8 @@ ended as (
 
     select
         rollout_id as judged_by,
-        max(attempt) as attempt
+        max(attempt) as attempt,
+        json_keys(any_value(attributes -> '$.example.criteria')) as criteria
 
     from spans
     where reward_name = 'reward'
@@ -36,6 +37,19 @@ scores as (
 
 ),
 
+measures as (
+
+    select
+        judged_by,
+        map(list(role[9:] order by role), list(reward order by role)) as criteria
+
+    from spans
+    join ended on spans.rollout_id = judged_by and spans.attempt = ended.attempt
+    where kind = 'credit' and starts_with(role, 'measure/') and list_contains(criteria, role[9:])
+    group by judged_by
+
+),
+
 shown as (
 
     select
@@ -53,9 +67,11 @@ select
     count(*)::integer as shown,
     count(score)::integer as scored,
     avg(score order by judged_by) as verdict,
-    if(count(*) = 1, any_value(parts), null) as parts
+    if(count(*) = 1, any_value(parts), null) as parts,
+    if(count(*) = 1, any_value(measures.criteria), null) as criteria
 
 from shown
 left join scores using (judged_by, rollout_id)
+left join measures using (judged_by)
 group by rollout_id
 order by rollout_id

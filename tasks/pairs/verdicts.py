@@ -1,4 +1,4 @@
-"""Pairs → texts that say which of two answers is better, as a judge of pairs is asked."""
+"""Pairs → what teaches and tries a judge: which of two answers is better, as it is asked."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,6 +6,9 @@ from typing import Any
 
 from adapters.harness.judges import comparison
 from adapters.rendering.chat import Chat
+from adapters.rewards import BETTER
+from tasks.algorithm.preferences import CHOSEN, REJECTED
+from tasks.examples.reading import DatasetError, Example, Source
 from tasks.pairs.reading import read_sides
 from tasks.texts.rules import Trained
 from tasks.texts.source import RowTexts
@@ -31,3 +34,33 @@ class ComparedPairs(RowTexts):
             answer = {"role": "assistant", "content": verdict}
             found += tokenize({"messages": [asked, answer]}, chat, trained)
         return found
+
+
+@dataclass(frozen=True)
+class ComparedExamples(Source):
+    """Examples of a judge: the two sides of each pair, with BETTER; a tie makes none."""
+
+    question: str = ""
+
+    def examples(self) -> list[Example]:
+        return [
+            {**row, "example": self._example(sides, row["example_id"])}
+            for row in super().examples()
+            if (sides := self._sides(row)) is not None
+        ]
+
+    def _sides(self, row: Example) -> list[dict[str, Any]] | None:
+        try:
+            read = read_sides(row["example"])
+        except DatasetError as error:
+            raise DatasetError(f"row {row['example_id']} of {self.dataset}: {error}") from error
+        if read is None:
+            return None
+        prompt, sides = read
+        named = zip((CHOSEN, REJECTED), sides, strict=True)
+        return [{"id": name, "messages": [*prompt, *side]} for name, side in named]
+
+    def _example(self, sides: list[dict[str, Any]], number: int) -> dict[str, Any]:
+        """Return a pair as a judge is shown it: in half of them the better side is the second."""
+        shown = sides if number % 2 else sides[::-1]
+        return {"rollouts": shown, "question": self.question, BETTER: CHOSEN}

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from adapters.calls import Completion, Example, RefusedCall
 from adapters.errors import did_you_mean
+from adapters.rewards import MEASURE
 from tasks.recording.journal import read_journal
 from tasks.recording.recorded_calls import recorded_calls
-from tasks.recording.spans import CREDIT, ERROR, MEASURE, REFUSED, REWARD, Span
+from tasks.recording.spans import CREDIT, ERROR, REFUSED, REWARD, Span
 from tasks.storage.names import is_judging, parse_rollout
 from tasks.storage.run_folder import RunError, RunFolder
 

@@ -30,9 +30,6 @@ OURS, OTHER = "ratchet", "other"
 PLACE = r" at \S+:\d+$"
 """End of an error's message that says at which line of the agent's code the error came."""
 
-MEASURE = "measure/"
-"""Prefix of a number that a judge returns beside its scores, such as measure/consistent."""
-
 _time = pa.timestamp("us", "UTC")
 _tokens = pa.list_(pa.field("element", pa.int32(), nullable=False))
 _numbers = pa.list_(pa.field("element", pa.float32(), nullable=False))
@@ -225,12 +222,11 @@ def closed_span(end: EndedAttempt, stragglers: Mapping[str, Mapping[str, Any]]) 
 
 
 def scored_names(rollouts: Iterable[str], verdict: Reward) -> dict[str, Sequence[int]]:
-    """Return what a judge may score, as roles with calls: its `rollouts`, and its measures.
+    """Return what a judge may score, its `rollouts`, as roles with calls.
 
     A rollout's score may be a list: the numbers of its parts are those of calls.
     """
-    measures = [name for name in verdict.roles if name.startswith(MEASURE)]
-    return {name: range(len(verdict.calls.get(name, ()))) for name in (*rollouts, *measures)}
+    return {name: range(len(verdict.calls.get(name, ()))) for name in rollouts}
 
 
 def end_spans(

@@ -43,7 +43,8 @@ select
     coalesce(json_array_length(reply -> '$.tool_calls'), 0) as tool_calls,
     (attributes ->> '$.cost')::double as cost,
     coalesce(recalled, false) as recalled,
-    policy_version
+    policy_version,
+    coalesce(run_id, run) as asked_by
 
 from spans
 where kind = 'llm' and error_type is null;

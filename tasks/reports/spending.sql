@@ -1,5 +1,6 @@
 -- One row per role: what its answered calls took and cost in training, a judge's among them, in
--- every attempt. What an attempt was given again from an earlier one was paid for there.
+-- every attempt. What another run has asked is not here, and what an attempt was given again from an
+-- earlier one was paid for there.
 select
     role,
     count(*) as calls,
@@ -10,6 +11,6 @@ select
     sum(cost) as cost
 
 from calls
-where split in ('train', 'judge') and not recalled
+where split in ('train', 'judge') and not recalled and asked_by = run
 group by role
 order by role

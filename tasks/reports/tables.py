@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from adapters.calls import POLICY
+from adapters.rewards import MEASURE
 from tasks.checkpoints import Ledger
 from tasks.evaluations import Score
 from tasks.recording.spans import printable
@@ -28,7 +29,8 @@ def scores_table(scores: Mapping[str, Score]) -> str:
 def score_rows(scores: Mapping[str, Score]) -> tuple[list[str], list[list[object]]]:
     """List scores, each with its categories; return the names of the columns and the rows.
 
-    The reward is over finished rollouts, with its 95 % interval. Each role that no policy answers
+    The reward is over finished rollouts, with its 95 % interval. The agent's measures follow. Each
+    role that no policy answers
     has a column for its tokens and, if their price is known, one for their cost.
     """
     names = ["played", "category", "examples", "failed", "reward", "95 % interval"]
@@ -38,13 +40,16 @@ def score_rows(scores: Mapping[str, Score]) -> tuple[list[str], list[list[object
         for what in SPENT
         if any(_spent(score, role, what) for score in scores.values())
     ]
+    measures = sorted({name for score in scores.values() for name in score.measures})
     rows: list[list[object]] = []
     for how, whole in scores.items():
         for category, score in {"all": whole, **whole.categories}.items():
             known = score.finished
             interval = " to ".join(f"{bound:.3g}" for bound in known.interval or ()) or None
             row = [how, category, known.examples, score.failed, known.mean, interval]
+            row += map(score.measures.get, measures)
             rows.append([*row, *(_spent(score, *column) for column in spent)])
+    names += [name.removeprefix(MEASURE) for name in measures]
     return [*names, *(f"{role} {SPENT[what]}" for role, what in spent)], rows
 
 

@@ -13,6 +13,7 @@ from tests.support.processes import ROOT
 OVERLAP = ("--lag", "0", "--seeds", "1", "--steps", "1", "--folder", "o", "--picture", "o.png")
 ALGORITHMS = ("--seeds", "1", "--steps", "1", "--only", "loss ppo", "--folder", "a")
 ALONE = ("--seeds", "1", "--steps", "1")
+BY_SEED = ("--seeds", "1", "--set", "steps=1")
 FEW = ("--set", "rollouts.groups=2", "--set", "rollouts.group_size=4")
 BESIDE = (*ALONE, "--set", "model.base=local/tiny-chat", *FEW)
 SHORT = {
@@ -51,8 +52,8 @@ SHORT = {
         ),
         "| pairs |",
     ),
-    "self_play": (
-        (*ALONE[:2], "--only", "earlier:4", "--set", "steps=1", *FEW, "--folder", "d"),
+    "by_seeds": (
+        (*("hello-duel", "--vary", "roles.opponent=earlier:4"), *BY_SEED, *FEW, "--folder", "d"),
         "| `earlier:4` |",
     ),
     "replayed_sweep": (
@@ -76,7 +77,7 @@ LONG = (
     "interruptions.stops",
     "methods",
     "replayed_sweep",
-    "self_play",
+    "by_seeds",
     "beside_cookbook.rollouts",
     "beside_cookbook.texts",
 )

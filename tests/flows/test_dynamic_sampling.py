@@ -45,9 +45,12 @@ def test_groups_with_unequal_rewards_teach_and_sampled_tokens_are_counted(tmp_pa
         *(span("b-00", "credit", role=POLICY, call=0, reward=0.1),),
         *(span("b-01", "credit", role=POLICY, call=0, reward=0.2),),
         *(call("c-00", 1), span("c-00", "error"), reward("c-01", 1.0)),
+        *(call("d-00", 1), span("d-00", "credit", role="measure/x", reward=0.1)),
+        *(reward("d-00", 1.0), call("d-01", 1), reward("d-01", 1.0)),
+        span("d-01", "credit", role="measure/x", reward=0.2),
     ]
     path = write(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "spans.parquet")
-    assert measure_yield([path]) == Yield(teaching_groups=2, calls=4, sampled_tokens=13)
+    assert measure_yield([path]) == Yield(teaching_groups=2, calls=6, sampled_tokens=15)
 
 
 def rounds_of(run: RunFolder, step: int) -> int:

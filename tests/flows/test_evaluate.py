@@ -133,3 +133,13 @@ def test_a_model_of_litellm_answers_as_the_policy(
     assert [call["policy_version"] for call in calls] == ["openai/any"] * 2
     assert all(call["role"] == "policy" and not call["response_token_ids"] for call in calls)
     assert [call["reply"]["content"] for call in calls] == ["I am here."] * 2
+
+
+def test_a_recipe_of_another_agent_than_the_run_s_plays_its_own(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, other = small_recipe(), small_recipe(agent="tests.support.agents.unrewarded:play")
+    monkeypatch.setattr("flows.runtime.eval_targets.read_recipe", lambda _: made)
+    asked = made.model_copy(update={"evaluation": other.evaluation, "seed": 7})
+    assert EvalTarget.find(asked, "one", 1, None).requested == made, "of its agent, the run's"
+    assert EvalTarget.find(other, "one", 1, None).requested.agent == other.agent

@@ -33,6 +33,7 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "dataset.path": ("other.csv",),
     "dataset.columns": (["other"],),
     "dataset.test_split": ("validation",),
+    "dataset.compares": ("Which is shorter?",),
     "dataset.order": ("sequential", "easy_to_hard", "pass_rate"),
     "dataset.difficulty": ("length",),
     "dataset.target": (0.7,),

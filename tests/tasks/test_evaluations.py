@@ -18,6 +18,7 @@ from tasks.evaluations import (
     score_spans,
 )
 from tasks.recording.spans import table
+from tasks.reports.tables import score_rows
 from tasks.storage.json_files import read_json, write_rows
 from tasks.storage.tables import write
 
@@ -118,6 +119,25 @@ def test_a_batch_is_scored_from_its_spans_and_by_category(tmp_path: Path) -> Non
     assert result.categories["animal"].finished.mean == 0.75
     assert result.categories["flower"].failed == 1
     assert result.categories["flower"].finished.mean is None
+
+
+def test_what_an_agent_measures_is_a_mean_over_the_attempts_that_ended(tmp_path: Path) -> None:
+    shard = written_shard(tmp_path / "s.jsonl", {"category": "animal"}, {"category": "flower"})
+
+    def ended(place: int, attempt: int, measured: float, **end: object) -> list[dict]:
+        group = f"test-00010-{place:04d}"
+        row = {"rollout_id": f"{group}-00", "group_id": group, "attempt": attempt}
+        credit = {"kind": "credit", "role": "measure/a b.", "reward_name": "role"}
+        return [row | credit | {"reward": measured}, row | EARNED | end]
+
+    failed = {"kind": "error", "reward_name": None, "reward": None}
+    rows = [*ended(0, 0, 9.0, **failed), *ended(0, 1, 0.25), *ended(1, 0, 0.75, reward=None)]
+    result = score_spans([write(table(rows), tmp_path / "spans.parquet")], shard)
+    assert (result.measures, result.failed) == ({"measure/a b.": 0.5}, 0)
+    assert result.categories["flower"].measures == {"measure/a b.": 0.75}
+    assert result.metrics()["test/measure/a b."] == 0.5
+    (names, [row, *_]) = score_rows({"sampled": result})
+    assert (names[-1], row[-1]) == ("a b.", 0.5)
 
 
 def test_examples_without_a_category_have_none(tmp_path: Path) -> None:

@@ -189,6 +189,13 @@ def test_a_rollout_that_never_called_the_policy_has_a_reward_all_the_same(tmp_pa
     assert (metrics["reward/mean"], metrics["groups"]) == (0.5, 0)
 
 
+def test_what_an_agent_measures_beside_its_reward_has_a_name_of_its_own(tmp_path: Path) -> None:
+    measured = {"kind": "credit", "role": "measure/is short", "reward_name": "role", "reward": 0.5}
+    row = measure(files(tmp_path, rollout(0, 0, said([1], [2]), measured, ended(1.0))))
+    assert (row["measure/is short"], row["reward/mean"]) == (0.5, 1.0)
+    assert not [name for name in row if "/measure/" in name]
+
+
 def test_divergence_is_over_sampled_tokens_only(tmp_path: Path) -> None:
     made = files(
         tmp_path,

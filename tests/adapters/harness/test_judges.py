@@ -151,7 +151,12 @@ def test_each_criterion_is_a_part_of_the_score_by_its_weight() -> None:
         return "10" if "short" in prompt else "5"
 
     found, prompts = scores("criteria", grade, rollout("a", "x"), criteria=criteria)
-    assert found == {"a": [0.75, 0.125], "measure/unread": 0}
+    assert found == {
+        "a": [0.75, 0.125],
+        "measure/It is short.": 1,
+        "measure/It is kind.": 0.5,
+        "measure/unread": 0,
+    }
     assert len(prompts) == 2
 
 
@@ -159,7 +164,7 @@ def test_a_rollout_of_which_a_criterion_cannot_be_read_is_left_out() -> None:
     answers = iter(["7", "perhaps"])
     criteria = {"It is short.": 1.0, "It is kind.": 1.0}
     found, _ = scores("criteria", lambda _: next(answers), rollout("a", "x"), criteria=criteria)
-    assert found == {"measure/unread": 1}
+    assert found == {"measure/It is short.": 0.7, "measure/unread": 1}
 
 
 @pytest.mark.parametrize(

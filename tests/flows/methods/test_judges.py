@@ -171,9 +171,14 @@ def test_a_fork_keeps_the_verdicts_and_a_replay_with_another_judge_asks_anew(
     again = folder_of("again")
     assert len(read_shard(again.shard("judge-00000"))) == 4 * 4
     assert read(again.datums(POLICY, 0)).num_rows > 0
-    same = RECIPE.model_copy(update={"steps": 1})
-    kept = replay_run(whole, "same", same.model_dump(mode="json"), same.fingerprint())
+    replay(RECIPE.model_copy(update={"steps": 1}), "whole", run="same")
+    kept = folder_of("same")
     assert is_written(kept.spans("judge-00000.0"))
+    asked = [read_metrics(run.metrics)[0]["judge/calls"] for run in (again, kept)]
+    assert asked == [4 * 4 * 2, 0], "the parent has paid for its own verdicts"
+    with open_views([again, kept]) as views:
+        rows = views.sql(SPENDING).to_arrow_table().to_pylist()
+    assert [(row["role"], row["calls"]) for row in rows] == [("judge", 32)]
 
 
 def test_a_replay_asks_another_model_behind_the_judge_anew(

@@ -1,0 +1,79 @@
+"""An example by several seeds: what it has held out by step, or after each stage.
+
+python -m benchmarks.by_seeds hello-rlhf --seeds 3
+python -m benchmarks.by_seeds hello-duel --vary roles.opponent=policy,earlier:4,pool:4
+
+What is sampled is drawn by the seed, so that the same command gives the same table on the same kind
+of machine, however busy it is.
+"""
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.measuring import describe_machine, format_table
+from flows.recipe.loading import named_recipe
+from flows.recipe.run_recipe import FlowRecipe, RunRecipe
+from flows.recipe.stages import StagesRecipe
+from flows.stages import FLOWS, stages
+from tasks.checkpoints import read_held_out
+from tasks.storage.run_folder import folder_of, name_run
+from tasks.storage.stages import stage_results
+
+Measured = Mapping[str, float]
+"""Number of a checkpoint, or name of a stage → what is held out after it."""
+
+
+def train_by(example: str, settings: Sequence[str], seed: int) -> Measured:
+    """Train an example by settings and a seed; return what it has held out."""
+    recipe = named_recipe(example, settings, FlowRecipe)
+    run = name_run(example, *settings, str(seed))
+    if isinstance(recipe, StagesRecipe):
+        stages(named_recipe(example, [*settings, f"shared.seed={seed}"], StagesRecipe), run=run)
+        results = stage_results(folder_of(run))
+        return {one.stage: one.reward for one in results if one.reward is not None}
+    FLOWS[recipe.flow](named_recipe(example, [*settings, f"seed={seed}"], RunRecipe), run=run)
+    return {str(step): value for step, value in read_held_out(folder_of(run)).by_step.items()}
+
+
+def describe(example: str, measured: Mapping[str, Sequence[Measured]]) -> str:
+    """Describe an example by each value of the varied key: the mean of the seeds, and each."""
+    names = [*next(iter(measured.values()))[0]]
+    rows = [
+        [value, *(_describe_seeds([of_seed[name] for of_seed in seeds]) for name in names)]
+        for value, seeds in measured.items()
+    ]
+    return format_table(example, ["", *names], rows)
+
+
+def _describe_seeds(values: Sequence[float]) -> str:
+    return f"{fmean(values):.2f} ({', '.join(f'{value:.2f}' for value in values)})"
+
+
+def main() -> None:
+    """Run the benchmark from the command line."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("example", help="a deployment that trains, or a YAML file")
+    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--vary", default="", help="KEY=VALUE,VALUE: a line of the table for each")
+    options.add_argument("--set", action="append", default=[], help="a key of every recipe")
+    options.add_argument("--folder", type=Path, default=Path("runs/by_seeds"))
+    arguments = options.parse_args()
+    os.environ["RATCHET_RUNS"] = str(arguments.folder)
+    print(describe_machine(), flush=True)
+    key, _, values = arguments.vary.partition("=")
+    varied = {f"`{value}`": [f"{key}={value}"] for value in values.split(",")} if key else {"": []}
+    measured = {
+        value: [
+            train_by(arguments.example, [*own, *arguments.set], seed)
+            for seed in range(arguments.seeds)
+        ]
+        for value, own in varied.items()
+    }
+    print(describe(arguments.example, measured))
+
+
+if __name__ == "__main__":
+    main()
