@@ -310,6 +310,7 @@ class RunRecipe(FlowRecipe, ABC):
 
     def _bound_values(self) -> dict[str, Any]:
         values = self.model_dump(mode="json", exclude={**self.changes_no_result})
-        if values["evaluation"]["seed"] is None:  # recipes that are older have none
-            del values["evaluation"]["seed"]
+        evaluation = values.get("evaluation", {})  # a flow may measure nothing
+        if "seed" in evaluation and evaluation["seed"] is None:  # recipes that are older have none
+            del evaluation["seed"]
         return values
