@@ -31,6 +31,7 @@ from tasks.reports.failures import ask_failures
 from tasks.reports.progress import describe_step
 from tasks.rewards import compute_rewards
 from tasks.storage.arrivals import batches_of
+from tasks.storage.manifest import ancestors
 from tasks.storage.tables import read
 from tasks.texts.batches import draw_texts, measure_texts
 from tasks.texts.rules import TextBatch
@@ -78,8 +79,9 @@ def measure_judge(
     run: OpenRun, verdicts: Path | None, judged: Sequence[Path], spans: Sequence[Path]
 ) -> Metrics:
     """Measure a judge's work on a step: nothing, if there is no judge."""
-    name = run.folder.name
-    return {} if verdicts is None else measure_verdicts(verdicts, judged, spans, name)
+    if verdicts is None:
+        return {}
+    return measure_verdicts(verdicts, judged, spans, ancestors(run.folder))
 
 
 def refer(

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
@@ -54,7 +54,7 @@ def _verdicts(spans: Sequence[Path]) -> pa.Table:
 
 
 def measure_verdicts(
-    verdicts: Path, spans: Sequence[Path], rewards: Sequence[Path], run: str
+    verdicts: Path, spans: Sequence[Path], rewards: Sequence[Path], ancestors: Collection[str]
 ) -> dict[str, float]:
     """Measure a judge's work on a step.
 
@@ -63,10 +63,10 @@ def measure_verdicts(
     the agent's own rewards tell apart, that the scores order alike (a tie counts half), and
     `judge/<name>` the mean of a measure of the judge's own, and `cost/<role>` what its calls cost,
     if it is known. `spans` are the judge's sealed batches and `rewards` those of the rollouts,
-    which have the agent's own rewards. Calls that another run than `run` has made cost nothing.
+    which have the agent's own rewards. Calls that `ancestors` of the run have made cost nothing.
     """
     rows = read(verdicts).to_pylist()
-    measured = {"judge/failed": float(_count_failed(spans)), **_own_measures(spans, run)}
+    measured = {"judge/failed": float(_count_failed(spans)), **_own_measures(spans, ancestors)}
     if shown := sum(row["shown"] for row in rows):
         measured["judge/abstained"] = 1 - sum(row["scored"] for row in rows) / shown
     scores = {row["rollout_id"]: row["verdict"] for row in rows if row["verdict"] is not None}
@@ -82,7 +82,7 @@ def _count_failed(spans: Sequence[Path]) -> int:
     return sum(ERROR in of_rollout and REWARD not in of_rollout for of_rollout in kinds.values())
 
 
-def _own_measures(spans: Sequence[Path], run: str) -> dict[str, float]:
+def _own_measures(spans: Sequence[Path], ancestors: Collection[str]) -> dict[str, float]:
     """Return the judge's own measures, and the calls, tokens and dollars that it took.
 
     Measures are of attempts that ended; what an attempt was given again was paid for before.
@@ -97,7 +97,7 @@ def _own_measures(spans: Sequence[Path], run: str) -> dict[str, float]:
             name = row["role"].removeprefix(MEASURE)
             if name != row["role"]:
                 found[f"judge/{name}"].append(row["reward"])
-    own = [row for row in rows if row["kind"] == LLM and row["run_id"] == run]
+    own = [row for row in rows if row["kind"] == LLM and row["run_id"] not in ancestors]
     calls = [row for row in own if not row["recalled"]]
     costs: dict[str, list[float]] = defaultdict(list)
     for row in calls:

@@ -22,7 +22,7 @@ from tasks.reports.failures import RecordedFailure, find_failures
 from tasks.reports.marked_rollouts import MarkedRollout, read_marked_rollouts
 from tasks.storage.files import is_written, write_text
 from tasks.storage.keys import flatten
-from tasks.storage.manifest import Manifest, differences, read_manifest
+from tasks.storage.manifest import Manifest, ancestors, differences, read_manifest
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.stages import chosen_runs, result_note, result_table, stage_runs
 from tasks.storage.tables import query_beside
@@ -183,6 +183,7 @@ def _read(run: RunFolder, chosen: bool) -> ReportedRun:
     with open_views([run], READ) as views:
         curves = replace(read_curves(run, views), chosen=chosen)
         done = len(curves.metrics)
+        spending = views.sql(SPENDING, params={"ancestors": ancestors(run)})
         marked = [
             rollout
             for step in sorted({0, done - 1} if done else ())
@@ -192,7 +193,7 @@ def _read(run: RunFolder, chosen: bool) -> ReportedRun:
             run,
             manifest,
             curves,
-            spending=views.sql(SPENDING).to_arrow_table().to_pylist(),
+            spending=spending.to_arrow_table().to_pylist(),
             rollouts=marked,
             tokens_are_numbers=text_of is None,
             failures=find_failures(views)[:MOST_FAILURES],

@@ -1,5 +1,5 @@
 -- One row per role: what its answered calls took and cost in training, a judge's among them, in
--- every attempt. What another run has asked is not here, and what an attempt was given again from an
+-- every attempt. What an ancestor of the run has asked is not here, and what an attempt was given again from an
 -- earlier one was paid for there.
 select
     role,
@@ -11,6 +11,6 @@ select
     sum(cost) as cost
 
 from calls
-where split in ('train', 'judge') and not recalled and asked_by = run
+where split in ('train', 'judge') and not recalled and not list_contains($ancestors::varchar[], asked_by)
 group by role
 order by role

@@ -196,6 +196,15 @@ def lineage(run: RunFolder) -> list[tuple[int, dict[str, Any]]]:
     return [(0, described["recipe"]), *reversed(eras)]
 
 
+def ancestors(run: RunFolder) -> list[str]:
+    """List the runs that a fork or a replay descends from, the nearest first, by their names."""
+    described, names = read_manifest(run), []
+    while parent := described.get("parent"):
+        names.append(parent["run"])
+        described = parent
+    return names
+
+
 def latest_run(agent: str, roles: Mapping[str, str]) -> RunFolder:
     """Return the newest run, in FORMAT, of an agent whose roles train the same policies."""
     created: dict[str, RunFolder] = {}
