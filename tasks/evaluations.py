@@ -1,12 +1,12 @@
 """rollouts of a held-out split → scores, with their uncertainty."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, fsum, sqrt
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
@@ -15,6 +15,8 @@ from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
 from tasks.storage.json_files import read_json, write_json
 from tasks.storage.tables import query_beside, select
+
+T = TypeVar("T")
 
 QUERY = query_beside(__file__)
 
@@ -134,7 +136,7 @@ def score_verdicts(judged: "JudgedShard", threshold: float) -> Score:
     ]
     asked = judged.by
     spent = [one.spent for one in _outcomes(asked.spans, asked.shard).values()] if asked else []
-    return score(outcomes, threshold).model_copy(update={"spent": _sum_by_role(spent)})
+    return score(outcomes, threshold).model_copy(update={"spent": _by_name(spent, _sum)})
 
 
 def _outcomes(spans: Sequence[Path], shard: Path) -> dict[str, ScoredRollout]:
@@ -167,8 +169,8 @@ def score(outcomes: Sequence[ScoredRollout], threshold: float = 1.0) -> Score:
         threshold=threshold,
         finished=_estimate(finished, threshold),
         failed_as_zero=_estimate([*finished, *failed], threshold),
-        spent=_sum_by_role(outcome.spent for outcome in outcomes),
-        measures=_mean_measures(outcome.measures for outcome in outcomes),
+        spent=_by_name((outcome.spent for outcome in outcomes), _sum),
+        measures=_by_name((outcome.measures for outcome in outcomes), fmean),
         categories={name: score(categories[name], threshold) for name in sorted(categories)},
     )
 
@@ -254,20 +256,13 @@ def read_evaluation(path: Path) -> dict[str, Score]:
     return SCORES.validate_python(read_json(path))
 
 
-def _sum_by_role(rollouts: Iterable[Mapping[str, Spent]]) -> dict[str, Spent]:
-    by_role: dict[str, list[Spent]] = defaultdict(list)
-    for spent in rollouts:
-        for role, own in spent.items():
-            by_role[role].append(own)
-    return {role: _sum(by_role[role]) for role in sorted(by_role)}
-
-
-def _mean_measures(rollouts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    by_name: dict[str, list[float]] = defaultdict(list)
-    for measures in rollouts:
-        for name, value in measures.items():
+def _by_name(rollouts: Iterable[Mapping[str, T]], joined: Callable[[list[T]], T]) -> dict[str, T]:
+    """Join what rollouts have under each name."""
+    by_name: dict[str, list[T]] = defaultdict(list)
+    for named in rollouts:
+        for name, value in named.items():
             by_name[name].append(value)
-    return {name: fmean(by_name[name]) for name in sorted(by_name)}
+    return {name: joined(by_name[name]) for name in sorted(by_name)}
 
 
 def _sum(parts: Sequence[Spent]) -> Spent:

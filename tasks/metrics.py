@@ -47,7 +47,13 @@ PAID = ("calls", "calls/other_roles", "tokens/prompt", "tokens/sampled", "second
 """Metrics of what sampling costs, beside those of COST."""
 
 OF_ROLLOUTS = (
-    *("rollouts/", "stragglers/", "reward/", MEASURE, COST, "calls/", "recall/"),
+    "rollouts/",
+    "stragglers/",
+    "reward/",
+    MEASURE,
+    COST,
+    "calls/",
+    "recall/",
     "seconds/sampling",
 )
 """Prefixes of the metrics of a step's rollouts, whichever policies they train."""

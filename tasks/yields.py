@@ -60,19 +60,19 @@ def check_rewards(spans: Sequence[Path], most_failed: float) -> None:
     failed = [row for rollout, row in errors.items() if rollout not in rewarded]
     if rewarded and len(failed) <= most_failed * (len(rewarded) + len(failed)):
         return
-    said = Counter(f"{row['error_type']}: {row['error_message']}" for row in failed)
-    causes: dict[str, list[str]] = defaultdict(list)
-    for error, count in said.most_common():
-        causes[cause_of(error)] += [error] * count
-    commonest = max(causes.values(), key=len, default=[])
-    shown = f"{commonest[0]} ({len(commonest)} of them)" if commonest else "none"
+    causes: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in failed:
+        error = f"{row['error_type']}: {row['error_message']}"
+        causes[cause_of(error)][error] += 1
+    commonest = max(causes.values(), key=Counter.total, default=Counter[str]())
+    said = [f"{error} ({commonest.total()} of them)" for error, _ in commonest.most_common(1)]
     shard, *_ = (row["shard"] for row in played) if played else ("the step",)
     ended = counted(len(rewarded) + len(failed), "rollout")
     raise StepStopped(
         f"{len(failed)} of the {ended} of {shard} failed, and {len(rewarded)} earned a reward, so "
-        f"the run is stopped before this step is trained. The commonest error: {shown}. "
-        "Mend the agent, or give a larger rollouts.most_failed, and resume the run: the step is "
-        "played anew"
+        f"the run is stopped before this step is trained. The commonest error: "
+        f"{''.join(said) or 'none'}. Mend the agent, or give a larger rollouts.most_failed, and "
+        "resume the run: the step is played anew"
     )
 
 
