@@ -158,7 +158,7 @@ def _read_rows(file: Path, _mtime: int, _size: int) -> list[dict[str, Any]]:
     try:
         table = select(READERS[_kind(file)], dataset=file)
     except duckdb.Error as error:
-        raise DatasetError(f"{file} cannot be read: {error} Mend it there") from error
+        raise DatasetError(f"{file} cannot be read; mend the file: {error}") from error
     return [json.loads(text) for text in table.column("example").to_pylist()]
 
 

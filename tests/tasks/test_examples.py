@@ -86,7 +86,9 @@ def test_a_file_that_is_missing_or_of_another_kind_is_named(tmp_path: Path) -> N
     with pytest.raises(DatasetError, match=r"a row that is no JSON object: \[1\]"):
         read_examples(jsonl(tmp_path / "list.jsonl", [1]), "train")
     (tmp_path / "torn.jsonl").write_text('{"split": "train"}\n{"split":')
-    with pytest.raises(DatasetError, match=r"torn\.jsonl cannot be read: .*Malformed JSON"):
+    with pytest.raises(
+        DatasetError, match=r"torn\.jsonl cannot be read; mend the file: .*Malformed JSON"
+    ):
         read_examples(tmp_path / "torn.jsonl", "train")
 
 
