@@ -13,9 +13,6 @@ from tasks.comparison.differences import find_difference, interval_of_mean
 
 SIZES = (8, 32, 128, 500)
 """Examples of a comparison."""
-GATED = 1_000
-"""Comparisons of equal policies of each size, whose p-values are simulated as well."""
-
 Generator: TypeAlias = np.random.Generator
 Drawn: TypeAlias = tuple[np.ndarray, float]
 """Differences of simulated comparisons, a row each, and their true mean."""
@@ -51,15 +48,17 @@ def main() -> None:
     """Print a row for each kind of reward and number of examples."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=1_000, help="comparisons of each row")
-    pairs = parser.parse_args().pairs
-    print(f"{'rewards':20}{'examples':>9}{'held, of 100':>14}{f'passed, of {GATED:,}':>18}")
+    parser.add_argument("--gated", type=int, default=1_000, help="of equal policies, of each row")
+    options = parser.parse_args()
+    pairs, gated = options.pairs, options.gated
+    print(f"{'rewards':20}{'examples':>9}{'held, of 100':>14}{f'passed, of {gated:,}':>18}")
     for kind, draw in KINDS.items():
         for examples in SIZES:
             generator = np.random.default_rng(examples)
             differences, truth = draw(generator, pairs, examples)
             known = filter(None, map(interval_of_mean, differences.tolist()))
             held = np.mean([low <= truth <= high for low, high in known])
-            equal, _ = draw(generator, GATED, examples, 0.0)
+            equal, _ = draw(generator, gated, examples, 0.0)
             passed = sum(
                 find_difference([(one, 0.0) for one in row]).is_gain for row in equal.tolist()
             )

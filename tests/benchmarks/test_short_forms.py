@@ -56,6 +56,7 @@ SHORT = {
         (*("hello-duel", "--vary", "roles.opponent=earlier:4"), *BY_SEED, *FEW, "--folder", "d"),
         "| `earlier:4` |",
     ),
+    "intervals": (("--pairs", "10", "--gated", "2"), "mean of 4 rollouts        500"),
     "replayed_sweep": (
         (*ALONE, "--advantages", "centred", *FEW, "--folder", "s"),
         "| centred |",
