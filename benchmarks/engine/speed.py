@@ -163,20 +163,20 @@ def measure_bound(model: LanguageModel) -> float:
 
     Each core has rows of its own. The best of three measurements counts.
     """
-    layers = {layer.weight.shape: layer for layer in model.linears.values()}.values()
-    rows = [torch.randn(BOUND_ROWS, layer.weight.shape[1]) for layer in layers]
+    groups = {group.weight.shape: group for group in model.groups}.values()
+    rows = [torch.randn(BOUND_ROWS, group.weight.shape[1]) for group in groups]
 
     def multiply(part: int) -> None:
         del part
-        for inputs, layer in zip(rows, layers, strict=True):
-            model.products.multiply(inputs, layer.packed)
+        for inputs, group in zip(rows, groups, strict=True):
+            model.products.multiply(inputs, group.packed)
 
     seconds = []
     for _ in range(4):  # the first one warms up
         begun = time.perf_counter()
         model.workers.compute(multiply, range(model.workers.count))
         seconds.append(time.perf_counter() - begun)
-    weights = sum(layer.weight.numel() for layer in layers)
+    weights = sum(group.weight.numel() for group in groups)
     return 2 * weights * BOUND_ROWS * model.workers.count / min(seconds[1:])
 
 

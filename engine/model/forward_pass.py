@@ -47,13 +47,48 @@ class LoraLinear(nn.Module):
         super().__init__()
         self.weight = base.weight
         self.bias = base.bias
-        self.packed = base.weight.detach()
-        """The weight as sampling multiplies by it: `Products.pack`."""
         self.name = name
         self.kind: LayerKind = kind
+        self.group: LayerGroup
+        self.columns: slice
+        """The layer's own outputs among those of its group, which sets both."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return CURRENT.get().linear(self, inputs)
+
+
+class LayerGroup:
+    """Linear layers that read one input, whose products sampling computes as one."""
+
+    def __init__(self, layers: list[LoraLinear]) -> None:
+        """Join the layers' weights [out, in], so that each has rows of one tensor."""
+        self.layers = layers
+        self.name = layers[0].name
+        self.kind = layers[0].kind
+        self.weight = layers[0].weight.detach()
+        self.bias = layers[0].bias
+        if len(layers) > 1:
+            self.weight = torch.cat([layer.weight.detach() for layer in layers])
+            self.bias = _join_biases(layers)
+        self.packed = self.weight
+        """The weight as sampling multiplies by it: `Products.pack`."""
+        stop = 0
+        for layer in layers:
+            layer.group, layer.columns = self, slice(stop, stop + len(layer.weight))
+            stop = layer.columns.stop
+            if len(layers) > 1:
+                layer.weight = nn.Parameter(self.weight[layer.columns], requires_grad=False)
+
+
+def _join_biases(layers: list[LoraLinear]) -> torch.Tensor | None:
+    if all(layer.bias is None for layer in layers):
+        return None
+    return torch.cat(
+        [
+            torch.zeros(len(layer.weight)) if layer.bias is None else layer.bias.detach()
+            for layer in layers
+        ]
+    )
 
 
 class ForwardPass(Protocol):

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from engine.errors import RequestRefused
@@ -14,8 +16,8 @@ from engine.model.attention import ATTENTION_NAME, SequenceAttention
 from engine.model.forward_pass import (
     CURRENT,
     AttentionCall,
-    BasePass,
     ForwardPass,
+    LayerGroup,
     LayerKind,
     LoraLinear,
 )
@@ -59,12 +61,14 @@ class LanguageModel:
         expected = self._plain_logits(probe)
         self.linears = _replace_linears(network)
         self._replace_attention()
-        self.cache_shape = self._check_packed(probe, expected)
+        recorder = self._check_packed(probe, expected)
+        self.cache_shape = recorder.cache_shape
         """Shape of one token's cache: (layers, heads, width)."""
         self._round_layers(dtype)
+        self.groups = recorder.join_layers([*self.linears.values()])
         self.products = products or self._choose_products()
-        for layer in self.linears.values():
-            layer.packed = self.products.pack(layer.weight)
+        for group in self.groups:
+            group.packed = self.products.pack(group.weight)
 
     @classmethod
     def load(
@@ -116,7 +120,7 @@ class LanguageModel:
                 layer.weight = nn.Parameter(layer.weight.to(dtype), requires_grad=False)
 
     def _choose_products(self) -> Products:
-        weights = [layer.weight for layer in self.linears.values()]
+        weights = [group.weight for group in self.groups]
         rounded = any(weight.dtype != torch.float32 for weight in weights)
         if self._is_small and not rounded:
             return TiledProducts()
@@ -197,15 +201,15 @@ class LanguageModel:
             )
 
     @torch.no_grad()
-    def _check_packed(self, probe: torch.Tensor, expected: torch.Tensor) -> tuple[int, int, int]:
-        """Compare packed with original logits and return the cache's (layers, heads, width).
+    def _check_packed(self, probe: torch.Tensor, expected: torch.Tensor) -> "_Recorder":
+        """Compare packed with original logits, and record what the layers compute them from.
 
         The comparison detects any layer that mixes sequences or positions.
         """
         half = len(probe) // 2
         recorder = _Recorder(SequenceAttention([half, len(probe) - half], self.device))
         positions = torch.arange(half, device=self.device).repeat(2)
-        found = self.logits(probe, positions, BasePass(recorder))
+        found = self.logits(probe, positions, recorder)
         error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
         if not error <= TOLERANCE or len(set(recorder.shapes.values())) != 1:
             raise RequestRefused(
@@ -213,20 +217,40 @@ class LanguageModel:
                 f"differ from the original ones by {error:.1g} of their size, or its layers' "
                 "caches differ in shape; choose another base model"
             )
-        heads, width = next(iter(recorder.shapes.values()))
-        return max(recorder.shapes) + 1, heads, width
+        return recorder
 
 
 class _Recorder:
-    """Attention that also records the shape of each layer's keys."""
+    """A pass of the base model that records the shapes of keys, and which layers read one input."""
 
-    def __init__(self, attention: SequenceAttention) -> None:
-        self.attention = attention
+    def __init__(self, sequences: SequenceAttention) -> None:
+        self.attention = self
+        self.sequences = sequences
         self.shapes: dict[int, tuple[int, int]] = {}
+        self.calls: list[tuple[LoraLinear, torch.Tensor]] = []
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         self.shapes[call.layer] = (call.key.shape[1], call.key.shape[2])
-        return self.attention.attend(call)
+        return self.sequences.attend(call)
+
+    def linear(self, layer: LoraLinear, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls.append((layer, inputs))
+        return F.linear(inputs, layer.weight, layer.bias)
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        heads, width = next(iter(self.shapes.values()))
+        return max(self.shapes) + 1, heads, width
+
+    def join_layers(self, layers: list[LoraLinear]) -> list[LayerGroup]:
+        """Join the layers that were called with one tensor, one right after another."""
+        runs = groupby(self.calls, key=lambda call: id(call[1]))
+        called = [list(dict.fromkeys(layer for layer, _ in calls)) for _, calls in runs]
+        groups: dict[LoraLinear, LayerGroup] = {}
+        for members in [*called, *([layer] for layer in layers)]:
+            if groups.keys().isdisjoint(members):
+                groups |= dict.fromkeys(members, LayerGroup(members))
+        return list(dict.fromkeys(groups[layer] for layer in layers))
 
 
 def _replace_linears(network: PreTrainedModel) -> dict[str, LoraLinear]:

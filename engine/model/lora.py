@@ -8,9 +8,9 @@ from functools import cached_property
 import torch
 
 from engine.errors import RequestRefused
-from engine.model.forward_pass import LayerKind
+from engine.model.forward_pass import LayerGroup, LayerKind, LoraLinear
 from engine.model.language_model import LanguageModel
-from engine.model.products import Pair, Products
+from engine.model.products import Pair
 from engine.randomness import entropy
 
 ALPHA = 32.0
@@ -114,19 +114,47 @@ class LoraWeights:
 
     @torch.no_grad()
     def merged(self, model: LanguageModel) -> dict[str, torch.Tensor]:
-        """Return layer name → Wᵀ + scale · AᵀBᵀ, each as large as the layer itself."""
+        """Return name of a group → Wᵀ + scale · AᵀBᵀ, as large as the group's weight itself."""
         return {
-            name: torch.addmm(model.linears[name].weight.t(), a.t(), b.t(), alpha=self.config.scale)
-            for name, (a, b) in self.pairs.items()
+            group.name: torch.cat([self._merge(layer) for layer in group.layers], 1)
+            for group in self._groups(model)
         }
 
     @torch.no_grad()
-    def packed(self, products: Products) -> dict[str, Pair]:
-        """Return layer name → A and scale · B, as sampling multiplies by them."""
-        return {
-            name: (products.pack(a), products.pack(b * self.config.scale))
-            for name, (a, b) in self.pairs.items()
-        }
+    def packed(self, model: LanguageModel) -> dict[str, Pair]:
+        """Return name of a group → A and scale · B, as sampling multiplies by them.
+
+        A [layers · rank, in] has the rows of all layers, and B [out, layers · rank] the layers' own
+        on its diagonal, with zeros elsewhere.
+        """
+        pack = model.products.pack
+        packed = {}
+        for group in self._groups(model):
+            pairs = [self._pair(layer) for layer in group.layers]
+            a = torch.cat([a for a, _ in pairs])
+            b = torch.block_diag(*(b * self.config.scale for _, b in pairs))
+            packed[group.name] = (pack(a), pack(b))
+        return packed
+
+    def _groups(self, model: LanguageModel) -> list[LayerGroup]:
+        return [
+            group
+            for group in model.groups
+            if any(layer.name in self.pairs for layer in group.layers)
+        ]
+
+    def _merge(self, layer: LoraLinear) -> torch.Tensor:
+        weight = layer.weight.detach().t()
+        if layer.name not in self.pairs:
+            return weight
+        a, b = self.pairs[layer.name]
+        return torch.addmm(weight, a.t(), b.t(), alpha=self.config.scale)
+
+    def _pair(self, layer: LoraLinear) -> Pair:
+        """Return a layer's A and B, which have no ranks where the LoRA leaves the layer alone."""
+        outputs, inputs = layer.weight.shape
+        nothing = (layer.weight.new_zeros(0, inputs), layer.weight.new_zeros(outputs, 0))
+        return self.pairs.get(layer.name, nothing)
 
 
 def expected_shapes(model: LanguageModel, config: LoraConfig) -> dict[str, tuple[int, int]]:

@@ -18,8 +18,9 @@ TILE = 16
 little when few rows are computed. 16 is a multiple of the vector width, so there are no scalar
 tails."""
 
-PROBED_ROWS = (2, 3, 16, 17, 64, 100)
-"""Numbers of rows that are compared with the first rows of the largest number."""
+PROBES = ((2, 1), (2, 2), (3, 4), (16, 1), (17, 2), (64, 1), (100, 4))
+"""Numbers of rows, and of the threads that share their product, which are compared with the first
+rows of twice the largest number by one thread."""
 
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 """Largest accepted error of a product by its type, relative to the largest number in it."""
@@ -36,6 +37,9 @@ class Products(Protocol):
 
     granule: int
     """Number of rows of which sampling computes multiples."""
+
+    shared: bool
+    """Whether a product has the same bits if torch's threads share it."""
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the form of a frozen weight by which `multiply` is fastest."""
@@ -71,6 +75,7 @@ class TiledProducts:
     """Products by torch's own kernels, in sampling over tiles of TILE rows."""
 
     granule = TILE
+    shared = False
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """Return Wᵀ as a view, made once because creating a view at every call is slow."""
@@ -110,6 +115,7 @@ class OneDnnProducts:
     """
 
     granule = 2
+    shared = True
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """Return a copy in oneDNN's layout, without which few rows take as long as many."""
@@ -160,16 +166,31 @@ def _is_served(weight: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def is_sound(products: Products, weight: torch.Tensor) -> bool:
-    """Tell whether rows have the same bits in any number, and are as exact as their type is."""
+    """Tell whether rows have the same bits in any number and by any threads, and are exact.
+
+    They are as exact as their type is.
+    """
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randn((2 * max(PROBED_ROWS), weight.shape[1]), generator=generator)
+    rows = torch.randn((2 * max(PROBES)[0], weight.shape[1]), generator=generator)
     packed = products.pack(weight)
-    many = products.multiply(rows, packed)
+    many = _multiply_by(1, products, rows, packed)
     exact = F.linear(rows, weight.float())
     accepted = ROUNDING[weight.dtype] * exact.abs().max()
     return bool((many - exact).abs().max() <= accepted) and all(
-        torch.equal(products.multiply(rows[:count], packed), many[:count]) for count in PROBED_ROWS
+        torch.equal(_multiply_by(threads, products, rows[:count], packed), many[:count])
+        for count, threads in PROBES
     )
+
+
+def _multiply_by(
+    threads: int, products: Products, rows: torch.Tensor, packed: torch.Tensor
+) -> torch.Tensor:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return products.multiply(rows, packed)
+    finally:
+        torch.set_num_threads(before)
 
 
 def _tiles(rows: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,12 @@
-"""Threads that compute independent parts of one step, each with one thread of torch.
+"""Threads that compute a step, in one of two ways.
 
-Parts share nothing until they are done, whereas torch's own threads wait for each other after every
-operation, which is slow as soon as another program uses a core.
+Each of several threads computes a part of its own, or torch's own threads share every operation of
+the whole. Parts share nothing until they are done, and each reads all weights. Shared operations
+read each weight once, which is faster for few rows, but wait for each other, which takes several
+times as long as soon as another program uses a core.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -13,6 +16,12 @@ import torch
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
+DISTURBED = 0.85
+"""Share of its threads' time that a shared step uses if no other program delays it, at least."""
+
+APART = 100
+"""Number of steps that are not shared after one that was disturbed."""
+
 
 class Workers:
     """Up to `count` threads; with one, everything is computed by the calling thread."""
@@ -20,12 +29,30 @@ class Workers:
     def __init__(self, count: int = 1) -> None:
         self.count = count
         self._threads = ThreadPoolExecutor(count, "compute", use_one_thread) if count > 1 else None
+        self._apart = 0
 
     def compute(self, function: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
         """Return the function's result for each part; raise the first part's error, if any."""
         if self._threads is None or len(parts) < 2:
             return [function(part) for part in parts]
         return list(self._threads.map(function, parts))
+
+    def may_share(self) -> bool:
+        """Tell whether the next step may be shared: not soon after one that was disturbed."""
+        self._apart = max(0, self._apart - 1)
+        return self.count > 1 and not self._apart
+
+    def share(self, function: Callable[[Part], Result], whole: Part) -> Result:
+        """Return the function's result, of which all threads compute each operation together."""
+        began, used = time.perf_counter(), time.process_time()
+        torch.set_num_threads(self.count)
+        try:
+            return function(whole)
+        finally:
+            use_one_thread()
+            most = self.count * (time.perf_counter() - began)
+            if time.process_time() - used < DISTURBED * most:
+                self._apart = APART
 
 
 def use_one_thread() -> None:

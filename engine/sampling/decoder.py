@@ -8,6 +8,7 @@ request's result does not depend on the other requests (`sampling_pass.py`).
 import logging
 from collections import deque
 from concurrent.futures import Future
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -32,6 +33,12 @@ LOGITS_PER_TOKEN = 2**15
 
 PART_WORK = 2**31
 """Multiplications of a part of a step, below which a further thread is not worth its start."""
+
+SHARED_WEIGHTS = 2**25
+"""Weights from which on each operation takes so long that threads may share it."""
+
+Drawn: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Slots of completions, with the token that is drawn for each and its log-probability."""
 
 log = logging.getLogger(__name__)
 
@@ -173,11 +180,7 @@ class Decoder:
         if not (prefills or self.active):
             return
         self._prepare([*self.active, *(prefill.lora for prefill in prefills)])
-        unread = sum(len(prefill.prompt) - prefill.known for prefill in prefills)
-        work = (unread + sum(map(len, self.active.values()))) * self.model.size
-        count = max(1, min(self.model.workers.count, work // PART_WORK))
-        parts = split(self.table, self.active, prefills, count)
-        drawn = self.model.workers.compute(self._draw, parts)
+        drawn = self._compute(prefills)
         slots, tokens, logprobs = (np.concatenate(column) for column in zip(*drawn, strict=True))
         stopped = self._find_stopped(slots, tokens)
         self.reader.finish(prefills, self.table, self.cache)
@@ -186,9 +189,20 @@ class Decoder:
             self.table.length[running] += 1
         self._deliver(slots, stopped, logprobs, prefills)
 
+    def _compute(self, prefills: list[Prefill]) -> list[Drawn]:
+        """Draw the tokens of a step: of a large model together, and otherwise in parts."""
+        workers, size = self.model.workers, self.model.size
+        shared = self.model.products.shared and size >= SHARED_WEIGHTS
+        if shared and not prefills and workers.may_share():
+            return [workers.share(self._draw, Part(self.active, []))]
+        unread = sum(len(prefill.prompt) - prefill.known for prefill in prefills)
+        work = (unread + sum(map(len, self.active.values()))) * size
+        count = max(1, min(workers.count, work // PART_WORK))
+        return workers.compute(self._draw, split(self.table, self.active, prefills, count))
+
     @torch.no_grad()
-    def _draw(self, part: Part) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draw a token for each completion of a part: slots, tokens and log-probabilities."""
+    def _draw(self, part: Part) -> Drawn:
+        """Draw a token for each completion of a part."""
         caches = (self.cache, self.reader.entries)
         row = Row(self.table, caches, part.active, part.prefills, self.model.products)
         tokens, positions, heads = row.inputs()
@@ -211,9 +225,7 @@ class Decoder:
             self.ready = {lora: self.ready[lora] for lora in loras if lora in self.ready}
         for lora in loras:
             if lora is not None and lora not in self.ready:
-                self.ready[lora] = (
-                    lora.merged(model) if model.merges else lora.packed(model.products)
-                )
+                self.ready[lora] = lora.merged(model) if model.merges else lora.packed(model)
 
     def _record_prompt_logprobs(self, prefills: list[Prefill], logits: torch.Tensor) -> None:
         for prefill in prefills:

@@ -12,12 +12,13 @@ from typing import TypeAlias
 
 import torch
 
-from engine.model.forward_pass import Attention, LoraLinear
+from engine.model.forward_pass import Attention, LayerGroup, LoraLinear
 from engine.model.lora import LoraWeights
 from engine.model.products import Pair, Products
 
 ReadyLoras: TypeAlias = Mapping[LoraWeights, Mapping[str, torch.Tensor] | Mapping[str, Pair]]
-"""LoRA → layer name → its weights as sampling multiplies by them, merged or as a pair."""
+"""LoRA → name of a group of layers → the group's weights as sampling multiplies by them, merged or
+as a pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Share:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SamplingPass:
     """Rows of several LoRAs: `body` for the layers, `head` for the rows whose logits are needed.
 
@@ -42,27 +43,40 @@ class SamplingPass:
     head: list[Share]
     attention: Attention
     ready: ReadyLoras
+    last: tuple[LayerGroup, torch.Tensor, torch.Tensor] | None = None
+    """The group that was computed last, its inputs and its outputs."""
 
     def linear(self, layer: LoraLinear, inputs: torch.Tensor) -> torch.Tensor:
-        """Map inputs [1, rows, in], whose rows are multiples of the granule, to [1, rows, out]."""
-        shares = self.head if layer.kind == "unembedding" else self.body
+        """Map inputs [1, rows, in], whose rows are multiples of the granule, to [1, rows, out].
+
+        The first layer of a group computes the outputs of all, which the others return.
+        """
+        group = layer.group
+        if len(group.layers) == 1:
+            return self._compute(group, inputs)
+        if self.last is None or self.last[0] is not group or self.last[1] is not inputs:
+            self.last = (group, inputs, self._compute(group, inputs))
+        return self.last[2][..., layer.columns]
+
+    def _compute(self, group: LayerGroup, inputs: torch.Tensor) -> torch.Tensor:
+        shares = self.head if group.kind == "unembedding" else self.body
         if len(shares) == 1:
-            outputs = self._multiply(shares[0].lora, layer, inputs)
+            outputs = self._multiply(shares[0].lora, group, inputs)
         else:
             parts = [
-                self._multiply(one.lora, layer, inputs[:, one.start : one.stop]) for one in shares
+                self._multiply(one.lora, group, inputs[:, one.start : one.stop]) for one in shares
             ]
             outputs = torch.cat(parts, 1)
-        if layer.bias is not None:
-            outputs += layer.bias
+        if group.bias is not None:
+            outputs += group.bias
         return outputs
 
     def _multiply(
-        self, lora: LoraWeights | None, layer: LoraLinear, rows: torch.Tensor
+        self, lora: LoraWeights | None, group: LayerGroup, rows: torch.Tensor
     ) -> torch.Tensor:
-        """Multiply one LoRA's rows [1, n, in] by the layer's weights, without the bias."""
-        own = None if lora is None else self.ready[lora].get(layer.name)
+        """Multiply one LoRA's rows [1, n, in] by a group's weights, without the bias."""
+        own = None if lora is None else self.ready[lora].get(group.name)
         if isinstance(own, torch.Tensor):
             return self.products.multiply(rows, own)
-        outputs = self.products.multiply(rows, layer.packed)
+        outputs = self.products.multiply(rows, group.packed)
         return outputs if own is None else self.products.update(outputs, rows, own)

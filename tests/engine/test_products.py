@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.errors import RequestRefused
+from engine.model.attention import SequenceAttention
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
 from engine.model.products import (
@@ -20,11 +21,15 @@ from engine.model.products import (
     choose_products,
     is_sound,
 )
+from engine.model.workers import Workers
+from engine.sampling import decoder
 from engine.sampling.decoder import Decoder
 from engine.sampling.requests import SampleRequest, SampleResult
+from engine.sampling.sampling_pass import SamplingPass, Share
 from engine.training.datums import TrainingDatum
 from engine.training.trainer import AdamParams, Trainer
 
+CPU = torch.device("cpu")
 VOCABULARY = 160
 TYPES = (torch.float32, torch.bfloat16)
 SHAPES = ((128, 96), (96, 128), (576, 192), (16, 576), (576, 16), (VOCABULARY, 64))
@@ -45,7 +50,7 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def network() -> LlamaForCausalLM:
+def network(attention_bias: bool = False) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -57,8 +62,13 @@ def network() -> LlamaForCausalLM:
         max_position_embeddings=256,
         initializer_range=0.2,
         tie_word_embeddings=True,
+        attention_bias=attention_bias,
     )
-    return LlamaForCausalLM(config).eval()
+    made = LlamaForCausalLM(config).eval()
+    for name, weight in made.named_parameters():
+        if name.endswith("bias") and not name.endswith("k_proj.bias"):
+            weight.data.normal_()
+    return made
 
 
 @pytest.fixture(scope="module", params=TYPES, ids=str)
@@ -163,14 +173,14 @@ def answers(
     model: LanguageModel, asked: list[tuple[SampleRequest, LoraWeights | None]], spread: int = 1
 ) -> list[tuple]:
     """Return the bits of the results of requests, of which one arrives every `spread` steps."""
-    decoder = Decoder(model)
+    running = Decoder(model)
     futures: list[Future[SampleResult]] = [Future() for _ in asked]
     for number, (request, lora) in enumerate(asked):
-        decoder.submit(request, lora, futures[number])
+        running.submit(request, lora, futures[number])
         for _ in range(spread - 1):
-            decoder.step()
-    while decoder.busy:
-        decoder.step()
+            running.step()
+    while running.busy:
+        running.step()
     results = [future.result(timeout=0) for future in futures]
     return [
         (one.sequences, None if one.prompt_logprobs is None else one.prompt_logprobs.tobytes())
@@ -180,7 +190,7 @@ def answers(
 
 @needs_onednn
 def test_64_companions_their_arrival_and_the_threads_change_no_bit_of_an_answer(
-    model: LanguageModel, loras: list[LoraWeights]
+    model: LanguageModel, loras: list[LoraWeights], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = np.random.default_rng(0)
     asked = [
@@ -200,9 +210,65 @@ def test_64_companions_their_arrival_and_the_threads_change_no_bit_of_an_answer(
         alone = [answers(model, [one])[0] for one in asked]
         assert answers(model, asked) == alone
         assert answers(model, asked[::-1], spread=2)[::-1] == alone
-    with threads(2):
-        assert answers(model, asked) == alone
+    monkeypatch.setattr(decoder, "SHARED_WEIGHTS", 0)
+    for count in (2, 4):
+        monkeypatch.setattr(model, "workers", Workers(count))
+        assert answers(model, asked, spread=2) == alone
         assert answers(model, asked[7:8]) == alone[7:8]
+
+
+def sampling_pass(model: LanguageModel, lora: LoraWeights | None, rows: int) -> SamplingPass:
+    """Return a pass of rows of one LoRA, without attention."""
+    shares = [Share(lora, 0, rows)]
+    ready = {} if lora is None else {lora: lora.packed(model)}
+    return SamplingPass(model.products, shares, shares, SequenceAttention([rows], CPU), ready)
+
+
+@needs_onednn
+def test_layers_that_read_one_input_are_sampled_by_one_product_with_the_bits_of_their_own(
+    model: LanguageModel, loras: list[LoraWeights]
+) -> None:
+    leaves = [[one.name.rpartition(".")[2] for one in group.layers] for group in model.groups[:4]]
+    assert leaves == [
+        ["q_proj", "k_proj", "v_proj"],
+        ["o_proj"],
+        ["gate_proj", "up_proj"],
+        ["down_proj"],
+    ]
+    products = model.products
+    for lora in (None, *loras):
+        current = sampling_pass(model, lora, 6)
+        for layer in model.linears.values():
+            rows = torch.randn(1, 6, layer.weight.shape[1])
+            alone = products.multiply(rows, products.pack(layer.weight))
+            if lora is not None:
+                a, b = lora.pairs[layer.name]
+                alone = products.update(alone, rows, (a, b * lora.config.scale))
+            assert torch.equal(current.linear(layer, rows), alone)
+
+
+@needs_onednn
+def test_a_lora_of_some_layers_of_a_group_leaves_the_others_as_they_are(
+    model: LanguageModel,
+) -> None:
+    lora = changed_lora(model, 4)
+    layers = model.groups[0].layers
+    for matrix in "AB":
+        del lora.tensors[f"{layers[1].name}.lora_{matrix}"]
+    rows = torch.randn(1, 6, 64)
+    base, changed = sampling_pass(model, None, 6), sampling_pass(model, lora, 6)
+    same = [torch.equal(base.linear(one, rows), changed.linear(one, rows)) for one in layers]
+    assert same == [False, True, False]
+
+
+@needs_onednn
+def test_biases_of_some_layers_of_a_group_are_added_to_their_own_outputs() -> None:
+    model = LanguageModel(network(attention_bias=True), "small", products=OneDnnProducts())
+    rows = torch.randn(1, 6, 64)
+    for layer in model.groups[0].layers:
+        expected = F.linear(rows, layer.weight, layer.bias)
+        found = sampling_pass(model, None, 6).linear(layer, rows)
+        torch.testing.assert_close(found, expected)
 
 
 def train(model: LanguageModel, lora: LoraWeights) -> tuple[list[np.ndarray], bytes]:
