@@ -7,7 +7,6 @@ are this repository's documents, as random tokens would move them less.
 import argparse
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -67,12 +66,8 @@ def compare_sampling(models: Mapping[torch.dtype, LanguageModel], count: int, ro
     """Sample `count` random prompts at once by each model."""
     prompts = make_sequences(np.random.default_rng(1), [PROMPT_TOKENS] * count)
     title = f"Sampling, {count} at once: {PROMPT_TOKENS} tokens of prompt, {NEW_TOKENS} new"
-    with ExitStack() as open_models:
-        runs = {
-            _name(dtype): open_models.enter_context(sampling_in_engine(model, prompts))
-            for dtype, model in models.items()
-        }
-        return _table(title, runs, rounds, count * NEW_TOKENS)
+    runs = {_name(dtype): sampling_in_engine(model, prompts) for dtype, model in models.items()}
+    return _table(title, runs, rounds, count * NEW_TOKENS)
 
 
 def read_texts(model: LanguageModel, count: int) -> Sequences:

@@ -11,7 +11,8 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -73,7 +74,7 @@ def main() -> None:
     options.add_argument("--llama", action=llama, default=PYTHON.exists(), help="as a peer")
     arguments = options.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])
-    torch.set_num_threads(arguments.cores)
+    torch.set_num_threads(1)
     transformers.logging.disable_progress_bar()
     print(describe_machine(), flush=True)
     with (
@@ -184,16 +185,13 @@ def compare_sampling(measured: Measured, count: int) -> str:
     """Sample `count` prompts as one batch of each peer, and as requests of the engine."""
     prompts = make_sequences(np.random.default_rng(1), [PROMPT_TOKENS] * count)
     network = plain.load(measured.folder)
-    runs: dict[str, Run] = {
-        "transformers `generate`": plain.generating(network, prompts, NEW_TOKENS)
-    }
-    with (
-        start_peer(measured, count) as llama,
-        sampling_in_engine(measured.model, prompts) as by_engine,
-    ):
+    generate = plain.generating(network, prompts, NEW_TOKENS)
+    runs: dict[str, Run] = {"transformers `generate`": on_all_cores(measured, generate)}
+    with start_peer(measured, count) as llama:
         if llama is not None:
             runs[LLAMA] = lambda: llama.sample(prompts, NEW_TOKENS)
-        runs |= {IN_PROCESS: by_engine, BY_SDK: sampling_by_sdk(measured, prompts)}
+        runs[IN_PROCESS] = sampling_in_engine(measured.model, prompts)
+        runs[BY_SDK] = sampling_by_sdk(measured, prompts)
         title = f"Sampling, {count} at once: {PROMPT_TOKENS} tokens of prompt, {NEW_TOKENS} new"
         passes = count * (PROMPT_TOKENS + NEW_TOKENS - 1)
         return measured.table(title, runs, count * NEW_TOKENS, passes, llama)
@@ -207,14 +205,27 @@ def start_peer(measured: Measured, sequences: int) -> AbstractContextManager[Lla
     return start_llama(Limits(str(measured.weights), cores, sequences, PROMPT_TOKENS + NEW_TOKENS))
 
 
-@contextmanager
-def sampling_in_engine(model: LanguageModel, prompts: Sequences) -> Iterator[Run]:
-    """Yield a function that samples in this process: a request a prompt, with a LoRA.
+def on_all_cores(measured: Measured, run: Run) -> Run:
+    """Return a function that runs with a thread a core, which end with the run.
+
+    While a process has more OpenMP threads than there are cores, all of them sleep between
+    operations, so that one program's would delay another's.
+    """
+    cores = measured.model.workers.count
+
+    def run_apart() -> None:
+        with ThreadPoolExecutor(1, "run", lambda: torch.set_num_threads(cores)) as thread:
+            thread.submit(run).result()
+
+    return run_apart
+
+
+def sampling_in_engine(model: LanguageModel, prompts: Sequences) -> Run:
+    """Return a function that samples in this process: a request a prompt, with a LoRA.
 
     The LoRA is another one each time, so that nothing is known of the prompts.
     """
     lora = LoraWeights.initial(model, LoraConfig(RANK, seed=0)).frozen()
-    scheduler = Scheduler(model)
     requests = [
         SampleRequest(prompt, max_tokens=NEW_TOKENS, seed=seed, stop=[])
         for seed, prompt in enumerate(prompts)
@@ -222,13 +233,11 @@ def sampling_in_engine(model: LanguageModel, prompts: Sequences) -> Iterator[Run
 
     def sample() -> None:
         fresh = lora.frozen()
-        for future in [scheduler.sample(request, fresh) for request in requests]:
-            assert len(future.result().sequences[0].tokens) == NEW_TOKENS
+        with closing(Scheduler(model)) as scheduler:
+            for future in [scheduler.sample(request, fresh) for request in requests]:
+                assert len(future.result().sequences[0].tokens) == NEW_TOKENS
 
-    try:
-        yield sample
-    finally:
-        scheduler.close()
+    return sample
 
 
 def sampling_by_sdk(measured: Measured, prompts: Sequences) -> Run:
@@ -261,7 +270,7 @@ def compare_training(measured: Measured, what: str, sequences: Sequences) -> str
     return measured.table(
         f"Training step: {what}, LoRA of rank {RANK}",
         {
-            "transformers": plain.training(network, sequences),
+            "transformers": on_all_cores(measured, plain.training(network, sequences)),
             IN_PROCESS: training_in_engine(measured.model, sequences),
             BY_SDK: training_by_sdk(measured, sequences),
         },

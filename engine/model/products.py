@@ -8,6 +8,7 @@ the time of torch's own on x86. `choose_products` tries the property out.
 
 import platform
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -185,10 +186,14 @@ def is_sound(products: Products, weight: torch.Tensor) -> bool:
 def _multiply_by(
     threads: int, products: Products, rows: torch.Tensor, packed: torch.Tensor
 ) -> torch.Tensor:
+    """Multiply in a thread of its own, with which its OpenMP threads end.
+
+    While a process has more of them than there are cores, all of them sleep between operations.
+    """
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     try:
-        return products.multiply(rows, packed)
+        with ThreadPoolExecutor(1, "probe", lambda: torch.set_num_threads(threads)) as probe:
+            return probe.submit(products.multiply, rows, packed).result()
     finally:
         torch.set_num_threads(before)
 

@@ -19,8 +19,9 @@ Result = TypeVar("Result")
 DISTURBED = 0.85
 """Share of its threads' time that a shared step uses if no other program delays it, at least."""
 
-APART = 100
-"""Number of steps that are not shared after one that was disturbed."""
+MOST_APART = 128
+"""Bound on the steps that are not shared after one that was disturbed: 1, and twice as many after
+each further one in a row."""
 
 
 class Workers:
@@ -29,7 +30,7 @@ class Workers:
     def __init__(self, count: int = 1) -> None:
         self.count = count
         self._threads = ThreadPoolExecutor(count, "compute", use_one_thread) if count > 1 else None
-        self._apart = 0
+        self._apart, self._next_apart = 0, 1
 
     def compute(self, function: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
         """Return the function's result for each part; raise the first part's error, if any."""
@@ -39,8 +40,10 @@ class Workers:
 
     def may_share(self) -> bool:
         """Tell whether the next step may be shared: not soon after one that was disturbed."""
-        self._apart = max(0, self._apart - 1)
-        return self.count > 1 and not self._apart
+        if self._apart:
+            self._apart -= 1
+            return False
+        return self.count > 1
 
     def share(self, function: Callable[[Part], Result], whole: Part) -> Result:
         """Return the function's result, of which all threads compute each operation together."""
@@ -51,8 +54,11 @@ class Workers:
         finally:
             use_one_thread()
             most = self.count * (time.perf_counter() - began)
-            if time.process_time() - used < DISTURBED * most:
-                self._apart = APART
+            self._note(disturbed=time.process_time() - used < DISTURBED * most)
+
+    def _note(self, disturbed: bool) -> None:
+        self._apart = self._next_apart if disturbed else 0
+        self._next_apart = min(2 * self._next_apart, MOST_APART) if disturbed else 1
 
 
 def use_one_thread() -> None:

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from engine.model.workers import APART, Workers
+from engine.model.workers import MOST_APART, Workers
 
 
 class Clocks:
@@ -23,7 +23,7 @@ class Clocks:
         return torch.get_num_threads()
 
 
-def test_a_disturbed_step_is_followed_by_steps_that_are_not_shared(
+def test_disturbed_steps_are_followed_by_ever_more_steps_that_are_not_shared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clocks, two = Clocks(monkeypatch), Workers(2)
@@ -31,8 +31,15 @@ def test_a_disturbed_step_is_followed_by_steps_that_are_not_shared(
     assert two.share(clocks.step, 1.9) == 2
     assert torch.get_num_threads() == 1
     assert two.may_share()
+    for apart in (1, 2, 4):
+        two.share(clocks.step, 1.2)
+        assert [two.may_share() for _ in range(apart + 1)] == [False] * apart + [True]
+    for _ in range(10):
+        two.share(clocks.step, 1.2)
+    assert [two.may_share() for _ in range(MOST_APART + 1)] == [False] * MOST_APART + [True]
+    two.share(clocks.step, 1.9)
     two.share(clocks.step, 1.2)
-    assert [two.may_share() for _ in range(APART)] == [False] * (APART - 1) + [True]
+    assert [two.may_share() for _ in range(2)] == [False, True]
 
 
 def test_one_thread_shares_nothing() -> None:
