@@ -83,10 +83,11 @@ class LayerGroup:
 def _join_biases(layers: list[LoraLinear]) -> torch.Tensor | None:
     if all(layer.bias is None for layer in layers):
         return None
+    device = layers[0].weight.device
     return torch.cat(
         [
-            torch.zeros(len(layer.weight)) if layer.bias is None else layer.bias.detach()
-            for layer in layers
+            torch.zeros(len(one.weight), device=device) if one.bias is None else one.bias.detach()
+            for one in layers
         ]
     )
 
