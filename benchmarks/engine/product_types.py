@@ -1,7 +1,7 @@
-"""The engine with its products in bfloat16 beside float32, in this process.
+"""The engine with its products in bfloat16 and in float32, beside transformers' `generate`.
 
-Speed of sampling and training, and how far log-probabilities and a LoRA's gradient move. The texts
-are this repository's documents, as random tokens would move them less.
+Speed of sampling and training in this process, and how far log-probabilities and a LoRA's gradient
+move. The texts are this repository's documents, as random tokens would move them less.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.engine import plain_transformers as plain
 from benchmarks.engine.speed import (
     NEW_TOKENS,
     PROMPT_TOKENS,
@@ -20,6 +21,7 @@ from benchmarks.engine.speed import (
     Sequences,
     loss_inputs,
     make_sequences,
+    on_all_cores,
     sampling_in_engine,
     training_in_engine,
 )
@@ -54,7 +56,7 @@ def main() -> None:
     for model in models.values():
         model.workers = Workers(arguments.cores)
     for count in arguments.at_once:
-        print(compare_sampling(models, count, arguments.rounds), flush=True)
+        print(compare_sampling(models, folder, count, arguments.rounds), flush=True)
     texts = read_texts(models[torch.float32], arguments.sequences)
     runs = {_name(dtype): training_in_engine(model, texts) for dtype, model in models.items()}
     title = f"Training step: {len(texts)} sequences of {LENGTH - 1} tokens, LoRA of rank {RANK}"
@@ -62,11 +64,16 @@ def main() -> None:
     print(describe_differences(models, texts))
 
 
-def compare_sampling(models: Mapping[torch.dtype, LanguageModel], count: int, rounds: int) -> str:
-    """Sample `count` random prompts at once by each model."""
+def compare_sampling(
+    models: Mapping[torch.dtype, LanguageModel], folder: Path, count: int, rounds: int
+) -> str:
+    """Sample `count` random prompts at once by `generate` in float32, and by each model."""
     prompts = make_sequences(np.random.default_rng(1), [PROMPT_TOKENS] * count)
     title = f"Sampling, {count} at once: {PROMPT_TOKENS} tokens of prompt, {NEW_TOKENS} new"
-    runs = {_name(dtype): sampling_in_engine(model, prompts) for dtype, model in models.items()}
+    cores = next(iter(models.values())).workers.count
+    generate = plain.generating(plain.load(folder), prompts, NEW_TOKENS)
+    runs = {"transformers `generate`": on_all_cores(cores, generate)}
+    runs |= {_name(dtype): sampling_in_engine(model, prompts) for dtype, model in models.items()}
     return _table(title, runs, rounds, count * NEW_TOKENS)
 
 

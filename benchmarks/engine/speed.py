@@ -186,7 +186,9 @@ def compare_sampling(measured: Measured, count: int) -> str:
     prompts = make_sequences(np.random.default_rng(1), [PROMPT_TOKENS] * count)
     network = plain.load(measured.folder)
     generate = plain.generating(network, prompts, NEW_TOKENS)
-    runs: dict[str, Run] = {"transformers `generate`": on_all_cores(measured, generate)}
+    runs: dict[str, Run] = {
+        "transformers `generate`": on_all_cores(measured.model.workers.count, generate)
+    }
     with start_peer(measured, count) as llama:
         if llama is not None:
             runs[LLAMA] = lambda: llama.sample(prompts, NEW_TOKENS)
@@ -205,13 +207,12 @@ def start_peer(measured: Measured, sequences: int) -> AbstractContextManager[Lla
     return start_llama(Limits(str(measured.weights), cores, sequences, PROMPT_TOKENS + NEW_TOKENS))
 
 
-def on_all_cores(measured: Measured, run: Run) -> Run:
+def on_all_cores(cores: int, run: Run) -> Run:
     """Return a function that runs with a thread a core, which end with the run.
 
     While a process has more OpenMP threads than there are cores, all of them sleep between
     operations, so that one program's would delay another's.
     """
-    cores = measured.model.workers.count
 
     def run_apart() -> None:
         with ThreadPoolExecutor(1, "run", lambda: torch.set_num_threads(cores)) as thread:
@@ -270,7 +271,9 @@ def compare_training(measured: Measured, what: str, sequences: Sequences) -> str
     return measured.table(
         f"Training step: {what}, LoRA of rank {RANK}",
         {
-            "transformers": on_all_cores(measured, plain.training(network, sequences)),
+            "transformers": on_all_cores(
+                measured.model.workers.count, plain.training(network, sequences)
+            ),
             IN_PROCESS: training_in_engine(measured.model, sequences),
             BY_SDK: training_by_sdk(measured, sequences),
         },
