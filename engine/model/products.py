@@ -167,9 +167,9 @@ def _is_served(weight: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def is_sound(products: Products, weight: torch.Tensor) -> bool:
-    """Tell whether rows have the same bits in any number and by any threads, and are exact.
+    """Tell whether a row's bits depend on neither other rows nor threads, and its error is small.
 
-    They are as exact as their type is.
+    The error of a product is at most that of its type.
     """
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn((2 * max(PROBES)[0], weight.shape[1]), generator=generator)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.errors import RequestRefused
+from engine.model import workers
 from engine.model.attention import SequenceAttention
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
@@ -65,8 +66,11 @@ def network(attention_bias: bool = False) -> LlamaForCausalLM:
         attention_bias=attention_bias,
     )
     made = LlamaForCausalLM(config).eval()
+    for name, layer in made.named_modules():
+        if name.endswith("k_proj"):
+            layer.register_parameter("bias", None)
     for name, weight in made.named_parameters():
-        if name.endswith("bias") and not name.endswith("k_proj.bias"):
+        if name.endswith("bias"):
             weight.data.normal_()
     return made
 
@@ -211,6 +215,7 @@ def test_64_companions_their_arrival_and_the_threads_change_no_bit_of_an_answer(
         assert answers(model, asked) == alone
         assert answers(model, asked[::-1], spread=2)[::-1] == alone
     monkeypatch.setattr(decoder, "SHARED_WEIGHTS", 0)
+    monkeypatch.setattr(workers, "DISTURBED", 0.0)  # every step without a prompt is shared
     for count in (2, 4):
         monkeypatch.setattr(model, "workers", Workers(count))
         assert answers(model, asked, spread=2) == alone
@@ -265,7 +270,9 @@ def test_a_lora_of_some_layers_of_a_group_leaves_the_others_as_they_are(
 def test_biases_of_some_layers_of_a_group_are_added_to_their_own_outputs() -> None:
     model = LanguageModel(network(attention_bias=True), "small", products=OneDnnProducts())
     rows = torch.randn(1, 6, 64)
-    for layer in model.groups[0].layers:
+    layers = model.groups[0].layers
+    assert [layer.bias is None for layer in layers] == [False, True, False]
+    for layer in layers:
         expected = F.linear(rows, layer.weight, layer.bias)
         found = sampling_pass(model, None, 6).linear(layer, rows)
         torch.testing.assert_close(found, expected)
