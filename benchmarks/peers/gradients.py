@@ -31,7 +31,6 @@ from adapters.tinker.service import Service, connect
 from benchmarks.measuring import format_table
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.divergences import ESTIMATORS, Penalty, Placement
-from tasks.algorithm.losses import LOSSES
 from tasks.algorithm.settings import Settings
 from tasks.algorithm.update_method import DivergenceTerm, UpdateMethod
 from tasks.datums import datums_of, to_datums, units_of
@@ -60,6 +59,14 @@ OF_TRAJECTORIES = pa.schema(
 CROSS_ENTROPY = ServiceLoss("cross_entropy", {})
 STILL = AdamParams(learning_rate=0.0)
 """Optimizer step that changes no weight, and clears the gradient."""
+
+DISTORTING: Sequence[tuple[str, Settings]] = (
+    ("opmd", {}),
+    ("dft", {}),
+    ("phi", {}),
+    ("rec", {"weight": "advantage"}),
+)
+"""Losses that weigh a token at ratio 1 by another number than its advantage."""
 
 Gradient = Sequence[Pass]
 """Passes whose gradients add up to one."""
@@ -276,20 +283,18 @@ def _beginnings(texts: Sequence[tuple[list[int], int]], count: int) -> list[list
 def main() -> None:
     """Print the tables."""
     with TemporaryDirectory() as folder, connect(BASE, Path(folder)) as service:
-        step = make_step(service, 24, 48)
+        step = make_step(service, places=8, likeliest=24)
         rows = [[n, p, *str(b).split(" | ")] for n, p, b in compare_placements(step)]
         head = ("estimator", "place", "norm", "cosine")
         print(format_table("KL penalties beside the gradient of KL(p, ref)", head, rows))
-        losses = {
-            name: step.compare(advantage_term(step, name, {}), step.divergence) for name in LOSSES
-        }
-        losses["rec, weight advantage"] = step.compare(
-            advantage_term(step, "rec", {"weight": "advantage"}), step.divergence
-        )
-        rows = [[name, *str(beside).split(" | ")] for name, beside in losses.items()]
-        print(format_table("k1 in the advantage, by the loss", ("loss", "norm", "cosine"), rows))
+        rows = []
+        for name, settings in DISTORTING:
+            beside = step.compare(advantage_term(step, name, settings), step.divergence)
+            rows.append([name, str(settings), *str(beside).split(" | ")])
+        head = ("loss", "settings", "norm", "cosine")
+        print(format_table("k1 in the advantage, by losses of other weights", head, rows))
         entropy = step.compare(entropy_term(step), step.entropy)
-        print(f"entropy bonus: {entropy}")
+        print(f"An entropy bonus beside the gradient of the entropy: {entropy}")
 
 
 if __name__ == "__main__":
