@@ -61,7 +61,7 @@ class _Submitted:
 class Update:
     """Measurements of an update.
 
-    `logprobs` are those of each datum of each file, in its first pass; `shares` those of the
+    `logprobs` are those of each datum of each term, in its first pass; `shares` those of the
     learning rate that its optimizer steps took, if it was scaled; `probe_metrics` those of the
     rebuild before it (`RebuiltPolicy`), empty if the client was live; `at_start` compares the
     first update with its sampler.
@@ -298,14 +298,13 @@ def update_policy(
 ) -> None:
     """Update a policy on the datums of a step, and write what the update measured.
 
-    There is a file of datums for each term of the method.
+    The expert's texts, if there is an expert, are the second file of datums.
     """
     started = time.monotonic()
     update = updater.update(step, datums, method, with_state=with_state)
     seconds = {"seconds/training": time.monotonic() - started}
-    (first, logprobs, term), *experts = zip(
-        datums, update.logprobs, method.terms(step), strict=True
-    )
+    (term, logprobs), *others = zip(method.terms(step), update.logprobs, strict=True)
+    first = datums[term.file]
     measured: dict[str, object] = {
         **divergence(first, logprobs, step),
         **trained_loss(first, logprobs, term.loss, term.settings),
@@ -313,9 +312,10 @@ def update_policy(
     }
     if logprobs:
         measured[FIRST_LOGPROBS] = logprobs[0].tolist()
-    for texts, logprobs, term in experts:
-        loss = trained_loss(texts, logprobs, term.loss, term.settings)
-        measured |= name_expert({**loss, "share": term.factor})
+    for term, logprobs in others:
+        if term.file:
+            loss = trained_loss(datums[term.file], logprobs, term.loss, term.settings)
+            measured |= name_expert({**loss, "share": term.factor})
     if update.shares:
         measured["learning_rate_share"] = fmean(update.shares)
     write_json(path, {**measured, **update.at_start, **update.probe_metrics, **seconds})

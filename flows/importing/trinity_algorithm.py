@@ -9,7 +9,8 @@ from flows.importing.trinity_expert import EXPERTS, translate_expert
 from flows.importing.trinity_file import VERSION
 from flows.recipe.presets import KL, REFUSED
 from tasks.algorithm.advantages import find_advantage
-from tasks.algorithm.losses import find_loss
+from tasks.algorithm.divergences import IN_LOSS
+from tasks.algorithm.losses import advantage_factor, find_loss
 from tasks.algorithm.settings import Settings, used_settings
 from tasks.storage.keys import Json, Section
 
@@ -180,6 +181,9 @@ LOSSES: Mapping[str, Function] = {
     "importance_sampling": Function("importance_sampling"),
     "sft": Function("cross_entropy"),
 }
+AS_K1 = ("k2", "corrected_k3")
+"""KL functions of Trinity's loss that have, at ratio 1, the gradient of k1 in the advantage."""
+OF_LOSS = ("loss", "loss_settings")
 AGGREGATIONS = {
     "token-mean": "token_mean",
     "seq-mean-token-mean": "rollout_mean",
@@ -272,23 +276,39 @@ def _translate_kl(out: Translation, default: str) -> None:
     if coefficient and other:
         out.refuse("algorithm.kl_loss_fn and algorithm.kl_penalty_fn penalize KL twice", settled)
         return
-    if coefficient and in_loss != "k2":
-        out.refuse(
-            f"algorithm.kl_loss_fn {in_loss} has no counterpart, since its gradient is that of no "
-            "penalty of rewards or advantages; k2 has one, which is k1's",
-            settled,
-        )
+    if coefficient and in_loss not in AS_K1 and in_loss not in IN_LOSS:
+        said = f"algorithm.kl_loss_fn {in_loss} has no gradient that keeps a policy near another"
+        out.refuse(f"{said}; give k2", settled)
+        return
+    if other and in_reward != "k1":
+        said = f"algorithm.kl_penalty_fn {in_reward} in a reward has not the gradient of a KL"
+        out.refuse(f"{said} divergence; give k1", settled)
         return
     values: Section = {"coefficient": 0.0}
     reason = "algorithm.kl_loss_fn none" if in_loss == "none" else "algorithm.kl_loss_fn_args"
     if other:
         values = {"coefficient": other, "estimator": in_reward, "placement": "reward"}
         reason = "algorithm.kl_penalty_fn and its arguments"
-    elif coefficient:
+    elif coefficient and in_loss in AS_K1 and _loss_factor(out) == 1:
         values = KL | {"coefficient": coefficient}
-        reason = "algorithm.kl_loss_fn k2, whose gradient at ratio 1 is that of this penalty"
+        reason = (
+            f"algorithm.kl_loss_fn {in_loss}, whose gradient at ratio 1 is that of this penalty"
+        )
+    elif coefficient:
+        estimator = in_loss if in_loss in IN_LOSS else "k2"
+        values = {"coefficient": coefficient, "estimator": estimator, "placement": "loss"}
+        reason = f"algorithm.kl_loss_fn {in_loss}, a term of its own"
     for key, value in values.items():
         out.give(f"algorithm.kl.{key}", value, reason)
+
+
+def _loss_factor(out: Translation) -> float:
+    """Return by what the loss multiplies an advantage at ratio 1; 1 for one that is refused."""
+    name, settings = (out.values.get(f"algorithm.{key}", ("", ""))[0] for key in OF_LOSS)
+    try:
+        return advantage_factor(str(name), settings if isinstance(settings, Mapping) else {})
+    except ValueError:
+        return 1.0
 
 
 def _penalty(out: Translation, key: str, default: str) -> tuple[str, float]:

@@ -1,6 +1,7 @@
 """The recipe of reinforcement learning on an agent's rollouts; its values stand in prefect.yaml."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,7 +17,7 @@ from flows.recipe.rollouts import SHIPPED_SEE, Evaluation, Judge, Rollouts
 from flows.recipe.run_recipe import RunRecipe, Teachers
 from flows.recipe.section import Refusals
 from tasks.algorithm.advantages import ADVANTAGES, CreditAssignment, find_advantage
-from tasks.algorithm.losses import find_loss, is_regularized
+from tasks.algorithm.losses import find_loss
 from tasks.examples.reading import Source
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
@@ -313,7 +314,7 @@ class Recipe(RunRecipe):
             discount=algorithm.discount,
             advantage_settings=algorithm.advantage_settings,
             divisor=algorithm.divisor,
-            regularized=is_regularized(algorithm.loss, algorithm.loss_settings),
+            regularized=algorithm.regularized,
             penalties=algorithm.penalties(),
             entropy_coefficient=algorithm.entropy_coefficient,
             rewards_query=algorithm.rewards,
@@ -325,7 +326,8 @@ class Recipe(RunRecipe):
     def update_method(self) -> "UpdateMethod":
         algorithm, stream = self.algorithm, self.rollouts.stream
         loss, settings, term = algorithm.loss, algorithm.loss_settings, algorithm.expert.term()
-        return self.optimizer.method(loss, settings, self.steps, by_batch=stream, expert=term)
+        made = self.optimizer.method(loss, settings, self.steps, by_batch=stream, expert=term)
+        return replace(made, divergence=algorithm.kl.term())
 
     def source(
         self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]

@@ -120,7 +120,7 @@ def bind_pairs(
     """Write the tokens of the pairs of each split, and log what was cut or left out.
 
     A pair is left out whole. If the loss reads mismatched sides, each pair has a third one: its
-    prompt with an answer to the next other prompt, the chosen one of a pair. DatasetError names a
+    prompt with the answers to the next other prompt, one for each of its own. DatasetError names a
     split that has no pair, and a labelled answer of which the loss says nothing.
     """
     rows: list[dict[str, object]] = []
@@ -243,19 +243,29 @@ def _rows(split: str, kept: Sequence[tuple[int, PairSides]]) -> Iterator[dict[st
 def _mismatched_rows(
     split: str, kept: Sequence[tuple[int, PairSides]], most: int
 ) -> Iterator[dict[str, object]]:
-    """Yield each prompt with an answer to the next other one; DatasetError if all are the same."""
-    split_at = [_split_at_answer((sides.chosen or sides.rejected)[0]) for _, sides in kept]
-    if all(prompt == split_at[0][0] for prompt, _ in split_at):
+    """Yield each prompt with answers to the next other one; DatasetError if all are the same.
+
+    A pair has two, that of each side, so that what is good and what is bad count alike; to a
+    labelled answer that lacks a side, its only one.
+    """
+    split_at = [
+        {name: _split_at_answer(side[0]) for name, side in sides.given().items()}
+        for _, sides in kept
+    ]
+    prompts = [next(iter(sides.values()))[0] for sides in split_at]
+    if all(prompt == prompts[0] for prompt in prompts):
         raise DatasetError(
             f"the pairs of the split {split} have one prompt, and this loss compares its answers "
             "with those to others; give pairs of 2 prompts or more"
         )
-    for place, ((number, _), (prompt, _)) in enumerate(zip(kept, split_at, strict=True)):
-        following = chain(split_at[place:], split_at[:place])
-        answer = next(answer for other, answer in following if other != prompt)
-        tokens = [*prompt.tokens, *answer.tokens][:most]
-        weights = [*prompt.weights, *answer.weights][:most]
-        yield _row(split, number, MISMATCHED, 0, WeightedTokens(tokens, weights))
+    for place, ((number, sides), prompt) in enumerate(zip(kept, prompts, strict=True)):
+        following = chain(range(place, len(kept)), range(place))
+        others = split_at[next(at for at in following if prompts[at] != prompt)]
+        for part, name in enumerate(sides.given()):
+            _, answer = others.get(name) or next(iter(others.values()))
+            tokens = [*prompt.tokens, *answer.tokens][:most]
+            weights = [*prompt.weights, *answer.weights][:most]
+            yield _row(split, number, MISMATCHED, part, WeightedTokens(tokens, weights))
 
 
 def _split_at_answer(sequence: WeightedTokens) -> tuple[WeightedTokens, WeightedTokens]:

@@ -14,10 +14,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from adapters.tinker.token_texts import find_token_texts
+from tasks.evaluations import Gain, find_reward_gain
 from tasks.recording.views import open_views
 from tasks.reports import plots
 from tasks.reports.before_after import BeforeAndAfter, find_before_and_after
-from tasks.reports.curves import HeldOutScore, RunCurves, gain_of, metric_names, read_curves
+from tasks.reports.curves import HeldOutScore, RunCurves, metric_names, read_curves
 from tasks.reports.failures import RecordedFailure, find_failures
 from tasks.reports.marked_rollouts import MarkedRollout, read_marked_rollouts
 from tasks.storage.files import is_written, write_text
@@ -26,7 +27,7 @@ from tasks.storage.manifest import Manifest, ancestors, differences, read_manife
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.stages import chosen_runs, result_note, result_table, stage_runs
 from tasks.storage.tables import query_beside
-from tasks.texts.held_out import HeldOutMeasure, describe_measured_gain, read_measure
+from tasks.texts.held_out import HeldOutMeasure, find_measured_gain, read_measure
 from tasks.texts.source import Texts, describe_counts
 
 SPENDING = query_beside(str(Path(__file__).with_name("spending")))
@@ -113,8 +114,13 @@ class ReportedRun:
     @property
     def gain(self) -> str:
         """Gain of the held-out reward, sampled, or of what else is measured, with its interval."""
-        own = gain_of(self.held_out("sampled")) or gain_of(self.held_out("judged"))
-        return own or describe_measured_gain(self.measured)
+        scores = self.held_out("sampled") or self.held_out("judged")
+        found: Gain | None = None
+        if len(scores) > 1:
+            found = find_reward_gain(self.folder, scores[0].step, scores[-1].step)
+        elif len(self.measured) > 1:
+            found = find_measured_gain(self.measured[0], self.measured[-1])
+        return "" if found is None else str(found)
 
     @property
     def trained_on(self) -> list[float]:

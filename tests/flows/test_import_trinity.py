@@ -149,6 +149,29 @@ def test_each_algorithm_of_trinity_is_imported(name: str, offset: int) -> None:
     expected = "ppo" if loss in ("ppo", *EXPERTS) and offset == 0 else LOSSES[loss].row
     assert made.loss == expected
     assert made.kl.coefficient == (0.001 if kl == "k2" else 0.0)
+    if kl == "k2":
+        ours = ("k2", "loss") if loss == "opmd" else ("k1", "advantage")
+        assert (made.kl.estimator, made.kl.placement) == ours, "opmd halves what is in an advantage"
+
+
+@pytest.mark.parametrize(
+    ("name", "estimator", "placement"),
+    [
+        ("k2", "k1", "advantage"),
+        ("corrected_k3", "k1", "advantage"),
+        *((name, name, "loss") for name in ("k3", "low_var_kl", "abs")),
+    ],
+)
+def test_a_kl_in_trinity_s_loss_is_imported_with_its_gradient(
+    name: str, estimator: str, placement: str
+) -> None:
+    made = imported(**algorithm(kl_loss_fn=name, kl_loss_fn_args={"kl_coef": 0.02})).algorithm.kl
+    assert (made.estimator, made.placement, made.coefficient) == (estimator, placement, 0.02)
+    penalized = algorithm(
+        kl_loss_fn="none", kl_penalty_fn="k1", kl_penalty_fn_args={"kl_coef": 0.02}
+    )
+    in_reward = imported(**penalized).algorithm.kl
+    assert (in_reward.estimator, in_reward.placement) == ("k1", "reward")
 
 
 def test_a_distillation_is_imported_with_its_teacher() -> None:
@@ -247,7 +270,11 @@ def test_arguments_of_a_loss_become_its_settings(
         ({"model": {"tinker": {"enable": False}}}, "all weights are trained"),
         ({"model": {"top_p": 0.9}}, "model.top_p 0.9 cuts the distribution"),
         ({"buffer": {"train_batch_size": 96}}, "train_batch_size leaves 96 rollouts a step"),
-        (algorithm(kl_loss_fn="k3"), "kl_loss_fn k3 has no counterpart"),
+        (algorithm(kl_loss_fn="k1"), "kl_loss_fn k1 has no gradient that keeps .*; give k2"),
+        *(
+            (algorithm(kl_loss_fn="none", kl_penalty_fn=name), f"penalty_fn {name} .*; give k1")
+            for name in ("k2", "k3", "low_var_kl", "abs")
+        ),
         (algorithm(kl_loss_fn_args={"adaptive": True}), "kl_loss_fn_args.adaptive"),
         (algorithm(advantage_fn_args={"rank_penalty": 0.2}), "rank_penalty 0.2 has no counter"),
         (algorithm(policy_loss_fn_args={"clip": 0.2}), "has clip, which ppo does not read"),
