@@ -110,8 +110,12 @@ def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: 
     """Call a flow while a Prefect server runs; `explain` says what a stop leaves of it."""
     check_prefect()
     with explaining(explain), start_server() as wait_for_server:
+        from rich.console import Console
+
+        from flows.cli.progress_bar import logs_printed_to
+
         wait_for_server()
-        with explain_absence(lambda: "repeat the command"):
+        with logs_printed_to(Console(stderr=True)), explain_absence(lambda: "repeat the command"):
             return flow(**parameters)
 
 

@@ -39,7 +39,7 @@ def show_progress(runs: Mapping[RunFolder, int]) -> Iterator[None]:
     """
     console = Console(stderr=True)
     shown = _bars(runs, console) if console.is_terminal else _lines(runs, console)
-    with shown as look, _handlers_print_to(console):
+    with shown as look, logs_printed_to(console):
         over = Event()
         thread = Thread(target=_repeat, args=(look, over), daemon=True)
         thread.start()
@@ -153,11 +153,15 @@ class _Prose(Console):
 
 
 @contextmanager
-def _handlers_print_to(console: Console) -> Iterator[None]:
-    """Have Prefect's handlers print warnings above what is live in the console."""
+def logs_printed_to(console: Console) -> Iterator[None]:
+    """Have Prefect's handlers print above what is live in the console, as prose and as text.
+
+    What is printed so already, as above the bars of stages, stays there.
+    """
     loggers = [logging.getLogger(), *map(logging.getLogger, logging.Logger.manager.loggerDict)]
     handlers = {handler for logger in loggers for handler in logger.handlers}
-    printing = [one for one in handlers if isinstance(one, PrefectConsoleHandler)]
+    found = [one for one in handlers if isinstance(one, PrefectConsoleHandler)]
+    printing = [one for one in found if not isinstance(one.console, _Prose)]
     before = [handler.console for handler in printing]
     for handler in printing:
         handler.console = _Prose(console)

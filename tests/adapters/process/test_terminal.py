@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.process.terminal import break_lines, hanging, on_one_line, say, show, visible
+from adapters.process.terminal import (
+    break_lines,
+    hanging,
+    on_one_line,
+    say,
+    show,
+    visible,
+    write_data,
+)
 from tasks.reports.tables import aligned, fitted, markdown_table
 
 COMMAND = '`ratchet sql --run hello-1 "select rollout_id from rollouts where reward is null"`'
@@ -107,3 +115,16 @@ def test_a_control_is_written_as_python_does() -> None:
 def test_only_the_first_line_of_what_hangs_begins_at_the_margin() -> None:
     assert hanging("error  a\n\nb\n c", 2) == "error  a\n\n  b\n   c"
     assert hanging("") == ""
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "written"), [(True, b"a,\\x1b[2J\n"), (False, b"a,\x1b[2J\n")]
+)
+def test_data_is_exact_for_a_program_and_text_in_a_terminal(
+    is_terminal: bool, written: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    monkeypatch.setattr("sys.stdout", stream)
+    write_data(b"a,\x1b[2J\n")
+    assert stream.buffer.getvalue() == written
