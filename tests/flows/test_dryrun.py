@@ -11,6 +11,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from typer.testing import CliRunner
 
+from adapters.process.terminal import hanging
 from flows.cli.commands import app
 from flows.dry_runs import OfflineError, shrink, take_offline
 from tasks.algorithm.advantages import CreditAssignment
