@@ -38,7 +38,7 @@ UserError               an error that its user can mend
     UnreadableText      a text that a teacher cannot read before a conversation
     ProbeError          rebuilt weights that are not the recorded ones
     ShapingError        a query of algorithm.rewards
-    StepStopped         a step of which too few rollouts have a reward
+    StepStopped         a step or an evaluation of which too few rollouts have a reward
     FetchFailed         a model that could not be fetched
     PassingError        an error that may pass: the same work may succeed later
         ClusterFailed   a cluster that has lost a batch

@@ -23,6 +23,7 @@ from adapters.door.recorded_backend import RecordedBackend
 from adapters.errors import UserError, counted
 from adapters.harness.debugger.alone import play_alone
 from adapters.player_protocol import Outcome, PlaySettings
+from adapters.process.terminal import show
 from adapters.rendering.chat import Chat
 from adapters.rewards import Reward
 from adapters.tinker.bases import name_for_clients
@@ -164,9 +165,9 @@ def _show(error: Exception | None, backends: Sequence[RecordedBackend]) -> None:
     """
     differing = [one for one in backends if one.difference]
     if error is not None and all(one.onward for one in differing):
-        traceback.print_exception(error)
+        show("".join(traceback.format_exception(error)).rstrip("\n"), sys.stderr)
     for one in differing:
-        sys.stderr.write(f"{one.difference}\n")
+        show(f"{one.difference}", sys.stderr)
 
 
 def _always(answer: Answer) -> Backend:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from adapters.errors import UserError
-from adapters.process.terminal import say
+from adapters.process.terminal import say, show, write_data
 from flows.cli import comparing, inspect_runs, sweeping, use_checkpoints
 from flows.cli.command_line import (
     Overrides,
@@ -180,10 +180,10 @@ def evaluate(
     evaluated = call_flow(
         flow, lambda: said, recipe=recipe, run=run, checkpoint=checkpoint, model=model
     )
-    print(scores_table(evaluated.scores))
-    print(f"\nnumbers {evaluated.file}")
+    show(scores_table(evaluated.scores))
+    show(f"\nnumbers {evaluated.file}")
     for games in evaluated.games.values():
-        print(f"games   {games}")
+        show(f"games   {games}")
 
 
 @app.command()
@@ -247,7 +247,7 @@ def init(
     from flows.cli.new_project import KINDS, write_project
 
     for path in write_project(folder, kind):
-        print(path)
+        show(str(path))
     of_kind, place = KINDS[kind], folder.resolve()
     if of_kind.agent_is:
         say(f"`ratchet dryrun {of_kind.name}` in {place} plays the agent")
@@ -294,8 +294,8 @@ def deploy(
     file, plain = (None, None) if name is None else find_deployment(name)
     from flows.server.deployments import deploy_files
 
-    print("deploying, which takes about half a minute", file=sys.stderr)
-    print(deploy_files([file] if file else project_files(), plain))
+    say("deploying, which takes about half a minute", sys.stderr)
+    show(deploy_files([file] if file else project_files(), plain))
 
 
 @app.command()
@@ -321,7 +321,7 @@ def trinity(
 
     text = import_trinity(file.name, file.read(), set_ or [])
     if out is None:
-        print(text, end="")
+        write_data(text.encode())
         return
     say(f"{write_text(out, text)} is a recipe: `ratchet train {out}` trains it")
 
@@ -335,7 +335,7 @@ def keys(
     """List every key of a recipe, for --set."""
     from flows.recipe.loading import recipe_options
 
-    print(recipe_options(flow))
+    show(recipe_options(flow))
 
 
 @app.command(context_settings=PASSED_ON, add_help_option=False)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from adapters.errors import UserError, did_you_mean
-from adapters.process.terminal import say, terminal_width
+from adapters.process.terminal import say, show, terminal_width, write_data
 from tasks.storage.files import check_output
 from tasks.storage.run_folder import RunFolder, folder_of
 
@@ -36,7 +36,7 @@ def runs() -> None:
     from tasks.reports.board.run_list import runs_table
 
     table, _, below = runs_table(terminal_width()).partition("\n\n")
-    print(table)
+    show(table)
     if below:
         say(f"\n{below}")
 
@@ -101,7 +101,7 @@ def report(
     folders = [folder_of(name) for name in runs]
     out = out or (folders[0].report if len(folders) == 1 else runs_root() / "report.html")
     check_output(out, "another file as --out")
-    print(write_report(folders, out))
+    show(str(write_report(folders, out)))
 
 
 @app.command()
@@ -114,7 +114,7 @@ def board(
     from flows.server.board import serve_board
 
     with serve_board(port) as address:
-        print(address, flush=True)
+        show(address)
         Event().wait()  # until a signal
 
 
@@ -149,8 +149,7 @@ def sql(
     if out is not None:
         write_bytes(out, rows)
         return
-    sys.stdout.buffer.write(rows)
-    sys.stdout.flush()
+    write_data(rows)
 
 
 @app.command()

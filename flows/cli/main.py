@@ -1,11 +1,12 @@
 """The program `ratchet`: its commands, whose errors are sentences and which a signal ends."""
 
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from adapters.errors import UserError
-from adapters.process.terminal import say
+from adapters.process.terminal import say, show
 from flows.cli.signals import ending_by_signals, leaving_at_once
 
 
@@ -19,8 +20,14 @@ def plain_errors() -> Iterator[None]:
         raise SystemExit(error.status) from None
 
 
+def show_trace(_: type[BaseException], error: BaseException, __: object) -> None:
+    """Print an error's stack trace, as Python does, without what a terminal would obey."""
+    show("".join(traceback.format_exception(error)).rstrip("\n"), sys.stderr)
+
+
 def main() -> None:
     """Run the console script `ratchet`."""
+    sys.excepthook = show_trace
     with leaving_at_once(), plain_errors(), ending_by_signals():
         from flows.cli.commands import app  # takes a while, in which a signal may come
 

@@ -87,7 +87,6 @@ SAMPLING = ("max_tokens", "temperature", "top_p", "top_k")
 JSON = ("messages", "reply", "tools", "attributes")
 TIMES = ("started", "ended")
 
-REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 SECRET = re.compile(r"api[-_]?key|secret|password|authorization|credential|access[-_]token", re.I)
 
@@ -370,8 +369,3 @@ def _order(span: Span) -> tuple[Any, ...]:
 def _json_as_text(span: Span) -> Span:
     texts = {k: json.dumps(span[k], ensure_ascii=False) for k in JSON if span.get(k) is not None}
     return span | texts
-
-
-def printable(text: str) -> str:
-    """Return a text that others wrote without what a terminal would obey; lines stay lines."""
-    return "".join(one if one.isprintable() or one == "\n" else REPLACED for one in text)
