@@ -71,7 +71,7 @@ class KeptCalls:
         length = next((length for length in lengths if history[length] in self._answered), 0)
         if length:
             known = self._answered[history[length]]
-            rest = [*messages[length:], *extra]
+            rest = [*self._chat.name_calls(messages)[length:], *extra]
             token_ids = self._chat.extend(
                 known.prompt_token_ids, known.response_token_ids, rest, tools
             )
