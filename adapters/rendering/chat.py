@@ -141,7 +141,9 @@ class Chat:
             return self._writer.write(said, tools, ask=ask)
 
         prompt = write(messages, True)
-        asked = AskedAnswer(messages, answer, prompt, write, self.text, self.encode_text)
+        asked = AskedAnswer(
+            messages, answer, prompt, write, self.text, self.encode, self.encode_text
+        )
         lost = None
         for tokens in write_answer(asked):
             end = next((at for at, token in enumerate(tokens) if token in self.stop_tokens), None)
@@ -213,6 +215,17 @@ class Chat:
     def name_calls(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return messages with the ids that the format needs to name their calls, if it does."""
         return self._writer.name_calls(messages)
+
+    def count_lost_thoughts(self, messages: Sequence[Message], tokens: Sequence[int]) -> int:
+        """Count the messages whose reasoning is not in the tokens that were rendered of them."""
+        thinking = [{**message, "content": ""} for message in messages if split_thought(message)[0]]
+        if not thinking:
+            return 0
+        text = self.text(tokens)
+        return sum(
+            find_lost([cast(Message, one)], text, self._respell, reasoning=True) is not None
+            for one in thinking
+        )
 
     def spells_marks(self, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
         """Tell whether a text of messages or tools spells a control token."""

@@ -149,7 +149,9 @@ class Writer:
                 return []
 
         written, own = probe_marks(write)
-        return Marks(self._tokenizer, {*written, *self.renderer.get_stop_token_ids()}, own)
+        stops = {*self.renderer.get_stop_token_ids()}
+        known = {one for one in vars(self.renderer).values() if type(one) is int}
+        return Marks(self._tokenizer, written | stops | known, own - stops)
 
 
 def create(tokenizer: object, renderer: str, thinking: bool | None) -> Renderer:
