@@ -1,4 +1,4 @@
-"""What a client asks of an answer beside its text: the instructions that the model is shown for it.
+"""What a client asks of an answer beside its text: the instruction that the model is shown for it.
 
 An answer is never altered: one of another format is returned and recorded as it is.
 """
@@ -8,14 +8,13 @@ import json
 from adapters.calls import Choice, JsonObject, Message, Request
 
 
-def format_instructions(request: Request) -> list[Message]:
-    """Return the instruction that the model is shown after the messages, if there is one.
+def instruction_of(request: Request) -> str:
+    """Return the instruction that the model is shown after the messages, empty if there is none.
 
     It comes last since it concerns one answer only: a conversation continues from its own tokens
     whatever format its next answer has.
     """
-    said = " ".join([*_tool_instructions(request), *_format_instruction(request)])
-    return [{"role": "system", "content": said}] if said else []
+    return " ".join([*_tool_instructions(request), *_format_instruction(request)])
 
 
 def choice_outcome(choice: Choice, message: Message) -> JsonObject:

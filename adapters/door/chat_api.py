@@ -13,7 +13,7 @@ from adapters.calls import Completion, Refused
 from adapters.calls import Request as ChatRequest
 from adapters.dialects import anthropic_messages, openai_chat, openapi
 from adapters.dialects.request_body import parse_json, read_body
-from adapters.dialects.structured import format_instructions
+from adapters.dialects.structured import instruction_of
 from adapters.dialects.table import (
     DIALECTS,
     dialect_of,
@@ -26,6 +26,7 @@ from adapters.door.format_checks import FormatChecks
 from adapters.network.addresses import Listener
 from adapters.network.app_server import ANY_PORT, AppServer
 from adapters.rendering.chat import Chat
+from adapters.rendering.instructions import render_told
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class ChatApi(ABC):
         """Count the tokens of a prompt that is rendered whole, for Anthropic's clients."""
         self.find_model(request)
         asked = anthropic_messages.read(parse_json(await read_body(request)))
-        prompt = self.chat.render([*asked.messages, *format_instructions(asked)], asked.tools)
+        prompt = render_told(self.chat, asked.messages, asked.tools, instruction_of(asked))
         return JSONResponse({"input_tokens": len(prompt)})
 
     async def _models(self, request: Request) -> Response:

@@ -13,6 +13,7 @@ from typing import Literal
 
 from adapters.calls import Completion, JsonObject, Message, Tool
 from adapters.rendering.chat import Chat
+from adapters.rendering.instructions import extend_told, render_told
 
 How = Literal["messages", "text", "new", "unknown", "tools", "ended", "unbridged"]
 """How the tokens of an earlier call were found for a prompt, or why there are none."""
@@ -56,28 +57,24 @@ class KeptCalls:
         self._asked: dict[bytes, list[KnownCall]] = {}
         self._with_any_tools: set[bytes] = set()
 
-    def prompt(
-        self, messages: Sequence[Message], tools: Sequence[Tool], extra: Sequence[Message] = ()
-    ) -> Prompt:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool], said: str = "") -> Prompt:
         """Build the prompt for `messages`, with the sampled tokens of the longest known history.
 
-        `extra` are messages that follow them in this prompt and those that continue it. An answer
-        is not found by them, since the client does not repeat them.
+        `said` is an instruction behind them in this prompt and those that continue it. An answer
+        is not found by it, since the client does not repeat it.
         """
         if not any(message["role"] == "assistant" for message in messages):
-            return Prompt(self._chat.render([*messages, *extra], tools), 0, None, "new")
+            return Prompt(render_told(self._chat, messages, tools, said), 0, None, "new")
         history = chain(messages, tools)
         lengths = range(len(messages) - 1, 0, -1)
         length = next((length for length in lengths if history[length] in self._answered), 0)
         if length:
             known = self._answered[history[length]]
-            rest = [*messages[length:], *extra]
-            token_ids = self._chat.extend(
-                known.prompt_token_ids, known.response_token_ids, rest, tools
-            )
+            pair = known.prompt_token_ids, known.response_token_ids
+            token_ids = extend_told(self._chat, pair, messages[length:], tools, said)
             if token_ids is not None:
                 return Prompt(token_ids, len(known), known.number, "messages")
-        plain = self._chat.render([*messages, *extra], tools)
+        plain = render_told(self._chat, messages, tools, said)
         return self._by_text(messages, tools, history, plain, "unbridged" if length else "unknown")
 
     def remember(self, completion: Completion) -> None:

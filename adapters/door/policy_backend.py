@@ -9,7 +9,7 @@ import tinker
 from tinker import ModelInput, SamplingParams
 
 from adapters.calls import Begun, CallId, Completion, Message, Policy, Refused, Request, Sampling
-from adapters.dialects.structured import format_instructions
+from adapters.dialects.structured import instruction_of
 from adapters.door.call_sequence import SAMPLER_FORBIDDEN, SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
 from adapters.door.kept_calls import Prompt
 from adapters.door.memory import Memory, request_sha
@@ -48,8 +48,8 @@ class PolicyBackend:
         again = memory.recall(call, request, sha, self.policy.version)
         if again is not None:
             return again
-        instructions = format_instructions(request)
-        prompt = memory.kept.prompt(request.messages, request.tools, instructions)
+        instruction = instruction_of(request)
+        prompt = memory.kept.prompt(request.messages, request.tools, instruction)
         seed = call.seed(self.run_seed)
         params = self._sampling_params(request, seed, len(prompt.token_ids))
         self.chat.tell_of_noise(len(prompt.token_ids))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from adapters.calls import Message, Refused, Request, Sampling
 from adapters.dialects import anthropic_messages, openai_chat, openai_responses
-from adapters.dialects.structured import choice_outcome, format_instructions
+from adapters.dialects.structured import choice_outcome, instruction_of
 from adapters.dialects.table import DIALECTS, Dialect
 from adapters.door.format_checks import find_error
 from adapters.door.kept_calls import KeptCalls
@@ -61,7 +61,7 @@ def test_any_body_becomes_a_prompt_or_is_refused(dialect: Dialect, body: Any, sa
         assert request.status == 400
         assert "message" in json.dumps(dialect.write_error(request))
         return
-    prompt = KeptCalls(CHAT).prompt(request.messages, request.tools, format_instructions(request))
+    prompt = KeptCalls(CHAT).prompt(request.messages, request.tools, instruction_of(request))
     assert prompt.token_ids
     assert request_sha(request, Sampling(9, 1.0, 1.0, -1))
     answered: Message = {"role": "assistant", "content": said}
