@@ -181,6 +181,11 @@ class Request:
         """The permission to call tools; without it, a tool call in the answer is plain text."""
         return bool(self.tools) and self.choice.mode != "none"
 
+    @property
+    def characters(self) -> int:
+        """The length of the messages and tools, by which the time to render them grows."""
+        return len(repr((self.messages, self.tools)))
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:

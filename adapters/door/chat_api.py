@@ -1,8 +1,9 @@
 """An OpenAI-compatible HTTP endpoint for a chat model, in every dialect that clients speak."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Self
 
@@ -16,6 +17,7 @@ from adapters.dialects.request_body import parse_json, read_body
 from adapters.dialects.structured import instruction_of
 from adapters.dialects.table import (
     DIALECTS,
+    Dialect,
     dialect_of,
     write_failure,
     write_refusal,
@@ -25,19 +27,23 @@ from adapters.door.call_sequence import RequestMeta
 from adapters.door.format_checks import FormatChecks
 from adapters.network.addresses import Listener
 from adapters.network.app_server import ANY_PORT, AppServer
+from adapters.process.aside import run_aside
 from adapters.rendering.chat import Chat
 from adapters.rendering.instructions import render_told
+from adapters.rendering.lengths import check_length
 
 
 @dataclass(frozen=True)
 class ServedModel:
     """A model as its clients reach it, which answers a request as often as the request asks.
 
-    `answer` raises Refused for a call that gets no answer.
+    `answer` raises Refused for a call that gets no answer. Requests of one `order` are read one
+    after the other, as they come: a long one is not overtaken by those behind it.
     """
 
     name: str
     answer: Callable[[ChatRequest, RequestMeta], Awaitable[list[Completion]]]
+    order: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class ChatApi(ABC):
@@ -88,7 +94,8 @@ class ChatApi(ABC):
         """Answer a call in its client's dialect, or raise Refused."""
         model = self.find_model(request)
         body, dialect = await read_body(request), dialect_of(request)
-        asked = dialect.read(parse_json(body))
+        async with model.order:
+            asked = await run_aside(len(body), _read, dialect, body)
         await self.formats.check_schema(asked.format)
         retry = read_number(request.headers.get("x-stainless-retry-count", ""))
         meta = RequestMeta(sha256(body).digest(), retry, request.is_disconnected)
@@ -97,8 +104,11 @@ class ChatApi(ABC):
     async def _count(self, request: Request) -> Response:
         """Count the tokens of a prompt that is rendered whole, for Anthropic's clients."""
         self.find_model(request)
-        asked = anthropic_messages.read(parse_json(await read_body(request)))
-        prompt = render_told(self.chat, asked.messages, asked.tools, instruction_of(asked))
+        body = await read_body(request)
+        asked = await run_aside(len(body), _read, anthropic_messages, body)
+        check_length(self.chat, asked.messages)
+        told = asked.messages, asked.tools, instruction_of(asked)
+        prompt = await run_aside(asked.characters, render_told, self.chat, *told)
         return JSONResponse({"input_tokens": len(prompt)})
 
     async def _models(self, request: Request) -> Response:
@@ -120,6 +130,10 @@ class ChatApi(ABC):
             f"There is no {route} here: only {paths}, GET …/v1/models and GET …/v1{openapi.PATH}."
         )
         return await write_refusal(request, Refused(404, text, code="unknown_url"))
+
+
+def _read(dialect: Dialect, body: bytes) -> ChatRequest:
+    return dialect.read(parse_json(body))
 
 
 def read_number(text: str) -> int | None:

@@ -130,7 +130,7 @@ class Door(ChatApi):
             with attempt.waiting():
                 return await calls.answer_all(asked, meta, answer)
 
-        return ServedModel(role, answer_all)
+        return ServedModel(role, answer_all, calls.order)
 
     async def answer(self, request: Request) -> Response:
         """Answer a call, and record a refused one with its attempt, if that is being played."""

@@ -14,7 +14,9 @@ from adapters.door.call_sequence import SAMPLER_FORBIDDEN, SAMPLER_REFUSED, SAMP
 from adapters.door.kept_calls import Prompt
 from adapters.door.memory import Memory, request_sha
 from adapters.errors import EngineDied
+from adapters.process.aside import run_aside
 from adapters.rendering.chat import Chat
+from adapters.rendering.lengths import check_length, too_long
 
 EMPTY_ANSWER = " ?"
 """The text sent for an empty answer: several clients crash on one, or ask again without end."""
@@ -44,12 +46,13 @@ class PolicyBackend:
 
     async def answer(self, request: Request, call: CallId, memory: Memory) -> Completion:
         """Return the policy's completion; the caller records it and adds it to the kept calls."""
+        check_length(self.chat, request.messages)
         started, sha = datetime.now(UTC), request_sha(request, self.sampling)
         again = memory.recall(call, request, sha, self.policy.version)
         if again is not None:
             return again
-        instruction = instruction_of(request)
-        prompt = memory.kept.prompt(request.messages, request.tools, instruction)
+        asked = request.messages, request.tools, instruction_of(request)
+        prompt = await run_aside(request.characters, memory.kept.prompt, *asked)
         seed = call.seed(self.run_seed)
         params = self._sampling_params(request, seed, len(prompt.token_ids))
         self.chat.tell_of_noise(len(prompt.token_ids))
@@ -95,13 +98,7 @@ class PolicyBackend:
         if context is None:
             return wanted
         if prompt_tokens >= context:
-            raise Refused(
-                400,
-                f"This model's maximum context length is {context} tokens, and the messages have "
-                f"{prompt_tokens} tokens. Please reduce the length of the messages.",
-                code="context_length_exceeded",
-                param="messages",
-            )
+            raise too_long(context, f"{prompt_tokens} tokens")
         return min(wanted, context - prompt_tokens)
 
 
