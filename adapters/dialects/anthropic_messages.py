@@ -1,7 +1,7 @@
 """Anthropic's messages: bodies read as requests, completions written as answers or streams."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from adapters.calls import (
     Choice,
@@ -15,6 +15,7 @@ from adapters.calls import (
     ToolCall,
     ToolFunction,
 )
+from adapters.dialects.field_rules import Api, check_fields
 from adapters.dialects.fields import (
     RETURN_TOKEN_IDS,
     Fields,
@@ -42,14 +43,16 @@ KINDS = {
 }
 
 
-def read(body: object) -> Request:
+def read(body: object, passed: Collection[str] = ()) -> Request:
+    """Read a body; `passed` are fields that the model takes although no policy does."""
     sent, model = check_body(body)
     sent.check_ranges({"temperature": (0, 2), "top_p": (0, 1)})
+    sent.check_top_k()
     streams, asks_token_ids = sent.read("stream", bool), sent.read(RETURN_TOKEN_IDS, bool)
     if streams and asks_token_ids:
         raise bad_field(RETURN_TOKEN_IDS, "is set in a stream; ask for token ids without stream.")
     tools = [_read_tool(tool, path) for tool, path in sent.read_list("tools")]
-    return Request(
+    request = Request(
         model=model,
         messages=[*_read_system(sent), *_read_messages(sent)],
         tools=tools,
@@ -59,6 +62,8 @@ def read(body: object) -> Request:
         format=_read_format(sent),
         choice=_read_choice(sent, tools),
     )
+    check_fields(sent, Api.MESSAGES, passed)
+    return request
 
 
 def answer(completion: Completion, chat: Chat) -> JsonObject:

@@ -94,6 +94,12 @@ class Fields(dict[str, object]):
                 problem = f"is {value}; it must be from {least} to {most}."
                 raise bad_field(self.path_of(name), problem)
 
+    def check_top_k(self) -> None:
+        value = self.read("top_k", int)
+        if value is not None and value < -1:
+            problem = f"is {value}; it must be the number of the likeliest tokens, or -1 for all."
+            raise bad_field(self.path_of("top_k"), problem)
+
     def without(self, *names: str) -> JsonObject:
         return {name: value for name, value in self.items() if name not in names}
 

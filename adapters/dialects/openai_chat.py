@@ -1,9 +1,10 @@
 """OpenAI's chat completions: bodies read as requests, completions written as answers or chunks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import cast
 
 from adapters.calls import Completion, JsonObject, Message, Request, Tool, ToolCall
+from adapters.dialects.field_rules import Api, check_fields
 from adapters.dialects.fields import (
     RETURN_TOKEN_IDS,
     Fields,
@@ -32,11 +33,12 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_ANSWERS = 8
 
 
-def read(body: object) -> Request:
+def read(body: object, passed: Collection[str] = ()) -> Request:
+    """Read a body; `passed` are fields that the model takes although no policy does."""
     sent, model = check_body(body)
     _check_fields(sent)
     tools = [_read_tool(tool, path) for tool, path in sent.read_list("tools")]
-    return Request(
+    request = Request(
         model=model,
         messages=_read_messages(sent),
         tools=tools,
@@ -47,6 +49,8 @@ def read(body: object) -> Request:
         choice=read_choice(sent, tools),
         answers=_count_answers(sent),
     )
+    check_fields(sent, Api.CHAT, passed)
+    return request
 
 
 def answer(completion: Completion, chat: Chat, *others: Completion) -> JsonObject:
@@ -143,11 +147,6 @@ def _check_fields(sent: Fields) -> None:
     sent.read(RETURN_TOKEN_IDS, bool)
     sent.read("logprobs", bool)
     sent.read("stream_options", dict)
-    for name in ("functions", "function_call"):
-        if sent.get(name):
-            raise bad_field(name, "is the old form of tools and is not read here; send tools.")
-    if "audio" in (sent.read("modalities", list) or ()):
-        raise bad_field("modalities", "asks for audio; this endpoint answers in text.")
 
 
 def _count_answers(sent: Fields) -> int:

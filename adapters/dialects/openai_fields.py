@@ -16,15 +16,13 @@ NUMBERS: dict[str, tuple[float, float]] = {
 
 
 def check_sampling(sent: Fields) -> None:
-    """Refuse fields of a wrong type, and `top_logprobs`, which no sampler here can answer."""
+    """Refuse fields of a wrong type."""
     sent.check_ranges(NUMBERS)
+    sent.check_top_k()
     sent.read("seed", int)
     sent.read("stream", bool)
     sent.read("parallel_tool_calls", bool)
-    alternatives = sent.read("top_logprobs", int)
-    if alternatives:
-        problem = f"is {alternatives}; only the log-probability of the sampled token is known here"
-        raise bad_field("top_logprobs", f"{problem}, so leave it out.")
+    sent.read("top_logprobs", int)
 
 
 def read_choice(sent: Fields, tools: Sequence[Tool]) -> Choice:

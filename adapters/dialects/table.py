@@ -15,13 +15,14 @@ from adapters.rendering.chat import Chat
 class Dialect(Protocol):
     """A dialect's functions.
 
-    `read` reads a parsed body, and raises Refused for one that it cannot honour. `answer` writes
+    `read` reads a parsed body, and raises Refused for one that it cannot honour, whose fields the
+    model does not take either. `answer` writes
     the body of an answer from its completions, as many as the request's `answers`, with the token
     ids, if asked for, where vLLM has them. `stream` writes the same answer as the lines of a
     stream, and `write_error` the body of a refusal.
     """
 
-    read: Callable[[object], Request]
+    read: Callable[..., Request]
     answer: Callable[..., JsonObject]
     stream: Callable[..., Iterator[str]]
     write_error: Callable[[Refused], JsonObject]

@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Self
@@ -44,6 +44,8 @@ class ServedModel:
     name: str
     answer: Callable[[ChatRequest, RequestMeta], Awaitable[list[Completion]]]
     order: asyncio.Lock = field(default_factory=asyncio.Lock)
+    passed: Collection[str] = ()
+    """Fields that this model takes, and no policy does."""
 
 
 class ChatApi(ABC):
@@ -95,7 +97,7 @@ class ChatApi(ABC):
         model = self.find_model(request)
         body, dialect = await read_body(request), dialect_of(request)
         async with model.order:
-            asked = await run_aside(len(body), _read, dialect, body)
+            asked = await run_aside(len(body), _read, dialect, body, model.passed)
         await self.formats.check_schema(asked.format)
         retry = read_number(request.headers.get("x-stainless-retry-count", ""))
         meta = RequestMeta(sha256(body).digest(), retry, request.is_disconnected)
@@ -105,7 +107,7 @@ class ChatApi(ABC):
         """Count the tokens of a prompt that is rendered whole, for Anthropic's clients."""
         self.find_model(request)
         body = await read_body(request)
-        asked = await run_aside(len(body), _read, anthropic_messages, body)
+        asked = await run_aside(len(body), _read, anthropic_messages, body, ())
         check_length(self.chat, asked.messages)
         told = asked.messages, asked.tools, instruction_of(asked)
         prompt = await run_aside(asked.characters, render_told, self.chat, *told)
@@ -132,8 +134,8 @@ class ChatApi(ABC):
         return await write_refusal(request, Refused(404, text, code="unknown_url"))
 
 
-def _read(dialect: Dialect, body: bytes) -> ChatRequest:
-    return dialect.read(parse_json(body))
+def _read(dialect: Dialect, body: bytes, passed: Collection[str]) -> ChatRequest:
+    return dialect.read(parse_json(body), passed)
 
 
 def read_number(text: str) -> int | None:
