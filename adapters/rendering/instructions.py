@@ -32,7 +32,8 @@ def render_told(
             return token_ids
         rendered.append(token_ids)
     if not rendered:
-        raise refused[-1]
+        chat.render(messages, tools)  # which is refused if the messages themselves are
+        raise refused[0]
     return rendered[0]
 
 

@@ -15,11 +15,11 @@ from tests.support.door.door_batches import bearer
 from tests.support.door.opened_door import ASK, TINY, Opened, opened_batch
 
 SLOW = (
-    "{% for message in messages %}{{ message.role }}: {{ message.content[:9] }}<|im_end|>"
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}<|im_end|>"
     "{% if message.content | length > 9 %}{% for row in range(9) %}{% for one in range(30000) %}"
     "{% endfor %}{% endfor %}{% endif %}{% endfor %}"
 )
-"""A template that takes a long time for a long message, which it cuts."""
+"""A template that takes a long time for a long message."""
 LONG: Any = [{"role": "user", "content": "x" * (SHORT + 1)}]
 
 
@@ -49,7 +49,7 @@ def test_a_text_that_the_context_cannot_hold_is_refused_by_its_length(
 
 
 def test_a_long_prompt_is_rendered_while_others_are_answered() -> None:
-    chat = Chat(AutoTokenizer.from_pretrained(TINY), TEMPLATE + SLOW)
+    chat = Chat(AutoTokenizer.from_pretrained(TINY), TEMPLATE + SLOW, context=10**6)
     with Door(chat, {}, run_seed=7) as door, opened_batch(door) as opened:
         slow, quick = {"model": "m", "messages": LONG}, {"model": "m", "messages": ASK}
         assert asyncio.run(send(opened, slow, quick)) == ["1", "0"]
