@@ -50,7 +50,7 @@ def take_offline(recipe: Recipe) -> Recipe:
             )
     if recipe.model.base.startswith(LOCAL) or is_here(recipe.model.base):
         return recipe
-    tiny = {"base": Model().base, "renderer": Model().renderer}
+    tiny = {"base": Model().base, "renderer": Model().renderer, "thinking": None}
     return recipe.model_copy(update={"model": recipe.model.model_copy(update=tiny)})
 
 

@@ -71,7 +71,8 @@ class KeptCalls:
         if length:
             known = self._answered[history[length]]
             pair = known.prompt_token_ids, known.response_token_ids
-            token_ids = extend_told(self._chat, pair, messages[length:], tools, said)
+            rest = self._chat.name_calls(messages)[length:]
+            token_ids = extend_told(self._chat, pair, rest, tools, said)
             if token_ids is not None:
                 return Prompt(token_ids, len(known), known.number, "messages")
         plain = render_told(self._chat, messages, tools, said)

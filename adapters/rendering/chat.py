@@ -214,6 +214,10 @@ class Chat:
         """Encode a text in which control tokens that are written out stay text."""
         return self._writer.encode_text(text)
 
+    def name_calls(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages with the ids that the format needs to name their calls, if it does."""
+        return self._writer.name_calls(messages)
+
     def spells_marks(self, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
         """Tell whether a text of messages or tools spells a control token."""
         return self._writer.spells_marks(messages, tools)

@@ -20,7 +20,7 @@ Spellings = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Lost:
-    """What a renderer has left out: of which message, and a name for it."""
+    """A part of a message that a renderer has left out, by a name for it."""
 
     message: int
     what: str

@@ -12,7 +12,7 @@ from adapters.calls import Message, Refused, Tool
 from adapters.rendering.chat_template import TemplateRenderer
 from adapters.rendering.fitting import MISFITS, fitting_renderers
 from adapters.rendering.marks import Marks, TextTokenizer, choose_split, spell_marks, split_marks
-from adapters.rendering.probes import probe_marks
+from adapters.rendering.probes import LOOK, named_by_id, probe_marks
 from adapters.rendering.renderer_names import (
     AUTO,
     TEMPLATE,
@@ -34,6 +34,9 @@ RAISED = (
 )
 """What renderers and templates raise for messages that they cannot write."""
 
+CALLED = "functions."
+"""Beginning of an id that names its call, as Kimi's models write them."""
+
 MOST_QUOTED = 160
 """Letters of a renderer's own words that a refusal repeats."""
 
@@ -54,7 +57,7 @@ class Writer:
         Whatever the renderer or template raises refuses the messages.
         """
         try:
-            renderer, said, offered = self._choose(messages, tools)
+            renderer, said, offered = self._choose(self.name_calls(messages), tools)
             return _render(renderer, said, offered, ask)
         except RAISED as error:
             said = str(error) if isinstance(error, ValueError | TemplateError) else repr(error)
@@ -77,6 +80,43 @@ class Writer:
         except RAISED:
             return None
         return None if bridged is None else bridged.token_ids
+
+    def name_calls(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages whose calls are named by their ids, if the format writes no other name.
+
+        Such an id has the call's number in the conversation, as models of that format give it.
+        """
+        if not self._names_by_id:
+            return messages
+        ids: dict[str, str] = {}
+        named: list[Message] = []
+        for message in messages:
+            calls = []
+            for call in message.get("tool_calls", ()):
+                given = call.get("id", "")
+                known = given.startswith(CALLED)
+                own = given if known else f"{CALLED}{call['function']['name']}:{len(ids)}"
+                ids[given or own] = own
+                calls.append({**call, "id": own})
+            answered = message.get("tool_call_id")
+            changed: dict[str, object] = {"tool_calls": calls} if calls else {}
+            if answered in ids:
+                changed["tool_call_id"] = ids[answered]
+            named.append(cast(Message, {**message, **changed}))
+        return named
+
+    @cached_property
+    def _names_by_id(self) -> bool:
+        """The property of a format that writes a call's id in place of its name."""
+        name = LOOK["function"]["name"]
+        try:
+            plain, by_id = (
+                _render(self.renderer, named_by_id(one), [], False)
+                for one in ("1", f"{CALLED}{name}:0")
+            )
+        except RAISED:
+            return False
+        return name not in self._tokenizer.decode(plain) and name in self._tokenizer.decode(by_id)
 
     def spells_marks(self, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
         """Tell whether a text of messages or tools spells a control token."""

@@ -77,7 +77,7 @@ def _tokenize(
     said: Sequence[Said], tools: Sequence[Tool], chat: Chat, trained: Trained
 ) -> list[WeightedTokens]:
     weights = _weigh(said, trained)
-    messages = [one.message for one in said]
+    messages = chat.name_calls([one.message for one in said])
     found: list[WeightedTokens] = []
     prompt, answer, answered = list[int](), list[int](), 0
     for at, message in enumerate(messages):

@@ -12,7 +12,7 @@ from tasks.texts.rules import TEST
 
 OF_TRAINING = ("query", "share")
 """Keys of an origin of texts or pairs that say nothing of those that are held out."""
-TOKENS = ("base", "renderer")
+TOKENS = ("base", "renderer", "thinking")
 """Keys of a model that say of which tokens a text is."""
 
 
