@@ -11,6 +11,7 @@ from adapters.calls import (
     Message,
     Refused,
     Request,
+    Thinking,
     Tool,
     ToolCall,
     ToolFunction,
@@ -25,6 +26,7 @@ from adapters.dialects.fields import (
     check_object,
     check_offered,
     read_text,
+    read_thinking,
     type_of,
     write_token_ids,
 )
@@ -61,6 +63,7 @@ def read(body: object, passed: Collection[str] = ()) -> Request:
         fields=sent.without("messages", "system", "tools", "model"),
         format=_read_format(sent),
         choice=_read_choice(sent, tools),
+        thinking=read_thinking(sent) or _read_thinking(sent),
     )
     check_fields(sent, Api.MESSAGES, passed)
     return request
@@ -185,6 +188,12 @@ def _read_choice(sent: Fields, tools: Sequence[Tool]) -> Choice:
     check_offered(MODES[mode], names, tools)
     single = chosen.read("disable_parallel_tool_use", bool)
     return Choice(MODES[mode], names, parallel=not single)
+
+
+def _read_thinking(sent: Fields) -> Thinking | None:
+    """Read whether thinking is turned off, which a format without a switch may answer too."""
+    kind = sent.read_object("thinking").get("type")
+    return Thinking(on=False) if kind == "disabled" else None
 
 
 def _read_format(sent: Fields) -> Format | None:

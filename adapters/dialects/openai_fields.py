@@ -2,7 +2,16 @@
 
 from collections.abc import Sequence
 
-from adapters.calls import Choice, Completion, Format, JsonObject, Refused, Request, Tool
+from adapters.calls import (
+    Choice,
+    Completion,
+    Format,
+    JsonObject,
+    Refused,
+    Request,
+    Thinking,
+    Tool,
+)
 from adapters.dialects.fields import Fields, bad_field, bad_request, check_offered, type_of
 from adapters.rendering.chat import Chat
 
@@ -55,6 +64,17 @@ def read_format(value: object, path: str) -> Format | None:
         raise bad_request(text, path)
     written = sent.read_object("json_schema") if "json_schema" in sent else sent
     return Format(written.read("schema", dict), written.path_of("schema"))
+
+
+def read_effort(sent: Fields, name: str) -> Thinking | None:
+    """Read how much the model is to think: not at all, or as it does."""
+    effort = sent.get(name)
+    if effort is None:
+        return None
+    if effort != "none":
+        problem = f"is {effort!r}; no such levels are known here, and none turns thinking off."
+        raise bad_field(sent.path_of(name), problem)
+    return Thinking(on=False, where=sent.path_of(name))
 
 
 def write_logprobs(completion: Completion, chat: Chat) -> list[JsonObject]:

@@ -13,12 +13,14 @@ from adapters.dialects.fields import (
     check_body,
     check_object,
     read_text,
+    read_thinking,
     type_of,
     write_token_ids,
 )
 from adapters.dialects.openai_fields import (
     check_sampling,
     read_choice,
+    read_effort,
     read_format,
     write_error,
     write_logprobs,
@@ -62,6 +64,7 @@ def read(body: object, passed: Collection[str] = ()) -> Request:
         fields=sent.without("input", "model"),
         format=read_format(sent.read_object("text").get("format"), "text.format"),
         choice=read_choice(sent, tools),
+        thinking=read_thinking(sent) or read_effort(sent.read_object("reasoning"), "effort"),
     )
     check_fields(sent, Api.RESPONSES, passed)
     return request

@@ -14,7 +14,6 @@ from adapters.calls import Completion, Refused
 from adapters.calls import Request as ChatRequest
 from adapters.dialects import anthropic_messages, openai_chat, openapi
 from adapters.dialects.request_body import parse_json, read_body
-from adapters.dialects.structured import instruction_of
 from adapters.dialects.table import (
     DIALECTS,
     Dialect,
@@ -25,11 +24,11 @@ from adapters.dialects.table import (
 )
 from adapters.door.call_sequence import RequestMeta
 from adapters.door.format_checks import FormatChecks
+from adapters.door.kept_calls import KeptCalls, chat_of
 from adapters.network.addresses import Listener
 from adapters.network.app_server import ANY_PORT, AppServer
 from adapters.process.aside import run_aside
 from adapters.rendering.chat import Chat
-from adapters.rendering.instructions import render_told
 from adapters.rendering.lengths import check_length
 
 
@@ -108,10 +107,10 @@ class ChatApi(ABC):
         self.find_model(request)
         body = await read_body(request)
         asked = await run_aside(len(body), _read, anthropic_messages, body, ())
-        check_length(self.chat, asked.messages)
-        told = asked.messages, asked.tools, instruction_of(asked)
-        prompt = await run_aside(asked.characters, render_told, self.chat, *told)
-        return JSONResponse({"input_tokens": len(prompt)})
+        chat = chat_of(self.chat, asked)
+        check_length(chat, asked.messages)
+        prompt = await run_aside(asked.characters, KeptCalls(chat).prompt_of, asked)
+        return JSONResponse({"input_tokens": len(prompt.token_ids)})
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse(openai_chat.models(self.find_model(request).name))

@@ -59,4 +59,8 @@ def request_sha(request: Request, sampling: Sampling | None = None) -> str:
         if said := instruction_of(request):
             messages.append({"role": "system", "content": said})
     asked = [messages, request.tools, request.max_tokens, request.stop, rest]
+    if request.thinking is not None:
+        asked.append({"thinking": request.thinking.on})
+    if request.continues:
+        asked.append({"continues": True})
     return hashlib.sha256(canonical_json(asked)).hexdigest()

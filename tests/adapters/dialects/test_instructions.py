@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from adapters.calls import Message, Refused, Tool
+from adapters.dialects.structured import render_told
 from adapters.door.kept_calls import KeptCalls
 from adapters.rendering.chat import Chat
-from adapters.rendering.instructions import render_told
 from adapters.rendering.renderer_names import TEMPLATE
 from tests.support.door.answered_call import answered_call
 from tests.support.every_renderer import NAMES, chat_of, tokenizer_of
