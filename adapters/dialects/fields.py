@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from adapters.calls import Completion, JsonObject, Refused, Tool
+from adapters.calls import Completion, JsonObject, Refused, Thinking, Tool
 from adapters.rendering.messages import json_type, read_content
+from adapters.rendering.thinking import SWITCHES
 
 MOST_STOPS = 16
 RETURN_TOKEN_IDS = "return_token_ids"
@@ -94,6 +95,12 @@ class Fields(dict[str, object]):
                 problem = f"is {value}; it must be from {least} to {most}."
                 raise bad_field(self.path_of(name), problem)
 
+    def check_top_k(self) -> None:
+        value = self.read("top_k", int)
+        if value is not None and value < -1:
+            problem = f"is {value}; it must be the number of the likeliest tokens, or -1 for all."
+            raise bad_field(self.path_of("top_k"), problem)
+
     def without(self, *names: str) -> JsonObject:
         return {name: value for name, value in self.items() if name not in names}
 
@@ -135,6 +142,17 @@ def check_offered(mode: str, names: Sequence[str], tools: Sequence[Tool]) -> Non
 def read_text(content: object, path: str, kinds: tuple[str, ...] = ("text",)) -> str:
     """Return the text of a message's content, which may be an array of parts of these kinds."""
     return read_content(content, path, "", kinds)[1]
+
+
+def read_thinking(sent: Fields) -> Thinking | None:
+    """Read the setting of a chat template by which a model thinks or does not, as vLLM has it."""
+    settings = sent.read_object("chat_template_kwargs")
+    for name, value in settings.items():
+        if name not in SWITCHES and value is not None:
+            problem = f"is no setting that is known here; {' and '.join(SWITCHES)} are."
+            raise bad_field(settings.path_of(name), problem)
+    found = [(settings.read(name, bool), settings.path_of(name)) for name in SWITCHES]
+    return next((Thinking(on, where) for on, where in found if on is not None), None)
 
 
 def write_prompt_token_ids(completion: Completion) -> JsonObject:

@@ -1,20 +1,23 @@
 """OpenAI's chat completions: bodies read as requests, completions written as answers or chunks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from adapters.calls import Completion, JsonObject, Message, Request
+from adapters.dialects.field_rules import Api, check_fields
 from adapters.dialects.fields import (
     RETURN_TOKEN_IDS,
     Fields,
     bad_field,
     bad_request,
     check_body,
+    read_thinking,
     write_prompt_token_ids,
     write_response_token_ids,
 )
 from adapters.dialects.openai_fields import (
     check_sampling,
     read_choice,
+    read_effort,
     read_format,
     write_error,
     write_logprobs,
@@ -26,13 +29,16 @@ from adapters.rendering.messages import read_message, read_tool
 __all__ = ["answer", "models", "read", "stream", "write_error"]
 
 MOST_ANSWERS = 8
+EFFORT = "reasoning_effort"
+CONTINUE = "continue_final_message"
 
 
-def read(body: object) -> Request:
+def read(body: object, passed: Collection[str] = ()) -> Request:
+    """Read a body; `passed` are fields that the model takes although no policy does."""
     sent, model = check_body(body)
     _check_fields(sent)
     tools = [read_tool(tool, path) for tool, path in sent.read_list("tools")]
-    return Request(
+    request = Request(
         model=model,
         messages=_read_messages(sent),
         tools=tools,
@@ -42,7 +48,11 @@ def read(body: object) -> Request:
         format=read_format(sent.get("response_format"), "response_format"),
         choice=read_choice(sent, tools),
         answers=_count_answers(sent),
+        thinking=read_thinking(sent) or (None if EFFORT in passed else read_effort(sent, EFFORT)),
+        continues=_continues(sent),
     )
+    check_fields(sent, Api.CHAT, passed)
+    return request
 
 
 def answer(completion: Completion, chat: Chat, *others: Completion) -> JsonObject:
@@ -139,11 +149,20 @@ def _check_fields(sent: Fields) -> None:
     sent.read(RETURN_TOKEN_IDS, bool)
     sent.read("logprobs", bool)
     sent.read("stream_options", dict)
-    for name in ("functions", "function_call"):
-        if sent.get(name):
-            raise bad_field(name, "is the old form of tools and is not read here; send tools.")
-    if "audio" in (sent.read("modalities", list) or ()):
-        raise bad_field("modalities", "asks for audio; this endpoint answers in text.")
+
+
+def _continues(sent: Fields) -> bool:
+    """Read whether the answer goes on with the last message, which vLLM has in two fields."""
+    continues, asks = (sent.read(name, bool) for name in (CONTINUE, "add_generation_prompt"))
+    if continues and asks:
+        raise bad_field(CONTINUE, "is true, and so is add_generation_prompt; give one of them.")
+    if asks is False and not continues:
+        raise bad_field("add_generation_prompt", f"is false; it needs {CONTINUE} to be true.")
+    last, path = sent.read_list("messages")[-1]
+    if continues and (Fields(last).get("role") != "assistant" or Fields(last).get("tool_calls")):
+        problem = f"is true; then {path} must be the assistant's, without tool calls."
+        raise bad_field(CONTINUE, problem)
+    return bool(continues)
 
 
 def _count_answers(sent: Fields) -> int:

@@ -19,8 +19,10 @@ from fastapi import Request, Response
 
 from adapters.calls import POLICY, CallId, Completion, Refused
 from adapters.calls import Request as ChatRequest
+from adapters.clients.litellm import PASSED_ON
 from adapters.dialects.fields import bad_request
 from adapters.dialects.request_body import read_body
+from adapters.dialects.table import refusal_of
 from adapters.door.backends import Backend
 from adapters.door.batches import Attempt, OpenBatch
 from adapters.door.call_sequence import UNRECORDED, RequestMeta
@@ -130,17 +132,20 @@ class Door(ChatApi):
             with attempt.waiting():
                 return await calls.answer_all(asked, meta, answer)
 
-        return ServedModel(role, answer_all)
+        answered_by = batch.sampled_by.roles.get(role, self.roles[role])
+        passed = () if isinstance(answered_by, str) else PASSED_ON
+        return ServedModel(role, answer_all, calls.order, passed)
 
     async def answer(self, request: Request) -> Response:
         """Answer a call, and record a refused one with its attempt, if that is being played."""
         started = datetime.now(UTC)
         try:
             return await super().answer(request)
-        except Refused as refused:
+        except Exception as error:  # a defect is recorded too, with its cause
             with suppress(Refused):
                 batch, attempt = self._find_attempt(request)
-                batch.record_refusal(attempt, request.path_params["role"], refused, started)
+                role, refused = request.path_params["role"], refusal_of(error)
+                batch.record_refusal(attempt, role, refused, started)
             raise
 
     def _find_answer(self, role: str, batch: OpenBatch, attempt: Attempt) -> Answer:

@@ -9,12 +9,13 @@ import tinker
 from tinker import ModelInput, SamplingParams
 
 from adapters.calls import Begun, CallId, Completion, Message, Policy, Refused, Request, Sampling
-from adapters.dialects.structured import format_instructions
 from adapters.door.call_sequence import SAMPLER_FORBIDDEN, SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
-from adapters.door.kept_calls import Prompt
+from adapters.door.kept_calls import Prompt, chat_of
 from adapters.door.memory import Memory, request_sha
 from adapters.errors import EngineDied
+from adapters.process.aside import run_aside
 from adapters.rendering.chat import Chat
+from adapters.rendering.lengths import check_length, too_long
 
 EMPTY_ANSWER = " ?"
 """The text sent for an empty answer: several clients crash on one, or ask again without end."""
@@ -44,12 +45,17 @@ class PolicyBackend:
 
     async def answer(self, request: Request, call: CallId, memory: Memory) -> Completion:
         """Return the policy's completion; the caller records it and adds it to the kept calls."""
+        asked = replace(self, chat=chat_of(self.chat, request))
+        return await asked._answer(request, call, memory)
+
+    async def _answer(self, request: Request, call: CallId, memory: Memory) -> Completion:
+        check_length(self.chat, request.messages)
         started, sha = datetime.now(UTC), request_sha(request, self.sampling)
         again = memory.recall(call, request, sha, self.policy.version)
         if again is not None:
             return again
-        instructions = format_instructions(request)
-        prompt = memory.kept.prompt(request.messages, request.tools, instructions)
+        kept = memory.kept.of(self.chat)
+        prompt = await run_aside(request.characters, kept.prompt_of, request)
         seed = call.seed(self.run_seed)
         params = self._sampling_params(request, seed, len(prompt.token_ids))
         self.chat.tell_of_noise(len(prompt.token_ids))
@@ -95,13 +101,7 @@ class PolicyBackend:
         if context is None:
             return wanted
         if prompt_tokens >= context:
-            raise Refused(
-                400,
-                f"This model's maximum context length is {context} tokens, and the messages have "
-                f"{prompt_tokens} tokens. Please reduce the length of the messages.",
-                code="context_length_exceeded",
-                param="messages",
-            )
+            raise too_long(context, f"{prompt_tokens} tokens")
         return min(wanted, context - prompt_tokens)
 
 
@@ -173,6 +173,8 @@ def _parse_message(
     message = call.name_tool_calls(
         chat.parse(tokens, with_tools=request.may_call_tools, prompt=prompt, tools=request.tools)
     )
+    if request.continues and (text := chat.decode_answer(tokens)).strip() == message["content"]:
+        message["content"] = text  # with the space before it, since it is the rest of a text
     if not message.get("tool_calls") and not message["content"].strip():
         message["content"] = EMPTY_ANSWER
     return message

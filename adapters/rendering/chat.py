@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus
@@ -207,6 +207,10 @@ class Chat:
     def encode(self, text: str) -> list[int]:
         """Encode a text; special tokens that are written out in it become special tokens."""
         return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def vocabulary(self) -> Iterable[str]:
+        """Return the tokens as their tokenizer has them, a byte or a character a letter."""
+        return self._tokenizer.get_vocab()  # pyright: ignore[reportAttributeAccessIssue]
 
     def encode_text(self, text: str) -> list[int]:
         """Encode a text in which control tokens that are written out stay text."""

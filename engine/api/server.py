@@ -12,6 +12,7 @@ import uvicorn
 from safetensors import SafetensorError
 
 from engine.api.app import create_app
+from engine.api.connections import bounded_protocol
 from engine.core import EngineCore
 from engine.errors import RequestRefused
 from engine.model.base_models import BaseModel
@@ -71,6 +72,8 @@ class Server(uvicorn.Server):
     ) -> None:
         config = uvicorn.Config(
             create_app(engine, api_key),
+            http=bounded_protocol(),
+            ws="none",
             log_level="warning",
             access_log=False,
             lifespan="off",

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from adapters.calls import Sampling
+from adapters.door import serving
 from adapters.door.serving import choose_sampling
 from adapters.errors import UserError
 from flows.cli.commands import app
@@ -85,6 +86,18 @@ def test_answers_have_ids_of_their_own(client: openai.OpenAI) -> None:
 def test_another_key_is_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.AuthenticationError):
         said(client.with_options(api_key="another"))
+
+
+def test_a_failure_of_the_endpoint_is_told_with_its_cause_and_logged(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise LookupError("no such weights")
+
+    monkeypatch.setattr(serving, "choose_sampling", fail)
+    with pytest.raises(openai.InternalServerError, match="LookupError: no such weights"):
+        said(client)
+    assert "in fail" in caplog.text
 
 
 def test_what_a_client_does_not_say_is_the_recipes() -> None:
