@@ -13,7 +13,7 @@ from adapters.tracking.choice import TrackerChoice
 from adapters.tracking.tracker import TrackedRun, public
 from flows.recipe.loading import read_lineage
 from flows.recipe.run_recipe import Model, RunRecipe
-from flows.runtime.bound_checkpoints import bind_checkpoints, carry_weights
+from flows.runtime.bound_checkpoints import bind_whole, carry_weights
 from flows.runtime.checks import check_run
 from flows.runtime.policies import RunPolicies, open_policies
 from tasks.checkpoints import Ledger
@@ -69,7 +69,7 @@ def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterato
     """
     check_run(recipe, folder_of(name))
     values, unusable = recipe.model_dump(mode="json"), Event()
-    bound = {} if folder_of(name).exists() else bind_checkpoints(recipe, {})
+    bound = {} if folder_of(name).exists() else bind_whole(recipe)
     with (
         _delete_if(unusable, folder_of(name)),
         bind_run(name, values, recipe.fingerprint(), bound) as folder,

@@ -102,6 +102,14 @@ def read_bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def remove(path: Path) -> None:
+    """Remove what is at a path, whatever it is: a file, a folder, a link, or nothing."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def remove_folder(path: Path) -> None:
     """Remove a folder with its files, as far as it is there."""
     shutil.rmtree(path, ignore_errors=True)
