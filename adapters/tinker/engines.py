@@ -226,12 +226,17 @@ def saved_files(state: Path, sampler: str = "") -> list[Path]:
     ]
 
 
+def weights_record(state: Path, address: str) -> Path:
+    """Return the file in which an engine records the weights of a tinker:// path."""
+    return state / "checkpoints" / f"{address.removeprefix('tinker://')}.json"
+
+
 def damaged_weights(state: Path, address: str) -> list[Path]:
     """List what is missing, or not as an engine saved it, of the weights of a tinker:// path.
 
     Their record says what there should be; without a whole record it is the record alone.
     """
-    path = state / "checkpoints" / f"{address.removeprefix('tinker://')}.json"
+    path = weights_record(state, address)
     head, _, sealed = (_read(path) or b"").partition(RECORD)
     if sha256(sealed[: -len(RECORD_END)]).hexdigest().encode() not in head:
         return [path]

@@ -157,10 +157,11 @@ def sql(
 def verify(run: Run) -> None:
     """Check that every file of a run, and of its engine, is as it was written."""
     from tasks.reports.verification import find_damage
+    from tasks.storage.files import is_written
     from tasks.storage.manifest import read_manifest
 
     folder = folder_of(run)
-    if not folder.exists():
+    if not is_written(folder.path):
         read_manifest(folder)  # refuses a run that is not there
     damage = [*find_damage(folder)]
     command = [sys.executable, "-P", "-m", "engine", "--verify", "--state", str(folder.engine)]

@@ -113,6 +113,7 @@ def carry_weights(recipe: RunRecipe, folder: RunFolder) -> None:
                 target = folder.engine / path.relative_to(parent.engine)
                 if not is_written(target):
                     link_or_copy(path, target)
+            _refuse_gone(key, name, bound, folder.engine)
             if left := damaged_weights(folder.engine, address):
                 raise CheckpointRefused(
                     f"{key} {name} is damaged: {left[0]} is not as it was saved, and {parent.path} "

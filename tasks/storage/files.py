@@ -120,6 +120,11 @@ def is_written(path: Path) -> bool:
     return path.exists()
 
 
+def is_file(path: Path) -> bool:
+    """Return whether a file is there, and neither a folder nor a link to nothing."""
+    return path.is_file()
+
+
 def version_of(paths: Iterable[Path]) -> FileVersions:
     """Return what changes when a file does, or when one appears in a folder."""
     return tuple(_version(path) for path in paths)
