@@ -148,7 +148,7 @@ def _check_columns(types: Mapping[str, str]) -> None:
         )
 
 
-def _fill(connection: duckdb.DuckDBPyConnection, given: Sequence[Sequence[object]]) -> None:
+def _fill(connection: "duckdb.DuckDBPyConnection", given: Sequence[Sequence[object]]) -> None:
     """Make the table `rewards`, beside which nothing can be read, nor any setting changed."""
     connection.execute(TABLE)
     if given:

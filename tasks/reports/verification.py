@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from adapters.calls import POLICY
 from adapters.door.roles import policy_of
 from adapters.errors import UserError, counted
@@ -19,7 +21,8 @@ from tasks.algorithm.advantages import find_advantage
 from tasks.algorithm.preferences import PREFERENCES
 from tasks.checkpoints import Ledger
 from tasks.metrics import Metrics, name_metrics, read_metrics
-from tasks.recording.journal import read_journal, read_spans
+from tasks.recording.journal import read_journal
+from tasks.recording.spans import rows_of
 from tasks.shards import read_shard
 from tasks.storage.arrivals import ArrivalLedger
 from tasks.storage.checksums import remedy, verified
@@ -28,7 +31,6 @@ from tasks.storage.json_files import read_json, read_log, read_rows
 from tasks.storage.manifest import FORK, REPLAY, lineage, read_manifest
 from tasks.storage.names import BASELINE, EXAMINER, JUDGE, batch_name, parse_batch, shard_name
 from tasks.storage.run_folder import LEARNING, TEXT_TEACHERS, TRAINED, RunFolder
-from tasks.storage.tables import read
 from tasks.texts.source import Texts
 
 GIVEN = (
@@ -239,11 +241,11 @@ class _Recorded:
             journal, spans = run.journal(batch), run.spans(batch)
             yield from _absent([journal], f"{spans} is made of it")
             with suppress(*UNREADABLE):
-                rows = read(spans, []).num_rows
-                if is_file(journal) and (kept := read_spans(journal).num_rows) < rows:
+                kept = len(rows_of(read_journal(journal)))
+                if kept < (rows := pq.read_metadata(verified(spans)).num_rows):
                     yield (
-                        f"{journal} has {counted(kept, 'span')}, and {rows} of it were sealed. "
-                        "Restore the file from a copy"
+                        f"{journal} has {counted(kept, 'row')}, and {spans} has {rows} of it: its "
+                        "end is cut off. Restore the file from a copy"
                     )
 
     def _saved(self, policy: str) -> Iterator[str]:
@@ -283,12 +285,13 @@ class _Recorded:
             if parent["how"] == REPLAY and step == 0:
                 continue  # shared by the parent, without its rollouts
             with suppress(*UNREADABLE):
-                splits = {"sampled": "test", "greedy": "greedy", "judged": EXAMINER}
-                hows = read_json(run.evaluation(name))
-                for split in {splits.get(how, "test") for how in hows}:
+                for how in read_json(run.evaluation(name)):
+                    split = {"greedy": "greedy", "judged": EXAMINER}.get(how, "test")
                     shard = run.shard(shard_name(f"{split}{tag}", step))
+                    # The judge of pairs sees nothing of checkpoint 0, with which it compares.
+                    needed = [] if how == "judged" else [shard]
                     spans = map(run.spans, self._batches_of(shard))
-                    yield from _absent([shard, *spans], f"{run.evaluation(name)} is made of it")
+                    yield from _absent([*needed, *spans], f"{run.evaluation(name)} is made of it")
 
     def _due(self) -> set[str]:
         """Name the evaluations that a run must have scored, by its recipe."""
