@@ -1,10 +1,10 @@
 """A sampler whose calls end when the engine dies, or after the service's patience."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
 import tinker
@@ -12,11 +12,21 @@ import tinker
 from adapters.process.running_clock import running_clock
 from adapters.tinker.faults import SDK_ERRORS, ServiceRefused, translate_error
 
-if TYPE_CHECKING:
-    from adapters.tinker.service import Service
-
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Waiting(Protocol):
+    """The part of a service that waits for its answers."""
+
+    patience: float
+    sampling: dict[object, float]
+
+    def result(self, future: tinker.APIFuture[T], what: str) -> T: ...
+
+    async def while_alive(
+        self, work: Awaitable[T], what: str | None = None, limit: float | None = None
+    ) -> T: ...
 
 
 def _asked_again(
@@ -44,7 +54,7 @@ class PatientSampler:
     that (`reopen`), which returns a sampler of them, at another path if they were made again.
     """
 
-    def __init__(self, client: tinker.SamplingClient, service: "Service", path: str = "") -> None:
+    def __init__(self, client: tinker.SamplingClient, service: Waiting, path: str = "") -> None:
         self.client = client
         self.path = path
         self.reopen: Callable[[], PatientSampler] | None = None

@@ -4,9 +4,8 @@ Checkpoints of other runs are bound when the run is made: its manifest has their
 they were, and its engine has their weights. The run needs the other runs no more.
 """
 
-import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,8 +34,6 @@ if TYPE_CHECKING:  # they import torch or Prefect, which take seconds
 
 START = "model.start"
 TEACHER_KEY = "RATCHET_TEACHER_KEY"
-
-log = logging.getLogger(__name__)
 """Variable of the environment that has the key of the teachers' service, if that is another one."""
 
 
@@ -90,10 +87,14 @@ def bind_checkpoints(recipe: RunRecipe, known: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def carry_weights(recipe: RunRecipe, folder: RunFolder) -> None:
+def carry_weights(
+    recipe: RunRecipe,
+    folder: RunFolder,
+    make_whole: Callable[[Mapping[str, BoundCheckpoint]], object],
+) -> None:
     """Put the weights that a run is bound to into its engine, which has still to be started.
 
-    Damaged ones are put there anew, by the run that they are of.
+    Damaged ones are put there anew, after the run that they are of has made them whole.
     """
     if not needs_engine(recipe.model.base):
         return
@@ -119,41 +120,6 @@ def carry_weights(recipe: RunRecipe, folder: RunFolder) -> None:
                     f"{key} {name} is damaged: {left[0]} is not as it was saved, and {parent.path} "
                     "cannot put it back; restore it from a copy, or train a new run"
                 )
-
-
-def bind_whole(recipe: RunRecipe) -> dict[str, Any]:
-    """Describe checkpoints of other runs as a new run is bound to them; damaged ones are mended."""
-    bound = bind_checkpoints(recipe, {})
-    described = {name: BoundCheckpoint.model_validate(one) for name, one in bound.items()}
-    whole = not needs_engine(recipe.model.base) or not make_whole(described)
-    return bound if whole else bind_checkpoints(recipe, {})
-
-
-def make_whole(checkpoints: Mapping[str, BoundCheckpoint]) -> bool:
-    """Have the runs of checkpoints make damaged weights again; return whether any were damaged.
-
-    Each is rebuilt in its own run, whose engine puts the same bytes in the place of damaged ones.
-    """
-    damaged = [
-        (name, policy)
-        for name, bound in checkpoints.items()
-        for policy, saved in bound.policies.items()
-        for address in filter(None, (saved.sampler, saved.state))
-        if damaged_weights(folder_of(bound.run).engine, address)
-    ]
-    for name, policy in dict.fromkeys(damaged):
-        _make_again(name, checkpoints[name], policy)
-    return bool(damaged)
-
-
-def _make_again(name: str, bound: BoundCheckpoint, policy: str) -> None:
-    from flows.runtime.serving import open_checkpoints_of  # imports the service
-
-    log.warning("the weights of %s are damaged, and are made again", name)
-    only = name.partition("@")[0].partition(":")[2]
-    with_state = bound.policies[policy].state is not None
-    with open_checkpoints_of(folder_of(bound.run)) as (_, updater_of):
-        updater_of(only or policy).make_again(bound.step, with_state=with_state)
 
 
 def carried_files(folder: RunFolder) -> list[Path]:

@@ -92,7 +92,7 @@ def _damage_of(path: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """What a run has recorded, from which follows what it must have."""
+    """Record of a run, from which follows what the run must have."""
 
     run: RunFolder
 
