@@ -12,7 +12,7 @@ from adapters.calls import Begun, CallId, Completion, Message, Policy, Refused, 
 from adapters.door.call_sequence import SAMPLER_FORBIDDEN, SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
 from adapters.door.kept_calls import Prompt, chat_of
 from adapters.door.memory import Memory, request_sha
-from adapters.errors import EngineDied
+from adapters.errors import EngineDied, PassingError, UserError
 from adapters.process.aside import run_aside
 from adapters.rendering.chat import Chat
 from adapters.rendering.lengths import check_length, too_long
@@ -118,7 +118,7 @@ def _stops(request: Request, chat: Chat) -> list[int] | list[str]:
 async def _sample(policy: Policy, prompt: Prompt, params: SamplingParams) -> tinker.SampledSequence:
     try:
         response = await policy.sampler.sample(ModelInput.from_ints(prompt.token_ids), 1, params)
-    except (tinker.TinkerError, EngineDied, ValueError, ConnectionError, TimeoutError) as error:
+    except (tinker.TinkerError, UserError, ValueError, ConnectionError, TimeoutError) as error:
         raise _refusal(error) from error
     return response.sequences[0]
 
@@ -130,7 +130,8 @@ def _refusal(error: Exception) -> Refused:
     category = error.category if isinstance(error, tinker.RequestFailedError) else None
     if category == tinker.types.RequestErrorCategory.User or isinstance(error, USER_ERRORS):
         return Refused(400, f"The sampler refused the request: {said}", code=SAMPLER_REFUSED)
-    if isinstance(error, FORBIDDEN):
+    lasting = isinstance(error, UserError) and not isinstance(error, PassingError | EngineDied)
+    if lasting or isinstance(error, FORBIDDEN):
         return Refused(403, f"The sampler refuses this run: {said}", code=SAMPLER_FORBIDDEN)
     text = f"The sampler could not answer ({type(error).__name__}: {said}); try again."
     return Refused(503, text, code=SAMPLER_UNAVAILABLE)

@@ -13,7 +13,7 @@ from adapters.door.serving import choose_sampling
 from adapters.errors import UserError
 from flows.cli.commands import app
 from flows.runtime.open_run import open_run
-from flows.runtime.serving import find_weights, serve_model
+from flows.runtime.serving import find_weights, open_weights, serve_model
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.two_policies import two_policies
 from tests.support.servers.engine_server import Address
@@ -66,7 +66,8 @@ def test_one_policy_of_several_is_served_by_its_name() -> None:
     assert listening.name == find_weights("several:listener").name == "several:listener@0"
     with serve_model(listening) as (endpoint, _):
         assert endpoint.variables()["OPENAI_MODEL"] == "several:listener@0"
-    assert listening.sampler == listener.ledger.at(0).sampler != run.ledger.at(0).sampler
+    with open_weights(listening) as (_, sampler):
+        assert sampler.path == listener.ledger.at(0).sampler != run.ledger.at(0).sampler
     with pytest.raises(UserError, match="several trains no policy 'fox'; there is: policy, li"):
         find_weights("several:fox")
 
