@@ -103,6 +103,11 @@ class Source:
                 f"{name_file(self.dataset)} has too few rows to hold one out ({len(rows)}, equal "
                 "ones counted once); give more, or dataset.held_out 0"
             )
+        if self.held_out and not held_out:
+            raise DatasetError(
+                f"nothing of {name_file(self.dataset)} is held out, by dataset.held_out 0; give a "
+                "share"
+            )
         own = [one for one in rows.items() if (one[0] in held_out) == self.held_out]
         return _examples(self.dataset, own, columns)
 

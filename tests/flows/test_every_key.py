@@ -328,7 +328,7 @@ def consumed(recipe: Recipe, key: str) -> Any:
         played = rollouts.sampling(), rollouts.greedy_sampling(), rollouts.steps_under_way()
         sizes = rollouts.min_group_size(), rollouts.concurrency_of_batch()
         return values["rollouts"], played, sizes
-    return recipe.dataset.train_split(), recipe.policies(), find(values, key)
+    return recipe.train_split(), recipe.policies(), find(values, key)
 
 
 def test_each_leaf_of_the_recipe_is_tried_with_a_value_that_is_not_its_default() -> None:
