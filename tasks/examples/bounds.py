@@ -53,7 +53,7 @@ def check_value(value: Any, depth: int = 2) -> None:
     """Refuse (BadRow) a value that JSON has not, or that is nested too deep, wherever it stands."""
     if isinstance(value, list | dict):
         if depth > DEEPEST:
-            raise BadRow(f"nests lists and objects more than {DEEPEST} deep; give a flatter one")
+            raise BadRow(f"nests lists and objects more than {DEEPEST} deep; give flatter ones")
         for inner in value.values() if isinstance(value, dict) else value:
             check_value(inner, depth + 1)
         for name in value if isinstance(value, dict) else ():

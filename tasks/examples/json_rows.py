@@ -22,7 +22,9 @@ def read_json_lines(opened: IO[bytes], memory: Memory) -> Iterator[Any]:
         if text:
             row, end = _parse(text, 0)
             if end < len(text):
-                raise BadRow(f"goes on after its object, with {text[end : end + 20]!r}")
+                raise BadRow(
+                    f"goes on after its object with {text[end : end + 20]!r}; give an object a line"
+                )
             yield row
 
 
@@ -54,7 +56,7 @@ def _elements(text: str, memory: Memory) -> Iterator[Any]:
         if text[at : at + 1] == ",":
             at = _skip(text, at + 1)
         elif text[at : at + 1] != "]":
-            raise BadRow(f"has {text[at : at + 20]!r} before it, in place of a comma")
+            raise BadRow(f"has {text[at : at + 20]!r} before it in place of a comma; mend that")
     if text[_skip(text, at + 1) :]:
         raise BadFile("goes on after its array; give one array, or an object a line")
 
@@ -68,9 +70,11 @@ def _parse(text: str, at: int) -> tuple[Any, int]:
         raise
     except JSONDecodeError as error:
         shown = text[error.pos : error.pos + 20]
-        raise BadRow(f"is no JSON: {error.msg} at {shown!r}") from error
+        raise BadRow(f"is no JSON ({error.msg} at {shown!r}); mend that") from error
     except RecursionError as error:
-        raise BadRow(f"nests lists and objects more than {DEEPEST} deep") from error
+        raise BadRow(
+            f"nests lists and objects more than {DEEPEST} deep; give flatter ones"
+        ) from error
     except ValueError as error:  # Python reads no longer integer
         raise BadRow("has an integer of thousands of digits; give a number, or a text") from error
     if _count_brackets(text, at, end) > DEEPEST or any(
@@ -116,7 +120,9 @@ def _decode(line: bytes) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
-        raise BadRow(f"is no UTF-8 (byte {error.start} is {line[error.start]:#x})") from error
+        raise BadRow(
+            f"is no UTF-8 (byte {error.start} is {line[error.start]:#x}); write the file in UTF-8"
+        ) from error
 
 
 def _check_length(length: int) -> None:

@@ -56,7 +56,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
             memory = Memory(file.stat().st_size)
             for row in READERS[kind_of(file)](opened, memory):
                 if not isinstance(row, dict):
-                    raise BadRow(f"is no JSON object: {row!r:.60}")
+                    raise BadRow(f"is no JSON object: {row!r:.60}; give an object a row")
                 rows.append(cast(dict[str, Any], row))
     except BadFile as error:
         raise DatasetError(f"{named} {error}") from error

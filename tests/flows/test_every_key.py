@@ -33,6 +33,8 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "dataset.path": ("other.csv",),
     "dataset.columns": (["other"],),
     "dataset.test_split": ("validation",),
+    "dataset.splits": (["train_sft", "test_sft"],),
+    "dataset.held_out": (0.2, 0.0),
     "dataset.compares": ("Which is shorter?",),
     "dataset.order": ("sequential", "easy_to_hard", "pass_rate"),
     "dataset.difficulty": ("length",),
