@@ -21,7 +21,7 @@ ENDS = ("rollout_id", "shard", "kind", "error_type", "error_message")
 """Columns of spans that say how rollouts have ended."""
 
 ANSWERED = """
-select exists (from read_parquet($spans) where len(response_token_ids) > 0) as answered
+select exists (from parquet_rows($spans) where len(response_token_ids) > 0) as answered
 """
 """Query of whether a policy has answered a call."""
 

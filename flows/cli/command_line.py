@@ -199,6 +199,7 @@ def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> s
     lines = {
         "gain": summary.gain,
         "best": summary.best_checkpoint,
+        "split": summary.held_out,
         "trained": describe_origin(run),
         "drift": " ".join(f"{drift:.2g}" for drift in summary.drift),
         "time": f"{spent}{seconds:.0f} s in this command",

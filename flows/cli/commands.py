@@ -190,18 +190,31 @@ def evaluate(
 def dryrun(
     name: Name,
     set_: Overrides = None,
-    examples: Annotated[int, typer.Option(min=1, help="The examples to play, twice each.")] = 4,
+    examples: Annotated[
+        int, typer.Option(min=1, help="The examples to play, twice each, or the rows to show.")
+    ] = 4,
     keep: Annotated[bool, typer.Option(help="Keep the files, for `ratchet sql`.")] = False,
     online: Annotated[
         bool, typer.Option(help="Use the recipe's own model, service and helper models.")
     ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Play a few examples, show what is recorded of them, and train nothing."""
-    from flows.dry_runs import forget_service, shrink, take_offline
+    """Play a few examples, or show texts or pairs as they are trained, and train nothing."""
+    from flows.dry_runs import describe_given, forget_service, shrink, take_offline
+    from flows.recipe.finetuning import FinetuneRecipe
     from flows.recipe.loading import named_recipe
+    from flows.recipe.preferring import PreferRecipe
+    from flows.recipe.recipe import Recipe
+    from flows.recipe.run_recipe import RunRecipe
 
-    recipe = shrink(named_recipe(name, set_ or []), examples)
+    recipe = named_recipe(name, set_ or [], RunRecipe)
+    if isinstance(recipe, FinetuneRecipe | PreferRecipe):
+        if keep:
+            raise UserError("--keep does nothing with texts or pairs, of which no file is written")
+        say(describe_given(recipe, examples, online=online))
+        return
+    assert isinstance(recipe, Recipe)
+    recipe = shrink(recipe, examples)
     if not online:
         recipe = take_offline(recipe)
         forget_service()

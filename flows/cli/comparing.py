@@ -86,7 +86,7 @@ def promote(
         overrides = [*(set_ or []), *([f"evaluation.examples={examples}"] if examples else [])]
         recipe = _recipe_of(planned.run, agent, overrides)
         comparison = _play(recipe, [read_condition(if_), planned.checkpoint])
-        source = recipe.dataset.held_out_split()
+        source = recipe.held_out_split()
     elif agent or examples or set_:
         raise UserError("--agent, --examples and --set do nothing without --if; leave them out")
     promotion = record(planned, comparison, source)

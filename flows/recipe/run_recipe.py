@@ -263,6 +263,10 @@ class RunRecipe(FlowRecipe, ABC):
         """Map the splits that the flow reads, train and test, to where their examples are."""
         return {}
 
+    def holds_out(self) -> bool:
+        """Return whether there is anything on which checkpoints are measured."""
+        return True
+
     def given_examples(self) -> Mapping[str, Sized]:
         """Map the splits of what a run is given to learn, and does not play, to the examples."""
         return {}

@@ -217,7 +217,8 @@ def is_finished(stage: StageRun) -> bool:
 
     recipe = count_steps(stage.recipe)
     check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
-    scored = not isinstance(recipe, Recipe) or is_written(run.evaluation(f"{recipe.steps:05d}"))
+    unscored = not isinstance(recipe, Recipe) or not recipe.holds_out()
+    scored = unscored or is_written(run.evaluation(f"{recipe.steps:05d}"))
     return len(read_metrics(run.metrics)) == recipe.steps and scored
 
 

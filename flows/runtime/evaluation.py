@@ -87,6 +87,8 @@ class HeldOutEvaluations:
     def submit_due(self, step: int) -> None:
         """Submit what is due up to checkpoint `step`, and neither submitted nor on disk."""
         evaluation, steps = self._recipe.evaluation, self._recipe.steps
+        if not self._recipe.holds_out():
+            return
         for due in range(self._next, step + 1):
             path = self._run.folder.evaluation(f"{due:05d}")
             if evaluation.due(due, steps) and not is_written(path):
@@ -136,7 +138,7 @@ def _submit(
     sampling: Sampling,
     group_size: int,
 ) -> Submitted:
-    evaluation, source = recipe.evaluation, recipe.dataset.held_out_split()
+    evaluation, source = recipe.evaluation, recipe.held_out_split()
     count = min(evaluation.examples, len(source.examples()))
     size, seed = ShardSize(count, recipe.rollouts.batches), evaluation.drawn_by(recipe.seed)
     shard = draw_shard(path, source, seed, 0, size)

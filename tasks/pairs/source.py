@@ -128,7 +128,7 @@ def bind_pairs(
     for split, source in sources.items():
         counts: Counter[str] = Counter()
         kept: list[tuple[int, PairSides]] = []
-        for number, sides in _keep(source, chat, rules, counts):
+        for number, sides in kept_pairs(source, chat, rules, counts):
             if sides.labelled and not find_preference(loss).labelled:
                 _refuse_labelled(f"row {number} of {source.name}", loss)
             kept.append((number, sides))
@@ -191,7 +191,7 @@ def score_sides(
     return whole
 
 
-def _keep(
+def kept_pairs(
     source: PairSource, chat: Chat, rules: TextRules, counts: Counter[str]
 ) -> Iterator[tuple[int, PairSides]]:
     """Yield the pairs that can be compared, each with its number."""

@@ -87,6 +87,11 @@ class ReportedRun:
     """Each split of a run of texts, and what was counted in it."""
 
     @property
+    def plays(self) -> bool:
+        """Whether the run learns from rollouts of an agent."""
+        return "agent" in self.manifest["recipe"]
+
+    @property
     def lineage(self) -> list[Manifest]:
         """Parents of the run, the nearest first."""
         parents, described = [], self.manifest
@@ -160,7 +165,7 @@ def render_report(
 def _draw_measures(runs: Sequence[ReportedRun]) -> list[str]:
     """Draw the rewards of runs, or losses and accuracies if none of them plays rollouts."""
     curves = [run.curves for run in runs]
-    if all(run.measured for run in runs):
+    if not any(run.plays for run in runs):
         return plots.draw_panels(curves, plots.LEARNT)
     return [*plots.draw_rewards(curves), *plots.draw_role_rewards(curves)]
 

@@ -185,7 +185,7 @@ def bind_texts(path: Path, sources: Mapping[str, TextSource], chat: Chat, rules:
     trained: set[bytes] = set()
     for name, source in sources.items():
         (split, _, part), counted = name.partition("/"), counts[name]
-        own = [*_rows(source, chat, rules, counted)]
+        own = [*trained_rows(source, chat, rules, counted)]
         if not own:
             raise DatasetError(
                 f"nothing is trained in {source.name}: {describe_counts(counted)}; see "
@@ -219,7 +219,7 @@ def _warn_of_repeated(source: TextSource, repeated: int, sequences: int) -> None
         )
 
 
-def _rows(
+def trained_rows(
     source: TextSource, chat: Chat, rules: TextRules, counts: Counter[str]
 ) -> Iterator[dict[str, Any]]:
     """Yield the sequences that train something, as rows without their split."""
