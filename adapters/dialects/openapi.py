@@ -3,9 +3,8 @@
 from functools import cache, reduce
 from pathlib import Path
 
-import yaml
-
 from adapters.calls import JsonObject
+from adapters.yaml_text import read_yaml
 
 PATH = "/openapi.json"
 PARTS = ("openapi", "openai_chat", "openai_responses", "anthropic_messages")
@@ -20,7 +19,7 @@ def document(address: str) -> JsonObject:
 @cache
 def _read_parts() -> JsonObject:
     files = (Path(__file__).with_name(f"{part}.yaml") for part in PARTS)
-    return reduce(_join, (yaml.safe_load(file.read_text(encoding="utf-8")) for file in files))
+    return reduce(_join, (read_yaml(file.read_text(encoding="utf-8")) for file in files))
 
 
 def _join(one: JsonObject, other: JsonObject) -> JsonObject:
