@@ -4,6 +4,7 @@ UserError               an error that its user can mend
     RecipeError         a recipe
     FlowError           a recipe of another flow
     ImportRefusal       a configuration of another system
+        MissingVariable a variable of such a configuration that is not set
     OfflineError        a recipe that needs a network
     CheckpointRefused   a checkpoint of another run
     AdapterError        an adapter's files

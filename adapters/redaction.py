@@ -8,7 +8,12 @@ SECRET_NAME = re.compile(
     r"(api[-_]?keys?|secrets?|password|passwd|authorization|credentials?|token)$", re.I
 )
 SECRET_VARIABLE = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|AUTH_STRING)$")
-SECRET_OF_URL = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]+(?=@)")
+SECRET_OF_URL = re.compile(
+    r"(?<=://)[^/@\s]*:[^/@\s]+(?=@)"
+    r"|(?<=[?&])(?:[\w-]*(?:key|token|secret|password|signature)|sig)=[^&\s'\"]+",
+    re.I,
+)
+"""A password of a URL, and a parameter of one that is named like a secret."""
 KNOWN_SHAPE = re.compile(
     r"\b(?:(?:sk|tml|glpat|nvapi|xox[abprs])-[A-Za-z0-9_-]{16,}"
     r"|(?:hf|gh[opsu]|github_pat|gsk|wandb_v1)_[A-Za-z0-9_]{16,}|AKIA[A-Z0-9]{16}|AIza[\w-]{30,})"

@@ -95,7 +95,7 @@ def write_yaml(value: Json, *, in_one_line: bool = False) -> str:
         Dumper=_OneLine if in_one_line else _Dumper,
         default_flow_style=in_one_line,
         width=float("inf"),
-        allow_unicode=True,
+        allow_unicode=in_one_line,
         sort_keys=False,
     )
     return written.removesuffix("...\n").strip() if in_one_line else written

@@ -36,6 +36,8 @@ AGENTS = dict.fromkeys(
     "gsm8k",
 )
 """Workflow of Trinity → the agent that plays the same task."""
+REWARDS = ("math_reward", "math_boxed_reward")
+"""Rewards of Trinity that compare the final answer of such a task, as the agent does."""
 
 MODES = {
     "explore": "plays rollouts and trains nothing; import the file that trains them, or run "
@@ -176,8 +178,14 @@ def _translate_task(out: Translation) -> None:
     file = out.file
     workflow = file.first(f"{TASKSET}.default_workflow_type", f"{INPUT}.default_workflow_type")
     name = file.get(workflow)
-    if name in AGENTS:
+    rewards = (file.given.get(f"{of}.default_reward_fn_type") for of in (TASKSET, INPUT))
+    reward = next(filter(None, rewards), REWARDS[0])
+    if name in AGENTS and reward in REWARDS:
         out.give("agent", AGENTS[name], f"{workflow} {name}, whose words and reward are its own")
+    elif name in AGENTS:
+        out.refuse(
+            f"default_reward_fn_type {quote(reward)} is the reward of no agent here", "agent"
+        )
     else:
         out.refuse(f"{workflow} {name} has no agent here", "agent")
     out.give_path(TASKSET)

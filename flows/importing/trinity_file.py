@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 from adapters.errors import UserError
 from adapters.redaction import SECRET_VARIABLE, quote
-from adapters.yaml_text import YAML_1_1, YamlError, read_yaml
+from adapters.yaml_text import MOST_LETTERS, YAML_1_1, YamlError, read_yaml
 from tasks.storage.files import read_bytes
 from tasks.storage.keys import Json, Section
 
@@ -31,7 +31,7 @@ class MissingVariable(ImportRefusal):
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedKey:
     """A key that changes what is trained, and has no counterpart.
 
     `off` are the values that do nothing; it does nothing either where the key `only_with` is off,
@@ -56,7 +56,7 @@ class Keys:
     """Keys of a configuration: those with a counterpart, and the effects of the others."""
 
     defaults: Section
-    refused: Mapping[str, Refused]
+    refused: Mapping[str, RefusedKey]
     effects: Mapping[str, str]
 
     def __contains__(self, key: object) -> bool:
@@ -148,7 +148,7 @@ def known_keys() -> Keys:
         for key in whole.get(named, [named])
     }
     refused = {
-        key: Refused(
+        key: RefusedKey(
             row["effect"],
             (None, [], {}, *row.get("off", ())),
             row.get("only_with", ""),
@@ -159,6 +159,14 @@ def known_keys() -> Keys:
         for key in row["keys"]
     }
     return Keys(table["translated"] | table["given"], refused, effects)
+
+
+def read_configuration(file: TextIO) -> str:
+    """Read the text of a file that is open; ImportRefusal if it is none, or too long for YAML."""
+    try:
+        return file.read(MOST_LETTERS + 1)
+    except UnicodeDecodeError as error:
+        raise ImportRefusal(f"{file.name} is no text in UTF-8: {error.reason}") from None
 
 
 def read_trinity(name: str, text: str) -> TrinityFile:

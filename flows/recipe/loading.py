@@ -50,13 +50,14 @@ class RecipeError(UserError):
 def project_files() -> list[Path]:
     """List the files of deployments; where two have the same name, the later file's counts.
 
-    RecipeError if the working folder has none.
+    RecipeError if the working folder has none, or one that is not read here as Prefect reads it.
     """
     if not PROJECT_FILE.exists():
         raise RecipeError(
             f"there is no {PROJECT_FILE} in {Path.cwd()} to deploy; `ratchet init` writes one"
         )
     carried = EXAMPLES / PROJECT_FILE
+    _deployment_names(PROJECT_FILE)
     return [PROJECT_FILE] if PROJECT_FILE.samefile(carried) else [carried, PROJECT_FILE]
 
 

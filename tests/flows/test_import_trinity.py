@@ -187,7 +187,8 @@ def test_no_refusal_shows_the_value_of_a_variable(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(UserError) as refused:
             text_of(**changes)
         said = str(refused.value).casefold()
-        assert "hush-hush" not in said and "quiet-please" not in said
+        assert "hush-hush" not in said
+        assert "quiet-please" not in said
         assert "private" in said or "service_api_key" in said
 
 
@@ -359,10 +360,15 @@ def test_arguments_of_a_loss_become_its_settings(
         ({"synchronizer": {"sync_interval": 4}}, "rollouts between 1 and 4 updates old"),
         ({"synchronizer": {"sync_style": "fully_async"}}, "sync_style fully_async moves weights"),
         ({"algorithm": {"repeat_times": 1}}, "repeat_times 1 compares no rollouts"),
+        (
+            {"buffer": {"explorer_input": {"default_reward_fn_type": "math_dapo_reward"}}},
+            "default_reward_fn_type 'math_dapo_reward' is the reward of no agent",
+        ),
         ({"mode": "bench"}, "mode bench scores checkpoints; run ratchet evaluate"),
         ({"model": {"tinker": {"enable": False}}}, "all weights are trained"),
         ({"model": {"top_p": 0.9}}, "model.top_p 0.9 cuts the distribution"),
         ({"buffer": {"train_batch_size": 96}}, "train_batch_size leaves 96 rollouts a step"),
+        (algorithm(advantage_fn="clipv"), "clipv reads the entropy of the whole distribution"),
         (algorithm(kl_loss_fn="k3"), "kl_loss_fn k3 has no counterpart"),
         (algorithm(kl_loss_fn_args={"adaptive": True}), "kl_loss_fn_args.adaptive"),
         (algorithm(advantage_fn_args={"rank_penalty": 0.2}), "rank_penalty 0.2 has no counter"),
