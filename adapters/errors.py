@@ -4,6 +4,7 @@ UserError               an error that its user can mend
     RecipeError         a recipe
     FlowError           a recipe of another flow
     ImportRefusal       a configuration of another system
+        MissingVariable a variable of such a configuration that is not set
     OfflineError        a recipe that needs a network
     CheckpointRefused   a checkpoint of another run
     AdapterError        an adapter's files
@@ -54,12 +55,20 @@ UserError               an error that its user can mend
 import difflib
 from collections.abc import Iterable
 
+from adapters.redaction import redact
+
 
 class UserError(Exception):
-    """An error that its user can mend: its text states the fact, the value and the remedy."""
+    """An error that its user can mend: its text states the fact, the value and the remedy.
+
+    A text shows no secret of the environment, no password of a URL and no key of a service.
+    """
 
     status = 2
     """Exit status of a command that it ends."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(redact(said))
 
 
 class PassingError(UserError):

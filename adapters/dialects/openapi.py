@@ -3,10 +3,9 @@
 from functools import cache, reduce
 from pathlib import Path
 
-import yaml
-
 from adapters.calls import JsonObject
 from adapters.dialects.field_rules import Api, schemas_of
+from adapters.yaml_text import read_yaml
 
 PATH = "/openapi.json"
 PARTS = ("openapi", "openai_chat", "openai_responses", "anthropic_messages")
@@ -28,7 +27,7 @@ def document(address: str) -> JsonObject:
 @cache
 def _read_parts() -> JsonObject:
     files = (Path(__file__).with_name(f"{part}.yaml") for part in PARTS)
-    read = (yaml.safe_load(file.read_text(encoding="utf-8")) for file in files)
+    read = (read_yaml(file.read_text(encoding="utf-8")) for file in files)
     return reduce(_join, [*read, {"components": {"schemas": _others()}}])
 
 

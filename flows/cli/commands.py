@@ -330,9 +330,10 @@ def trinity(
 ) -> None:
     """Make a recipe of Trinity-RFT's YAML, and say what has no counterpart."""
     from flows.importing.trinity import import_trinity
+    from flows.importing.trinity_file import read_configuration
     from tasks.storage.files import write_text
 
-    text = import_trinity(file.name, file.read(), set_ or [])
+    text = import_trinity(file.name, read_configuration(file), set_ or [])
     if out is None:
         write_data(text.encode())
         return

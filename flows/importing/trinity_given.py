@@ -1,6 +1,7 @@
 """The data and the loss of a Trinity-RFT file that trains on what is given, and plays nothing."""
 
 from flows.importing.translation import Translation
+from flows.importing.trinity_expert import NORMALISATIONS
 
 FLOWS = {"sft": "finetune", "cpt": "finetune", "dpo": "prefer"}
 """Algorithm of Trinity that trains on texts or pairs → the flow that does."""
@@ -27,7 +28,6 @@ COLUMNS = {
 }
 """Flow and prompt_type → our columns, with Trinity's key that names each."""
 CPT = {"text": "prompt_key"}
-NORMALISATIONS = {"token-mean": "token", "seq-mean-token-mean": "example"}
 OF_ROLLOUTS = (
     "buffer.batch_size",
     "buffer.explorer_input.",
@@ -68,8 +68,7 @@ def translate_given(out: Translation, algorithm: str) -> None:
 
 def _translate_rows(out: Translation, algorithm: str) -> None:
     file, flow = out.file, FLOWS[algorithm]
-    path, subset = file.get(f"{BUFFER}.path"), file.get(f"{BUFFER}.subset_name")
-    out.give_path(f"{BUFFER}.path", path, subset)
+    out.give_path(BUFFER)
     if (split := file.get(f"{BUFFER}.split")) != "train":
         out.refuse(f"{BUFFER}.split {split}: the rows of split train are trained", "dataset.path")
     form = str(file.get(f"{FORMAT}.prompt_type"))

@@ -5,6 +5,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from adapters.redaction import hidden_values, hide, quote
+
 Refusals = Iterator[tuple[bool, str]]
 """Rules between the keys of a section: whether each is broken, and what is then said."""
 
@@ -33,7 +35,11 @@ class Section(BaseModel):
     """A part of the recipe: frozen; an unknown key, or a number that is not finite, is an error."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
     )
 
     def refusals(self) -> Refusals:
@@ -57,10 +63,11 @@ class Section(BaseModel):
 
 
 def explain(error: ValidationError) -> str:
-    """Say what is wrong with a recipe, and with which key."""
+    """Say what is wrong with a recipe, and with which key; the value, unless it is a secret."""
     lines: list[str] = []
     for mistake in error.errors():
         place, given = ".".join(["recipe", *map(str, mistake["loc"])]), mistake["input"]
-        shown = "" if isinstance(given, Mapping) else f" (got {given!r})"
-        lines.append(f"{place}: {mistake['msg'].removeprefix('Value error, ')}{shown}")
+        shown = "" if isinstance(given, Mapping) else f" (got {quote(given, place)})"
+        said = f"{place}: {mistake['msg'].removeprefix('Value error, ')}"
+        lines.append(hide(said, hidden_values({place: given})) + shown)
     return "; ".join(lines)

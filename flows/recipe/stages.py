@@ -91,7 +91,8 @@ class StagesRecipe(FlowRecipe):
     def _shared_keys_are_laid_under(cls, values: Any) -> Any:
         if not isinstance(values, Mapping) or not isinstance(values.get("stages"), Sequence):
             return values
-        shared = values.get("shared", {})
+        if not isinstance(shared := values.get("shared", {}), Mapping):
+            return values
         stages = [
             {**one, "recipe": _lay_under(shared, str(one.get("flow", "train")), one.get("recipe"))}
             if isinstance(one, Mapping)

@@ -9,11 +9,12 @@ from hashlib import sha256
 from threading import Event
 from typing import Any
 
+from adapters.redaction import public
 from adapters.rendering.chat import Chat
 from adapters.tinker.engines import damaged_weights, needs_engine
 from adapters.tinker.service import Service, connect
 from adapters.tracking.choice import TrackerChoice
-from adapters.tracking.tracker import TrackedRun, public
+from adapters.tracking.tracker import TrackedRun
 from flows.recipe.loading import read_lineage
 from flows.recipe.run_recipe import Model, RunRecipe
 from flows.runtime.bound_checkpoints import BoundCheckpoint, bind_checkpoints, carry_weights
