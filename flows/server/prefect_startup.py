@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from adapters.errors import UserError
 from adapters.network.addresses import check_listener
+from adapters.network.proxies import check_proxies
 from adapters.process.waiting import Wait
 
 PREFECT_WORKERS = ("APILogWorker", "EventsWorker")
@@ -69,9 +70,13 @@ def _wait_for_start(started: Future[None]) -> None:
 
 
 def check_prefect() -> None:
-    """Raise UserError if nothing listens at PREFECT_API_URL, of the environment or a profile."""
+    """Raise UserError if nothing listens at PREFECT_API_URL, of the environment or a profile.
+
+    So it does if the proxies of the environment keep every HTTP client from being made.
+    """
     from prefect.settings import PREFECT_API_URL
 
+    check_proxies()
     url = PREFECT_API_URL.value()
     if not url:
         return
