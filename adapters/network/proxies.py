@@ -60,8 +60,8 @@ def check_proxies() -> None:
         httpx.Client(verify=False).close()
     except (ImportError, ValueError, httpx.InvalidURL) as error:
         names = ", ".join(name for name in sorted(os.environ) if name.lower().endswith("_proxy"))
-        is_socks = isinstance(error, ImportError)
+        remedy = SOCKS if isinstance(error, ImportError) else PLAIN
         raise UserError(
-            f"the proxies of the environment ({names}) cannot be used; {SOCKS if is_socks else PLAIN}"
-            ", or unset the variables"
+            f"the proxies of the environment ({names}) cannot be used; {remedy}, or unset the "
+            "variables"
         ) from error
