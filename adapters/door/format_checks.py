@@ -13,7 +13,7 @@ from asyncio import get_running_loop
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from select import select
+from select import POLLIN, poll
 from typing import NoReturn
 
 from jsonschema_rs import Draft202012Validator, FancyRegexOptions, ReferencingError, ValidationError
@@ -90,7 +90,9 @@ class FormatChecks:
             process.stdin.flush()
         except BrokenPipeError:
             pass  # there is no answer to read either
-        if not select([process.stdout], [], [], LONGEST_WAIT)[0]:
+        answered = poll()  # unlike select(), for descriptors of any number
+        answered.register(process.stdout, POLLIN)
+        if not answered.poll(1000 * LONGEST_WAIT):
             process.kill()
         answer = process.stdout.readline()
         if answer:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from adapters.errors import UserError
+from adapters.process.streams import open_streams
 from adapters.process.terminal import say
 from flows.cli.signals import ending_by_signals, leaving_at_once
 
@@ -21,6 +22,7 @@ def plain_errors() -> Iterator[None]:
 
 def main() -> None:
     """Run the console script `ratchet`."""
+    open_streams()
     with leaving_at_once(), plain_errors(), ending_by_signals():
         from flows.cli.commands import app  # takes a while, in which a signal may come
 

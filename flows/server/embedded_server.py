@@ -23,7 +23,6 @@ from prefect.settings import (
 from adapters.network.addresses import LOOPBACK
 from adapters.process.children import end_with_this_process
 from adapters.process.waiting import Wait
-from flows.server.prefect_startup import QUIET
 
 ANSWER_SECONDS = 5.0
 LOOK_SECONDS = 0.2
@@ -33,6 +32,8 @@ APP = "prefect.server.api.server:create_app"
 EPHEMERAL = "PREFECT__SERVER_EPHEMERAL"
 """Variable of the environment of an embedded server."""
 SERVER_LEVEL = "PREFECT_SERVER_LOGGING_LEVEL"
+QUIET = "CRITICAL"
+"""Level of a server whose user has not asked for its log; it hides why a start fails."""
 CONSOLE_LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
 
 KEPT_LINES = 200

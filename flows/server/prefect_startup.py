@@ -16,9 +16,6 @@ from adapters.network.proxies import check_proxies
 from adapters.process.waiting import Wait
 from tasks.storage.files import check_output
 
-QUIET = "CRITICAL"
-"""Prefect's log level where its user has not asked for its log."""
-
 DATABASE = "prefect.db"
 """File of an embedded server, in PREFECT_HOME."""
 
@@ -125,9 +122,9 @@ def _keep_running(server: "EmbeddedServer", started: Future[None], over: Event) 
 
 def quiet_prefect(verbose: bool) -> None:
     """Set Prefect's log level and time-outs, which it reads when it is imported."""
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO" if verbose else QUIET)
-    os.environ.setdefault("PREFECT_INTERNAL_LOGGING_LEVEL", "ERROR" if verbose else QUIET)
-    os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "WARNING" if verbose else QUIET)
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "INFO" if verbose else "CRITICAL")
+    os.environ.setdefault("PREFECT_INTERNAL_LOGGING_LEVEL", "ERROR" if verbose else "CRITICAL")
+    os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "WARNING" if verbose else "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     if not verbose:
         for worker in PREFECT_WORKERS:
