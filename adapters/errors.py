@@ -32,6 +32,7 @@ UserError               an error that its user can mend
     TakenOver           a run that another process has opened since
     Damaged             a file that is not as it was written
     JournalError        a journal that is damaged or cannot be written
+    OutOfFiles          a process that can open no further file or connection
     BatchRefused        a batch that the door hands out or records no more
     MethodError         a step by another method than the recorded one
     ReferenceApart      a start that is not the reference it is said to be

@@ -89,8 +89,11 @@ class EngineProcess:
             self.process.stdin.flush()
         except BrokenPipeError:
             return False
-        said, _, _ = select.select([self.process.stdout], [], [], CLOSING_SECONDS)
-        return bool(said) and self.process.stdout.readline() == CLOSED
+        answered = select.poll()  # unlike select(), for descriptors of any number
+        answered.register(self.process.stdout, select.POLLIN)
+        return (
+            bool(answered.poll(1000 * CLOSING_SECONDS)) and self.process.stdout.readline() == CLOSED
+        )
 
     def close(self) -> None:
         assert self.process.stdin is not None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from adapters.errors import UserError, counted
+from adapters.process.open_files import check_files
 from adapters.process.terminal import WIDTH, hanging, terminal_width
 from adapters.tinker.engines import engine_begun
 from adapters.tracking.wandb import unsynced_folder
@@ -159,6 +160,7 @@ def explain_absence(way_on: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except httpx.TransportError as error:
+        check_files(error)
         raise UserError(
             f"{error.request.url} does not answer ({error}). Start the server, or unset "
             f"PREFECT_API_URL; then {way_on()}"

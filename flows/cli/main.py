@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from adapters.errors import UserError
+from adapters.process.streams import open_streams
 from adapters.process.terminal import say, show
 from flows.cli.signals import ending_by_signals, leaving_at_once
 
@@ -27,6 +28,7 @@ def show_trace(_: type[BaseException], error: BaseException, __: object) -> None
 
 def main() -> None:
     """Run the console script `ratchet`."""
+    open_streams()
     sys.excepthook = show_trace
     with leaving_at_once(), plain_errors(), ending_by_signals():
         from flows.cli.commands import app  # takes a while, in which a signal may come
