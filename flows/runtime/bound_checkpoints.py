@@ -105,13 +105,12 @@ def carry_weights(
         known = parent.exists() and read_manifest(parent)["created"] == bound.created
         for address in _addresses(bound):
             lost = damaged_weights(engine, address)
-            if not lost:
+            if not (lost and known):
                 continue
-            if known:
-                make_whole({name: bound})
+            make_whole({name: bound})
             for path in lost:
                 remove(path)
-            for path in saved_files(parent.engine, address) if known else ():
+            for path in saved_files(parent.engine, address):
                 target = engine / path.relative_to(parent.engine)
                 if not is_written(target):
                     link_or_copy(path, target)
