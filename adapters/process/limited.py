@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from select import select
+from select import POLLIN, poll
 from threading import Lock
 from typing import Any
 
@@ -55,7 +55,9 @@ class LimitedChild:
             except BrokenPipeError:
                 pass  # there is no answer to read either
             until, waited = running_clock().seconds() + LONGEST_WAIT, False
-            while not select([process.stdout], [], [], LOOK_SECONDS)[0]:
+            answered = poll()  # unlike select(), for descriptors of any number
+            answered.register(process.stdout, POLLIN)
+            while not answered.poll(1000 * LOOK_SECONDS):
                 if waited := running_clock().seconds() > until:
                     process.kill()
             if answer := process.stdout.readline():
