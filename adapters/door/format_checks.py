@@ -35,7 +35,7 @@ class FormatChecks:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "formats")
-        self._child = LimitedChild("adapters.door.format_checks")
+        self._child = LimitedChild("adapters.door.format_checks", MOST_MEMORY)
 
     def close(self) -> None:
         """Wait for the check under way, and end the process."""

@@ -25,20 +25,20 @@ LOOK_SECONDS = 1.0
 class LimitMet(Exception):
     """The end of a child by a question: its exit status, which is negative if a signal ended it."""
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int, took: str) -> None:
         super().__init__(f"ended with status {status}")
-        self.status = status
-        self.by_time = status in (-signal.SIGPROF, -signal.SIGKILL)
-        """Whether its time was over, rather than its memory."""
+        self.took = took
+        """What the question took more of."""
 
 
 class LimitedChild:
-    """A child that runs a module of ours, by `answer_questions`.
+    """A child that runs a module of ours, by `answer_questions` and with so many bytes of memory.
 
     The process starts with the first question and after each death, and ends with its input.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, memory: int) -> None:
+        self._memory = memory
         self._command = [sys.executable, "-P", "-m", module]
         self._process: subprocess.Popen[bytes] | None = None
         self._asking = Lock()
@@ -54,17 +54,20 @@ class LimitedChild:
                 process.stdin.flush()
             except BrokenPipeError:
                 pass  # there is no answer to read either
-            until = running_clock().seconds() + LONGEST_WAIT
+            until, waited = running_clock().seconds() + LONGEST_WAIT, False
             answered = poll()  # unlike select(), for descriptors of any number
             answered.register(process.stdout, POLLIN)
             while not answered.poll(1000 * LOOK_SECONDS):
-                if running_clock().seconds() > until:
+                if waited := running_clock().seconds() > until:
                     process.kill()
             if answer := process.stdout.readline():
                 return json.loads(answer)
             self._process = None
             process.communicate()
-            raise LimitMet(process.returncode)
+            took = f"{self._memory >> 20} MiB of memory"
+            if process.returncode == -signal.SIGPROF:
+                took = f"{seconds:g} s of processor time"
+            raise LimitMet(process.returncode, f"{LONGEST_WAIT:g} s" if waited else took)
 
     def close(self) -> None:
         """Wait for the question under way, and end the process."""

@@ -98,28 +98,28 @@ def carry_weights(
     """
     if not needs_engine(recipe.model.base):
         return
+    engine = folder.engine
     for name, key in recipe.named_checkpoints().items():
         bound = read_bound(folder, name)
         parent = folder_of(bound.run)
         known = parent.exists() and read_manifest(parent)["created"] == bound.created
         for address in _addresses(bound):
-            lost = damaged_weights(folder.engine, address)
-            if not lost:
+            lost = damaged_weights(engine, address)
+            if not (lost and known):
                 continue
-            if known:
-                make_whole({name: bound})
+            make_whole({name: bound})
             for path in lost:
                 remove(path)
-            for path in saved_files(parent.engine, address) if known else ():
-                target = folder.engine / path.relative_to(parent.engine)
+            for path in saved_files(parent.engine, address):
+                target = engine / path.relative_to(parent.engine)
                 if not is_written(target):
                     link_or_copy(path, target)
-            _refuse_gone(key, name, bound, folder.engine)
-            if left := damaged_weights(folder.engine, address):
-                raise CheckpointRefused(
-                    f"{key} {name} is damaged: {left[0]} is not as it was saved, and {parent.path} "
-                    "cannot put it back; restore it from a copy, or train a new run"
-                )
+        _refuse_gone(key, name, bound, engine)
+        if left := [p for address in _addresses(bound) for p in damaged_weights(engine, address)]:
+            raise CheckpointRefused(
+                f"{key} {name} is damaged: {left[0]} is not as it was saved, and {parent.path} "
+                "cannot put it back; restore it from a copy, or train a new run"
+            )
 
 
 def carried_files(folder: RunFolder) -> list[Path]:

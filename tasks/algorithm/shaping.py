@@ -15,7 +15,7 @@ from math import isfinite
 
 import duckdb
 
-from adapters.errors import UserError
+from adapters.errors import UserError, counted
 from adapters.process.limited import LimitedChild, LimitMet, answer_questions
 
 TABLE = """
@@ -97,16 +97,16 @@ def _run(query: str, rewards: Sequence[RoleReward]) -> Sequence[tuple[str, str, 
     try:
         answer = _child.ask([query, [astuple(reward) for reward in rewards]], LONGEST_QUERY)
     except LimitMet as met:
-        took, remedy = f"{MOST_MEMORY >> 20} MiB of memory", "make less"
-        if met.by_time:
-            took, remedy = f"{LONGEST_QUERY:g} s of processor time", "end sooner"
-        raise ShapingError(f"algorithm.rewards takes more than {took}; let it {remedy}") from None
+        remedy = "make less" if "memory" in met.took else "end sooner"
+        raise ShapingError(
+            f"algorithm.rewards takes more than {met.took}; let it {remedy}"
+        ) from None
     if isinstance(answer, str):
         raise ShapingError(answer)
     return [(rollout, role, reward) for rollout, role, reward in answer]
 
 
-_child = LimitedChild("tasks.algorithm.shaping")
+_child = LimitedChild("tasks.algorithm.shaping", MOST_MEMORY)
 atexit.register(_child.close)
 
 
@@ -116,8 +116,7 @@ def _answer(question: tuple[str, Sequence[Sequence[object]]]) -> object:
     try:
         with duckdb.connect(config=CONFIG) as connection:
             _fill(connection, given)
-            (statement,) = connection.extract_statements(query)
-            found = connection.execute(statement)
+            found = connection.execute(_only_statement(connection, query))
             _check_columns({name: str(kind) for name, kind, *_ in found.description or ()})
             # A role of a rollout has one row, so whatever is wrong shows in one row too many.
             names = [column[0] for column in found.description or ()]
@@ -133,6 +132,16 @@ def _answer(question: tuple[str, Sequence[Sequence[object]]]) -> object:
         )
         for row in rows
     ]
+
+
+def _only_statement(connection: "duckdb.DuckDBPyConnection", query: str) -> "duckdb.Statement":
+    statements = connection.extract_statements(query)
+    if len(statements) != 1:
+        raise ShapingError(
+            f"algorithm.rewards cannot be run: it has {counted(len(statements), 'statement')}; "
+            "give one SELECT"
+        )
+    return statements[0]
 
 
 def _check_columns(types: Mapping[str, str]) -> None:

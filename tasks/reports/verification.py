@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from adapters.calls import POLICY
 from adapters.door.roles import policy_of
 from adapters.errors import UserError, counted
-from adapters.tinker.engines import LOCAL, weights_record
+from adapters.tinker.engines import LOCAL, needs_engine, weights_record
 from tasks.algorithm.advantages import find_advantage
 from tasks.algorithm.preferences import PREFERENCES
 from tasks.checkpoints import Ledger
@@ -260,7 +260,8 @@ class _Recorded:
             for step in range(self.done + 1):
                 if ledger.find(step) is None and (step == 0 or policy in self._trained(step - 1)):
                     yield f"{path} has no checkpoint {step}, and it was made"
-            if is_written(run.engine) or self.manifest["recipe"]["model"]["base"].startswith(LOCAL):
+            base = self.manifest["recipe"]["model"]["base"]
+            if is_written(run.engine) or (base.startswith(LOCAL) and needs_engine(base)):
                 for saved in {one.step: one for one in ledger.checkpoints()}.values():
                     addresses = filter(None, (saved.sampler, saved.state))
                     records = (weights_record(run.engine, address) for address in addresses)

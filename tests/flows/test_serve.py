@@ -14,6 +14,7 @@ from adapters.errors import UserError
 from flows.cli.commands import app
 from flows.runtime.open_run import open_run
 from flows.runtime.serving import find_weights, open_weights, serve_model
+from tests.support.damages import delete_the_folder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.two_policies import two_policies
 from tests.support.servers.engine_server import Address
@@ -70,6 +71,19 @@ def test_one_policy_of_several_is_served_by_its_name() -> None:
         assert sampler.path == listener.ledger.at(0).sampler != run.ledger.at(0).sampler
     with pytest.raises(UserError, match="several trains no policy 'fox'; there is: policy, li"):
         find_weights("several:fox")
+
+
+@pytest.mark.usefixtures("served")
+def test_a_damaged_checkpoint_is_made_again_to_be_served_or_exported(tiny_chat: Address) -> None:
+    with open_run(small_recipe(), "hurt") as run:
+        saved = run.ledger.at(0).sampler
+    place = f"tensors/{saved.removeprefix('tinker://')}.*/adapter_model.safetensors"
+    [weights] = tiny_chat.state.glob(place)
+    whole = weights.read_bytes()
+    delete_the_folder(weights)
+    with open_weights(find_weights("hurt@0")) as (_, sampler):
+        assert sampler.path == run.ledger.at(0).sampler != saved
+    assert weights.read_bytes() == whole
 
 
 def test_what_the_client_asks_for_is_how_it_is_sampled(client: openai.OpenAI) -> None:

@@ -64,14 +64,14 @@ def test_a_null_reward_leaves_a_rollout_out() -> None:
         ("select rollout_id, role, rewart as reward from rewards", 'column "rewart" not found'),
         ("select * from read_csv('/etc/passwd')", "cannot be run"),
         ("copy rewards to 'stolen.csv'", "cannot be run"),
-        ("select 1; select 2", "cannot be run"),
+        ("select 1; select 2", "cannot be run: it has 2 statements; give one SELECT"),
         ("select rollout_id, role, 'good' as reward from rewards", "returns VARCHAR as reward"),
         (
             "select rollout_id, role, [reward] as reward from rewards",
             r"returns DOUBLE\[\] as reward",
         ),
         ("select rollout_id, role, reward > 0 as reward from rewards", "returns BOOLEAN as reward"),
-        ("", "cannot be run"),
+        ("", "cannot be run: it has 0 statements"),
         ("select list(i) from range(1000000000000) t(i)", "cannot be run: Out of Memory"),
     ],
 )
@@ -138,6 +138,12 @@ def test_a_query_that_is_planned_without_end_is_refused_in_time(
     ]
     with pytest.raises(ShapingError, match="takes more than"):
         check_query(", ".join(["with t0 as (from rewards)", *nested]) + " from t30")
+
+
+def test_a_query_that_sleeps_is_ended_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adapters.process.limited.LONGEST_WAIT", 2)
+    with pytest.raises(ShapingError, match="takes more than 2 s; let it end sooner"):
+        check_query("select 'a' as rollout_id, 'policy' as role, sleep_ms(100000) as reward")
 
 
 @pytest.mark.parametrize(
