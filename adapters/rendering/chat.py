@@ -218,13 +218,17 @@ class Chat:
 
     def count_lost_thoughts(self, messages: Sequence[Message], tokens: Sequence[int]) -> int:
         """Count the messages whose reasoning is not in the tokens that were rendered of them."""
-        thinking = [{**message, "content": ""} for message in messages if split_thought(message)[0]]
-        if not thinking:
+        answers = [one for one in messages if one["role"] == "assistant"]
+        thoughts = [thought for one in answers if (thought := split_thought(one)[0])]
+        if not thoughts:
             return 0
+        said: list[Message] = [
+            {"role": "assistant", "content": "", "reasoning_content": thought}
+            for thought in thoughts
+        ]
         text = self.text(tokens)
         return sum(
-            find_lost([cast(Message, one)], text, self._respell, reasoning=True) is not None
-            for one in thinking
+            find_lost([one], text, self._respell, reasoning=True) is not None for one in said
         )
 
     def spells_marks(self, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
