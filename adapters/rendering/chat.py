@@ -18,7 +18,7 @@ from adapters.rendering.answers import (
     split_thought,
     write_answer,
 )
-from adapters.rendering.completeness import Lost, find_lost, find_lost_tool, mark_short
+from adapters.rendering.completeness import Lost, find_lost, find_lost_tool, mark_texts
 from adapters.rendering.fitting import choose_renderer
 from adapters.rendering.renderer_names import AUTO, NoRenderer
 from adapters.rendering.writing import Writer
@@ -222,13 +222,17 @@ class Chat:
 
     def count_lost_thoughts(self, messages: Sequence[Message], tokens: Sequence[int]) -> int:
         """Count the messages whose reasoning is not in the tokens that were rendered of them."""
-        thinking = [{**message, "content": ""} for message in messages if split_thought(message)[0]]
-        if not thinking:
+        answers = [one for one in messages if one["role"] == "assistant"]
+        thoughts = [thought for one in answers if (thought := split_thought(one)[0])]
+        if not thoughts:
             return 0
+        said: list[Message] = [
+            {"role": "assistant", "content": "", "reasoning_content": thought}
+            for thought in thoughts
+        ]
         text = self.text(tokens)
         return sum(
-            find_lost([cast(Message, one)], text, self._respell, reasoning=True) is not None
-            for one in thinking
+            find_lost([one], text, self._respell, reasoning=True) is not None for one in said
         )
 
     def spells_marks(self, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
@@ -268,11 +272,11 @@ class Chat:
     ) -> None:
         """Refuse messages of which a text is not in the tokens that were written of them.
 
-        A short text could stand there by chance, so that a longer one is tried in its place.
+        A short text could stand there by chance, so that marks are tried in place of all texts.
         """
         lost = find_lost(messages, self.text(tokens), self._respell)
-        if lost is None and (longer := mark_short(messages)):
-            lost = find_lost(longer, self.text(write(longer)), self._respell)
+        if lost is None and (marked := mark_texts(messages)):
+            lost = find_lost(marked, self.text(write(marked)), self._respell)
         if lost is not None:
             message = messages[lost.message]
             raise Refused(

@@ -112,9 +112,10 @@ def check_row(chat: Chat, messages: list[dict[str, Any]], tools: list[Tool]) -> 
 def check_request(chat: Chat, asked: Format | None, choice: Choice) -> None:
     """Check that a request's instruction is in the prompt, and the question before or after it."""
     messages: list[Message] = [{"role": "user", "content": ASKED["content"]}]
-    request = Request("m", messages, [LOOK], None, [], {}, asked, choice)
+    tools = [LOOK] if asked is None else []
+    request = Request("m", messages, tools, None, [], {}, asked, choice)
     extra = format_instructions(request)
-    prompt = chat.text(KeptCalls(chat).prompt(messages, [LOOK], extra).token_ids)
+    prompt = chat.text(KeptCalls(chat).prompt(messages, tools, extra).token_ids)
     assert ASKED["content"] in prompt
     assert all(one["content"] in prompt for one in extra)
     assert extra
