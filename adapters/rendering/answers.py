@@ -30,6 +30,9 @@ class AskedAnswer:
     """Renders messages, with the header of the next answer if that is asked for."""
     text: Callable[[Sequence[int]], str]
     encode: Callable[[str], list[int]]
+    """Encodes what the format writes."""
+    encode_text: Callable[[str], list[int]]
+    """Encodes what the answer says, in which nothing is a mark of the format."""
 
 
 def split_thought(answer: Message) -> tuple[str, str]:
@@ -78,7 +81,11 @@ def _behind_thought(asked: AskedAnswer) -> Iterator[list[int]]:
         alike = [one == other for one, other in zip(prompt, written, strict=False)]
         rest = written[[*alike, False].index(False) :]
         closes = asked.text(rest).lstrip().startswith(CLOSE)
-        yield [*asked.encode(thought if closes else f"{thought}\n{CLOSE}\n\n"), *rest]
+        if closes:
+            yield [*asked.encode_text(thought), *rest]
+        else:
+            closed = asked.encode(f"{CLOSE}\n\n")
+            yield [*asked.encode_text(f"{thought}\n"), *closed, *rest]
 
 
 def _thinks_first(asked: AskedAnswer, written: Sequence[int]) -> bool:
@@ -94,8 +101,8 @@ def _exchange_thought(asked: AskedAnswer, written: list[int], thought: str) -> l
     """Put an answer's own reasoning in the place of THOUGHT."""
     lengths = range(len(written) + 1)
     end = next(length for length in lengths if THOUGHT in asked.text(written[:length]))
-    around = asked.text(written[:end]).replace(THOUGHT, thought)
-    return [*asked.encode(around), *written[end:]]
+    before, _, after = asked.text(written[:end]).partition(THOUGHT)
+    return [*asked.encode(before), *asked.encode_text(thought + after), *written[end:]]
 
 
 def _without_thought(message: Message) -> Message:

@@ -141,7 +141,9 @@ class Chat:
             return self._writer.write(said, tools, ask=ask)
 
         prompt = write(messages, True)
-        asked = AskedAnswer(messages, answer, prompt, write, self.text, self.encode_text)
+        asked = AskedAnswer(
+            messages, answer, prompt, write, self.text, self.encode, self.encode_text
+        )
         lost = None
         for tokens in write_answer(asked):
             end = next((at for at, token in enumerate(tokens) if token in self.stop_tokens), None)
@@ -217,6 +219,21 @@ class Chat:
     def name_calls(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return messages with the ids that the format needs to name their calls, if it does."""
         return self._writer.name_calls(messages)
+
+    def count_lost_thoughts(self, messages: Sequence[Message], tokens: Sequence[int]) -> int:
+        """Count the messages whose reasoning is not in the tokens that were rendered of them."""
+        answers = [one for one in messages if one["role"] == "assistant"]
+        thoughts = [thought for one in answers if (thought := split_thought(one)[0])]
+        if not thoughts:
+            return 0
+        said: list[Message] = [
+            {"role": "assistant", "content": "", "reasoning_content": thought}
+            for thought in thoughts
+        ]
+        text = self.text(tokens)
+        return sum(
+            find_lost([one], text, self._respell, reasoning=True) is not None for one in said
+        )
 
     def spells_marks(self, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
         """Tell whether a text of messages or tools spells a control token."""

@@ -6,7 +6,7 @@ that a row says what the same messages would say to the door.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from adapters.calls import Message, Refused, Tool
@@ -23,8 +23,8 @@ SHAREGPT = {
 }
 """Roles of ShareGPT's conversations, and those of chat completions that they are."""
 
-MARKS = ("trainable", "weight")
-"""Keys of a message that say how it is trained."""
+COLUMNS = ("messages", "conversations")
+"""Columns that hold a whole conversation."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Said:
 
 def read_conversation(row: Mapping[str, Any]) -> list[Said] | None:
     """Read the messages of a row; None if it has none of KNOWN. DatasetError says what is wrong."""
-    for column in ("messages", "conversations"):
+    for column in COLUMNS:
         if row.get(column) is not None:
             return read_messages(row[column], column)
     for form in FORMS:
@@ -95,6 +95,35 @@ def read_tools(value: object) -> list[Tool]:
         return [read_tool(_parsed(one), f"tools[{at}]") for at, one in enumerate(value)]
     except Refused as refused:
         raise DatasetError(refused.message) from refused
+
+
+def drop_padding(said: Sequence[Said], tools: Sequence[Tool]) -> list[Said]:
+    """Leave out the null arguments of calls that the called tool does not declare.
+
+    Arrow gives every object of a column the keys of all others. An argument that a tool declares
+    may be null, as JSON lines have it.
+    """
+    declared = {
+        tool["function"]["name"]: (tool["function"].get("parameters") or {}).get("properties") or {}
+        for tool in tools
+    }
+    return [replace(one, message=_drop_undeclared(one.message, declared)) for one in said]
+
+
+def drop_nulls(value: Any) -> Any:
+    """Leave out the keys of objects whose value is null, as columns of Parquet have them."""
+    if isinstance(value, list):
+        return [drop_nulls(one) for one in value]
+    if isinstance(value, dict):
+        return {key: drop_nulls(one) for key, one in value.items() if one is not None}
+    return value
+
+
+def speaks(row: Mapping[str, Any]) -> str | None:
+    """Return whose roles a row has, ShareGPT's or those of chat completions; None of no roles."""
+    value = next((row[name] for name in COLUMNS if row.get(name) is not None), None)
+    roles = _roles(_parsed(value))
+    return None if not roles else "ShareGPT" if _is_sharegpt(roles) else "chat completions"
 
 
 def join_repeated(prompt: Sequence[Said], side: Sequence[Said]) -> tuple[list[Said], list[Said]]:
@@ -145,15 +174,45 @@ def _read_said(value: object, path: str) -> Said:
 
 def _as_chat(messages: Sequence[object]) -> list[object]:
     """Return messages with the roles of chat completions, if all of them speak as ShareGPT does."""
-    sent = [cast(Mapping[str, Any], one) if isinstance(one, Mapping) else {} for one in messages]
-    named = [{**one, "role": one.get("role", one.get("from"))} for one in sent]
-    roles = {one["role"] for one in named}
-    if not roles & {"human", "gpt"} or not roles <= {*SHAREGPT}:
+    if not _is_sharegpt(_roles(messages)):
         return [*messages]
+    sent = [cast(Mapping[str, Any], one) for one in messages]
     return [
-        {**one, "role": SHAREGPT[one["role"]], "content": one.get("content", one.get("value"))}
-        for one in named
+        {**one, "role": SHAREGPT[_role(one)], "content": one.get("content", one.get("value"))}
+        for one in sent
     ]
+
+
+def _roles(messages: object) -> set[str]:
+    """Return the roles of messages, by the key of chat completions or by ShareGPT's."""
+    given = cast(list[object], messages) if isinstance(messages, list) else []
+    return {_role(one) for one in given}
+
+
+def _role(message: object) -> str:
+    sent = cast(Mapping[str, Any], message) if isinstance(message, Mapping) else {}
+    return str(sent.get("role") or sent.get("from"))
+
+
+def _is_sharegpt(roles: set[str]) -> bool:
+    return bool(roles & {"human", "gpt"}) and roles <= {*SHAREGPT}
+
+
+def _drop_undeclared(message: Message, declared: Mapping[str, Any]) -> Message:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    kept = []
+    for call in calls:
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        if isinstance(arguments, dict) and name in declared:
+            arguments = {
+                key: value
+                for key, value in arguments.items()
+                if value is not None or key in declared[name]
+            }
+        kept.append({**call, "function": {"name": name, "arguments": arguments}})
+    return cast(Message, {**message, "tool_calls": kept})
 
 
 def _parsed(value: object) -> object:

@@ -12,7 +12,7 @@ from adapters.calls import Refused, Tool
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
 from tasks.examples.teaching import read_before
-from tasks.texts.conversations import KNOWN, Said, read_conversation, read_tools
+from tasks.texts.conversations import KNOWN, Said, drop_padding, read_conversation, read_tools
 from tasks.texts.rules import Trained
 
 
@@ -22,6 +22,8 @@ class WeightedTokens:
 
     tokens: list[int]
     weights: list[float]
+    thoughts_left_out: int = 0
+    """Earlier answers whose reasoning the format leaves out."""
 
     def trained(self) -> list[int]:
         """List the tokens that are trained."""
@@ -57,6 +59,7 @@ def tokenize_conversation(
     before: str | None = None,
 ) -> list[WeightedTokens]:
     """Tokenize the messages of a row; DatasetError says what the renderer cannot write."""
+    said = drop_padding(said, tools)
     if before is not None:
         messages = read_before(before, [one.message for one in said])
         said = [*map(Said, messages[: len(messages) - len(said)]), *said]
@@ -86,8 +89,9 @@ def _tokenize(
         new = messages[answered:at]
         following = chat.extend(prompt, answer, new, tools) if found else None
         if following is None:
-            found.append(WeightedTokens([], []))
             following = chat.render(messages[:at], tools)
+            left_out = chat.count_lost_thoughts(messages[:at], following)
+            found.append(WeightedTokens([], [], left_out))
         prompt, answer, answered = following, chat.answer(messages[:at], message, tools), at + 1
         _grow(found[-1], prompt, float(trained == "all"))
         _grow(found[-1], [*prompt, *answer], weights[at])
