@@ -1,6 +1,7 @@
 """An OpenAI-compatible HTTP endpoint for a chat model, in every dialect that clients speak."""
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from adapters.dialects.table import (
     DIALECTS,
     Dialect,
     dialect_of,
+    refusal_of,
     write_failure,
     write_refusal,
     write_response,
@@ -30,6 +32,8 @@ from adapters.network.app_server import ANY_PORT, AppServer
 from adapters.process.aside import run_aside
 from adapters.rendering.chat import Chat
 from adapters.rendering.lengths import check_length
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,16 @@ class ChatApi(ABC):
         return app
 
     async def answer(self, request: Request) -> Response:
-        """Answer a call in its client's dialect, or raise Refused."""
+        """Answer a call in its client's dialect, or raise Refused; a defect is logged first."""
+        try:
+            return await self._answer(request)
+        except Refused:
+            raise
+        except Exception as error:  # whose cause the client is told, and the record of the call
+            log.error("the endpoint failed on POST %s", request.url.path, exc_info=error)
+            raise refusal_of(error) from error
+
+    async def _answer(self, request: Request) -> Response:
         model = self.find_model(request)
         body, dialect = await read_body(request), dialect_of(request)
         async with model.order:

@@ -22,7 +22,6 @@ from adapters.calls import Request as ChatRequest
 from adapters.clients.litellm import PASSED_ON
 from adapters.dialects.fields import bad_request
 from adapters.dialects.request_body import read_body
-from adapters.dialects.table import refusal_of
 from adapters.door.backends import Backend
 from adapters.door.batches import Attempt, OpenBatch
 from adapters.door.call_sequence import UNRECORDED, RequestMeta
@@ -141,11 +140,10 @@ class Door(ChatApi):
         started = datetime.now(UTC)
         try:
             return await super().answer(request)
-        except Exception as error:  # a defect is recorded too, with its cause
+        except Refused as refused:
             with suppress(Refused):
                 batch, attempt = self._find_attempt(request)
-                role, refused = request.path_params["role"], refusal_of(error)
-                batch.record_refusal(attempt, role, refused, started)
+                batch.record_refusal(attempt, request.path_params["role"], refused, started)
             raise
 
     def _find_answer(self, role: str, batch: OpenBatch, attempt: Attempt) -> Answer:

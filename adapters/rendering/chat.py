@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 from renderers.base import Tokenizer
@@ -320,9 +320,15 @@ def stop_string(completion: Completion, chat: Chat) -> str | None:
 
 
 def fingerprint(tokenizer: object) -> str:
-    """Return 16 hexadecimal digits that change with the tokenizer."""
-    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    written = backend.to_str()  # pyright: ignore[reportAttributeAccessIssue]
+    """Return 16 hexadecimal digits that change with the tokenizer.
+
+    One that is written in Python has no text of its own, and is told by its class and its tokens.
+    """
+    backend: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if hasattr(type(backend), "to_str"):
+        written = backend.to_str()
+    else:
+        written = json.dumps([type(backend).__name__, sorted(backend.get_vocab().items())])
     return hashlib.sha256(written.encode()).hexdigest()[:16]
 
 

@@ -85,6 +85,15 @@ def test_a_setting_that_cannot_be_had_is_refused_by_its_name(
     assert refused.value.param == name
 
 
+@pytest.mark.parametrize("name", ["qwen3.5", "nemotron-3", "minimax-m2", "hy3"])
+def test_a_format_of_any_rules_for_system_messages_answers_in_json(name: str) -> None:
+    with Door(chat_of(name), {}, run_seed=7) as door, opened_batch(door) as opened:
+        opened.ask(response_format={"type": "json_object"})
+        (span,) = opened.spans
+        asked = chat_of(name).text(span.prompt_token_ids)
+        assert "Answer with nothing but a JSON object." in asked
+
+
 def test_a_format_without_a_switch_refuses_one_by_its_name() -> None:
     chat = Chat(tokenizer_of("llama-3"), "llama-3", 400)
     with Door(chat, {}, run_seed=7) as door, opened_batch(door) as opened:
