@@ -183,7 +183,7 @@ def _onward(
     if not sample:
         local = model.base.startswith(LOCAL)
         place = str(prepare_base(model.base)) if local else name_for_clients(model.base)
-        yield Chat(load_tokenizer(place), model.renderer), {}
+        yield Chat(load_tokenizer(place), model.renderer, thinking=model.thinking), {}
         return
     saved = {policy: _checkpoint(run, policy, replayed.recorded) for policy in recipe.policies()}
     ledger, earlier = Ledger(run.checkpoints(POLICY)), recipe.earlier(saved[POLICY].step)
@@ -194,7 +194,8 @@ def _onward(
             name: Policy(service.sampler(one.sampler), policy_version(name, one.step))
             for name, one in saved.items()
         }
-        chat = Chat(service.tokenizer_of(main), model.renderer, service.context(model.base))
+        tokenizer, context = service.tokenizer_of(main), service.context(model.base)
+        chat = Chat(tokenizer, model.renderer, context, model.thinking)
         backends = {POLICY: POLICY, **create_backends(recipe.roles, recipe.seed)}
         if parse_rollout(replayed.recorded.id).split not in TRAINED:
             backends |= recipe.evaluation.roles

@@ -52,7 +52,7 @@ def take_offline(recipe: Recipe) -> Recipe:
             )
     if recipe.model.base.startswith(LOCAL) or is_here(recipe.model.base):
         return recipe
-    tiny = {"base": Model().base, "renderer": Model().renderer}
+    tiny = {"base": Model().base, "renderer": Model().renderer, "thinking": None}
     return recipe.model_copy(update={"model": recipe.model.model_copy(update=tiny)})
 
 
@@ -77,6 +77,7 @@ def describe_given(
 
     tally = tally_texts if isinstance(recipe, FinetuneRecipe) else tally_pairs
     divided = dict.fromkeys(one.describe_division() for one in recipe.sources().values())
-    chat = Chat(open_tokenizer(recipe.model.base), recipe.model.renderer)
+    model = recipe.model
+    chat = Chat(open_tokenizer(model.base), model.renderer, thinking=model.thinking)
     report = describe_rows(recipe.given_examples(), tally, chat, recipe.rules(), examples)
     return "\n\n".join(filter(None, [report, *divided]))

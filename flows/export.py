@@ -136,7 +136,8 @@ def _write_tokenizer(
     weights: Weights, service: "Service", asked: ExportForm, folder: Path
 ) -> tuple[Chat, Probe]:
     """Write the tokenizer with the chat template; return its chat, and what is to be compared."""
-    sampler, renderer = service.sampler(weights.sampler), weights.model.renderer
+    sampler, model = service.sampler(weights.sampler), weights.model
+    renderer = model.renderer
     tokenizer: Any = service.tokenizer_of(sampler)
     if renderer.startswith(TEMPLATE):
         tokenizer.chat_template = renderer.removeprefix(TEMPLATE)
@@ -145,7 +146,7 @@ def _write_tokenizer(
     expected = sampler.score(sequences, [len(tokens) - 1 for tokens in sequences])
     own = TOLERANCE if service.server.process is not None else SERVICE_TOLERANCE
     tolerance = own if asked.tolerance is None else asked.tolerance
-    return Chat(tokenizer, renderer), Probe(sequences, expected, tolerance)
+    return Chat(tokenizer, renderer, thinking=model.thinking), Probe(sequences, expected, tolerance)
 
 
 def _write_adapter(network: "Network", adapter: Adapter, folder: Path, probe: Probe) -> Parity:

@@ -23,13 +23,13 @@ from adapters.dialects.fields import (
     check_body,
     check_object,
     check_offered,
-    create_tool_call,
     read_text,
     type_of,
     write_token_ids,
 )
 from adapters.dialects.sse import write_named
 from adapters.rendering.chat import Chat, stop_string
+from adapters.rendering.messages import create_tool_call
 
 MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}

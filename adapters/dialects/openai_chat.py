@@ -1,18 +1,14 @@
 """OpenAI's chat completions: bodies read as requests, completions written as answers or chunks."""
 
 from collections.abc import Iterator, Sequence
-from typing import cast
 
-from adapters.calls import Completion, JsonObject, Message, Request, Tool, ToolCall
+from adapters.calls import Completion, JsonObject, Message, Request
 from adapters.dialects.fields import (
     RETURN_TOKEN_IDS,
     Fields,
     bad_field,
     bad_request,
     check_body,
-    check_object,
-    create_tool_call,
-    read_text,
     write_prompt_token_ids,
     write_response_token_ids,
 )
@@ -25,17 +21,17 @@ from adapters.dialects.openai_fields import (
 )
 from adapters.dialects.sse import DONE, write_data
 from adapters.rendering.chat import Chat
+from adapters.rendering.messages import read_message, read_tool
 
 __all__ = ["answer", "models", "read", "stream", "write_error"]
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_ANSWERS = 8
 
 
 def read(body: object) -> Request:
     sent, model = check_body(body)
     _check_fields(sent)
-    tools = [_read_tool(tool, path) for tool, path in sent.read_list("tools")]
+    tools = [read_tool(tool, path) for tool, path in sent.read_list("tools")]
     return Request(
         model=model,
         messages=_read_messages(sent),
@@ -157,43 +153,8 @@ def _count_answers(sent: Fields) -> int:
     return many
 
 
-def _read_tool(tool: object, path: str) -> Tool:
-    function = Fields(tool).get("function")
-    if not isinstance(Fields(function).get("name"), str):
-        raise bad_field(path, 'is not {"type": "function", "function": {"name": …}}.')
-    return cast(Tool, tool)  # the client's own, with fields that it may have beside
-
-
 def _read_messages(sent: Fields) -> list[Message]:
     messages = sent.read_list("messages")
     if not messages:
         raise bad_request("There are no messages; send at least one.", "messages")
-    return [_read_message(check_object(one, path, "a message")) for one, path in messages]
-
-
-def _read_message(sent: Fields) -> Message:
-    """Read a message: its content as text, and the fields that a renderer reads."""
-    role, content = sent.get("role"), sent.get("content")
-    if not isinstance(role, str) or role not in ROLES:
-        raise bad_field(sent.path_of("role"), f"is {role!r}; it is one of {', '.join(ROLES)}.")
-    if content is None and role == "assistant":
-        content = ""
-    read: Message = {
-        "role": "system" if role == "developer" else role,
-        "content": read_text(content, sent.path_of("content"), ("text", "refusal")),
-    }
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if isinstance(value := sent.get(name), str):
-            read[name] = value
-    calls = sent.read_list("tool_calls") if role == "assistant" else []
-    if calls:
-        read["tool_calls"] = [_read_call(Fields(call, path)) for call, path in calls]
-    return read
-
-
-def _read_call(sent: Fields) -> ToolCall:
-    function = Fields(sent.get("function"))
-    name, arguments = function.get("name"), function.get("arguments")
-    if not isinstance(name, str) or not isinstance(arguments, str | dict):
-        raise bad_field(sent.path, "has no function with a name and arguments.")
-    return create_tool_call(name, arguments, sent.get("id"))
+    return [read_message(one, path) for one, path in messages]

@@ -11,7 +11,6 @@ from adapters.dialects.fields import (
     bad_request,
     check_body,
     check_object,
-    create_tool_call,
     read_text,
     type_of,
     write_token_ids,
@@ -25,6 +24,7 @@ from adapters.dialects.openai_fields import (
 )
 from adapters.dialects.sse import write_named
 from adapters.rendering.chat import Chat
+from adapters.rendering.messages import create_tool_call
 
 __all__ = ["answer", "read", "stream", "write_error"]
 

@@ -71,7 +71,7 @@ class KeptCalls:
         length = next((length for length in lengths if history[length] in self._answered), 0)
         if length:
             known = self._answered[history[length]]
-            rest = [*messages[length:], *extra]
+            rest = [*self._chat.name_calls(messages)[length:], *extra]
             token_ids = self._chat.extend(
                 known.prompt_token_ids, known.response_token_ids, rest, tools
             )
@@ -101,8 +101,11 @@ class KeptCalls:
         """Build the prompt whose text continues an answer's sampled tokens, or else the plain one.
 
         ReAct agents write the observation into the assistant's message. Such a message cannot
-        continue a turn that the model ended, since it lacks the token that ended the turn.
+        continue a turn that the model ended, since it lacks the token that ended the turn. Nor is
+        a text continued that spells control tokens, which as text are not those of the format.
         """
+        if self._chat.spells_marks(messages, tools):
+            return Prompt(plain, 0, None, why_not)
         for known, rest in self._continued(messages, tools, history, self._chat.text(plain)):
             said = known.response_token_ids
             end = self._chat.text(said[-1:]) if self._chat.has_ended(said) else ""

@@ -56,7 +56,7 @@ class PolicyBackend:
         memory.begin(Begun(call, sha, self.policy.version, seed, started))
         sequence = await _sample(self.policy, prompt, params)
         sampled = _cut_at_stop(sequence, request.stop, self.chat)
-        message = _parse_message(sampled, request, call, self.chat)
+        message = _parse_message(sampled, request, call, self.chat, prompt.token_ids)
         return Completion(
             id=call,
             response_id=f"chatcmpl-{call.name('answer')}",
@@ -165,10 +165,14 @@ def _count_until(stops: Sequence[str], tokens: Sequence[int], chat: Chat) -> int
     return bisect_left(range(len(tokens)), True, lo=1, key=has_stop)
 
 
-def _parse_message(sampled: CutSequence, request: Request, call: CallId, chat: Chat) -> Message:
+def _parse_message(
+    sampled: CutSequence, request: Request, call: CallId, chat: Chat, prompt: Sequence[int]
+) -> Message:
     """Parse the message that the client gets, never empty, with our ids for its tool calls."""
     tokens = sampled.token_ids if sampled.words is None else chat.encode(sampled.words)
-    message = call.name_tool_calls(chat.parse(tokens, with_tools=request.may_call_tools))
+    message = call.name_tool_calls(
+        chat.parse(tokens, with_tools=request.may_call_tools, prompt=prompt, tools=request.tools)
+    )
     if not message.get("tool_calls") and not message["content"].strip():
         message["content"] = EMPTY_ANSWER
     return message

@@ -32,6 +32,8 @@ COPIES = 2
 MICROBATCH_TOKENS, MICROBATCH_WORK = 2048, 2**36
 """The engine's bounds on what a thread of it trains at once."""
 GIB = 2**30
+BROKEN_HEADER = (struct.error, ValueError, LookupError, TypeError, AttributeError)
+"""What reading a header raises that is none."""
 LONGEST_HEADER = 10**8
 """Bytes of the header of a file of safetensors, as its own library bounds them."""
 
@@ -88,8 +90,10 @@ def check_template(folder: Path) -> None:
 
 def read_json(file: Path) -> dict[str, object]:
     """Read a file of one JSON object; empty if it is not there, ServiceError if it is another."""
-    if not file.is_file():
+    if not file.exists():
         return {}
+    if not (file.is_file() or file.is_dir()):  # a pipe has no end
+        raise ServiceError(f"{file} is no file; download it again")
     try:
         found = json.loads(_read_text(file))
     except JSONDecodeError as error:
@@ -196,14 +200,7 @@ def _read_shapes(file: Path) -> Shapes:
         shapes = {name: [*map(int, tensor["shape"])] for name, tensor in tensors.items()}
     except OSError as error:
         raise _unreadable(file, error) from error
-    except (
-        struct.error,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except (*BROKEN_HEADER, RecursionError) as error:
         raise ServiceError(f"{file} is damaged; download it again") from error
     if size < 8 + length + end:
         raise ServiceError(f"{file} is cut short; download it again")

@@ -133,7 +133,7 @@ def _read(file: Path) -> "GGUFReader":
 
 
 def _check_header(file: Path) -> None:
-    """Refuse (ValueError) counts for which the file has not the bytes: a reader makes lists of them."""
+    """Refuse (ValueError) counts for which the file lacks the bytes: a reader makes lists."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         opened.seek(len(MAGIC))

@@ -277,7 +277,7 @@ def _read_by(text: str | None, model: Model, service: "Service") -> "Reads | Non
     if text is None:
         return None
     tokenizer = service.tokenizer_of(service.base_sampler(model.base))
-    return Reads(text, Chat(tokenizer, model.renderer))
+    return Reads(text, Chat(tokenizer, model.renderer, thinking=model.thinking))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import TypeVar
 from adapters.calls import POLICY
 from adapters.harness.agents import load_agent
 from adapters.rendering.renderer_names import AUTO, TEMPLATE, find_config
+from adapters.rendering.thinking import set_thinking
 from adapters.tinker.bases import base_folder, check_base
 from adapters.tinker.engines import check_key, check_reachable
 from adapters.tinker.model_files import check_template
@@ -282,18 +283,23 @@ def _check_agent(recipe: Recipe) -> None:
 def check_renderer(model: Model) -> None:
     """Refuse (UserError) a renderer that does not exist, or does not fit a model of this machine.
 
+    So is a value of `thinking` that the renderer or template has no switch for.
+
     `auto` always fits a model that has a chat template.
     """
     renderer, folder = model.renderer, base_folder(model.base)
     if renderer == AUTO:
         if folder is not None:
             check_template(folder)
-        return
-    if not renderer.startswith(TEMPLATE):
-        find_config(renderer)
+        if folder is None or model.thinking is None:
+            return
+    elif not renderer.startswith(TEMPLATE):
+        config = find_config(renderer)
+        if model.thinking is not None:
+            set_thinking(config, model.thinking)
     if folder is not None:
         from renderers.base import load_tokenizer
 
         from adapters.rendering.chat import Chat
 
-        Chat(load_tokenizer(str(folder)), renderer)
+        Chat(load_tokenizer(str(folder)), renderer, thinking=model.thinking)

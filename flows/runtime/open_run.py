@@ -46,7 +46,8 @@ class OpenRun:
     def chat(self, model: Model) -> Chat:
         """Return the chat of the model that is trained, by the tokenizer of the service."""
         tokenizer = self.service.tokenizer(self.ledger.at(0).sampler, model.base)
-        return Chat(tokenizer, model.renderer, self.service.context(model.base))
+        context = self.service.context(model.base)
+        return Chat(tokenizer, model.renderer, context, model.thinking)
 
     @contextmanager
     def beginning(self) -> Iterator[None]:

@@ -100,7 +100,8 @@ def serve_model(weights: Weights, port: int = 0) -> Iterator[tuple["OpenDoor", "
         saved = weights.sampler
         sampler = service.sampler(saved) if saved else service.base_sampler(base)
         tokenizer, context = service.tokenizer_of(sampler), service.context(base)
-        chat = Chat(tokenizer, weights.model.renderer, context)
+        model = weights.model
+        chat = Chat(tokenizer, model.renderer, context, model.thinking)
         policy, key = Policy(sampler, weights.name), secrets.token_urlsafe(32)
         with OpenDoor(chat, policy, weights.defaults, key, port) as door:
             yield door, service

@@ -21,6 +21,7 @@ from tasks.references import Reference
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written, remove_folder
 from tasks.storage.tables import arrays, read, write
+from tasks.texts.rows import read_rows
 from tasks.texts.rules import TextRules
 from tasks.texts.source import describe_counts
 from tasks.texts.tokenizing import WeightedTokens
@@ -82,7 +83,7 @@ class WrittenPairs:
 
     def pairs(self, chat: Chat) -> Iterator[tuple[int, PairSides | str]]:
         broken = 0
-        for row in self.rows.examples():
+        for row in read_rows(self.rows):
             number = row["example_id"]
             try:
                 yield number, read_pair(row["example"], chat) or "ties"

@@ -20,6 +20,7 @@ from tasks.examples.reading import DatasetError, Source
 from tasks.examples.teaching import fill_reads
 from tasks.storage.durability import durable
 from tasks.storage.tables import read, write
+from tasks.texts.rows import read_rows
 from tasks.texts.rules import TRAIN, TextRules, Trained
 from tasks.texts.tokenizing import WeightedTokens, tokenize
 
@@ -96,7 +97,7 @@ class RowTexts(ABC):
         return len(self.rows.examples())
 
     def sequences(self, chat: Chat, trained: Trained) -> Iterator[tuple[int, list[WeightedTokens]]]:
-        for row in self.rows.examples():
+        for row in read_rows(self.rows):
             number = row["example_id"]
             try:
                 yield number, self.tokenize(row["example"], chat, trained)
@@ -242,6 +243,8 @@ def trained_rows(
             counts["trained tokens"] += len(trained)
             counts["sequences that end as answers do"] += ends
             counts["cut"] += length > most
+            if whole.thoughts_left_out:
+                counts["earlier answers without their reasoning"] += whole.thoughts_left_out
             counts["cut before their end"] += any(whole.weights[most:])
             counts["without a trained token"] += trained == []
             if trained:

@@ -14,7 +14,7 @@ OF_TRAINING = ("query", "share")
 """Keys of an origin of texts or pairs that say nothing of those that are held out."""
 HELD_OUT = ("path", "test_split", "splits", "held_out")
 """Keys of a dataset that say which of its examples are held out."""
-TOKENS = ("base", "renderer")
+TOKENS = ("base", "renderer", "thinking")
 """Keys of a model that say of which tokens a text is."""
 
 
