@@ -192,7 +192,7 @@ def _read_shapes(file: Path) -> Shapes:
         size = file.stat().st_size
         with file.open("rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
-            if length > LONGEST_HEADER:
+            if LONGEST_HEADER < length <= size:
                 raise ValueError(f"its header has {length} bytes")
             header = json.loads(opened.read(min(length, size)))
         tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}

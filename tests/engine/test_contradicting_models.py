@@ -21,7 +21,7 @@ CONFIG: dict[str, Any] = json.loads((TINY / "config.json").read_text())
         ({"layers": 7}, r"contradicts itself: it lacks model\.layers\.5\..* and \d+ more"),
         ({"layers": 3}, r"contradicts itself: it has, .*does not ask for, model\.layers\.3\."),
         ({"intermediate_size": 8}, r"contradicts itself: it has in another shape model\.layers"),
-        ({"num_hidden_layers": 7}, r"cannot be loaded on cpu: .*layer_types"),
+        ({"num_hidden_layers": 7}, "cannot be loaded on cpu"),
         ({"num_hidden_layers": "two"}, "cannot be loaded on cpu"),
         ({"num_attention_heads": 0}, "cannot be loaded on cpu"),
         ({"hidden_act": "none_such"}, "cannot be loaded on cpu"),
