@@ -16,6 +16,7 @@ from engine.api.connections import bounded_protocol
 from engine.core import EngineCore
 from engine.errors import RequestRefused
 from engine.model.base_models import BaseModel
+from engine.model.gguf_files import UNREADABLE
 from engine.model.language_model import LanguageModel
 from engine.model.workers import Workers, use_one_thread
 
@@ -37,7 +38,7 @@ def load_model(
         return model
     except RequestRefused:
         raise
-    except (OSError, ValueError, RuntimeError, AssertionError, SafetensorError) as error:
+    except (OSError, SafetensorError, *UNREADABLE) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RequestRefused(
             f"{base.folder} cannot be loaded on {device}: {reason.removesuffix('.')}; mend its "

@@ -29,7 +29,7 @@ from tasks.storage.stages import has_stages, stages_recipe
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flows.recipe.run_recipe import FlowRecipe
+    from flows.recipe.run_recipe import FlowRecipe, RunRecipe
     from tasks.storage.run_folder import RunFolder
 
 app = typer.Typer(
@@ -200,20 +200,15 @@ def dryrun(
     verbose: Verbose = False,
 ) -> None:
     """Play a few examples, or show texts or pairs as they are trained, and train nothing."""
-    from flows.dry_runs import describe_given, forget_service, shrink, take_offline
-    from flows.recipe.finetuning import FinetuneRecipe
+    from flows.dry_runs import forget_service, shrink, take_offline
     from flows.recipe.loading import named_recipe
-    from flows.recipe.preferring import PreferRecipe
     from flows.recipe.recipe import Recipe
     from flows.recipe.run_recipe import RunRecipe
 
     recipe = named_recipe(name, set_ or [], RunRecipe)
-    if isinstance(recipe, FinetuneRecipe | PreferRecipe):
-        if keep:
-            raise UserError("--keep does nothing with texts or pairs, of which no file is written")
-        say(describe_given(recipe, examples, online=online))
+    if not isinstance(recipe, Recipe):
+        _show_given(recipe, examples, keep=keep, online=online)
         return
-    assert isinstance(recipe, Recipe)
     recipe = shrink(recipe, examples)
     if not online:
         recipe = take_offline(recipe)
@@ -372,6 +367,18 @@ def pretrain(
 
     built = call_flow(flow, lambda: "stopped; the same command goes on", folder=folder, seed=seed)
     say(f"{built} is ready: `ratchet engine --base-model {built.resolve()}` serves it")
+
+
+def _show_given(recipe: "RunRecipe", examples: int, *, keep: bool, online: bool) -> None:
+    """Print texts or pairs as they are trained."""
+    from flows.dry_runs import describe_given
+    from flows.recipe.finetuning import FinetuneRecipe
+    from flows.recipe.preferring import PreferRecipe
+
+    assert isinstance(recipe, FinetuneRecipe | PreferRecipe), "no other flow is given its examples"
+    if keep:
+        raise UserError("--keep does nothing with texts and pairs, which leave no file")
+    say(describe_given(recipe, examples, online=online))
 
 
 def _now() -> str:

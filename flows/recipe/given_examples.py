@@ -23,7 +23,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Splits(Section):
-    """What of a data set is trained, and what is held out."""
+    """Splits of a data set: the rows that are trained, and those that are held out."""
 
     test_split: str = "test"
     """The split that is held out, where its name is another, such as validation."""

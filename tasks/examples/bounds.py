@@ -12,20 +12,20 @@ DEEPEST = 64
 """Lists and objects within one another."""
 
 LEAST_MEMORY, EXPANSION = 2**28, 100
-"""Memory that the rows of any file may take, and how many times the file's size if that is more."""
+"""Bytes that the rows of any file may take, and how many times the file's size if that is more."""
 ROW_MEMORY, VALUE_MEMORY = 256, 100
 """Estimates of what Python keeps for a row, and for a value beside its text."""
 
 
 class BadFile(Exception):
-    """What is wrong with a file; the text goes on after the file's name."""
+    """Fault of a file; its text goes on after the file's name."""
 
 
 class BadRow(Exception):
-    """What is wrong with the row that is being read; the text goes on after its number."""
+    """Fault of the row that is being read; its text goes on after the row's number."""
 
 
-class Memory:
+class RowMemory:
     """Memory that the rows of a file may still take, by an estimate."""
 
     def __init__(self, size: int) -> None:

@@ -6,14 +6,14 @@ from json import JSONDecodeError, JSONDecoder
 from math import isinf
 from typing import IO, Any
 
-from tasks.examples.bounds import DEEPEST, LONGEST_ROW, BadFile, BadRow, Memory, check_row
+from tasks.examples.bounds import DEEPEST, LONGEST_ROW, BadFile, BadRow, RowMemory, check_row
 
 SURROGATES = "\\ud", "\\uD"
 """Beginnings of escapes for a half of a character."""
 SPACE = re.compile(r"[ \t\r\n]*")
 
 
-def read_json_lines(opened: IO[bytes], memory: Memory) -> Iterator[Any]:
+def read_json_lines(opened: IO[bytes], memory: RowMemory) -> Iterator[Any]:
     """Yield the row of each line that is not blank."""
     while line := opened.readline(LONGEST_ROW + 1):
         _check_length(len(line))
@@ -28,7 +28,7 @@ def read_json_lines(opened: IO[bytes], memory: Memory) -> Iterator[Any]:
             yield row
 
 
-def read_json_array(opened: IO[bytes], memory: Memory) -> Iterator[Any]:
+def read_json_array(opened: IO[bytes], memory: RowMemory) -> Iterator[Any]:
     """Yield the rows of one array, or those of JSON lines, which some call so as well."""
     begins = opened.read(1)
     while begins.isspace():
@@ -44,7 +44,7 @@ def read_json_array(opened: IO[bytes], memory: Memory) -> Iterator[Any]:
     yield from _elements(text, memory)
 
 
-def _elements(text: str, memory: Memory) -> Iterator[Any]:
+def _elements(text: str, memory: RowMemory) -> Iterator[Any]:
     """Yield the elements of an array, each as it is parsed."""
     at = _skip(text, 1)
     while text[at : at + 1] != "]" or text[at - 1] == ",":

@@ -18,7 +18,7 @@ from tasks.examples.bounds import (
     LONGEST_ROW,
     BadFile,
     BadRow,
-    Memory,
+    RowMemory,
     check_columns,
     check_value,
 )
@@ -30,7 +30,7 @@ DELTA = "DELTA_"
 Convert = Callable[[Any], Any]
 
 
-def read_parquet_rows(opened: IO[bytes], memory: Memory) -> Iterator[dict[str, Any]]:
+def read_parquet_rows(opened: IO[bytes], memory: RowMemory) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file."""
     try:
         metadata = pq.read_metadata(opened)
@@ -47,7 +47,7 @@ def read_parquet_rows(opened: IO[bytes], memory: Memory) -> Iterator[dict[str, A
         raise BadFile(f"cannot be read as Parquet ({(reason or ['damaged'])[0]:.100})") from error
 
 
-def _check_sizes(metadata: pq.FileMetaData, memory: Memory) -> None:
+def _check_sizes(metadata: pq.FileMetaData, memory: RowMemory) -> None:
     """Refuse a file whose own figures say that it is too large."""
     values = text = 0
     for group in range(metadata.num_row_groups):
@@ -88,7 +88,7 @@ def _delta_chunks(metadata: pq.FileMetaData) -> list[pq.ColumnChunkMetaData]:
     ]
 
 
-def _affordable(batch: pa.RecordBatch, memory: Memory) -> Iterator[pa.RecordBatch]:
+def _affordable(batch: pa.RecordBatch, memory: RowMemory) -> Iterator[pa.RecordBatch]:
     """Yield a batch in parts of bounded size; BadRow if a row alone is too large."""
     size = sum(map(_size, batch.columns))
     if size <= BYTES_AT_ONCE and (size <= LONGEST_ROW or batch.num_rows > 1):

@@ -19,7 +19,7 @@ from tasks.examples.bounds import (
     LONGEST_ROW,
     BadFile,
     BadRow,
-    Memory,
+    RowMemory,
     check_columns,
 )
 from tasks.examples.json_rows import read_json_array, read_json_lines
@@ -53,7 +53,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     named = name_file(file)
     try:
         with _opened(file) as opened:
-            memory = Memory(file.stat().st_size)
+            memory = RowMemory(file.stat().st_size)
             for row in READERS[kind_of(file)](opened, memory):
                 if not isinstance(row, dict):
                     raise BadRow(f"is no JSON object: {row!r:.60}; give an object a row")
@@ -97,7 +97,7 @@ def _skip_mark(opened: IO[bytes]) -> None:
     opened.seek(len(BOM) if begins.startswith(BOM) else 0)
 
 
-def _read_csv(opened: IO[bytes], memory: Memory) -> Iterator[dict[str, Any]]:
+def _read_csv(opened: IO[bytes], memory: RowMemory) -> Iterator[dict[str, Any]]:
     """Yield the rows of a CSV: texts, and None for an empty cell."""
     csv.field_size_limit(LONGEST_ROW)
     lines = csv.reader(_lines(opened, memory), strict=True)
@@ -121,7 +121,7 @@ def _read_csv(opened: IO[bytes], memory: Memory) -> Iterator[dict[str, Any]]:
         raise BadRow(f"is no CSV ({error}); mend its quotes") from error
 
 
-def _lines(opened: IO[bytes], memory: Memory) -> Iterator[str]:
+def _lines(opened: IO[bytes], memory: RowMemory) -> Iterator[str]:
     """Yield the lines of a text as they are, with their ends."""
     text = io.TextIOWrapper(opened, encoding="utf-8", errors="surrogateescape", newline="")
     while line := text.readline(LONGEST_ROW + 1):
@@ -140,7 +140,7 @@ def _check_encoded(line: str) -> None:
         raise BadRow("is no UTF-8; write the file in UTF-8") from error
 
 
-READERS: Mapping[str, Callable[[IO[bytes], Memory], Iterator[Any]]] = {
+READERS: Mapping[str, Callable[[IO[bytes], RowMemory], Iterator[Any]]] = {
     ".csv": _read_csv,
     ".jsonl": read_json_lines,
     ".jsonl.gz": read_json_lines,

@@ -16,6 +16,7 @@ from tasks.examples.reading import DatasetError
 from tasks.pairs.reading import PairSides
 from tasks.pairs.source import PairSource, kept_pairs
 from tasks.recording.spans import printable
+from tasks.texts.rows import read_rows
 from tasks.texts.rules import TextRules, Trained
 from tasks.texts.source import RowTexts, TextSource, trained_rows
 from tasks.texts.tokenizing import WeightedTokens
@@ -98,7 +99,7 @@ class _Willing:
             for number, sequences in self.source.sequences(chat, trained):
                 yield number, lambda found=sequences: found
             return
-        for row in self.source.rows.examples():
+        for row in read_rows(self.source.rows):
             example, tokenize = row["example"], self.source.tokenize
             yield row["example_id"], lambda one=example, of=tokenize: of(one, chat, trained)
 
