@@ -197,7 +197,7 @@ def _validated(kind: type[R], values: Section) -> R:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise RecipeError(explain(error)) from error
+        raise RecipeError(explain(error)) from None  # which quotes secrets
 
 
 def recipe_options(flow: str = TRAIN) -> str:

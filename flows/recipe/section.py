@@ -38,11 +38,7 @@ class Section(BaseModel):
     """A part of the recipe: frozen; an unknown key, or a number that is not finite, is an error."""
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-        allow_inf_nan=False,
-        hide_input_in_errors=True,
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
 
     def refusals(self) -> Refusals:

@@ -244,4 +244,4 @@ def _validated(flow: str, recipe: Mapping[str, Any], stage: str) -> RunRecipe:
     try:
         return KINDS[flow].model_validate({"flow": flow, **recipe})
     except ValidationError as error:
-        raise ValueError(f"stage {stage}: {explain(error)}") from error
+        raise ValueError(f"stage {stage}: {explain(error)}") from None
