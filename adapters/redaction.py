@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 
 SECRET_NAME = re.compile(
     r"(api[-_]?keys?|secrets?|password|passwd|authorization|credentials?|token)$", re.I
@@ -25,6 +26,7 @@ RANDOM_LETTERS = re.compile(r"(?<![A-Za-z0-9])(?=[a-zA-Z]*\d)(?=\d*[a-zA-Z])[A-Z
 LONG_SECRET = 8
 """Letters from which on the value of a variable is looked for within other texts."""
 LONGEST_QUOTE = 100
+MOST_ENTRIES = 30
 HIDDEN = "***"
 
 
@@ -54,38 +56,56 @@ def redact(text: str) -> str:
     return KNOWN_SHAPE.sub(HIDDEN, SECRET_OF_URL.sub(HIDDEN, text))
 
 
-def hidden_values(value: object, name: str = "") -> Iterator[str]:
-    """Iterate over the texts in a value of a user's that a refusal hides, given the value's name.
+def hide(text: str, value: object, name: str = "") -> str:
+    """Hide in a text the secrets of a user's value, as they are and as Python quotes them.
 
-    They stand under the name of a secret, are a secret of the environment, or look like a key.
+    A secret stands under the name of one, is one of the environment, or looks like a key.
     """
-    if isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield from hidden_values(entry, name if is_secret(name) else str(key))
-            yield from hidden_values(str(key))
-    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        for entry in value:
-            yield from hidden_values(entry, name)
-    elif is_secret(name):
-        yield str(value)
-    elif isinstance(value, str):
-        yield from (word for word in _secrets_of_environment() if word == value)
-        yield from RANDOM_LETTERS.findall(value)
+    environment = {*_secrets_of_environment()}
+    for of, leaf in _leaves(value, name):
+        for secret in _secrets_in(leaf, of, environment):
+            for form in filter(None, (secret, repr(secret)[1:-1])):
+                if form in text:
+                    whole = rf"(?<![A-Za-z0-9]){re.escape(form)}(?![A-Za-z0-9])"
+                    text = re.sub(whole, HIDDEN, text)
+    return text
 
 
 def quote(value: object, name: str = "") -> str:
-    """Quote a value of a user's in a refusal, without its secrets, and in 100 letters at most."""
-    text = hide(redact(repr(value)), hidden_values(value, name))
+    """Quote a user's value in a refusal, without its secrets, and in 100 letters at most."""
+    first = _first_entries(value)
+    text = hide(redact(repr(first)), first, name)
     return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}…"
 
 
-def hide(text: str, values: Iterator[str]) -> str:
-    """Hide values, as they are and as Python quotes them, in a text."""
-    for value in sorted(
-        {form for one in values for form in (one, repr(one)[1:-1]) if form}, key=len
-    ):
-        text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])", HIDDEN, text)
-    return text
+def _leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
+    """Iterate over the keys and values in a value, each with its name, or with its secret one's."""
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield "", key
+            yield from _leaves(entry, name if is_secret(name) else str(key))
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for entry in value:
+            yield from _leaves(entry, name)
+    else:
+        yield name, value
+
+
+def _secrets_in(leaf: object, name: str, environment: Collection[str]) -> list[str]:
+    if is_secret(name):
+        return [str(leaf)]
+    if not isinstance(leaf, str):
+        return []
+    return [leaf] if leaf in environment else RANDOM_LETTERS.findall(leaf)
+
+
+def _first_entries(value: object) -> object:
+    """Copy a value with the first entries of each list and mapping alone."""
+    if isinstance(value, Mapping):
+        return {key: _first_entries(value[key]) for key in islice(value, MOST_ENTRIES)}
+    if isinstance(value, list | tuple):
+        return [_first_entries(entry) for entry in value[:MOST_ENTRIES]]
+    return value
 
 
 def _secrets_of_environment() -> list[str]:

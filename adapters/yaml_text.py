@@ -15,7 +15,7 @@ Json = Any
 """A value of JSON."""
 
 MOST_LETTERS = 1_000_000
-MOST_NODES = 100_000
+MOST_NODES = 20_000
 """Values of a text, where each alias counts as all values that it stands for."""
 DEEPEST = 50
 MOST_DIGITS = 100

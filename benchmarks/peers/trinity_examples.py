@@ -27,6 +27,7 @@ GIVEN = {
     "optimizer.epochs": "2",
     "optimizer.substeps": "1",
     "rollouts.group_size": "8",
+    "rollouts.groups": "32",
     "rollouts.lag": "1",
     "rollouts.max_tokens": "1024",
     "rollouts.temperature": "1",

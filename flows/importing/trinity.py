@@ -1,21 +1,19 @@
 """A recipe of a Trinity-RFT 0.6.0 configuration, with its implicit defaults made explicit."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import floor
-from typing import cast
 
-from adapters.errors import UserError
+from adapters.errors import UserError, counted
 from adapters.redaction import quote
 from flows.importing.translation import Translation, write_recipe
 from flows.importing.trinity_algorithm import RAFT, TEACHINGS, translate_algorithm
 from flows.importing.trinity_expert import BUFFERS, SAMPLING, expert_texts
 from flows.importing.trinity_file import (
     EVALUATED,
-    VERSION,
     ImportRefusal,
     TrinityFile,
     known_keys,
+    number,
     read_values,
     trinity_file,
 )
@@ -26,10 +24,11 @@ from flows.importing.trinity_given import (
     flow_of,
     translate_given,
 )
+from flows.importing.trinity_stages import override_of, split_stages
 from flows.recipe.loading import parse_overrides
 from flows.recipe.section import MOST_STEPS, TABLES
 from flows.recipe.stages import KINDS
-from tasks.storage.keys import Json, Section, flatten
+from tasks.storage.keys import Section, flatten
 
 AGENTS = dict.fromkeys(
     ("math_workflow", "async_math_workflow", "math_boxed_workflow", "async_math_boxed_workflow"),
@@ -61,8 +60,6 @@ ORDERS = {"sequential": "sequential", "shuffle": "shuffled", "random": "shuffled
 
 SIZES = {"rollouts.groups": "buffer.batch_size", "rollouts.group_size": "algorithm.repeat_times"}
 """Key of a recipe → that of Trinity which says the same."""
-STAGE_KEYS = ("mode", "algorithm", "buffer", "data_processor", "explorer", "trainer")
-"""Sections that a stage may have: each takes the place of the whole section of the file."""
 
 
 def import_trinity(name: str, text: str, overrides: Sequence[str] = ()) -> str:
@@ -74,13 +71,13 @@ def import_trinity(name: str, text: str, overrides: Sequence[str] = ()) -> str:
     head = [f"# A recipe made of {name}; `ratchet train` takes this file."]
     try:
         values = read_values(name, text)
-        stages = _split_stages(values)
+        stages = split_stages(values)
         if stages is None:
             return "\n".join([*head, *_import_one(name, values, overrides)]) + "\n"
         lines = [*head, "flow: stages", "stages:"]
         for stage, own in stages.items():
             flow = _flow_of(trinity_file(name, own))
-            given = [found for one in overrides if (found := _override_of(one, stage, flow))]
+            given = [found for one in overrides if (found := override_of(one, stage, flow))]
             written = _import_one(f"stage {stage}", own, given)
             lines += [f"  - name: {stage}", f"    flow: {flow}", "    recipe:"]
             lines += [f"      {line}".rstrip() for line in written if not line.startswith("flow:")]
@@ -121,36 +118,8 @@ def _translate(file: TrinityFile, overrides: Sequence[str]) -> list[str]:
     return write_recipe(out, overrides)
 
 
-def _split_stages(values: Section) -> dict[str, Section] | None:
-    """Return the values of each stage as those of a file; None of a file without stages."""
-    if not (given := values.get("stages")):
-        return None
-    shared = {key: value for key, value in values.items() if key != "stages"}
-    stages: dict[str, Section] = {}
-    for number, stage in enumerate(
-        cast(Sequence[Json], given if isinstance(given, list) else [given])
-    ):
-        if not isinstance(stage, Mapping):
-            raise ImportRefusal(f"stages[{number}] has no keys; give it a section of {VERSION}")
-        if strange := sorted(stage.keys() - {"stage_name", *STAGE_KEYS}):
-            raise ImportRefusal(f"stages[{number}] has {', '.join(strange)}; Trinity knows none")
-        sections = {key: value for key, value in stage.items() if key in STAGE_KEYS and value}
-        named = re.sub(r"\W", "_", str(stage.get("stage_name") or f"stage_{number}"), flags=re.A)
-        stages[named] = {**shared, **sections}
-    return stages
-
-
 def _flow_of(file: TrinityFile) -> str:
     return flow_of(str(file.get("algorithm.algorithm_type")).lower())
-
-
-def _override_of(override: str, stage: str, flow: str) -> str:
-    """Return an override as one of a stage's recipe; empty if it is none of it."""
-    if override.startswith("stages."):
-        own = f"stages.{stage}.recipe."
-        return override.removeprefix(own) if override.startswith(own) else ""
-    section = override.partition("=")[0].partition(".")[0]
-    return override if section in KINDS[flow].model_fields else ""
 
 
 def _refuse_what_is_on(out: Translation, algorithm: str) -> None:
@@ -235,7 +204,7 @@ def _translate_model(out: Translation) -> None:
 def _translate_rollouts(out: Translation) -> None:
     file = out.file
     groups, size = (
-        file.number(theirs) if ours not in out.chosen else float(str(out.chosen[ours]))
+        file.number(theirs) if ours not in out.chosen else number(ours, out.chosen[ours])
         for ours, theirs in SIZES.items()
     )
     trained = file.number("buffer.train_batch_size") or groups * size
@@ -255,12 +224,13 @@ def _translate_rollouts(out: Translation) -> None:
         )
     else:
         out.copy("rollouts.group_size", "algorithm.repeat_times", int)
-    if trained != int(groups) * size:
+    if trained != (played := int(groups) * size):
+        fewer, more = "optimizer.substeps", "rollouts.groups"
         out.refuse(
-            f"buffer.train_batch_size leaves {trained:g} rollouts a step, which are not "
-            f"{int(groups)} groups × algorithm.repeat_times, {int(groups) * size:g}",
-            "optimizer.substeps",
-            "rollouts.groups",
+            f"buffer.train_batch_size leaves {trained:g} rollouts a step (or calls, if the "
+            f"workflow counts each by itself), which are not {int(groups)} groups × "
+            f"algorithm.repeat_times, {played:g}",
+            *((more, fewer) if trained > played else (fewer, more)),
         )
     runners = file.number("explorer.runner_per_model")
     runners *= file.number("explorer.rollout_model.engine_num")
@@ -279,7 +249,10 @@ def _translate_sampling(out: Translation) -> None:
     file = out.file
     temperature = file.first(f"{TASKSET}.rollout_args.temperature", "model.temperature")
     out.copy("rollouts.temperature", temperature, float)
-    longest, prompt = file.get("model.max_model_len"), file.get("model.max_prompt_tokens")
+    longest, prompt = (
+        None if file.get(key) is None else int(file.number(key))
+        for key in ("model.max_model_len", "model.max_prompt_tokens")
+    )
     answer = file.first(f"{TASKSET}.rollout_args.max_tokens", "model.max_response_tokens")
     if file.get(answer) is not None:
         out.copy("rollouts.max_tokens", answer, int)
@@ -287,7 +260,7 @@ def _translate_sampling(out: Translation) -> None:
         said = "model.max_response_tokens is missing, and Trinity asks the model's folder"
         out.refuse(said, "rollouts.max_tokens")
     else:
-        left = int(longest) - (int(longest) // 2 if prompt is None else int(prompt))
+        left = longest - (longest // 2 if prompt is None else prompt)
         out.give("rollouts.max_tokens", left, "what model.max_model_len leaves for answers")
     if prompt is not None:
         out.left_out["model.max_prompt_tokens"] = (
@@ -341,9 +314,11 @@ def _translate_steps(out: Translation) -> None:
 
 def _translate_optimizer(out: Translation) -> None:
     out.copy("optimizer.learning_rate", f"{OPTIMIZER}.lr", float)
-    first, second = out.file.get(f"{OPTIMIZER}.betas")
-    for key, beta in (("beta1", first), ("beta2", second)):
-        out.give(f"optimizer.{key}", float(beta), out.file.reason(f"{OPTIMIZER}.betas"))
+    betas = out.file.get(theirs := f"{OPTIMIZER}.betas")
+    if len(betas) != 2:
+        raise ImportRefusal(f"{theirs} has {counted(len(betas), 'number')}, and should have two")
+    for key, beta in zip(("beta1", "beta2"), betas, strict=True):
+        out.give(f"optimizer.{key}", number(theirs, beta), out.file.reason(theirs))
     out.give("optimizer.eps", TINKER_EPS, "Tinker's default, since Trinity names none")
     out.copy("optimizer.weight_decay", f"{OPTIMIZER}.weight_decay", float)
     out.copy("optimizer.grad_clip_norm", "trainer.grad_clip", float)
@@ -364,7 +339,7 @@ def _translate_schedule(out: Translation) -> None:
     if warmup < 0:
         key = f"{OPTIMIZER}.lr_warmup_steps_ratio"
         share = file.number(key)
-        steps = int(str(out.chosen.get("steps", out.values.get("steps", (0, ""))[0])))
+        steps = int(number("steps", out.value_of("steps") or 0))
         warmup = floor(share * steps)
         if share and not steps:
             said = f"{key} {share:g} is a share of steps that epochs do not tell"

@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from adapters.errors import listed
 from flows.importing.translation import Translation
 from flows.importing.trinity_expert import EXPERTS, translate_expert
-from flows.importing.trinity_file import VERSION
+from flows.importing.trinity_file import VERSION, section
 from flows.recipe.presets import KL, REFUSED
 from tasks.algorithm.advantages import find_advantage
 from tasks.algorithm.divergences import IN_LOSS
@@ -241,7 +242,7 @@ def _translate_function(
         given = {"clip_range_low": clip, "clip_range_high": clip} | given
     known = {*function.arguments, *function.required, *function.ignored}
     if strange := sorted(given.keys() - known):
-        out.refuse(f"{key}_args has {', '.join(strange)}, which {name} does not read")
+        out.refuse(f"{key}_args has {listed(strange)}, which {name} does not read")
     for argument, values in function.required.items():
         if given.get(argument, values[0]) not in values:
             said = f"{key}_args.{argument} {given[argument]!r} has no counterpart"
@@ -349,7 +350,7 @@ def _translate_teacher(out: Translation, advantage: str) -> None:
         return
     given, key = out.file.get("algorithm.advantage_fn_args") or {}, "algorithm.teacher"
     reason = "algorithm.advantage_fn_args, or their defaults"
-    if len(models) == 1 and (model := models[0].get("model_path")):
+    if len(models) == 1 and (model := section(TEACHERS, models[0]).get("model_path")):
         out.give(f"{key}.models", [model], f"{TEACHERS}[0].model_path")
     else:
         said = f"{TEACHERS} names {len(models)} teachers, not one"

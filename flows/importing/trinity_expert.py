@@ -1,10 +1,9 @@
 """The expert's texts of a Trinity-RFT file, which MIX and CHORD train beside rollouts."""
 
 from math import ceil
-from typing import Any, cast
 
 from flows.importing.translation import Translation
-from flows.importing.trinity_file import MissingVariable
+from flows.importing.trinity_file import MissingVariable, section
 
 EXPERTS = ("mix", "mix_chord")
 """Algorithms of Trinity that train an expert's texts beside rollouts."""
@@ -60,8 +59,8 @@ def translate_expert(out: Translation, name: str) -> None:
 def _translate_buffer(out: Translation, key: str) -> None:
     """Translate the auxiliary buffer that has the texts of an expert."""
     name = (out.file.get(SAMPLING) or {}).get("sft_dataset_name", "sft_dataset")
-    buffer = cast(Any, out.file.given.get(BUFFERS) or {}).get(name) or {}
-    layout = buffer.get("format") or {}
+    buffer = section(f"{BUFFERS}.{name}", section(BUFFERS, out.file.given.get(BUFFERS)).get(name))
+    layout = section(f"{BUFFERS}.{name}.format", buffer.get("format"))
     try:
         path = out.file.resolve(f"{BUFFERS}.{name}.path", buffer.get("path"))
     except MissingVariable as missing:
@@ -83,6 +82,8 @@ def _translate_buffer(out: Translation, key: str) -> None:
     local = str(path).startswith((".", "/")) or str(path).count("/") != 1
     out.give(f"{key}.path", str(path) if local else f"hub:{path}", f"{BUFFERS}.{name}.path")
     if column != "messages":
-        out.give(f"{key}.columns", {"messages": column}, f"{BUFFERS}.{name}.format.messages_key")
+        out.give(
+            f"{key}.columns", {"messages": str(column)}, f"{BUFFERS}.{name}.format.messages_key"
+        )
     trained = "assistant" if layout.get("enable_concatenated_multi_turn") else "last_message"
     out.give(f"{key}.trained", trained, f"{BUFFERS}.{name}.format.enable_concatenated_multi_turn")

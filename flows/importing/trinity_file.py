@@ -5,10 +5,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from adapters.errors import UserError
+from adapters.errors import UserError, listed
 from adapters.redaction import SECRET_VARIABLE, quote
 from adapters.yaml_text import MOST_LETTERS, YAML_1_1, YamlError, read_yaml
 from tasks.storage.files import read_bytes
@@ -17,6 +18,11 @@ from tasks.storage.keys import Json, Section
 VERSION = "Trinity-RFT 0.6.0"
 EVALUATED = "buffer.explorer_input.eval_tasksets"
 ENVIRONMENT = re.compile(r"oc\.env:\s*([A-Za-z_]\w*)\s*(?:,(.*))?", re.DOTALL)
+WORDS = (
+    *("clip_mode", "weight", "regularizer", "fnorm", "opmd_baseline", "std_cal_level"),
+    *("loss_agg_mode", "sft_loss_agg_mode", "grpo_loss_agg_mode", "sft_dataset_name"),
+)
+"""Arguments of Trinity's functions that are no numbers."""
 SHORTEST_VALUE = 4
 """Letters of a variable from which on a refusal hides its value wherever it stands."""
 INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
@@ -76,7 +82,7 @@ class TrinityFile:
     def get(self, key: str) -> Any:
         """Return the value of a key, or Trinity's default if it is translated."""
         if key in self.given:
-            return self.resolve(key, self.given[key])
+            return _shaped(key, self.resolve(key, self.given[key]))
         return known_keys().defaults[key]
 
     def resolve(self, key: str, value: Json) -> Any:
@@ -91,11 +97,7 @@ class TrinityFile:
         return INTERPOLATION.sub(lambda found: self._variable(key, found.group(1)), value)
 
     def number(self, key: str) -> float:
-        value = self.get(key)
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            raise ImportRefusal(f"{key} is {quote(value, key)}, and should be a number") from None
+        return number(key, self.get(key))
 
     def first(self, *keys: str) -> str:
         """Return the first of the keys that has a value, or else the last."""
@@ -191,10 +193,48 @@ def trinity_file(name: str, values: Section) -> TrinityFile:
     unknown = [key for key, _ in found if key not in known_keys()]
     if unknown:
         raise ImportRefusal(
-            f"{name} has keys that are unknown to {VERSION}: {', '.join(unknown)}; correct or "
+            f"{name} has keys that are unknown to {VERSION}: {listed(unknown)}; correct or "
             "remove them"
         )
     return TrinityFile(dict(found))
+
+
+def number(key: str, value: object) -> float:
+    """Return a value as a finite number; ImportRefusal if it is none."""
+    try:
+        found = float(str(value)) if isinstance(value, str | int | float) else nan
+    except (ValueError, OverflowError):
+        found = nan
+    if not isfinite(found):
+        raise ImportRefusal(f"{key} is {quote(value, key)}, and should be a number")
+    return found
+
+
+def section(key: str, value: object) -> Section:
+    """Return the section that a value is, empty if it is null; ImportRefusal if it is none."""
+    if value is not None and not isinstance(value, Mapping):
+        raise ImportRefusal(f"{key} is {quote(value, key)}, and should have keys")
+    return cast(Section, value or {})
+
+
+def _shaped(key: str, value: Any) -> Any:
+    """Return the value of a key; ImportRefusal if it is a list, or has keys, where none may be.
+
+    Arguments of a function are numbers, but for those that are words; a null one is not given.
+    """
+    if key.endswith("_args"):
+        given = {name: one for name, one in section(key, value).items() if one is not None}
+        for name, one in given.items():
+            if name not in WORDS and not isinstance(one, bool):
+                number(f"{key}.{name}", one)
+        return given
+    default = known_keys().defaults.get(key)
+    if isinstance(default, list):
+        if not isinstance(value, list):
+            raise ImportRefusal(f"{key} is {quote(value, key)}, and should be a list")
+    elif isinstance(value, list | Mapping) and key in known_keys().defaults:
+        raise ImportRefusal(f"{key} is {quote(value, key)}, and should be one value")
+    return value
 
 
 def _flatten(values: Section, prefix: str = "") -> Iterator[tuple[str, Json]]:

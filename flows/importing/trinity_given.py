@@ -1,5 +1,6 @@
 """The data and the loss of a Trinity-RFT file that trains on what is given, and plays nothing."""
 
+from adapters.errors import listed
 from flows.importing.translation import Translation
 from flows.importing.trinity_expert import NORMALISATIONS
 
@@ -58,8 +59,8 @@ def translate_given(out: Translation, algorithm: str) -> None:
         out.problems.append(f"mode {mode} with {algorithm} is refused by Trinity too; write train")
     _translate_rows(out, algorithm)
     _translate_batch(out, algorithm)
-    if (longest := out.file.get("model.max_model_len")) is not None:
-        out.give("dataset.most_tokens", int(longest), "model.max_model_len; longer are refused")
+    if out.file.get("model.max_model_len") is not None:
+        out.copy("dataset.most_tokens", "model.max_model_len", int, "; longer are refused")
     if algorithm == "dpo":
         _translate_preference(out)
     elif any(key.startswith("algorithm.kl_loss_fn") for key in out.file.given):
@@ -117,7 +118,7 @@ def _translate_preference(out: Translation) -> None:
     given = dict(out.file.get(key) or {})
     given.pop("loss_agg_mode", None)  # Trinity overwrites it
     if strange := sorted(given.keys() - SETTINGS):
-        out.refuse(f"{key} has {', '.join(strange)}, which dpo does not read")
+        out.refuse(f"{key} has {listed(strange)}, which dpo does not read")
     settings = {
         ours: float(given.get(theirs, default)) for theirs, (ours, default) in SETTINGS.items()
     }

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from adapters.errors import UserError, did_you_mean
 from adapters.project.files import EXAMPLES
-from adapters.redaction import hidden_values, hide, quote
+from adapters.redaction import hide, quote
 from adapters.yaml_text import MOST_LETTERS, YamlError, read_yaml
 from flows.recipe.presets import PRESETS
 from flows.recipe.recipe import Recipe
@@ -197,7 +197,7 @@ def _validated(kind: type[R], values: Section) -> R:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise RecipeError(explain(error)) from error
+        raise RecipeError(explain(error)) from None  # which quotes secrets
 
 
 def recipe_options(flow: str = TRAIN) -> str:
@@ -274,9 +274,7 @@ def parse_overrides(overrides: Sequence[str], kind: type[FlowRecipe] = Recipe) -
         if not equals:
             named = re.match(r"[\w.]*", key)
             said = named.group() if named else ""
-            raise RecipeError(
-                f"--set {hide(said, hidden_values(said))}: write it as section.key=value"
-            )
+            raise RecipeError(f"--set {hide(said, said)}: write it as section.key=value")
         if key not in known and not key.startswith(tuple(f"{table}." for table in TABLES)):
             near = did_you_mean(key, known) or ";"
             flow = kind.model_fields["flow"].default
@@ -341,7 +339,7 @@ def _kind_of(values: Mapping[str, Any], kind: type[R] = FlowRecipe) -> type[R]:
             f"no recipe is for a flow {quote(flow)}; there are recipes for "
             f"{', '.join(sorted(kinds))}: "
             "give one of these, or continue a run with the version that wrote it"
-            + did_you_mean(str(flow), kinds)
+            + did_you_mean(flow if isinstance(flow, str) else "", kinds)
         )
     return kinds[flow]
 

@@ -5,11 +5,14 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from adapters.redaction import hidden_values, hide, quote
+from adapters.errors import counted
+from adapters.redaction import hide, quote
 
 Refusals = Iterator[tuple[bool, str]]
 """Rules between the keys of a section: whether each is broken, and what is then said."""
 
+MOST_MISTAKES = 10
+"""Mistakes of a recipe that a refusal says."""
 MOST_STEPS = 10_000_000
 MOST_ROLLOUTS = 1_000_000
 """The most rollouts of a step, and of an evaluation: more cannot be meant."""
@@ -35,11 +38,7 @@ class Section(BaseModel):
     """A part of the recipe: frozen; an unknown key, or a number that is not finite, is an error."""
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-        allow_inf_nan=False,
-        hide_input_in_errors=True,
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
 
     def refusals(self) -> Refusals:
@@ -65,9 +64,12 @@ class Section(BaseModel):
 def explain(error: ValidationError) -> str:
     """Say what is wrong with a recipe, and with which key; the value, unless it is a secret."""
     lines: list[str] = []
-    for mistake in error.errors():
+    mistakes = error.errors()
+    for mistake in mistakes[:MOST_MISTAKES]:
         place, given = ".".join(["recipe", *map(str, mistake["loc"])]), mistake["input"]
         shown = "" if isinstance(given, Mapping) else f" (got {quote(given, place)})"
         said = f"{place}: {mistake['msg'].removeprefix('Value error, ')}"
-        lines.append(hide(said, hidden_values({place: given})) + shown)
+        lines.append(hide(said, {place: given}, place) + shown)
+    if left := len(mistakes) - len(lines):
+        lines.append(f"and {counted(left, 'mistake')} more")
     return "; ".join(lines)
