@@ -22,7 +22,7 @@ from flows.recipe.run_recipe import Model, RunRecipe
 from flows.recipe.stages import BEST, StageRun, StagesRecipe
 from flows.runtime.bound_checkpoints import bind_checkpoints, check_choices, check_teachers
 from tasks.comparison.promotions import refuse_promoted
-from tasks.storage.files import is_written
+from tasks.storage.files import check_output, is_written
 from tasks.storage.manifest import check_binding, differences, parent_of, read_manifest
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.stages import has_stages, stage_runs, stages_recipe
@@ -223,6 +223,8 @@ def check_run(recipe: RunRecipe, run: RunFolder, deleted: Collection[str] = ()) 
 
 def _check_name(run: RunFolder, deleted: Collection[str]) -> None:
     run.check_writable()
+    if not run.exists():  # one that exists waits for space, or makes it where it is deleted
+        check_output(run.manifest, "another folder of runs as RATCHET_RUNS")
     if has_stages(run) and run.name not in deleted:
         raise RunError(f"the run {run.path} is one of stages, or a sweep; give another name")
     if not _is_there(run, deleted):
