@@ -28,7 +28,7 @@ from flows.recipe.stages import BEST, StageRun, StagesRecipe
 from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
 from tasks.comparison.promotions import refuse_promoted
 from tasks.examples.teaching import choose_teacher, fill_reads
-from tasks.storage.files import is_written
+from tasks.storage.files import check_output, is_written
 from tasks.storage.manifest import (
     FORK,
     Manifest,
@@ -299,6 +299,8 @@ def check_choices(recipe: RunRecipe) -> None:
 
 def _check_name(run: RunFolder, deleted: Collection[str]) -> None:
     run.check_writable()
+    if not run.exists():  # one that exists waits for space, or makes it where it is deleted
+        check_output(run.manifest, "another folder of runs as RATCHET_RUNS")
     if has_stages(run) and run.name not in deleted:
         raise RunError(f"the run {run.path} is one of stages, or a sweep; give another name")
     if not _is_there(run, deleted):

@@ -9,6 +9,7 @@ from hashlib import sha256
 from threading import Event
 from typing import Any
 
+from adapters.errors import UserError
 from adapters.redaction import public
 from adapters.rendering.chat import Chat
 from adapters.tinker.engines import damaged_weights, needs_engine
@@ -23,9 +24,10 @@ from flows.runtime.policies import RunPolicies, open_policies
 from flows.runtime.serving import open_checkpoints_of
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics
+from tasks.storage.files import is_written
 from tasks.storage.keys import flatten
 from tasks.storage.manifest import bind_run, read_manifest
-from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.tracking.run_tracking import RunTracking
 
 log = logging.getLogger(__name__)
@@ -81,6 +83,7 @@ def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterato
     with (
         _delete_if(unusable, folder_of(name)),
         bind_run(name, values, recipe.fingerprint(), bound) as folder,
+        staying(folder),
         _connect(recipe, folder) as service,
         _track(recipe, folder) as tracking,
     ):
@@ -100,6 +103,20 @@ def _delete_if(unusable: Event, run: RunFolder) -> Iterator[None]:
     finally:
         if new and unusable.is_set() and run.exists():
             run.delete()
+
+
+@contextmanager
+def staying(run: RunFolder) -> Iterator[None]:
+    """Raise RunError for whatever fails in the block because the run's folder is there no more."""
+    try:
+        yield
+    except (OSError, UserError) as error:
+        if is_written(run.manifest):
+            raise
+        raise RunError(
+            f"the folder {run.path} was moved or removed while the run was open. Delete what is "
+            f"left there, put the folder back, and run `ratchet resume {run.name}`"
+        ) from error
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TypeAlias
+from typing import IO, TypeAlias
 from uuid import uuid4
 
 from adapters.errors import UserError
@@ -154,6 +154,15 @@ def append_line(path: Path, line: str) -> None:
         file.write(line.encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_note(file: IO[str], text: str) -> None:
+    """Write what is left out where the disk is full, such as who holds a lock."""
+    try:
+        os.write(file.fileno(), text.encode())
+    except OSError as error:
+        if not is_full(error):
+            raise
 
 
 def wait_for_space(folder: Path) -> None:

@@ -16,7 +16,7 @@ import psutil
 from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.process.children import keep_from_children
-from tasks.storage.files import PARTIAL, check_writable
+from tasks.storage.files import PARTIAL, check_writable, write_note
 from tasks.storage.names import BASELINE, JUDGE, parse_batch
 from tasks.storage.owners import Ownership, last_owner, take_over
 
@@ -331,8 +331,7 @@ class RunFolder:
                 ) from error
             file.truncate(0)
             serves = f", {SERVES}" if to_serve else ""
-            file.write(f"process {os.getpid()} on {socket.gethostname()}{serves}")
-            file.flush()
+            write_note(file, f"process {os.getpid()} on {socket.gethostname()}{serves}")
             yield
 
     def sweep(self) -> None:

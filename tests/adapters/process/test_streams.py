@@ -14,10 +14,10 @@ import os, subprocess, sys
 from flows.cli import commands, main
 
 def app():
-    print("0.21 → 0.39, ü, \\udcff")
+    print("0.21 \\u2192 0.39, \\xfc, \\udcff")
     print("x" * 100_000)
     sys.stdout.flush()
-    print("a warning →", file=sys.stderr)
+    print("a warning \\u2192", file=sys.stderr)
     with open(sys.argv[1], "w") as done:
         done.write(str(done.fileno() > 2))
     subprocess.run([sys.executable, "-c", "print('a child')"])
