@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -103,18 +104,16 @@ def datums_of(
     assigned = assign_credit(trajectories, rewards, credit, references or {}, history)
     scales, kept = _scales(assigned, credit), assigned.trajectories
     lists = (arrays(kept["tokens"]), arrays(kept["logprobs"]), assigned.masks, assigned.advantages)
-    referred = assigned.references
-    beside = [None] * kept.num_rows if referred is None else referred
     described = kept.drop_columns([*LISTS]).to_pylist()
-    columns = zip(described, *lists, assigned.compared, beside, strict=True)
+    referred = assigned.references or repeat(None, kept.num_rows)
+    columns = zip(described, *lists, assigned.compared, referred, strict=True)
     rows = []
     for row, tokens, logprobs, mask, advantages, compared, reference in columns:
         if not mask.any() or not (advantages.any() or credit.regularized):
             continue
         if mask[0]:
-            raise ValueError(
-                f"rollout {row['rollout_id']} sampled its first token from an empty prompt"
-            )
+            rollout = row["rollout_id"]
+            raise ValueError(f"rollout {rollout} sampled its first token from an empty prompt")
         row["advantage"] = fmean(compared[mask != 0])
         row["scale"] = scales[row["rollout_id"]]
         # All but the inputs move one position to the left: the last sampled token is a target.
@@ -123,7 +122,7 @@ def datums_of(
         if reference is not None:
             row["references"] = reference[1:]
         rows.append(row)
-    return pa.Table.from_pylist(rows, schema=SCHEMA if referred is None else OF_REFERRED)
+    return pa.Table.from_pylist(rows, schema=SCHEMA if assigned.references is None else OF_REFERRED)
 
 
 @durable

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from adapters.errors import listed
 from flows.importing.translation import Translation
@@ -318,9 +318,10 @@ def _translate_kl(out: Translation, default: str) -> None:
 
 def _loss_factor(out: Translation) -> float:
     """Return by what the loss multiplies an advantage at ratio 1; 1 for one that is refused."""
-    name, settings = (out.values.get(f"algorithm.{key}", ("", ""))[0] for key in OF_LOSS)
+    name, given = (out.values.get(f"algorithm.{key}", ("", ""))[0] for key in OF_LOSS)
+    settings = cast(Settings, given) if isinstance(given, Mapping) else {}
     try:
-        return advantage_factor(str(name), settings if isinstance(settings, Mapping) else {})
+        return advantage_factor(str(name), settings)
     except ValueError:
         return 1.0
 

@@ -65,14 +65,11 @@ def test_a_penalty_in_the_loss_is_a_pass_of_its_own_which_a_run_that_dies_makes_
         optimizer={"learning_rate": 0.005, "substeps": 2},
     )
     with train_whole(recipe, tmp_path / "whole") as run:
-        assert "references" in read(run.datums(POLICY, 1)).column_names
+        datums = read(run.datums(POLICY, 1))
+        assert "references" in datums.column_names
+        assert datums.num_rows == 16, "groups of equal rewards have the penalty too"
     broken = die_and_go_on(recipe, dying_in_update(1), tmp_path / "broken")
     assert differences(broken, run) == []
-    free = small_recipe(optimizer={"learning_rate": 0.005, "substeps": 2})
-    with train_whole(free, tmp_path / "free") as other:
-        without = read_metrics(other.metrics)
-    assert read_metrics(run.metrics)[0]["reward/mean"] == without[0]["reward/mean"]
-    assert run.evaluation("00002").read_bytes() != other.evaluation("00002").read_bytes()
 
 
 @pytest.mark.story
