@@ -98,7 +98,7 @@ $(AGENTLIGHTNING):
 	$(AGENTLIGHTNING) -m pip install --quiet agentlightning==0.3.0
 
 golden: $(READY) ## train small runs of every kind, and compare all that they end with to the record of an earlier commit
-	$(BIN)/python -m benchmarks.golden
+	$(BIN)/python -m benchmarks.interruptions.golden
 
 # Without its dependencies, which need a GPU: these are what its formulas import. torch as below.
 $(TRINITY_READY): Makefile

@@ -1,6 +1,6 @@
 """What the golden record calls a difference."""
 
-from benchmarks.golden import EVERY, differences
+from benchmarks.interruptions.golden import EVERY, differences
 
 
 def parts(digest: str) -> dict[str, str]:

@@ -33,7 +33,7 @@ SHORT = {
         ("--kills", "1", "--folder", "r", "--out", "r.png"),
         "equal weights, optimizer, datums, metrics and evaluations",
     ),
-    "golden": (
+    "interruptions.golden": (
         ("--only", "plain", "--folder", "g", "--record", "g.json"),
         "The record of 1 run(s) is",
     ),
@@ -79,7 +79,7 @@ LONG = (
     "overlap",
     "algorithms",
     "interruptions.resumed_run",
-    "golden",
+    "interruptions.golden",
     "interruptions.stops",
     "methods",
     "replayed_sweep",

@@ -1,6 +1,6 @@
 """The golden record: checksums of what small runs of every kind end with, compared between commits.
 
-    python -m benchmarks.golden
+    python -m benchmarks.interruptions.golden
 
 makes the record where there is none, and otherwise trains the same runs and names each part that
 differs. A change that is not meant to change a result leaves the record as it is. Records of other
