@@ -70,8 +70,8 @@ def _behind_thought(asked: AskedAnswer) -> Iterator[list[int]]:
     What comes before the answer is rendered without reasoning, which formats drop from there.
     """
     thought, said = split_thought(asked.answer)
-    earlier = [_without_thought(message) for message in asked.messages]
-    plain = _without_thought({**asked.answer, "content": said})
+    earlier = [without_thought(message) for message in asked.messages]
+    plain = without_thought({**asked.answer, "content": said})
     prompt = asked.write(earlier, True)
     written = asked.write([*earlier, {**plain, "reasoning_content": THOUGHT}], False)
     if _begins(written, prompt) and THOUGHT in asked.text(written[len(prompt) :]):
@@ -105,7 +105,8 @@ def _exchange_thought(asked: AskedAnswer, written: list[int], thought: str) -> l
     return [*asked.encode(before), *asked.encode_text(thought + after), *written[end:]]
 
 
-def _without_thought(message: Message) -> Message:
+def without_thought(message: Message) -> Message:
+    """Return a message without its reasoning."""
     kept = {key: value for key, value in message.items() if key != "reasoning_content"}
     return cast(Message, kept)
 

@@ -18,7 +18,7 @@ from adapters.rendering.answers import (
     split_thought,
     write_answer,
 )
-from adapters.rendering.completeness import Lost, find_lost, find_lost_tool, mark_short
+from adapters.rendering.completeness import Lost, find_lost, find_lost_tool, mark_texts
 from adapters.rendering.fitting import choose_renderer
 from adapters.rendering.renderer_names import AUTO, NoRenderer
 from adapters.rendering.writing import Writer
@@ -268,11 +268,11 @@ class Chat:
     ) -> None:
         """Refuse messages of which a text is not in the tokens that were written of them.
 
-        A short text could stand there by chance, so that a longer one is tried in its place.
+        A short text could stand there by chance, so that marks are tried in place of all texts.
         """
         lost = find_lost(messages, self.text(tokens), self._respell)
-        if lost is None and (longer := mark_short(messages)):
-            lost = find_lost(longer, self.text(write(longer)), self._respell)
+        if lost is None and (marked := mark_texts(messages)):
+            lost = find_lost(marked, self.text(write(marked)), self._respell)
         if lost is not None:
             message = messages[lost.message]
             raise Refused(

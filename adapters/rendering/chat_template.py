@@ -14,6 +14,18 @@ from adapters.rendering.thinking import SWITCHES, no_switch
 WITHOUT_CLOCK = "{% set strftime_now = undefined +%}"
 """Beginning of a template for which the date is not defined, although transformers defines it."""
 
+RAISED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TemplateError,
+    TypeError,
+    ValueError,
+)
+"""What renderers and templates raise for messages that they cannot write."""
+
 ASKED = "What is asked?"
 ANSWERED = "This is answered."
 
@@ -41,7 +53,7 @@ class TemplateRenderer(DefaultRenderer):
         try:
             following = [self._following(history, asked, None) for history in (0, 1)]
             closing = self._following(0, [], None)
-        except TemplateError as error:
+        except RAISED as error:
             raise ChatTemplateError(
                 f"the chat template cannot be rendered ({error}); mend it, or give "
                 "model.renderer the name of a renderer"

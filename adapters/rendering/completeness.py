@@ -42,6 +42,9 @@ def find_lost(
             if end is None:
                 return Lost(index, what)
             ends.append(end)
+        for name, spellings in _arguments(message):
+            if not written.has(spellings, first):
+                return Lost(index, f"an argument of {name}")
         first = min(ends, default=first)
     return None
 
@@ -57,13 +60,15 @@ def find_lost_tool(tools: Sequence[Tool], text: str, respell: Callable[[str], st
     return None
 
 
-def mark_short(messages: Sequence[Message]) -> list[Message] | None:
-    """Return messages with marked texts in place of short ones; None if no text is short."""
+def mark_texts(messages: Sequence[Message]) -> list[Message] | None:
+    """Return messages with a mark in place of every text; None if none of the texts is short."""
+    if not any(0 < len(_bare(message["content"])) < SHORT for message in messages):
+        return None
     marked = [*messages]
     for index, message in enumerate(messages):
-        if 0 < len(_bare(message["content"])) < SHORT and "think>" not in message["content"]:
+        if message["content"].strip() and "think>" not in message["content"]:
             marked[index] = {**message, "content": f"q{index}x said here q{index}z"}
-    return None if marked == [*messages] else marked
+    return marked
 
 
 class _Written:
@@ -74,9 +79,13 @@ class _Written:
         self._respell = respell
         self._taken: list[tuple[int, int]] = []
 
-    def has(self, spellings: Spellings) -> bool:
-        """Tell whether a value is anywhere that is free."""
-        return self._find(spellings, 0) is not None
+    def has(self, spellings: Spellings, first: int = 0) -> bool:
+        """Tell whether a value is anywhere from a place on."""
+        return any(
+            _bare(spell(one)) in self._text[first:]
+            for spell in (str, self._respell)
+            for one in spellings
+        )
 
     def take(self, spellings: Spellings, first: int) -> int | None:
         """Take the first free place of a value, and return its end; None if there is none."""
@@ -114,10 +123,15 @@ def _pieces(message: Message, reasoning: bool) -> Iterator[tuple[str, Spellings]
     if said.strip():
         yield "the text", _spell(said)
     for call in message.get("tool_calls") or ():
-        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        name = call["function"]["name"]
         yield f"the call of {name}", _spell(name)
-        for value in _leaves(_parse(arguments)):
-            yield f"an argument of {name}", value
+
+
+def _arguments(message: Message) -> Iterator[tuple[str, Spellings]]:
+    """Yield the keys and values of a message's calls, which may be written within each other."""
+    for call in message.get("tool_calls") or ():
+        for value in _leaves(_parse(call["function"]["arguments"])):
+            yield call["function"]["name"], value
 
 
 def _leaves(value: object) -> Iterator[Spellings]:

@@ -2,10 +2,10 @@
 
 from typing import cast, get_args
 
-from jinja2 import TemplateError
 from renderers import RendererConfig, config_from_name, create_renderer
 from renderers.base import MODEL_RENDERER_MAP, ChatTemplateTokenizer, Message, ToolSpec
 
+from adapters.rendering.chat_template import RAISED
 from adapters.rendering.renderer_names import TEMPLATE, NoRenderer
 
 ASKED: Message = {"role": "user", "content": "What is 7 + 5?"}
@@ -64,7 +64,7 @@ def _by_template(
         written = cast(ChatTemplateTokenizer, tokenizer).apply_chat_template(
             messages, tools=tools, add_generation_prompt=True, return_dict=False
         )
-    except (TemplateError, ValueError):
+    except RAISED:
         return []
     return cast(list[int], written)
 

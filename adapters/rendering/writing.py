@@ -9,7 +9,7 @@ from renderers import create_renderer
 from renderers.base import ChatTemplateTokenizer, Renderer, Tokenizer
 
 from adapters.calls import Message, Refused, Tool
-from adapters.rendering.chat_template import TemplateRenderer
+from adapters.rendering.chat_template import RAISED, TemplateRenderer
 from adapters.rendering.fitting import MISFITS, fitting_renderers
 from adapters.rendering.marks import Marks, TextTokenizer, choose_split, spell_marks, split_marks
 from adapters.rendering.probes import LOOK, named_by_id, probe_marks
@@ -21,18 +21,6 @@ from adapters.rendering.renderer_names import (
     shorten_renderer,
 )
 from adapters.rendering.thinking import set_thinking
-
-RAISED = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TemplateError,
-    TypeError,
-    ValueError,
-)
-"""What renderers and templates raise for messages that they cannot write."""
 
 CALLED = "functions."
 """Beginning of an id that names its call, as Kimi's models write them."""

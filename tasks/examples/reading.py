@@ -297,3 +297,9 @@ def _check_number(dataset: Path, row: Example, column: str) -> None:
             f"row {row['example_id']} of {name_file(dataset)} has no number as its {column}, but "
             f"{row['example'][column]!r:.40}; dataset.difficulty names a column of numbers"
         )
+
+
+def is_padded(dataset: Path) -> bool:
+    """Tell whether a file, or a file of a folder, is of Parquet, whose objects have equal keys."""
+    files = dataset.iterdir() if dataset.is_dir() else [dataset]
+    return any(file.suffix == ".parquet" for file in files)

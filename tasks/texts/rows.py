@@ -1,12 +1,9 @@
 """The rows of a source of texts or pairs, as they were before their file padded them."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
-from tasks.examples.reading import DatasetError, Example, Source
+from tasks.examples.reading import DatasetError, Example, Source, is_padded
 from tasks.texts.conversations import drop_nulls, speaks
-
-PADDED = ".parquet"
 
 
 def read_rows(source: Source) -> Iterator[Example]:
@@ -15,7 +12,7 @@ def read_rows(source: Source) -> Iterator[Example]:
     Parquet has no absent keys, so that a null in an object is taken for one. In JSON, of JSON lines
     or of a text in a column, a null is a value.
     """
-    padded, known = _is_padded(source.dataset), None
+    padded, known = is_padded(source.dataset), None
     for row in source.examples():
         example = row["example"]
         if padded:
@@ -28,8 +25,3 @@ def read_rows(source: Source) -> Iterator[Example]:
             )
         known = known or spoken
         yield {**row, "example": example}
-
-
-def _is_padded(dataset: Path) -> bool:
-    files = [dataset] if dataset.is_file() else dataset.iterdir()
-    return any(file.suffix == PADDED for file in files)

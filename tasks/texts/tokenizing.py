@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from adapters.calls import Refused, Tool
+from adapters.rendering.answers import without_thought
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
 from tasks.examples.teaching import read_before
@@ -92,7 +93,14 @@ def _tokenize(
             following = chat.render(messages[:at], tools)
             left_out = chat.count_lost_thoughts(messages[:at], following)
             found.append(WeightedTokens([], [], left_out))
-        prompt, answer, answered = following, chat.answer(messages[:at], message, tools), at + 1
+        prompt, answered = following, at + 1
+        try:
+            answer = chat.answer(messages[:at], message, tools)
+        except Refused:
+            if weights[at] or "reasoning_content" not in message:
+                raise
+            answer = chat.answer(messages[:at], without_thought(message), tools)
+            found[-1] = replace(found[-1], thoughts_left_out=found[-1].thoughts_left_out + 1)
         _grow(found[-1], prompt, float(trained == "all"))
         _grow(found[-1], [*prompt, *answer], weights[at])
     if not found:

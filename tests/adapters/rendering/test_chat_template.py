@@ -117,7 +117,7 @@ def test_messages_that_a_template_refuses_are_a_refused_call(
         chat_of(tokenizer, STRICT).render(system, [])
 
 
-@pytest.mark.parametrize("template", ["{% for %}", "{{ raise_exception('never') }}"])
+@pytest.mark.parametrize("template", ["{% for %}", "{{ raise_exception('never') }}", "{{ 1 / 0 }}"])
 def test_a_template_that_renders_nothing_is_refused(
     tokenizer: PreTrainedTokenizerFast, template: str
 ) -> None:

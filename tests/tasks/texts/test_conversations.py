@@ -282,7 +282,7 @@ def test_rows_that_name_roles_in_two_ways_are_refused(tmp_path: Path, chat: Chat
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     said = r"row 1 of .* has the roles of chat completions, and earlier rows those of ShareGPT"
     with pytest.raises(DatasetError, match=said):
-        [*read_rows(Source(file, "train", ()))]
+        list(read_rows(Source(file, "train", ())))
     file.write_text(json.dumps(rows[0]) + "\n")
     ((row,),) = ([*read_rows(Source(file, "train", ()))],)
     assert decode(row["example"], chat) == (ASKED, SAID)
@@ -297,6 +297,11 @@ def test_reasoning_that_a_format_leaves_out_of_earlier_turns_is_counted() -> Non
     unbridged = Chat(AutoTokenizer.from_pretrained(TINY), TEMPLATE + template + "{{ '' }}")
     counted = [one.thoughts_left_out for one in tokenize(row, unbridged, "assistant")]
     assert sum(counted) == len(counted) - 1
+    earlier = {"messages": [USER, thinking, USER, ANSWER]}
+    (counted_once,) = tokenize(earlier, chat_of("llama-3"), "last_message")
+    assert counted_once.thoughts_left_out == 1
+    with pytest.raises(DatasetError, match="llama-3 leaves out the reasoning of this answer; give"):
+        tokenize(earlier, chat_of("llama-3"), "assistant")
 
 
 def sides(row: Row, chat: Chat) -> list[str]:
