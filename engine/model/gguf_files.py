@@ -56,6 +56,8 @@ def prepare_gguf(file: Path) -> Path:
     Raise RequestRefused for a file that cannot be read, or whose architecture is unknown.
     """
     checksum = sha256_of(file)
+    if checksum is None:
+        raise RequestRefused(f"{file} cannot be read; give a GGUF file that you may read")
     folder = _cache() / "bases" / checksum[:16]
     if not (folder / ORIGIN).is_file():
         _write(file, checksum, folder)

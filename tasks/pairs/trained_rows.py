@@ -11,11 +11,11 @@ from textwrap import indent
 from typing import Any
 
 from adapters.errors import counted
+from adapters.process.terminal import visible
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
 from tasks.pairs.reading import PairSides
 from tasks.pairs.source import PairSource, kept_pairs
-from tasks.recording.spans import printable
 from tasks.texts.rows import read_rows
 from tasks.texts.rules import TextRules, Trained
 from tasks.texts.source import RowTexts, TextSource, trained_rows
@@ -205,7 +205,7 @@ def _mark(sequence: WeightedTokens, chat: Chat, begins: str, ends: str) -> str:
     text, length = "", 0
     pairs = zip(sequence.tokens, sequence.weights, strict=True)
     for trained, run in groupby(pairs, lambda pair: pair[1] > 0):
-        said = printable(chat.text([token for token, _ in run]))
+        said = visible(chat.text([token for token, _ in run]))
         said = said[: LONGEST_SHOWN - length]
         length += len(said)
         text += f"{begins}{said}{ends}" if trained else said

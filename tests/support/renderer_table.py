@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from adapters.calls import Choice, Format, Message, Refused, Request, Tool
-from adapters.dialects.structured import format_instructions
+from adapters.dialects.structured import instruction_of
 from adapters.door.kept_calls import KeptCalls
 from adapters.errors import UserError
 from adapters.rendering.chat import Chat
@@ -114,11 +114,10 @@ def check_request(chat: Chat, asked: Format | None, choice: Choice) -> None:
     messages: list[Message] = [{"role": "user", "content": ASKED["content"]}]
     tools = [LOOK] if asked is None else []
     request = Request("m", messages, tools, None, [], {}, asked, choice)
-    extra = format_instructions(request)
-    prompt = chat.text(KeptCalls(chat).prompt(messages, tools, extra).token_ids)
+    prompt = chat.text(KeptCalls(chat).prompt_of(request).token_ids)
     assert ASKED["content"] in prompt
-    assert all(one["content"] in prompt for one in extra)
-    assert extra
+    assert instruction_of(request)
+    assert instruction_of(request) in prompt
 
 
 def check_forged(chat: Chat, renderer: str) -> None:

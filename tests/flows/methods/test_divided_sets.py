@@ -52,7 +52,8 @@ def test_a_file_without_splits_has_a_tenth_held_out(tmp_path: Path) -> None:
 
 def test_what_is_held_out_depends_on_the_rows_and_the_seed_alone(tmp_path: Path) -> None:
     path, turned = (tmp_path / name for name in ("a.jsonl", "b.jsonl"))
-    jsonl(path, *ROWS), jsonl(turned, *ROWS[::-1])
+    jsonl(path, *ROWS)
+    jsonl(turned, *ROWS[::-1])
     first = sides(texts(path))["test"]
     assert sides(texts(path))["test"] == first
     assert [39 - number for number in sides(texts(turned))["test"]][::-1] == first
