@@ -43,6 +43,7 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "model.start": ("run@4", "tinker://run/weights/00004"),
     "model.start_optimizer": (True,),
     "model.renderer": ("llama-3", "jinja:{{ messages }}"),
+    "model.thinking": (False,),
     "model.lora_rank": (4,),
     "model.train_attention": (False,),
     "model.train_mlp": (False,),

@@ -186,6 +186,10 @@ WRONG: list[tuple[str, str]] = [
     (changed("model.base=folder"), "folder has no config.json"),
     (changed("model.renderer=qwen4"), "there is no renderer 'qwen4'"),
     (
+        changed("model.renderer=llama-3 --set model.thinking=false"),
+        "the renderer llama-3 cannot turn thinking off; leave model.thinking out",
+    ),
+    (
         changed(f"model.base={TINY} --set model.renderer=llama-3"),
         "'llama-3' does not fit the model",
     ),
