@@ -42,20 +42,25 @@ def find_lost(
             if end is None:
                 return Lost(index, what)
             ends.append(end)
-        for name, spellings in _arguments(message):
-            if not written.has(spellings, first):
-                return Lost(index, f"an argument of {name}")
+        for call in message.get("tool_calls") or ():
+            if not written.has_arguments(call["function"]["arguments"], first):
+                return Lost(index, f"an argument of {call['function']['name']}")
         first = min(ends, default=first)
     return None
 
 
 def find_lost_tool(tools: Sequence[Tool], text: str, respell: Callable[[str], str]) -> str | None:
-    """Return the name of the first tool whose name or description was not rendered."""
+    """Return the name of the first tool whose name or description was not rendered.
+
+    Formats that write tools as code begin each line of a description with a mark of a comment.
+    """
     written = _Written(text, respell)
     for tool in tools:
         function = tool["function"]
-        said = (function["name"], function.get("description") or "")
-        if not all(written.has(_spell(one)) for one in said if one.strip()):
+        described = function.get("description") or ""
+        lines = (function["name"], *filter(str.strip, described.splitlines()))
+        whole = (function["name"], described)
+        if not any(all(written.has(_spell(one)) for one in said) for said in (whole, lines)):
             return function["name"]
     return None
 
@@ -86,6 +91,12 @@ class _Written:
             for spell in (str, self._respell)
             for one in spellings
         )
+
+    def has_arguments(self, arguments: object, first: int) -> bool:
+        """Tell whether a call's arguments are there: as they were given, or each by itself."""
+        if isinstance(arguments, str) and self.has((arguments,), first):
+            return True
+        return all(self.has(one, first) for one in _leaves(_parse(arguments)))
 
     def take(self, spellings: Spellings, first: int) -> int | None:
         """Take the first free place of a value, and return its end; None if there is none."""
@@ -125,13 +136,6 @@ def _pieces(message: Message, reasoning: bool) -> Iterator[tuple[str, Spellings]
     for call in message.get("tool_calls") or ():
         name = call["function"]["name"]
         yield f"the call of {name}", _spell(name)
-
-
-def _arguments(message: Message) -> Iterator[tuple[str, Spellings]]:
-    """Yield the keys and values of a message's calls, which may be written within each other."""
-    for call in message.get("tool_calls") or ():
-        for value in _leaves(_parse(call["function"]["arguments"])):
-            yield call["function"]["name"], value
 
 
 def _leaves(value: object) -> Iterator[Spellings]:
