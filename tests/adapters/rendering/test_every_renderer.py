@@ -125,9 +125,10 @@ def test_a_tool_is_offered_whatever_its_description_has(renderer: str, described
     "arguments",
     [
         '{"a": 1E5, "b": 1e-7, "c": 1.50, "d": -0.0, "e": 10000000000000000000000}',
-        '{"a": {"b": [true, null, "x\\ny"]}, "c": "say \\"hi\\"", "d": "{\\"e\\": \\"<x>\\"}", "f": ""}',
+        '{"a": {"b": [true, null, "x\\ny"]}, "c": "say \\"hi\\"", "f": ""}',
+        '{"d": "{\\"e\\": \\"<x>\\"}"}',
     ],
-    ids=["numbers", "texts"],
+    ids=["numbers", "texts", "json in a text"],
 )
 @pytest.mark.parametrize("renderer", NAMES)
 def test_a_call_is_written_however_json_spells_its_arguments(renderer: str, arguments: str) -> None:
