@@ -30,6 +30,8 @@ JSON_TYPES: Mapping[type, str] = {
 SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 VALUES = ("default", "const", "enum", "examples")
 """Keys of a schema that have values, in which null is one."""
+MAY_BE_NULL = ("default", "const")
+"""Those of VALUES that have one value, and not a list of them."""
 
 
 def bad_message(path: str, problem: str) -> Refused:
@@ -108,7 +110,7 @@ def read_tool(value: object, path: str) -> Tool:
 
 
 def without_padding(value: object, by_name: bool = False) -> Any:
-    """Return a schema without its nulls, but for those of VALUES, in which null is a value.
+    """Return a schema without its nulls, but for those that are values.
 
     Arrow and pandas give each object of a column the keys of all others, as nulls.
     """
@@ -118,7 +120,8 @@ def without_padding(value: object, by_name: bool = False) -> Any:
         return value
     kept: dict[str, Any] = {}
     for key, inner in cast(Mapping[str, Any], value).items():
-        if key in VALUES and not by_name:
+        is_value = key in VALUES and not by_name
+        if is_value and (inner is not None or key in MAY_BE_NULL):
             kept[key] = inner
         elif inner is not None:
             kept[key] = without_padding(inner, key in SCHEMAS_BY_NAME and not by_name)
