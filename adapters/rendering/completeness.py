@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from adapters.calls import Message, Tool
+from adapters.rendering.messages import parse_text
 
 SHORT = 12
 """Letters below which a text may stand in the format's own words by chance."""
@@ -96,7 +97,7 @@ class _Written:
         """Tell whether a call's arguments are there: as they were given, or each by itself."""
         if isinstance(arguments, str) and self.has((arguments,), first):
             return True
-        return all(self.has(one, first) for one in _leaves(_parse(arguments)))
+        return all(self.has(one, first) for one in _leaves(parse_text(arguments)))
 
     def take(self, spellings: Spellings, first: int) -> int | None:
         """Take the first free place of a value, and return its end; None if there is none."""
@@ -156,13 +157,6 @@ def _spell(value: object) -> Spellings:
     written = [json.dumps(value, ensure_ascii=ascii) for ascii in (False, True)]
     inner = [one[1:-1] for one in written] if isinstance(value, str) else []
     return (str(value), *written, *inner)
-
-
-def _parse(arguments: object) -> object:
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        return arguments
 
 
 def _bare(text: str) -> str:

@@ -133,6 +133,14 @@ def json_type(value: object) -> str:
     return JSON_TYPES.get(type(value), type(value).__name__)
 
 
+def parse_text(value: object) -> Any:
+    """Return what a text of JSON says; a text of no JSON, and any other value, stays as it is."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
+
+
 def _content(sent: Mapping[str, Any], role: str) -> object:
     """Return the content; none of an answer or a result is empty, or an answer's refusal."""
     content = sent.get("content")
@@ -170,17 +178,9 @@ def _reasoning(
 def _calls(sent: Mapping[str, Any], path: str, role: str) -> list[ToolCall]:
     if sent.get("function_call"):
         raise bad_message(f"{path}.function_call", "is the old form of tool_calls; give these.")
-    calls = _parsed(sent.get("tool_calls")) or []
+    calls = parse_text(sent.get("tool_calls")) or []
     if not isinstance(calls, list):
         raise bad_message(f"{path}.tool_calls", f"is {json_type(calls)}; it must be an array.")
     if calls and role != "assistant":
         raise bad_message(f"{path}.tool_calls", f"are of the role {role}; an assistant calls.")
     return [read_call(call, f"{path}.tool_calls[{at}]") for at, call in enumerate(calls)]
-
-
-def _parsed(value: object) -> object:
-    """Return what a text of JSON says."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
