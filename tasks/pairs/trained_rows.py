@@ -15,7 +15,7 @@ from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
 from tasks.pairs.reading import PairSides
 from tasks.pairs.source import PairSource, kept_pairs
-from tasks.texts.rows import read_rows
+from tasks.texts.conversations import read_unpadded
 from tasks.texts.rules import TextRules, Trained
 from tasks.texts.source import RowTexts, TextSource, trained_rows
 from tasks.texts.tokenizing import WeightedTokens
@@ -97,7 +97,7 @@ class _Willing:
             for number, sequences in self.source.sequences(chat, trained):
                 yield number, lambda found=sequences: found
             return
-        for row in read_rows(self.source.rows):
+        for row in read_unpadded(self.source.rows):
             example, tokenize = row["example"], self.source.tokenize
             yield row["example_id"], lambda one=example, of=tokenize: of(one, chat, trained)
 

@@ -4,13 +4,13 @@ The form of a row is told by its columns. A message is read by `adapters.renderi
 that a row says what the same messages would say to the door.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from adapters.calls import Message, Refused, Tool
 from adapters.rendering.messages import json_type, parse_text, read_message, read_tool
-from tasks.examples.reading import DatasetError
+from tasks.examples.reading import DatasetError, Example, Source, is_padded
 
 SHAREGPT = {
     "system": "system",
@@ -58,6 +58,28 @@ class Said:
     message: Message
     trainable: bool | None = None
     weight: float = 1.0
+
+
+def read_unpadded(source: Source) -> Iterator[Example]:
+    """Yield the rows of a source as they were before their file padded them.
+
+    Parquet has no absent keys, so that a null in an object is taken for one. In JSON, of JSON lines
+    or of a text in a column, a null is a value. DatasetError if the rows do not all name roles as
+    the first does.
+    """
+    padded, known = is_padded(source.dataset), None
+    for row in source.examples():
+        example = row["example"]
+        if padded:
+            example = {name: drop_nulls(value) for name, value in example.items()}
+        spoken = speaks(example)
+        if known is not None and spoken not in (None, known):
+            raise DatasetError(
+                f"row {row['example_id']} of {source.dataset} has the roles of {spoken}, and "
+                f"earlier rows those of {known}; give all rows the same roles"
+            )
+        known = known or spoken
+        yield {**row, "example": example}
 
 
 def read_conversation(row: Mapping[str, Any]) -> list[Said] | None:
