@@ -223,7 +223,11 @@ def test_infinity_of_parquet_is_refused_by_row_and_column(tmp_path: Path) -> Non
         ("a.json", '[{"a": 1} {"a": 2}]', "row 1 of .* in place of a comma"),
         ("a.json", '[{"a": 1},]', "row 1 of .* is no JSON"),
         ("a.json", '[{"a": 1}] {', "goes on after its array"),
-        ("a.jsonl.gz", gzip.compress(b"{}\n" * 9, mtime=0)[:-9], "is no JSON|is no whole gzip file"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b"{}\n" * 9, mtime=0)[:-9],
+            "is no JSON|is no whole gzip file",
+        ),
         ("a.csv", "a,a\n1,2\n", "has the column 'a' twice"),
         ("a.csv", "a,b\n1,2\n3\n", "row 1 of .* has 1 cells, and the header 2"),
         ("a.csv", 'a,b\n"x"y,2\n', "row 0 of .* is no CSV"),

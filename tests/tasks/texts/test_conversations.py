@@ -1,6 +1,7 @@
 """Rows in the forms in which the field publishes them, and rows that would be read as else."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -264,7 +265,7 @@ def test_arguments_that_are_no_object_are_kept_or_refused_by_name(
     chat, called = chat_of(renderer), _called("look", {})
     called["tool_calls"][0]["function"]["arguments"] = scalar
     said = written_or_refused({"messages": [USER, called]}, chat)
-    assert renderer in said or scalar.strip('"[]')[0] in said
+    assert renderer in said or all(word in said.lower() for word in re.findall(r"\w+", scalar))
 
 
 def written_or_refused(row: Row, chat: Chat) -> str:
