@@ -94,7 +94,7 @@ ARROWS = {
 }
 """Layer → part (sub-package or module) → the other parts of the layer that it may import."""
 ONLY_IN = {
-    "yaml": {"adapters/yaml_text"},
+    "yaml": {f"adapters/{MODULES}"},
     "prefect": {"flows", "tasks", "pretraining"},
     "torch": {"engine", "pretraining", "adapters/weights"},
     "transformers": {"engine", "pretraining", "adapters/weights"},
