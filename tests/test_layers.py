@@ -122,6 +122,7 @@ OUTSIDE_A_RUN = {
     "tasks/recording/journal.py",  # is part of the seam: it syncs each span
     "tasks/examples/reading.py",  # reads data sets
     "tasks/examples/rows.py",  # likewise
+    "tasks/examples/parquet_rows.py",  # likewise
 }
 
 FRAGMENT = re.compile(

@@ -149,6 +149,20 @@ def test_a_parquet_with_changed_bytes_is_rows_or_a_refusal(
     assert is_read_or_refused(path)
 
 
+def test_a_parquet_that_would_end_the_process_is_a_refusal(tmp_path: Path) -> None:
+    """Of figures of other numbers of levels than a column has, pyarrow aborts."""
+    path, ended = tmp_path / "a.parquet", 0
+    pq.write_table(pa.table({"a": ["x", "y"], "b": [[1.0], []]}), path)
+    whole = path.read_bytes()
+    for place in range(220, 240):
+        path.write_bytes(whole[:place] + b"\x4c" + whole[place + 1 :])
+        try:
+            read_rows(path)
+        except DatasetError as error:
+            ended += "its description is damaged" in str(error)
+    assert ended
+
+
 @pytest.mark.parametrize(
     "name", ["seed=3", "exp[1]", "a*", "~", "s3:", "%41", "né\n", "{a,b}", "a\\[b]", "'"]
 )
