@@ -23,7 +23,7 @@ GONE = {errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ESHUTDOWN}
 """Errors of a stream that nobody reads: a reader that has ended, a terminal that is closed."""
 
 
-class _Lost(FileIO):
+class _LastingFile(FileIO):
     """A stream's descriptor, which takes what cannot be written, and keeps the first reason."""
 
     reason: OSError | None = None
@@ -65,7 +65,7 @@ def is_lost(stream: TextIO) -> bool:
     """Return whether a stream that somebody reads could not be written."""
     stream.flush()
     raw = getattr(getattr(stream, "buffer", None), "raw", None)
-    reason = raw.reason if isinstance(raw, _Lost) else None
+    reason = raw.reason if isinstance(raw, _LastingFile) else None
     return reason is not None and reason.errno not in GONE
 
 
@@ -76,7 +76,7 @@ def _lasting(descriptor: int, before: TextIO | None) -> TextIOWrapper:
     if before is not None:
         with suppress(OSError):
             before.flush()
-    raw = BufferedWriter(_Lost(descriptor, "w", closefd=False))
+    raw = BufferedWriter(_LastingFile(descriptor, "w", closefd=False))
     return TextIOWrapper(raw, encoding, PLAIN, line_buffering=in_lines)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from textwrap import indent
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from adapters.errors import counted
 from adapters.process.terminal import visible
@@ -62,11 +62,14 @@ class Tally:
             self.refused.append(str(why))
 
 
-@dataclass(frozen=True)
-class _Willing:
-    """Source of texts that goes on behind a row that is refused, until the time is over."""
+S = TypeVar("S", TextSource, PairSource)
 
-    source: TextSource
+
+@dataclass(frozen=True)
+class _Counted(Generic[S]):
+    """Source whose rows are counted as they are read, until the time is over."""
+
+    source: S
     tally: Tally
     goes_on: Callable[[], bool]
 
@@ -76,6 +79,10 @@ class _Willing:
 
     def __len__(self) -> int:
         return len(self.source)
+
+
+class _CountedTexts(_Counted[TextSource]):
+    """Source of texts that goes on behind a row that is refused."""
 
     def sequences(self, chat: Chat, trained: Trained) -> Iterator[tuple[int, list[WeightedTokens]]]:
         for number, read in self._each(chat, trained):
@@ -102,20 +109,8 @@ class _Willing:
             yield row["example_id"], lambda one=example, of=tokenize: of(one, chat, trained)
 
 
-@dataclass(frozen=True)
-class _WillingPairs:
-    """Source of pairs that ends when the time is over."""
-
-    source: PairSource
-    tally: Tally
-    goes_on: Callable[[], bool]
-
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    def __len__(self) -> int:
-        return len(self.source)
+class _CountedPairs(_Counted[PairSource]):
+    """Source of pairs, which is asked whether it goes on behind each of them."""
 
     def pairs(self, chat: Chat) -> Iterator[tuple[int, PairSides | str]]:
         for number, sides in self.source.pairs(chat):
@@ -131,9 +126,9 @@ def tally_texts(
 ) -> Tally:
     """Make tokens of texts, as a run would, and count them; a row that would end it is counted."""
     tally = Tally()
-    willing = _Willing(source, tally, goes_on)
+    counting = _CountedTexts(source, tally, goes_on)
     lenient = replace(rules, too_long="leave_out") if rules.too_long == "refuse" else rules
-    for row in trained_rows(willing, chat, lenient, tally.counts):
+    for row in trained_rows(counting, chat, lenient, tally.counts):
         sequence = WeightedTokens(row["tokens"].tolist(), row["weights"].tolist())
         tally.show(TrainedRow(row["example_id"], (("", sequence),)), shown)
     _name_refused(tally, "too long and left out", rules)
@@ -146,8 +141,8 @@ def tally_pairs(
     """Make tokens of pairs, as a run would, and count them."""
     tally = Tally()
     lenient = replace(rules, too_long="leave_out") if rules.too_long == "refuse" else rules
-    willing = _WillingPairs(source, tally, goes_on)
-    for number, sides in kept_pairs(willing, chat, lenient, tally.counts):
+    counting = _CountedPairs(source, tally, goes_on)
+    for number, sides in kept_pairs(counting, chat, lenient, tally.counts):
         given = [(side, one) for side, parts in sides.given().items() for one in parts]
         for _, one in given:
             tally.counts["tokens"] += len(one.tokens)
