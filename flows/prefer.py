@@ -79,9 +79,7 @@ def open_reference(run: OpenRun, recipe: PreferRecipe) -> Reference:
 
 def learn(run: OpenRun, recipe: PreferRecipe, pairs: BoundPairs, artifacts: Artifacts) -> None:
     """Train the policy of a run on the pairs of each step, and score what is due."""
-    preference, batch = recipe.preference, recipe.batches()
-    loss, settings = preference.loss, preference.loss_settings
-    method = recipe.optimizer.method(loss, settings, recipe.steps)
+    preference, batch, method = recipe.preference, recipe.batches(), recipe.update_method()
     left, saves_state = run.steps_left(), partial(recipe.checkpoints.due, steps=recipe.steps)
 
     def draw(step: int) -> ByPolicy:
@@ -103,7 +101,7 @@ def learn(run: OpenRun, recipe: PreferRecipe, pairs: BoundPairs, artifacts: Arti
 def score(run: OpenRun, recipe: PreferRecipe, pairs: BoundPairs, step: int) -> None:
     """Measure how checkpoint `step` compares held-out pairs, if it is due."""
     evaluation, preference = recipe.evaluation, recipe.preference
-    if evaluation.due(step, recipe.steps):
+    if recipe.holds_out() and evaluation.due(step, recipe.steps):
         policy = run.policies.main.updater.sampler(step)
         loss, path = (preference.loss, preference.loss_settings), run.folder.measure(step)
         seed = evaluation.drawn_by(recipe.seed)

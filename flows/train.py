@@ -98,10 +98,8 @@ def learn(
     judge: RolloutRunner,
 ) -> None:
     """Train the policies of a run on the rollouts of each step, and score what is due."""
-    algorithm, credit = recipe.algorithm, recipe.credit()
-    loss, settings, optimizer = algorithm.loss, algorithm.loss_settings, recipe.optimizer
-    expert, stream = algorithm.expert, recipe.rollouts.stream
-    method = optimizer.method(loss, settings, recipe.steps, by_batch=stream, expert=expert.term())
+    algorithm, credit, method = recipe.algorithm, recipe.credit(), recipe.update_method()
+    expert = algorithm.expert
     texts = bind_expert(run, recipe)
     with (
         open_references(recipe, run.folder, run.service) as others,

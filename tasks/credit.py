@@ -49,13 +49,15 @@ class Credit:
     """Trajectories that are compared with others, and what each of their tokens earned.
 
     `compared` is what the comparison gave, 0 where a token was not sampled; `advantages` has the
-    penalties and the entropy bonus as well. Both are lists of arrays of shape [tokens].
+    penalties and the entropy bonus as well. Both are lists of arrays of shape [tokens], and so are
+    the `references`, the log-probabilities that a penalty in the loss reads, if there is one.
     """
 
     trajectories: pa.Table
     masks: list[np.ndarray]
     compared: list[np.ndarray]
     advantages: list[np.ndarray]
+    references: list[np.ndarray] | None = None
 
 
 def assign_credit(
@@ -66,7 +68,11 @@ def assign_credit(
     history: Sequence[MeanRewards],
 ) -> Credit:
     """Assign credit to the tokens of all trajectories but those of groups that are too small."""
-    penalties = [(one, _of_tokens(trajectories, one, references)) for one in credit.penalties]
+    penalties = [
+        (one, _of_tokens(trajectories, one, references))
+        for one in credit.penalties
+        if one.placement != "loss"
+    ]
     in_reward = [
         np.concatenate(of_tokens)
         for penalty, of_tokens in penalties
@@ -84,6 +90,8 @@ def assign_credit(
         if penalty.placement == "advantage":
             lost = penalty.from_advantages([of_tokens[index] for index in kept], masks)
             advantages = [value - less for value, less in zip(advantages, lost, strict=True)]
+    scored = _in_loss(trajectories, credit, references)
+    in_loss = None if scored is None else [scored[index] for index in kept]
     trajectories = trajectories.take(pa.array(kept, pa.int64()))
     if credit.entropy_coefficient:
         logprobs = arrays(trajectories["logprobs"])
@@ -94,7 +102,7 @@ def assign_credit(
     if credit.trained_calls is not None:
         masks = _draw_calls(trajectories, masks, credit.trained_calls, credit.seed)
         advantages = [value * mask for value, mask in zip(advantages, masks, strict=True)]
-    return Credit(trajectories, masks, compared, advantages)
+    return Credit(trajectories, masks, compared, advantages, in_loss)
 
 
 def calls_of(trajectories: pa.Table, penalties: np.ndarray | None = None) -> Calls:
@@ -230,11 +238,27 @@ def _of_tokens(
     trajectories: pa.Table, penalty: Penalty, references: Mapping[str, pa.Table]
 ) -> list[np.ndarray]:
     """Compute a penalty of each trajectory's tokens, by the log-probabilities of its source."""
-    if penalty.source not in references:
-        raise ValueError(f"a penalty of the algorithm needs the {penalty.source} of the step")
-    of_reference = reference_logprobs(references[penalty.source], trajectories)
+    of_reference = _scored(trajectories, penalty, references)
     lists = (arrays(trajectories[name]) for name in ("logprobs", "mask"))
     return [
         penalty.of_tokens(log_q, log_ref, mask)
         for log_ref, log_q, mask in zip(of_reference, *lists, strict=True)
     ]
+
+
+def _in_loss(
+    trajectories: pa.Table, credit: CreditAssignment, references: Mapping[str, pa.Table]
+) -> list[np.ndarray] | None:
+    """Return the log-probabilities that a penalty in the loss reads; None if there is none."""
+    for penalty in credit.penalties:
+        if penalty.placement == "loss":
+            return _scored(trajectories, penalty, references)
+    return None
+
+
+def _scored(
+    trajectories: pa.Table, penalty: Penalty, references: Mapping[str, pa.Table]
+) -> list[np.ndarray]:
+    if penalty.source not in references:
+        raise ValueError(f"a penalty of the algorithm needs the {penalty.source} of the step")
+    return reference_logprobs(references[penalty.source], trajectories)

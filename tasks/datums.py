@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -52,6 +53,9 @@ OF_PAIRS = pa.schema(
 )
 """Schema of the datums of pairs: each is a part of a side, with what the reference gives it."""
 
+OF_REFERRED = pa.schema([*SCHEMA, ("references", pa.list_(pa.float32()))])
+"""Schema of the datums of rollouts with a KL penalty in the loss."""
+
 OF_TAUGHT = pa.schema(
     [
         *SCHEMA,
@@ -78,7 +82,8 @@ def datums_of(
 ) -> pa.Table:
     """Build the training batch: one row in SCHEMA per trajectory with a non-zero advantage.
 
-    A trajectory whose advantages are zero, unless the loss is regularized, or in which nothing is
+    The rows are in OF_REFERRED where a penalty is in the loss, which is a regularized one. A
+    trajectory whose advantages are zero, unless the loss is regularized, or in which nothing is
     trained, moves no weight and is left out, and so are the trajectories of a group with fewer than
     `credit.min_group_size` rollouts to train on.
 
@@ -99,22 +104,25 @@ def datums_of(
     assigned = assign_credit(trajectories, rewards, credit, references or {}, history)
     scales, kept = _scales(assigned, credit), assigned.trajectories
     lists = (arrays(kept["tokens"]), arrays(kept["logprobs"]), assigned.masks, assigned.advantages)
-    columns = zip(kept.drop_columns([*LISTS]).to_pylist(), *lists, assigned.compared, strict=True)
+    described = kept.drop_columns([*LISTS]).to_pylist()
+    referred = assigned.references or repeat(None, kept.num_rows)
+    columns = zip(described, *lists, assigned.compared, referred, strict=True)
     rows = []
-    for row, tokens, logprobs, mask, advantages, compared in columns:
+    for row, tokens, logprobs, mask, advantages, compared, reference in columns:
         if not mask.any() or not (advantages.any() or credit.regularized):
             continue
         if mask[0]:
-            raise ValueError(
-                f"rollout {row['rollout_id']} sampled its first token from an empty prompt"
-            )
+            rollout = row["rollout_id"]
+            raise ValueError(f"rollout {rollout} sampled its first token from an empty prompt")
         row["advantage"] = fmean(compared[mask != 0])
         row["scale"] = scales[row["rollout_id"]]
         # All but the inputs move one position to the left: the last sampled token is a target.
         row["tokens"], row["targets"] = tokens[:-1], tokens[1:]
         row["logprobs"], row["advantages"], row["mask"] = logprobs[1:], advantages[1:], mask[1:]
+        if reference is not None:
+            row["references"] = reference[1:]
         rows.append(row)
-    return pa.Table.from_pylist(rows, schema=SCHEMA)
+    return pa.Table.from_pylist(rows, schema=SCHEMA if assigned.references is None else OF_REFERRED)
 
 
 @durable

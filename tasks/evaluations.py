@@ -3,17 +3,21 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb, fsum, sqrt
+from math import comb, fsum, hypot, isclose, sqrt
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from tasks.comparison.differences import interval_of_ratio
 from tasks.metrics import COST
 from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
+from tasks.storage.files import is_written
 from tasks.storage.json_files import read_json, write_json
+from tasks.storage.names import shard_name
+from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside, select
 
 T = TypeVar("T")
@@ -24,10 +28,43 @@ Z95 = NormalDist().inv_cdf(0.975)
 """1.96: the standard errors on either side of a mean that make its 95 % interval."""
 
 
-def describe_gain(before: float, after: float, error: float) -> str:
-    """Say a gain in reward with its 95 % interval, by the gain's standard error."""
-    gain, margin = after - before, Z95 * error
-    return f"{gain:+.2f} ({gain - margin:+.2f} to {gain + margin:+.2f} with 95 % confidence)"
+@dataclass(frozen=True)
+class Gain:
+    """Change of a measure of held-out examples, in an interval that holds it with 95 % confidence.
+
+    It is `paired` if both values are known of each example. Otherwise the interval is that of two
+    measures of other examples, which is too wide.
+    """
+
+    value: float
+    interval: tuple[float, float]
+    paired: bool = True
+
+    def __str__(self) -> str:
+        lower, upper = self.interval
+        unpaired = "" if self.paired else ", as if of other examples"
+        return f"{self.value:+.2f} ({lower:+.2f} to {upper:+.2f} with 95 % confidence{unpaired})"
+
+
+def find_gain(
+    before: Sequence[float], after: Sequence[float], weights: Sequence[float]
+) -> Gain | None:
+    """Find the gain of Σ values / Σ weights over the same examples; None if they are too few."""
+    differences = [last - first for first, last in zip(before, after, strict=True)]
+    if not differences or (interval := interval_of_ratio(differences, weights)) is None:
+        return None
+    return Gain(fsum(differences) / fsum(weights), interval)
+
+
+def find_unpaired_gain(
+    before: tuple[float | None, float | None], after: tuple[float | None, float | None]
+) -> Gain | None:
+    """Find the gain of two values, each with its standard error; None if one is not known."""
+    (first, error), (last, other) = before, after
+    if first is None or last is None or error is None or other is None:
+        return None
+    gain, margin = last - first, Z95 * hypot(error, other)
+    return Gain(gain, (gain - margin, gain + margin), paired=False)
 
 
 class Spent(BaseModel):
@@ -254,6 +291,32 @@ def headline(scores: Mapping[str, Score]) -> Estimate:
 def read_evaluation(path: Path) -> dict[str, Score]:
     """Read the scores that `score_rollouts` wrote, by how the rollouts were sampled."""
     return SCORES.validate_python(read_json(path))
+
+
+def find_reward_gain(run: RunFolder, first: int, last: int) -> Gain | None:
+    """Find the gain of the held-out reward between two checkpoints; None if it is not known.
+
+    It is over the examples that both have a reward of, where the rollouts are those of the scores.
+    """
+    ends = [headline(read_evaluation(run.evaluation(f"{step:05d}"))) for step in (first, last)]
+    before, after = (_sampled_means(run, step) for step in (first, last))
+    for end, means in zip(ends, (before, after), strict=True):
+        same = end.mean is not None and len(means) == end.examples
+        if not same or not isclose(fmean(means.values()), end.mean or 0.0, abs_tol=1e-9):
+            return find_unpaired_gain(*((one.mean, one.standard_error) for one in ends))
+    both = sorted(before.keys() & after.keys())
+    return find_gain([before[at] for at in both], [after[at] for at in both], [1.0] * len(both))
+
+
+def _sampled_means(run: RunFolder, step: int) -> dict[str, float]:
+    """Return the mean reward of each held-out example that a checkpoint has sampled, by place."""
+    shard = shard_name("test", step)
+    spans, path = run.sealed(shard), run.shard(shard)
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for one in _outcomes(spans, path).values() if spans and is_written(path) else ():
+        if one.reward is not None:
+            rewards[one.group_id.removeprefix(shard)].append(one.reward)
+    return {place: fmean(own) for place, own in rewards.items()}
 
 
 def _by_name(rollouts: Iterable[Mapping[str, T]], joined: Callable[[list[T]], T]) -> dict[str, T]:

@@ -5,7 +5,8 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from statistics import fmean
@@ -61,7 +62,7 @@ class _Submitted:
 class Update:
     """Measurements of an update.
 
-    `logprobs` are those of each datum of each file, in its first pass; `shares` those of the
+    `logprobs` are those of each datum of each term, in its first pass; `shares` those of the
     learning rate that its optimizer steps took, if it was scaled; `probe_metrics` those of the
     rebuild before it (`RebuiltPolicy`), empty if the client was live; `at_start` compares the
     first update with its sampler.
@@ -120,7 +121,15 @@ class PolicyUpdater:
         return checkpoint
 
     def sampler(self, step: int) -> PatientSampler:
-        """Return a sampler of a checkpoint; one that is gone is rebuilt and saved again."""
+        """Return a sampler of a checkpoint, whose weights are made again if they are lost.
+
+        They may be lost at once, or later, while they are asked.
+        """
+        opened = self._open(step)
+        opened.reopen = partial(self._open, step)
+        return opened
+
+    def _open(self, step: int) -> PatientSampler:
         known = self.ledger.find(step)
         try:
             if known is not None:
@@ -128,12 +137,18 @@ class PolicyUpdater:
             log.warning("the ledger has no checkpoint %d: it is made again", step)
         except ServiceRefused as error:
             log.warning("%s. The weights of checkpoint %d are made again", error, step)
+        return self.service.sampler(self.make_again(step, with_state=False).sampler)
+
+    def make_again(self, step: int, *, with_state: bool) -> Checkpoint:
+        """Rebuild a checkpoint, and save its weights, with its training state or without."""
+        known = self.ledger.find(step)
         with self._client(step) as live:
             name = f"{self.ledger.name(step)}-{token_hex(3)}"
-            saving = live.save(name, self._ttl_seconds, with_state=False)
-            made = _saved(live, step, saving)
-            self.ledger.add(Checkpoint(step, made.sampler, None if known is None else known.state))
-        return self.service.sampler(made.sampler)
+            made = _saved(live, step, live.save(name, self._ttl_seconds, with_state=with_state))
+            if made.state is None and known is not None:
+                made = replace(made, state=known.state)
+            self.ledger.add(made)
+        return made
 
     def inflight_sampler(self) -> Sampler:
         """Return a sampler of the newest weights, whichever they are at each of its calls."""
@@ -298,14 +313,13 @@ def update_policy(
 ) -> None:
     """Update a policy on the datums of a step, and write what the update measured.
 
-    There is a file of datums for each term of the method.
+    The expert's texts, if there is an expert, are the second file of datums.
     """
     started = time.monotonic()
     update = updater.update(step, datums, method, with_state=with_state)
     seconds = {"seconds/training": time.monotonic() - started}
-    (first, logprobs, term), *experts = zip(
-        datums, update.logprobs, method.terms(step), strict=True
-    )
+    (term, logprobs), *others = zip(method.terms(step), update.logprobs, strict=True)
+    first = datums[term.file]
     measured: dict[str, object] = {
         **divergence(first, logprobs, step),
         **trained_loss(first, logprobs, term.loss, term.settings),
@@ -313,9 +327,10 @@ def update_policy(
     }
     if logprobs:
         measured[FIRST_LOGPROBS] = logprobs[0].tolist()
-    for texts, logprobs, term in experts:
-        loss = trained_loss(texts, logprobs, term.loss, term.settings)
-        measured |= name_expert({**loss, "share": term.factor})
+    for term, logprobs in others:
+        if term.file:
+            loss = trained_loss(datums[term.file], logprobs, term.loss, term.settings)
+            measured |= name_expert({**loss, "share": term.factor})
     if update.shares:
         measured["learning_rate_share"] = fmean(update.shares)
     write_json(path, {**measured, **update.at_start, **update.probe_metrics, **seconds})

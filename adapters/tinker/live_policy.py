@@ -58,11 +58,16 @@ class ServiceLoss:
 
 @dataclass(frozen=True)
 class Pass:
-    """Datums of a forward-backward pass, and their loss, which is one of the terms of a step's."""
+    """Datums of a forward-backward pass, and their loss, which is one of the terms of a step's.
+
+    A pass `beside` the one before it has the same tokens, so that the log-probabilities which that
+    one returns are its own.
+    """
 
     datums: Sequence[Datum]
     loss: ServiceLoss
     term: int = 0
+    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,11 +130,11 @@ class LivePolicy:
     def accumulate(self, asked: Pass) -> None:
         """Submit a forward-backward pass, whose gradient is added to those of the passes before.
 
-        A loss with a derivative waits for a forward pass first.
+        A loss with a derivative waits for a forward pass first or, beside another pass, for that.
         """
         datums, loss = asked.datums, asked.loss
         if loss.derivative is not None:
-            datums = self._weigh(datums, loss)
+            datums = self._weigh(asked, loss.derivative)
         submitted = self._client.forward_backward(list(datums), loss.name, dict(loss.settings))
         self._outputs.append(submitted)
 
@@ -156,8 +161,10 @@ class LivePolicy:
         adam = request.optimizer
         if request.share is None:
             return self._client.optim_step(adam), None
-        logprobs = self._logprobs_of(self._outputs[-len(passes) :], step)
-        datums = chain(*(asked.datums for asked in passes))
+        made = zip(self._outputs[-len(passes) :], passes, strict=True)
+        own = [output for output, asked in made if not asked.beside]
+        logprobs = self._logprobs_of(own, f"step {step}")
+        datums = chain(*(asked.datums for asked in passes if not asked.beside))
         sampled = [datum.loss_fn_inputs["logprobs"].to_numpy() for datum in datums]
         share = request.share([*chain(*logprobs)], sampled)
         scaled = adam.model_copy(update={"learning_rate": adam.learning_rate * share})
@@ -165,32 +172,35 @@ class LivePolicy:
 
     def result(self, submitted: SubmittedUpdate) -> UpdateResult:
         step, wait = submitted.step, self._service.result
-        logprobs = self._logprobs_of(submitted.outputs, step)
+        logprobs = self._logprobs_of(submitted.outputs, f"step {step}")
         stepped = [wait(taken, f"optim_step of step {step}") for taken in submitted.optimizer]
         taken = (stepped[0].metrics or {}).get(STEPS_TAKEN) if stepped else None
         return UpdateResult(logprobs, None if taken is None else int(taken), submitted.shares)
 
     def _logprobs_of(
-        self, outputs: Sequence[APIFuture[ForwardBackwardOutput]], step: int
+        self, outputs: Sequence[APIFuture[ForwardBackwardOutput]], of: str
     ) -> list[list[np.ndarray]]:
         """Wait for forward-backward passes; return the log-probabilities of the datums of each."""
         wait = self._service.result
-        passes = [wait(output, f"forward_backward of step {step}") for output in outputs]
+        passes = [wait(output, f"forward_backward of {of}") for output in outputs]
         return [[datum["logprobs"].to_numpy() for datum in made.loss_fn_outputs] for made in passes]
 
     def probe(self, step: int, datum: Datum, loss: ServiceLoss) -> np.ndarray:
         """Return the datum's log-probabilities; nothing changes."""
         return self._forward([datum], loss, f"forward of step {step}")[0]
 
-    def _weigh(self, datums: Sequence[Datum], loss: ServiceLoss) -> list[Datum]:
-        assert loss.derivative is not None
-        logprobs = self._forward(datums, loss, "the forward pass of a loss by weights")
+    def _weigh(self, asked: Pass, derivative: Derivative) -> list[Datum]:
+        datums = asked.datums
+        if asked.beside:
+            (logprobs,) = self._logprobs_of(self._outputs[-1:], "the loss that a term is beside")
+        else:
+            logprobs = self._forward(datums, asked.loss, "the forward pass of a loss by weights")
         inputs = [
             {name: given.to_numpy() for name, given in datum.loss_fn_inputs.items()}
             for datum in datums
         ]
         weighted = []
-        slopes = loss.derivative(logprobs, inputs)
+        slopes = derivative(logprobs, inputs)
         for datum, slope, given in zip(datums, slopes, inputs, strict=True):
             weights = (-slope * given["weights"]).astype(np.float32)
             weighted.append(_weighted(datum, TensorData.from_numpy(weights)))

@@ -1,13 +1,14 @@
 """The program `ratchet`: its commands, whose errors are sentences and which a signal ends."""
 
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from adapters.errors import UserError
 from adapters.process.open_files import OutOfFiles, check_files
 from adapters.process.streams import open_streams
-from adapters.process.terminal import say
+from adapters.process.terminal import say, show
 from flows.cli.signals import ending_by_signals, leaving_at_once
 from tasks.storage.files import is_full
 
@@ -39,9 +40,15 @@ def _name_fault(error: OSError) -> str:
     raise error
 
 
+def show_trace(_: type[BaseException], error: BaseException, __: object) -> None:
+    """Print an error's stack trace, as Python does, without what a terminal would obey."""
+    show("".join(traceback.format_exception(error)).rstrip("\n"), sys.stderr)
+
+
 def main() -> None:
     """Run the console script `ratchet`."""
     open_streams()
+    sys.excepthook = show_trace
     with leaving_at_once(), plain_errors(), ending_by_signals():
         from flows.cli.commands import app  # takes a while, in which a signal may come
 

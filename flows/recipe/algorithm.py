@@ -1,8 +1,9 @@
 """How rewards become weights: advantage, loss and optimizer of a recipe."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, Field, WithJsonSchema, field_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from adapters.network.addresses import check_place
 from flows.recipe.expert import Expert
@@ -10,21 +11,22 @@ from flows.recipe.presets import PRESETS, find_preset
 from flows.recipe.section import MOST_STEPS, Refusals, Section
 from tasks.algorithm.advantages import ADVANTAGES, Aggregation, check_advantage, find_advantage
 from tasks.algorithm.divergences import (
+    ESTIMATORS,
     TEACHINGS,
     Baseline,
     Penalty,
     Placement,
+    check_placement,
     check_teaching,
-    find_estimator,
 )
 from tasks.algorithm.learning_rates import Schedule, ScheduleName
-from tasks.algorithm.losses import LOSSES, check_loss
+from tasks.algorithm.losses import LOSSES, advantage_factor, check_loss, is_regularized
 from tasks.algorithm.settings import Settings
 from tasks.algorithm.shaping import check_query
 from tasks.examples.teaching import check_reads
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
-    from tasks.algorithm.update_method import ExpertTerm, UpdateMethod
+    from tasks.algorithm.update_method import DivergenceTerm, ExpertTerm, UpdateMethod
 
 BASE = "base"
 """The untrained model, as a reference and as what an evaluation scores."""
@@ -54,7 +56,9 @@ class Divergence(Section):
     and jsd, with β 1/2."""
 
     placement: Placement = "advantage"
-    """Place of the penalty: each token's `advantage`, or the `reward` of its call."""
+    """Place of the penalty: each token's `advantage`, the `reward` of its call, or the `loss`, as
+    a term of its own, which takes a pass more. Each estimator has its places: k1 the first two,
+    jsd the first, all others the loss, which is then the default."""
 
     discount: float = Field(default=0.0, ge=0, le=1)
     """Discount γ of the penalties of later tokens in a token's advantage; 0 leaves them out."""
@@ -62,8 +66,17 @@ class Divergence(Section):
     baseline: Baseline = "none"
     """Baseline of penalties as advantages: `mean` subtracts that of the step's tokens."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _placement_is_one_of_the_estimator(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or "placement" in values:
+            return values
+        row = ESTIMATORS.get(str(values.get("estimator", "k1")))
+        place = row.placements[0] if row else "advantage"
+        return values if place == "advantage" else {**values, "placement": place}
+
     def refusals(self) -> Refusals:
-        find_estimator(self.estimator)
+        check_placement(self.estimator, self.placement)
         given = self.given(*Divergence.model_fields)
         yield (
             self.coefficient == 0 and given != "",
@@ -77,11 +90,24 @@ class Divergence(Section):
             "later tokens, and comparisons have a baseline; leave them out, or give placement "
             "advantage",
         )
+        yield (
+            self.placement == "loss" and given != "",
+            f"algorithm.kl.placement loss ignores {given}, which are of penalties in advantages; "
+            "leave them out, or give estimator k1",
+        )
 
     def penalty(self) -> Penalty | None:
         if self.coefficient == 0:
             return None
         return Penalty(**self.model_dump(exclude={"reference"}))
+
+    def term(self) -> "DivergenceTerm | None":
+        """Return the penalty as a term of the loss; None if it is in another place."""
+        if self.coefficient == 0 or self.placement != "loss":
+            return None
+        from tasks.algorithm.update_method import DivergenceTerm
+
+        return DivergenceTerm(self.estimator, self.coefficient)
 
 
 class Teacher(Section):
@@ -238,6 +264,11 @@ class Algorithm(Section):
         kept = [] if (penalty := self.kl.penalty()) is None else [penalty]
         return (*kept, *([self.teacher.penalty()] if self.teacher.models else []))
 
+    @property
+    def regularized(self) -> bool:
+        """Whether sampled tokens of zero advantage have a loss too."""
+        return self.kl.term() is not None or is_regularized(self.loss, self.loss_settings)
+
     def refusals(self) -> Refusals:
         check_advantage(self.advantage, self.advantage_settings)
         check_loss(self.loss, self.loss_settings)
@@ -247,13 +278,26 @@ class Algorithm(Section):
             "which compares the rewards of rollouts; leave it out, or give another advantage",
         )
         unread = self.advantage == "zero"
-        other = any(penalty.placement == "advantage" for penalty in self.penalties())
+        other = any(penalty.placement != "reward" for penalty in self.penalties())
         other |= self.expert.given_texts
         yield (
             unread and not other and self.entropy_coefficient == 0,
             "algorithm.advantage zero reads no rewards, and no other term of a token's advantage "
             "is given, so that nothing is learnt; give algorithm.teacher.models, an expert, "
             "algorithm.kl.coefficient with placement advantage, or another advantage",
+        )
+        terms = {
+            "algorithm.kl": self.kl.coefficient > 0 and self.kl.placement == "advantage",
+            "algorithm.teacher": bool(self.teacher.models),
+            "algorithm.entropy_coefficient": self.entropy_coefficient > 0,
+        }
+        given = ", ".join(name for name, is_given in terms.items() if is_given)
+        yield (
+            given != "" and advantage_factor(self.loss, self.loss_settings) == 0,
+            f"algorithm.loss {self.loss} weighs a token by more than its advantage, so that what "
+            f"{given} adds to the advantage has not its own gradient; give loss "
+            "importance_sampling, leave it out, or keep the policy near its reference by "
+            "algorithm.kl.estimator k2, a term of its own",
         )
         yield (
             unread and self.kl.placement == "reward",

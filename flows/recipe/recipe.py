@@ -1,6 +1,7 @@
 """The recipe of reinforcement learning on an agent's rollouts; its values stand in prefect.yaml."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,10 +17,11 @@ from flows.recipe.rollouts import SHIPPED_SEE, Evaluation, Judge, Rollouts
 from flows.recipe.run_recipe import RunRecipe, Teachers
 from flows.recipe.section import Refusals
 from tasks.algorithm.advantages import ADVANTAGES, CreditAssignment, find_advantage
-from tasks.algorithm.losses import find_loss, is_regularized
+from tasks.algorithm.losses import find_loss
 from tasks.examples.reading import Source
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
+from tasks.texts.rules import TEST, TRAIN
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.algorithm.update_method import UpdateMethod
@@ -234,11 +236,23 @@ class Recipe(RunRecipe):
 
     def steps_of(self, epochs: float) -> int:
         """Return the steps whose groups are so many passes over the training examples."""
-        examples = len(self.dataset.train_split().examples())
+        examples = len(self.train_split().examples())
         return ceil(Fraction(str(epochs)) * examples / self.rollouts.groups)
 
     def sources(self) -> dict[str, Source]:
-        return {"train": self.dataset.train_split(), "test": self.dataset.held_out_split()}
+        own = self.dataset.sources(self.evaluation.drawn_by(self.seed))
+        return own if self.holds_out() else {TRAIN: own[TRAIN]}
+
+    def holds_out(self) -> bool:
+        return self.dataset.holds_out()
+
+    def train_split(self) -> Source:
+        """Return the examples that are trained on."""
+        return self.sources()[TRAIN]
+
+    def held_out_split(self) -> Source:
+        """Return the examples that are held out; their reading refuses a set without any."""
+        return self.dataset.sources(self.evaluation.drawn_by(self.seed))[TEST]
 
     def given_examples(self) -> "dict[str, TextSource]":
         """Map the split of the expert's texts, if there is an expert, to the texts."""
@@ -313,7 +327,7 @@ class Recipe(RunRecipe):
             discount=algorithm.discount,
             advantage_settings=algorithm.advantage_settings,
             divisor=algorithm.divisor,
-            regularized=is_regularized(algorithm.loss, algorithm.loss_settings),
+            regularized=algorithm.regularized,
             penalties=algorithm.penalties(),
             entropy_coefficient=algorithm.entropy_coefficient,
             rewards_query=algorithm.rewards,
@@ -325,7 +339,8 @@ class Recipe(RunRecipe):
     def update_method(self) -> "UpdateMethod":
         algorithm, stream = self.algorithm, self.rollouts.stream
         loss, settings, term = algorithm.loss, algorithm.loss_settings, algorithm.expert.term()
-        return self.optimizer.method(loss, settings, self.steps, by_batch=stream, expert=term)
+        made = self.optimizer.method(loss, settings, self.steps, by_batch=stream, expert=term)
+        return replace(made, divergence=algorithm.kl.term())
 
     def source(
         self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]
@@ -345,8 +360,9 @@ class Recipe(RunRecipe):
         if self.rollouts.depend_on_batches():
             values["rollouts"]["batches"] = self.rollouts.batches
         algorithm = self.algorithm  # recipes that are older have none of these
-        if self.dataset.compares is None:
-            del values["dataset"]["compares"]
+        for key in ("compares", "splits", "held_out"):
+            if values["dataset"][key] in (None, []):
+                del values["dataset"][key]
         if not algorithm.teacher.models:
             del values["algorithm"]["teacher"]
         elif algorithm.teacher.reads is None:

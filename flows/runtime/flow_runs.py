@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 from functools import cache
-from math import hypot
 from typing import Literal, TypeVar, cast
 
 import coolname.data
@@ -12,19 +11,21 @@ from prefect.states import Completed
 from pydantic import BaseModel
 from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_attempt
 
-from adapters.errors import EngineDied, counted
+from adapters.errors import EngineDied, UserError, counted
 from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import RunRecipe
 from tasks.checkpoints import BEST, read_held_out
-from tasks.evaluations import Estimate, describe_gain, headline, read_evaluation
+from tasks.evaluations import Estimate, find_reward_gain, headline, read_evaluation
 from tasks.metrics import Metrics, read_metrics, spent_seconds
 from tasks.reports.failures import last_failure
 from tasks.storage.files import is_written
 from tasks.storage.manifest import REPLAY, parent_of
 from tasks.storage.run_folder import RunFolder, name_run
 from tasks.storage.stages import ChildResult, StageResult
-from tasks.texts.held_out import read_measure
+from tasks.texts.held_out import find_measured_gain, read_measure
 
+NOTHING = "nothing, by dataset.held_out 0"
 STARTS = 3
 """Starts of a run in one process, if its engine dies each time."""
 
@@ -72,15 +73,16 @@ def _prefect_words() -> set[str]:
 class RunSummary(BaseModel, frozen=True):
     """Held-out reward, loss or accuracy of the first and the last checkpoint, and the steps.
 
-    `measure` says which of them. `gain_error` is the standard error of the gain, as if the two were
-    measured on other examples. `seconds` are those of sampling and training, without start-up and
-    evaluation, and of a fork's own steps alone; None with a lag, where they overlap. No step was
-    trained on the rollouts that `failed`, of which `error` is the last one's, nor on those that
-    were `left_out` as stragglers.
+    `measure` says which of them. `gain` is the difference of the two over the examples that both
+    have, with its 95 % interval, in words; empty if it is not known. `seconds` are those of
+    sampling and training, without start-up and evaluation, and of a fork's own steps alone; None
+    with a lag, where they overlap. No step was trained on the rollouts that `failed`, of which
+    `error` is the last one's, nor on those that were `left_out` as stragglers.
     `drift` is, in a replay, how far each step's weights were from those that sampled its rollouts.
     Another run of the recipe has the same weights if it is `reproducible`. `best` is the checkpoint
     that is best on held-out examples, with its score, if others than the ends were scored; it
-    expires at the age of `kept_seconds`, if there is one.
+    expires at the age of `kept_seconds`, if there is one. `held_out` says what is held out of a
+    data set without splits.
     """
 
     run: str
@@ -88,7 +90,7 @@ class RunSummary(BaseModel, frozen=True):
     before: float | None
     after: float | None
     seconds: float | None
-    gain_error: float | None = None
+    gain: str = ""
     failed: int = 0
     error: str = ""
     left_out: int = 0
@@ -97,19 +99,15 @@ class RunSummary(BaseModel, frozen=True):
     measure: Literal["reward", "loss", "accuracy"] = "reward"
     best: tuple[int, float] | None = None
     kept_seconds: int | None = None
+    held_out: str = ""
 
     @property
     def outcome(self) -> str:
         """Change of what was measured on held-out examples, in words."""
+        if self.before is None and self.after is None and self.held_out == NOTHING:
+            return f"{counted(self.steps, 'step')}, measured on nothing"
         before, after = map(self._written, (self.before, self.after))
         return f"held-out {self.measure} {before} → {after} in {counted(self.steps, 'step')}"
-
-    @property
-    def gain(self) -> str:
-        """Difference of the two with its 95 % interval, in words; empty if it is not known."""
-        if self.before is None or self.after is None or self.gain_error is None:
-            return ""
-        return describe_gain(self.before, self.after, self.gain_error)
 
     @property
     def best_checkpoint(self) -> str:
@@ -177,10 +175,20 @@ def summarize_run(run: RunFolder) -> RunSummary:
     """Summarize a run by its files."""
     recipe, scores = read_recipe(run), read_held_out(run)
     summary = _of_rollouts(run, recipe) if isinstance(recipe, Recipe) else _of_given(run)
+    summary = summary.model_copy(update={"held_out": describe_held_out(recipe)})
     if len(scores.by_step) <= 2:
         return summary
     best, kept = scores.best, recipe.checkpoints.ttl_seconds
     return summary.model_copy(update={"best": (best, scores.by_step[best]), "kept_seconds": kept})
+
+
+def describe_held_out(recipe: RunRecipe) -> str:
+    """Say what is held out of data sets without splits; empty if there is none, or it is gone."""
+    try:
+        said = [source.describe_division() for source in recipe.sources().values()]
+    except UserError:
+        return ""
+    return "; ".join(dict.fromkeys(filter(None, said))) if recipe.holds_out() else NOTHING
 
 
 def _of_given(run: RunFolder) -> RunSummary:
@@ -188,13 +196,13 @@ def _of_given(run: RunFolder) -> RunSummary:
     metrics = read_metrics(run.metrics)
     ends = [run.measure(step) for step in (0, len(metrics))]
     before, after = (read_measure(path) if is_written(path) else None for path in ends)
-    errors = [of.standard_error for of in (before, after) if of and of.standard_error is not None]
+    gain = find_measured_gain(before, after) if before and after and metrics else None
     return RunSummary(
         run=run.name,
         steps=len(metrics),
         before=before.value if before else None,
         after=after.value if after else None,
-        gain_error=hypot(*errors) if len(errors) == 2 else None,
+        gain=str(gain or ""),
         seconds=_own_seconds(run, metrics),
         measure=measured.measure if (measured := before or after) else "loss",
     )
@@ -204,7 +212,7 @@ def _of_rollouts(run: RunFolder, recipe: Recipe) -> RunSummary:
     """Summarize a run that learns from rollouts, by the reward of held-out ones."""
     metrics, parent = read_metrics(run.metrics), parent_of(run)
     before, after = _held_out(run, 0), _held_out(run, len(metrics))
-    errors = [of.standard_error for of in (before, after) if of and of.standard_error is not None]
+    gain = find_reward_gain(run, 0, len(metrics)) if before and after and metrics else None
     replayed = parent is not None and parent["how"] == REPLAY
     drift = [row["kl_sample_train_v2"] for row in metrics if "kl_sample_train_v2" in row]
     return RunSummary(
@@ -212,7 +220,7 @@ def _of_rollouts(run: RunFolder, recipe: Recipe) -> RunSummary:
         steps=len(metrics),
         before=before.mean if before else None,
         after=after.mean if after else None,
-        gain_error=hypot(*errors) if len(errors) == 2 else None,
+        gain=str(gain or ""),
         seconds=None if recipe.rollouts.lag else _own_seconds(run, metrics),
         failed=sum(int(row.get("rollouts/failed", 0)) for row in metrics),
         error=str(last_failure(run) or ""),

@@ -52,9 +52,10 @@ class CreditAssignment:
     `discount` is γ of the returns of calls, `advantage` a name of ADVANTAGES, and `aggregation`
     the factor of each datum's loss (`tasks.datums.build`), with its `divisor` if it is `fixed`. A
     group with fewer than `min_group_size` rollouts to train on is left out, and so is a trajectory
-    of zero advantage, unless the loss is `regularized`. `penalties` are for divergence from a
-    reference or from teachers, and `entropy_coefficient` times -log q, which estimates the entropy,
-    is added to the advantage of each sampled token: in expectation this is the entropy's gradient
+    of zero advantage, unless the loss is `regularized`, as it is with a penalty. `penalties` are
+    for divergence from a reference or from teachers, and `entropy_coefficient` times -log q, which
+    estimates the entropy, is added to the advantage of each sampled token: in expectation this is
+    the entropy's gradient
     (Williams and Peng, 1991). `rewards_query` shapes and filters the rewards first
     (`tasks.algorithm.shaping`); they are a judge's if the step is `judged`. After the comparison,
     at most `trained_calls` of a step's calls are drawn, by the `seed`, to be trained.

@@ -2,7 +2,12 @@
 
 The other policy is a reference, which the trained one stays near, or a teacher, which it is to
 become. A divergence is estimated at each sampled token, from log q, its log-probability under the
-policy that sampled it, and log ref, that under the other one. d is log ref - log q.
+policy that sampled it, and log ref, that under the other one. d is log ref - log q, and in the loss
+log ref - log p, p being the policy that is trained.
+
+A term has the gradient of a divergence in one place, which depends on the estimator. In a token's
+advantage, or its reward, the weight of the gradient of log p is the estimate itself; in the loss it
+is the estimate's derivative by log p, its slope.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +18,7 @@ import numpy as np
 
 from tasks.algorithm.settings import find_row
 
-Placement = Literal["advantage", "reward"]
+Placement = Literal["advantage", "reward", "loss"]
 Baseline = Literal["none", "mean"]
 Source = Literal["references", "teachers"]
 """Whose log-probabilities a penalty reads: the folder of a run that has them."""
@@ -23,37 +28,59 @@ Source = Literal["references", "teachers"]
 class DivergenceEstimator:
     """A row of the table; `estimate` maps d of each token, and β, to the divergence at each token.
 
-    As a penalty in the advantage, `k1` has the gradient of KL(q, ref), and `jsd` that of
-    β KL(ref, m) + (1 - β) KL(q, m) with m = β ref + (1 - β) q.
+    `placements` are where a penalty has a divergence's gradient: `k1` in the advantage has that of
+    KL(q, ref), and so has it in the reward; `jsd` in the advantage that of β KL(ref, m) +
+    (1 - β) KL(q, m) with m = β ref + (1 - β) q. In the loss, `k2` has that of KL(p, ref), `k3` that
+    of KL(ref, p) and `abs` that of their total variation. Those of the loss have a `slope`, the
+    derivative of the estimate by log p.
     """
 
     formula: str
     source: str
     estimate: Callable[[np.ndarray, float], np.ndarray]
+    placements: tuple[Placement, ...] = ("loss",)
+    slope: Callable[[np.ndarray], np.ndarray] | None = None
+
+
+def _low_var_slope(d: np.ndarray) -> np.ndarray:
+    """Return the slope of k3, 0 where either bound of low_var_kl holds the estimate."""
+    within = np.abs(d) < 20
+    bounded = np.where(within, d, 0.0)
+    return np.where(within & (np.expm1(bounded) - bounded < 10), -np.expm1(bounded), 0.0)
 
 
 SCHULMAN = "Schulman, 2020, http://joschu.net/blog/kl-approx.html"
 
 ESTIMATORS: Mapping[str, DivergenceEstimator] = {
-    "k1": DivergenceEstimator("-d", SCHULMAN, lambda d, _: -d),
-    "k2": DivergenceEstimator("d² / 2", SCHULMAN, lambda d, _: d**2 / 2),
-    "k3": DivergenceEstimator("exp(d) - 1 - d", SCHULMAN, lambda d, _: np.expm1(d) - d),
+    "k1": DivergenceEstimator("-d", SCHULMAN, lambda d, _: -d, ("advantage", "reward")),
+    "k2": DivergenceEstimator("d² / 2", SCHULMAN, lambda d, _: d**2 / 2, slope=lambda d: -d),
+    "k3": DivergenceEstimator(
+        "exp(d) - 1 - d", SCHULMAN, lambda d, _: np.expm1(d) - d, slope=lambda d: -np.expm1(d)
+    ),
     "low_var_kl": DivergenceEstimator(
         "k3 of d within ±20, itself within ±10",
         "verl",
         lambda d, _: np.clip(np.expm1(np.clip(d, -20, 20)) - np.clip(d, -20, 20), -10, 10),
+        slope=_low_var_slope,
     ),
-    "abs": DivergenceEstimator("|d|", "verl", lambda d, _: np.abs(d)),
+    "abs": DivergenceEstimator("|d|", "verl", lambda d, _: np.abs(d), slope=lambda d: -np.sign(d)),
     "jsd": DivergenceEstimator(
         "-(1 - β) log(1 - β + β exp(d))",
         "arXiv:2306.13649",
         lambda d, beta: -(1 - beta) * np.logaddexp(np.log1p(-beta), np.log(beta) + d),
+        ("advantage",),
     ),
 }
 
+DIVERGENCE = "kl"
+"""Loss of a penalty in the loss, whose setting is its `estimator`."""
+
+IN_LOSS = tuple(name for name, row in ESTIMATORS.items() if "loss" in row.placements)
+"""Estimators that are a term of the loss."""
+
 REFUSED = {
-    "corrected_k3": "weighs k3 by the ratio of the trained policy to the one that sampled, which "
-    "is 1 where rewards and advantages are made; give k3",
+    "corrected_k3": "is k3 times the ratio of the trained policy to the one that sampled, whose "
+    "gradient at ratio 1 is that of k1 in the advantage; give k1",
 }
 """KL estimator of the field → why it is not in the table, and what to use instead."""
 
@@ -76,6 +103,18 @@ def find_estimator(name: str) -> DivergenceEstimator:
     return find_row("KL estimator", name, ESTIMATORS, REFUSED)
 
 
+def check_placement(estimator: str, placement: Placement) -> None:
+    """Refuse (ValueError) a place in which an estimator has no divergence's gradient."""
+    row = find_estimator(estimator)
+    if placement not in row.placements:
+        others = "" if placement == "loss" else f", {estimator} with placement {row.placements[0]}"
+        right = "k2" if placement == "loss" else "k1"
+        raise ValueError(
+            f"the KL estimator {estimator} in the {placement} has no divergence's gradient, so "
+            f"that it keeps no policy near its reference; give {right}{others}"
+        )
+
+
 def check_teaching(name: str) -> str:
     """Return the name of a divergence from a teacher; ValueError if there is none."""
     find_row("divergence from a teacher", name, TEACHINGS, REFUSED_TEACHINGS)
@@ -89,7 +128,8 @@ class Penalty:
     In the `reward`, the penalties of a call's tokens are subtracted from the call's reward. In the
     `advantage`, each token's own penalty is subtracted from its advantage and, with a `discount` γ,
     those of later tokens: Σ γ^k penalty_(t+k). The `baseline` mean, of the step's tokens, is first
-    subtracted from each penalty. Only the estimator jsd reads `beta`.
+    subtracted from each penalty. Only the estimator jsd reads `beta`. In the `loss`, the penalty is
+    a term of its own (`tasks.algorithm.losses`), which neither rewards nor advantages have.
     """
 
     coefficient: float

@@ -15,6 +15,12 @@ import numpy as np
 
 from tasks.algorithm import weighted_losses
 from tasks.algorithm.distillation import DISTILLATIONS, NONE, Distillation
+from tasks.algorithm.divergences import (
+    DIVERGENCE,
+    IN_LOSS,
+    DivergenceEstimator,
+    find_estimator,
+)
 from tasks.algorithm.preferences import PREFERENCES, Preference, derivatives, pair_tokens
 from tasks.algorithm.settings import Known, Number, Option, Settings, complete_settings, find_row
 
@@ -25,9 +31,9 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
 
 Columns = Mapping[str, np.ndarray]
 """Columns of a datum: `targets`, `logprobs`, `advantages` and `mask` of shape [targets]; `scale`,
-the factor of its loss, of shape []. A side of a pair also has `references` of shape [targets], and
-its `pair` and `side` of shape [1]; a text that has a teacher `top_tokens` and `top_logprobs` of
-shape [targets · k]."""
+the factor of its loss, of shape []. A side of a pair, and a datum with a KL penalty in the loss,
+have `references` of shape [targets]; a side also has its `pair` and `side` of shape [1]; a text
+that has a teacher `top_tokens` and `top_logprobs` of shape [targets · k]."""
 
 Input = Callable[[Columns, Settings], np.ndarray]
 
@@ -60,6 +66,13 @@ PAIRED: Mapping[str, Input] = {
     "side": _column("side"),
 }
 """Inputs of a preference loss, as those of a loss by weights."""
+
+REFERRED: Mapping[str, Input] = {
+    "target_tokens": _column("targets"),
+    "weights": lambda columns, _: columns["mask"] * columns["scale"],
+    "references": _column("references"),
+}
+"""Inputs of a KL penalty in the loss, as those of a loss by weights."""
 
 
 def _of_top(name: str) -> Input:
@@ -223,6 +236,8 @@ def inputs_of(name: str) -> tuple[Mapping[str, Input], Known]:
         return PAIRED, PREFERENCES[name].settings
     if name in DISTILLATIONS:
         return DISTILLED, {}
+    if name == DIVERGENCE:
+        return REFERRED, {"estimator": Option(IN_LOSS[0], IN_LOSS)}
     loss = find_loss(name)
     return loss.inputs, loss.settings
 
@@ -238,6 +253,29 @@ def is_regularized(name: str, settings: Settings) -> bool:
     return loss.regularized(complete_settings(f"the loss {name}", settings, loss.settings))
 
 
+def advantage_factor(name: str, settings: Settings) -> float:
+    """Return the weight of a token's log p in the loss, at ratio 1, over its advantage.
+
+    It is 0 if the weight is not in proportion to the advantage. Otherwise a term of the advantage
+    is one of the loss, with its own gradient. A service's own losses have 1 of what they are given;
+    losses by weights are tried.
+    """
+    row = find_loss(name)
+    complete = complete_settings(f"the loss {name}", settings, row.settings)
+    log_p, advantages = np.array([-3.0, -3.0, -0.1, -0.1]), np.array([-1.0, 2.0, -1.0, 2.0])
+    columns = {"targets": np.zeros(4), "logprobs": log_p, "mask": np.ones(4), "scale": np.ones(())}
+
+    def weigh(given: np.ndarray) -> np.ndarray:
+        columns["advantages"] = given
+        tokens = {key: make(columns, complete) for key, make in row.inputs.items()}
+        if row.weighted is not None:
+            return -row.weighted(log_p, tokens, complete)[1]
+        return tokens["advantages" if "advantages" in tokens else "weights"]
+
+    factors = (weigh(advantages) - weigh(np.zeros(4))) / advantages
+    return float(factors[0]) if np.allclose(factors, factors[0]) else 0.0
+
+
 def service_loss(name: str, settings: Settings) -> "ServiceLoss":
     from adapters.tinker.live_policy import ServiceLoss
 
@@ -247,6 +285,9 @@ def service_loss(name: str, settings: Settings) -> "ServiceLoss":
         return ServiceLoss("cross_entropy", {}, partial(_preference_derivative, row, complete))
     if name in DISTILLATIONS:
         derivative = partial(_distillation_derivative, DISTILLATIONS[name])
+        return ServiceLoss("cross_entropy", {}, derivative)
+    if name == DIVERGENCE:
+        derivative = partial(_divergence_derivative, find_estimator(str(settings["estimator"])))
         return ServiceLoss("cross_entropy", {}, derivative)
     loss = find_loss(name)
     complete = complete_settings(f"the loss {name}", settings, loss.settings)
@@ -287,6 +328,17 @@ def _distillation_derivative(
     return [
         row.function(log_p.astype(np.float64), _precise(columns)["top_logprobs"])[1]
         for log_p, columns in zip(logprobs, inputs, strict=True)
+    ]
+
+
+def _divergence_derivative(
+    row: DivergenceEstimator, logprobs: Sequence[np.ndarray], inputs: Sequence[Columns]
+) -> list[np.ndarray]:
+    """Compute the derivatives of a KL penalty in the loss, in double precision."""
+    assert row.slope is not None
+    return [
+        row.slope(np.where(columns["weights"] != 0, columns["references"] - log_p, 0.0))
+        for log_p, columns in zip(map(np.float64, logprobs), map(_precise, inputs), strict=True)
     ]
 
 

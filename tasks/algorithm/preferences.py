@@ -17,7 +17,7 @@ from tasks.algorithm.settings import Known, Number, Settings, complete_settings,
 
 CHOSEN, REJECTED, MISMATCHED = "chosen", "rejected", "mismatched"
 SIDES = (CHOSEN, REJECTED, MISMATCHED)
-"""Sides of a pair. The mismatched one is the prompt with an answer to another."""
+"""Sides of a pair. The mismatched one is the prompt with each answer to another."""
 
 TRAINED_SIDES = SIDES.index(MISMATCHED)
 """Sides of a pair that are trained: the first so many."""
@@ -45,19 +45,24 @@ class Side:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The sides of the pairs of a batch."""
+    """The sides of the pairs of a batch.
+
+    `answers` is how many answers the mismatched sides have, one for each answer of a pair; it is
+    one a pair if it is not given.
+    """
 
     chosen: Side
     rejected: Side
     mismatched: Side
+    answers: int | None = None
 
     def __len__(self) -> int:
         return len(self.chosen.tokens)
 
     @property
     def zero(self) -> float:
-        """Mean of h over the mismatched sides, at least 0: where answers count as no better."""
-        return max(0.0, float(self.mismatched.ratio.mean()))
+        """Mean of h over the mismatched answers, at least 0: where answers count as no better."""
+        return max(0.0, float(self.mismatched.ratio.sum() / (self.answers or len(self))))
 
 
 Gradients = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -166,8 +171,8 @@ def orpo(pairs: Pairs, settings: Settings) -> Gradients:
 def kto(pairs: Pairs, settings: Settings) -> Gradients:
     """Compute the mean of w_c (1 - σ(β (h_c - z))) and w_r (1 - σ(β (z - h_r))).
 
-    z is the batch's mean of h over the mismatched sides, at least 0, and has no derivative. A
-    labelled answer has the term of its side.
+    z is the batch's mean of h over the mismatched answers, of both sides, at least 0, and has no
+    derivative. A labelled answer has the term of its side.
     """
     beta, wanted, unwanted = _numbers(settings, "beta", "desirable_weight", "undesirable_weight")
     present = np.stack([pairs.chosen.present, pairs.rejected.present])
@@ -236,7 +241,7 @@ PREFERENCES: Mapping[str, Preference] = {
         by_token=True,
     ),
     "kto": Preference(
-        "½ w_c (1 - σ(β (h_c - z))) + ½ w_r (1 - σ(β (z - h_r))), z of mismatched sides",
+        "½ w_c (1 - σ(β (h_c - z))) + ½ w_r (1 - σ(β (z - h_r))), z of mismatched answers",
         "arXiv:2402.01306",
         kto,
         {
@@ -306,7 +311,7 @@ class PairTokens:
             )
             for own in of_side
         ]
-        return Pairs(*summed)
+        return Pairs(*summed, answers=int(of_side[TRAINED_SIDES].sum()))
 
 
 def pair_tokens(inputs: Sequence[Mapping[str, np.ndarray]]) -> PairTokens:

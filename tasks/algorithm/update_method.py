@@ -7,6 +7,7 @@ from itertools import pairwise
 from tinker import AdamParams, Datum
 
 from adapters.tinker.live_policy import Pass, ServiceLoss, UpdateRequest
+from tasks.algorithm.divergences import DIVERGENCE
 from tasks.algorithm.learning_rates import MixingSchedule, Schedule, share_by_sample
 from tasks.algorithm.losses import service_loss
 from tasks.algorithm.settings import Settings
@@ -17,11 +18,15 @@ Units = Sequence[Sequence[Datum]]
 
 @dataclass(frozen=True)
 class Term:
-    """A term of a step's loss: a loss of the datums of one file, and the term's factor."""
+    """A term of a step's loss: a loss of the datums of one file, and the term's factor.
+
+    `file` numbers the file among those of the step.
+    """
 
     loss: str
     settings: Settings
     factor: float = 1.0
+    file: int = 0
 
     def service_loss(self) -> ServiceLoss:
         return service_loss(self.loss, self.settings)
@@ -36,6 +41,14 @@ class ExpertTerm:
 
 
 @dataclass(frozen=True)
+class DivergenceTerm:
+    """KL penalty in the loss of a step's own datums: its estimator and its coefficient."""
+
+    estimator: str
+    coefficient: float
+
+
+@dataclass(frozen=True)
 class UpdateMethod:
     """Method of an update: the loss with its settings, the optimizer, and its steps.
 
@@ -43,7 +56,9 @@ class UpdateMethod:
     each, `epochs` times over; those of a pair stay together. `by_batch` makes a forward-backward
     pass of each rollout batch instead, and one optimizer step. `scale_by_ess` scales the learning
     rate of each optimizer step by its effective sample size (`tasks.algorithm.learning_rates`).
-    With an `expert`, a step has a second file of datums, which each minibatch has its part of.
+    With an `expert`, a step has a second file of datums, which each minibatch has its part of. A
+    `divergence` is a second term of the datums of the first one, of the log-probabilities that the
+    pass of the first term returns.
     """
 
     loss: str
@@ -55,13 +70,23 @@ class UpdateMethod:
     by_batch: bool = False
     scale_by_ess: bool = False
     expert: ExpertTerm | None = None
+    divergence: DivergenceTerm | None = None
+
+    @property
+    def files(self) -> int:
+        """Number of the files of datums that a step has."""
+        return 1 if self.expert is None else 2
 
     def terms(self, step: int) -> list[Term]:
-        """Return the terms of the loss of a step, one for each file of its datums."""
-        if self.expert is None:
-            return [Term(self.loss, self.loss_settings)]
-        share = self.expert.share.at(step)
-        return [Term(self.loss, self.loss_settings, 1 - share), Term(self.expert.loss, {}, share)]
+        """Return the terms of the loss of a step; the first is of the datums of the first file."""
+        share = 0.0 if self.expert is None else self.expert.share.at(step)
+        terms = [Term(self.loss, self.loss_settings, 1 - share)]
+        if (penalty := self.divergence) is not None:
+            factor = penalty.coefficient * (1 - share)
+            terms.append(Term(DIVERGENCE, {"estimator": penalty.estimator}, factor))
+        if self.expert is not None:
+            terms.append(Term(self.expert.loss, {}, share, file=1))
+        return terms
 
     def request(self, step: int, optimizer_steps: Sequence[Sequence[Pass]]) -> UpdateRequest:
         """Request the optimizer steps of a step by its learning rate."""
@@ -72,14 +97,20 @@ class UpdateMethod:
         share = share_by_sample if self.scale_by_ess else None
         return UpdateRequest(optimizer_steps, optimizer, share)
 
-    def minibatches(self, step: int, files: Sequence[Units]) -> list[list[Pass]]:
-        """Split the units of each file of a step; return the passes before each optimizer step."""
-        losses = [term.service_loss() for term in self.terms(step)]
-        parts = min(self.substeps, max(map(len, files)))
-        split = zip(*(_split(units, parts) for units in files), strict=True)
+    def minibatches(self, step: int, units: Sequence[Units]) -> list[list[Pass]]:
+        """Split the units of each term of a step; return the passes before each optimizer step."""
+        terms = self.terms(step)
+        losses = [term.service_loss() for term in terms]
+        beside = [term.loss == DIVERGENCE for term in terms]
+        parts = min(self.substeps, max(map(len, units)))
+        split = zip(*(_split(of_term, parts) for of_term in units), strict=True)
         epoch = [
-            [Pass(datums, losses[term], term) for term, datums in enumerate(of_files) if datums]
-            for of_files in split
+            [
+                Pass(datums, losses[term], term, beside[term])
+                for term, datums in enumerate(of_terms)
+                if datums
+            ]
+            for of_terms in split
         ]
         return epoch * self.epochs
 

@@ -4,7 +4,7 @@ Each example counts once: its rewards are averaged first, since its rollouts are
 """
 
 from collections.abc import Iterator, Sequence
-from math import nextafter, sqrt
+from math import fsum, nextafter, sqrt
 from statistics import NormalDist, fmean, stdev
 
 import numpy as np
@@ -80,6 +80,23 @@ def interval_of_mean(differences: Sequence[float]) -> tuple[float, float] | None
         return None
     mean, half = fmean(differences), student95(count - 1) * stdev(differences) / sqrt(count)
     return mean - half, mean + half
+
+
+def interval_of_ratio(
+    differences: Sequence[float], weights: Sequence[float]
+) -> tuple[float, float] | None:
+    """Return the 95 % interval of Σ differences / Σ weights of paired examples; None if too few.
+
+    An example weighs what it has of both measures, as a text its tokens. Weights that are not equal
+    vary with the examples too, so the interval is that of the mean of the ratio's residuals
+    (Cochran 1977, 6.4).
+    """
+    if len({*weights}) == 1:
+        return interval_of_mean([one / weights[0] for one in differences])
+    gain, mean = fsum(differences) / fsum(weights), fmean(weights)
+    return interval_of_mean(
+        [gain + (one - gain * own) / mean for one, own in zip(differences, weights, strict=True)]
+    )
 
 
 def student95(freedom: int) -> float:

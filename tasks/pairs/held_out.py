@@ -66,6 +66,7 @@ def score_pairs(
         standard_error=None if interval is None else (interval[1] - interval[0]) / (2 * Z95),
         interval=interval,
         beside={"margin": float(margins.mean()), "loss": float(losses.mean())},
+        by_example=tuple((won, 1.0) for won in wins.tolist()),
     )
     write_json(path, measured.model_dump())
 

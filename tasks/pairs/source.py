@@ -21,6 +21,7 @@ from tasks.references import Reference
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written, remove_folder
 from tasks.storage.tables import arrays, read, write
+from tasks.texts.rows import read_rows
 from tasks.texts.rules import TextRules
 from tasks.texts.source import describe_counts
 from tasks.texts.tokenizing import WeightedTokens
@@ -82,7 +83,7 @@ class WrittenPairs:
 
     def pairs(self, chat: Chat) -> Iterator[tuple[int, PairSides | str]]:
         broken = 0
-        for row in self.rows.examples():
+        for row in read_rows(self.rows):
             number = row["example_id"]
             try:
                 yield number, read_pair(row["example"], chat) or "ties"
@@ -120,14 +121,14 @@ def bind_pairs(
     """Write the tokens of the pairs of each split, and log what was cut or left out.
 
     A pair is left out whole. If the loss reads mismatched sides, each pair has a third one: its
-    prompt with an answer to the next other prompt, the chosen one of a pair. DatasetError names a
+    prompt with the answers to the next other prompt, one for each of its own. DatasetError names a
     split that has no pair, and a labelled answer of which the loss says nothing.
     """
     rows: list[dict[str, object]] = []
     for split, source in sources.items():
         counts: Counter[str] = Counter()
         kept: list[tuple[int, PairSides]] = []
-        for number, sides in _keep(source, chat, rules, counts):
+        for number, sides in kept_pairs(source, chat, rules, counts):
             if sides.labelled and not find_preference(loss).labelled:
                 _refuse_labelled(f"row {number} of {source.name}", loss)
             kept.append((number, sides))
@@ -190,7 +191,7 @@ def score_sides(
     return whole
 
 
-def _keep(
+def kept_pairs(
     source: PairSource, chat: Chat, rules: TextRules, counts: Counter[str]
 ) -> Iterator[tuple[int, PairSides]]:
     """Yield the pairs that can be compared, each with its number."""
@@ -243,19 +244,29 @@ def _rows(split: str, kept: Sequence[tuple[int, PairSides]]) -> Iterator[dict[st
 def _mismatched_rows(
     split: str, kept: Sequence[tuple[int, PairSides]], most: int
 ) -> Iterator[dict[str, object]]:
-    """Yield each prompt with an answer to the next other one; DatasetError if all are the same."""
-    split_at = [_split_at_answer((sides.chosen or sides.rejected)[0]) for _, sides in kept]
-    if all(prompt == split_at[0][0] for prompt, _ in split_at):
+    """Yield each prompt with answers to the next other one; DatasetError if all are the same.
+
+    A pair has two, that of each side, so that what is good and what is bad count alike; to a
+    labelled answer that lacks a side, its only one.
+    """
+    split_at = [
+        {name: _split_at_answer(side[0]) for name, side in sides.given().items()}
+        for _, sides in kept
+    ]
+    prompts = [next(iter(sides.values()))[0] for sides in split_at]
+    if all(prompt == prompts[0] for prompt in prompts):
         raise DatasetError(
             f"the pairs of the split {split} have one prompt, and this loss compares its answers "
             "with those to others; give pairs of 2 prompts or more"
         )
-    for place, ((number, _), (prompt, _)) in enumerate(zip(kept, split_at, strict=True)):
-        following = chain(split_at[place:], split_at[:place])
-        answer = next(answer for other, answer in following if other != prompt)
-        tokens = [*prompt.tokens, *answer.tokens][:most]
-        weights = [*prompt.weights, *answer.weights][:most]
-        yield _row(split, number, MISMATCHED, 0, WeightedTokens(tokens, weights))
+    for place, ((number, sides), prompt) in enumerate(zip(kept, prompts, strict=True)):
+        following = chain(range(place, len(kept)), range(place))
+        others = split_at[next(at for at in following if prompts[at] != prompt)]
+        for part, name in enumerate(sides.given()):
+            _, answer = others.get(name) or next(iter(others.values()))
+            tokens = [*prompt.tokens, *answer.tokens][:most]
+            weights = [*prompt.weights, *answer.weights][:most]
+            yield _row(split, number, MISMATCHED, part, WeightedTokens(tokens, weights))
 
 
 def _split_at_answer(sequence: WeightedTokens) -> tuple[WeightedTokens, WeightedTokens]:

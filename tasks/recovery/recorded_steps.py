@@ -78,7 +78,7 @@ class Evidence:
 class StepDatums:
     """Datums of a step, and the method that trains them.
 
-    `request` has the datums of each forward-backward pass, and `counts` how many each file has;
+    `request` has the datums of each forward-backward pass, and `counts` how many each term has;
     `evidence` is of the weights that the step begins with, if it is recorded beside the datums.
     """
 
@@ -89,11 +89,11 @@ class StepDatums:
     evidence: Evidence | None
 
     def first_pass(self, logprobs: Sequence[list[np.ndarray]]) -> list[list[np.ndarray]]:
-        """Return the first that passes gave each datum of each file; `logprobs` are by pass."""
+        """Return the first that passes gave each datum of each term; `logprobs` are by pass."""
         found: list[list[np.ndarray]] = [[] for _ in self.counts]
         for asked, of_pass in zip(self.request.passes, logprobs, strict=True):
             found[asked.term] += of_pass
-        return [of_file[:count] for of_file, count in zip(found, self.counts, strict=True)]
+        return [of_term[:count] for of_term, count in zip(found, self.counts, strict=True)]
 
 
 class StepSource:
@@ -142,19 +142,18 @@ class RecordedSteps:
                 f"records {recorded}; resume the run by its own recipe, or fork it"
             )
         terms = method.terms(step)
-        files = [
-            read_datums(path, term.loss, term.settings, term.factor)
-            for path, term in zip(paths, terms, strict=True)
+        of_terms = [
+            read_datums(paths[term.file], term.loss, term.settings, term.factor) for term in terms
         ]
-        if method.by_batch and files[0]:
+        if method.by_batch and of_terms[0]:
             loss = terms[0].service_loss()
-            batches = self.source.batches(step, files[0])
+            batches = self.source.batches(step, of_terms[0])
             passes = [[Pass(batch, loss) for batch in batches if batch]]
         else:
-            passes = method.minibatches(step, [units_of(datums) for datums in files])
-        evidence = self._evidence(step, paths[0], files[0])
+            passes = method.minibatches(step, [units_of(datums) for datums in of_terms])
+        evidence = self._evidence(step, paths[0], of_terms[0])
         request = method.request(step, passes)
-        return StepDatums(step, [*map(len, files)], request, method, evidence)
+        return StepDatums(step, [*map(len, of_terms)], request, method, evidence)
 
     def restored(self, step: int) -> StepDatums:
         """Read the datums of a trained step; CheckpointError if they cannot be restored."""
@@ -199,8 +198,8 @@ class RecordedSteps:
 
 
 def datum_files(run: RunFolder, policy: str, step: int, method: UpdateMethod) -> list[Path]:
-    """List the files of the datums that a method trains a policy on, one for each of its terms."""
-    return [run.datums(policy, step), run.expert(policy, step)][: len(method.terms(step))]
+    """List the files of the datums that a method trains a policy on."""
+    return [run.datums(policy, step), run.expert(policy, step)][: method.files]
 
 
 def count_optimizer_steps(

@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from math import hypot
 
 from adapters.calls import POLICY
-from tasks.evaluations import describe_gain
 from tasks.recording.views import Views, evaluation_rows
 from tasks.storage.arrivals import batches_of
 from tasks.storage.json_files import read_log
@@ -26,7 +24,6 @@ class HeldOutScore:
     played: str
     reward: float
     interval: Sequence[float] | None
-    standard_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -53,15 +50,6 @@ class RunCurves:
             {key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix)}
             for row in self.metrics
         ]
-
-
-def gain_of(scores: Sequence[HeldOutScore]) -> str:
-    """Say the gain from the first to the last score; empty if it is not known."""
-    errors = [score.standard_error for score in scores if score.standard_error is not None]
-    if len(scores) < 2 or len(errors) < len(scores):
-        return ""
-    first, last = scores[0], scores[-1]
-    return describe_gain(first.reward, last.reward, hypot(errors[0], errors[-1]))
 
 
 def metric_names(runs: Sequence[RunCurves]) -> list[str]:
@@ -92,7 +80,6 @@ def read_scores(run: RunFolder) -> list[HeldOutScore]:
             row["played"],
             row["reward"],
             None if row["lower"] is None else (row["lower"], row["upper"]),
-            row["standard_error"],
         )
         for row in evaluation_rows(run)
         if row["category"] == "all"

@@ -4,7 +4,6 @@ Whatever models and users wrote is escaped by Jinja, or by matplotlib in a drawi
 policy forbids scripts besides.
 """
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +12,13 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from adapters.process.terminal import visible
 from adapters.tinker.token_texts import find_token_texts
+from tasks.evaluations import Gain, find_reward_gain
 from tasks.recording.views import open_views
 from tasks.reports import plots
 from tasks.reports.before_after import BeforeAndAfter, find_before_and_after
-from tasks.reports.curves import HeldOutScore, RunCurves, gain_of, metric_names, read_curves
+from tasks.reports.curves import HeldOutScore, RunCurves, metric_names, read_curves
 from tasks.reports.failures import RecordedFailure, find_failures
 from tasks.reports.marked_rollouts import MarkedRollout, read_marked_rollouts
 from tasks.storage.files import is_written, write_text
@@ -26,7 +27,7 @@ from tasks.storage.manifest import Manifest, ancestors, differences, read_manife
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.stages import chosen_runs, result_note, result_table, stage_runs
 from tasks.storage.tables import query_beside
-from tasks.texts.held_out import HeldOutMeasure, describe_measured_gain, read_measure
+from tasks.texts.held_out import HeldOutMeasure, find_measured_gain, read_measure
 from tasks.texts.source import Texts, describe_counts
 
 SPENDING = query_beside(str(Path(__file__).with_name("spending")))
@@ -34,20 +35,10 @@ MOST_FAILURES = 20
 """Different errors of a run that its page shows, the latest ones."""
 READ = ("spans", "calls", "rollouts")
 
-HIDDEN = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-"""Characters that a page would not show, or by which a text would change the order of others.
-
-Tabs, wide spaces and joiners of letters stay, which `printable` takes out for a terminal.
-"""
-
 
 def reveal(value: object) -> object:
-    """Write the HIDDEN characters of a text by their numbers, such as ⟨202E⟩; pass on HTML."""
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    return HIDDEN.sub(lambda found: f"⟨{ord(found[0]):04X}⟩", value)
+    """Write what a page would not show of a text, or obey, as a terminal has it; pass on HTML."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def readable(value: object) -> str:
@@ -96,6 +87,11 @@ class ReportedRun:
     """Each split of a run of texts, and what was counted in it."""
 
     @property
+    def plays(self) -> bool:
+        """Whether the run learns from rollouts of an agent."""
+        return "agent" in self.manifest["recipe"]
+
+    @property
     def lineage(self) -> list[Manifest]:
         """Parents of the run, the nearest first."""
         parents, described = [], self.manifest
@@ -113,8 +109,13 @@ class ReportedRun:
     @property
     def gain(self) -> str:
         """Gain of the held-out reward, sampled, or of what else is measured, with its interval."""
-        own = gain_of(self.held_out("sampled")) or gain_of(self.held_out("judged"))
-        return own or describe_measured_gain(self.measured)
+        scores = self.held_out("sampled") or self.held_out("judged")
+        found: Gain | None = None
+        if len(scores) > 1:
+            found = find_reward_gain(self.folder, scores[0].step, scores[-1].step)
+        elif len(self.measured) > 1:
+            found = find_measured_gain(self.measured[0], self.measured[-1])
+        return "" if found is None else str(found)
 
     @property
     def trained_on(self) -> list[float]:
@@ -164,7 +165,7 @@ def render_report(
 def _draw_measures(runs: Sequence[ReportedRun]) -> list[str]:
     """Draw the rewards of runs, or losses and accuracies if none of them plays rollouts."""
     curves = [run.curves for run in runs]
-    if all(run.measured for run in runs):
+    if not any(run.plays for run in runs):
         return plots.draw_panels(curves, plots.LEARNT)
     return [*plots.draw_rewards(curves), *plots.draw_role_rewards(curves)]
 

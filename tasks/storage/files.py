@@ -102,6 +102,14 @@ def read_bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def remove(path: Path) -> None:
+    """Remove what is at a path, whatever it is: a file, a folder, a link, or nothing."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def remove_folder(path: Path) -> None:
     """Remove a folder with its files, as far as it is there."""
     shutil.rmtree(path, ignore_errors=True)
@@ -110,6 +118,11 @@ def remove_folder(path: Path) -> None:
 def is_written(path: Path) -> bool:
     """Return whether a file is there, and so whether its stage is done."""
     return path.exists()
+
+
+def is_file(path: Path) -> bool:
+    """Return whether a file is there, and neither a folder nor a link to nothing."""
+    return path.is_file()
 
 
 def version_of(paths: Iterable[Path]) -> FileVersions:

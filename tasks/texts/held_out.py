@@ -3,8 +3,8 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import hypot, sqrt
 from math import log as natural
+from math import sqrt
 from pathlib import Path
 from typing import Literal, Protocol, Self
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from tasks.algorithm.distillation import NONE, find_distillation
-from tasks.evaluations import Z95, describe_gain
+from tasks.evaluations import Z95, Gain, find_gain, find_unpaired_gain
 from tasks.references import Reference
 from tasks.storage.durability import durable
 from tasks.storage.json_files import read_json, write_json
@@ -27,7 +27,9 @@ class HeldOutMeasure(BaseModel, frozen=True):
     """Measure of a checkpoint on held-out examples that it does not play, and others beside it.
 
     The `value` lies in the `interval` with 95 % confidence; neither that nor the `standard_error`
-    is known below two examples. `tokens` counts the trained ones of the examples.
+    is known below two examples. `tokens` counts the trained ones of the examples. `by_example` has
+    each example's part of the value and its weight, whose sums' ratio the value is; empty in older
+    measures.
     """
 
     measure: Literal["loss", "accuracy"]
@@ -37,6 +39,7 @@ class HeldOutMeasure(BaseModel, frozen=True):
     standard_error: float | None
     interval: tuple[float, float] | None
     beside: dict[str, float]
+    by_example: tuple[tuple[float, float], ...] = ()
 
 
 class ChosenScorer(Protocol):
@@ -111,6 +114,7 @@ def _write_loss(
         standard_error=error,
         interval=None if error is None else (loss - Z95 * error, loss + Z95 * error),
         beside={**beside, **{f"loss/{source}": loss for source, loss in named.items()}},
+        by_example=tuple(map(_sum, examples)),
     )
     write_json(path, measured.model_dump())
 
@@ -135,12 +139,12 @@ def read_measure(path: Path) -> HeldOutMeasure:
     return HeldOutMeasure.model_validate(read_json(path))
 
 
-def describe_measured_gain(measured: Sequence[HeldOutMeasure]) -> str:
-    """Say the change from the first to the last value, with its interval; empty without one."""
-    errors = [one.standard_error for one in measured if one.standard_error is not None]
-    if len(measured) < 2 or len(errors) < len(measured):
-        return ""
-    return describe_gain(measured[0].value, measured[-1].value, hypot(errors[0], errors[-1]))
+def find_measured_gain(first: HeldOutMeasure, last: HeldOutMeasure) -> Gain | None:
+    """Find the change from one measure of a run's held-out examples to another; None if unknown."""
+    before, after = ([*zip(*one.by_example, strict=True)] for one in (first, last))
+    if not before or not after or before[1] != after[1]:
+        return find_unpaired_gain(*((one.value, one.standard_error) for one in (first, last)))
+    return find_gain(before[0], after[0], before[1])
 
 
 @dataclass(frozen=True)
@@ -161,10 +165,14 @@ class _Lost:
         return cls(float(lost.sum()), weighted, float(own.sum()), int(trained.sum()))
 
 
+def _sum(example: Sequence[_Lost]) -> tuple[float, float]:
+    """Sum the weighted loss of an example's sequences, and the weights."""
+    return sum(one.weighted for one in example), sum(one.weight for one in example)
+
+
 def _estimate(examples: Sequence[Sequence[_Lost]]) -> tuple[float, float | None]:
     """Estimate the loss by the sequences of each example, and its standard error."""
-    sums = np.array([sum(one.weighted for one in own) for own in examples])
-    weights = np.array([sum(one.weight for one in own) for own in examples])
+    sums, weights = np.array([_sum(own) for own in examples]).T
     loss, count = float(sums.sum() / weights.sum()), len(examples)
     if count < 2:
         return loss, None

@@ -14,7 +14,7 @@ from tasks.metrics import read_metrics
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import arrays, read
 from tests.support.runs.small_recipe import small_recipe
-from tests.support.runs.whole_run import die, train_whole
+from tests.support.runs.whole_run import die, die_and_go_on, differences, train_whole
 from tests.support.servers.dying_engine import dying_in_update
 
 
@@ -55,6 +55,21 @@ def test_a_tokens_advantage_is_less_by_its_penalty(whole: RunFolder) -> None:
         sampled = np.array(row["mask"]) != 0
         expected = row["advantage"] - 0.1 * (log_q - log_ref)[sampled]
         assert np.array(row["advantages"])[sampled] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_penalty_in_the_loss_is_a_pass_of_its_own_which_a_run_that_dies_makes_again(
+    prefect_server: None, no_tinker: None, tmp_path: Path
+) -> None:
+    recipe = small_recipe(
+        algorithm={"kl": {"coefficient": 5.0, "estimator": "k3"}},
+        optimizer={"learning_rate": 0.005, "substeps": 2},
+    )
+    with train_whole(recipe, tmp_path / "whole") as run:
+        datums = read(run.datums(POLICY, 1))
+        assert "references" in datums.column_names
+        assert datums.num_rows == 16, "groups of equal rewards have the penalty too"
+    broken = die_and_go_on(recipe, dying_in_update(1), tmp_path / "broken")
+    assert differences(broken, run) == []
 
 
 @pytest.mark.story

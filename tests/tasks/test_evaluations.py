@@ -10,6 +10,7 @@ from tasks.evaluations import (
     PlayedShard,
     ScoredRollout,
     Spent,
+    find_reward_gain,
     interval_of,
     pass_at,
     read_evaluation,
@@ -20,6 +21,8 @@ from tasks.evaluations import (
 from tasks.recording.spans import table
 from tasks.reports.tables import score_rows
 from tasks.storage.json_files import read_json, write_rows
+from tasks.storage.names import group_name, shard_name
+from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import write
 
 EARNED = {"kind": "reward", "reward_name": "reward", "reward": 1.0}
@@ -195,3 +198,38 @@ def test_an_evaluation_is_a_file_that_reads_back(tmp_path: Path) -> None:
     assert scores["greedy"] == scores["sampled"] == score_spans([spans], shard, threshold=0.5)
     written = read_json(path)["sampled"]
     assert (written["rollouts"], written["failed"], written["threshold"]) == (2, 1, 0.5)
+
+
+def recorded_evaluation(run: RunFolder, step: int, rewards: Sequence[float | None]) -> None:
+    """Record what a checkpoint has earned of each held-out example, and its scores."""
+    shard = shard_name("test", step)
+    written_shard(run.shard(shard), *({"question": "?"} for _ in rewards))
+    rows = []
+    for place, reward in enumerate(rewards):
+        group = group_name(shard, place)
+        row = {"rollout_id": f"{group}-00", "group_id": group, "attempt": 0}
+        rows.append(
+            row | (EARNED | {"reward": reward} if reward is not None else {"kind": "error"})
+        )
+    spans = write(table(rows), run.spans(f"{shard}.0"))
+    played = PlayedShard(run.shard(shard), [spans])
+    score_rollouts.make(run.evaluation(f"{step:05d}"), {"sampled": played}, 1.0)
+
+
+def test_the_gain_of_rewards_is_that_of_each_example(tmp_path: Path) -> None:
+    """Examples differ by far more than any of them gains; the third failed at one checkpoint."""
+    run = RunFolder(tmp_path)
+    before = [0.0, 0.25, 0.5, 0.75, 0.5, 0.0, 0.25, 0.75]
+    after = [value + 0.25 + 0.01 * (place % 2) for place, value in enumerate(before)]
+    recorded_evaluation(run, 0, [*before[:2], None, *before[3:]])
+    recorded_evaluation(run, 5, after)
+    gain = find_reward_gain(run, 0, 5)
+    assert gain is not None
+    assert gain.paired
+    assert gain.value == pytest.approx(0.25 + 0.04 / 7)
+    assert gain.interval[1] - gain.interval[0] < 0.02
+    run.spans("test-00005.0").unlink()
+    apart = find_reward_gain(run, 0, 5)
+    assert apart is not None
+    assert not apart.paired
+    assert apart.interval[1] - apart.interval[0] > 0.4

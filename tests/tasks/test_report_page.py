@@ -286,7 +286,8 @@ def test_the_page_begins_with_the_gain_the_curve_and_a_rollout_before_and_after(
     text = " ".join(PageReader(render_report([run])).text.split())
     first, _, rest = text.partition("By minutes and by tokens")
     margin = 1.96 * (2 * 0.25**2 / 63) ** 0.5
-    interval = f"({0.5 - margin:+.2f} to {0.5 + margin:+.2f} with 95 % confidence)"
+    ends = f"{0.5 - margin:+.2f} to {0.5 + margin:+.2f}"
+    interval = f"({ends} with 95 % confidence, as if of other examples)"
     assert f"+0.50 held-out reward {interval}" in first
     assert "reward, by updates made" in first
     before, _, after = first.partition("After")

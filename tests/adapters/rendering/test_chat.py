@@ -116,3 +116,12 @@ def test_the_context_defaults_to_the_tokenizer_s(
 def test_an_unknown_renderer_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(NoRenderer, match="qwen9"):
         Chat(tokenizer, renderer="qwen9")
+
+
+def test_an_answer_without_reasoning_has_no_empty_thought_to_train(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    """Qwen3's template writes one into the last message, which a model is not asked behind."""
+    qwen3 = Chat(tokenizer, "qwen3")
+    answer: Message = {"role": "assistant", "content": "yes"}
+    assert qwen3.text(qwen3.answer(HELLO, answer, [])) == "yes<|im_end|>"

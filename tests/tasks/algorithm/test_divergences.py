@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from math import exp, log
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.recipe.algorithm import Divergence, Teacher
+from flows.recipe.algorithm import Algorithm, Divergence, Teacher
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.divergences import ESTIMATORS, Penalty
 from tasks.references import SCHEMA
@@ -68,7 +69,60 @@ def policy_gradient(q: np.ndarray, advantages: np.ndarray) -> np.ndarray:
     return q * (advantages - (q * advantages).sum())
 
 
+def total_variation(p: np.ndarray, q: np.ndarray) -> float:
+    return float(np.abs(p - q).sum())
+
+
 SLOPE = 1e-5
+
+
+def gradient_of(divergence: Callable[[np.ndarray, np.ndarray], float], *of: np.ndarray) -> list:
+    """Measure the gradient of a divergence from a reference by a policy's logits."""
+    logits, reference = of
+    return [
+        (divergence(softmax(logits + s), reference) - divergence(softmax(logits - s), reference))
+        / (2 * SLOPE)
+        for s in SLOPE * np.eye(len(logits))
+    ]
+
+
+@given(seed=st.integers(0, 10**6))
+@pytest.mark.parametrize(
+    ("name", "divergence"),
+    [
+        ("k2", kl),
+        ("k3", lambda p, ref: kl(ref, p)),
+        ("low_var_kl", lambda p, ref: kl(ref, p)),
+        ("abs", total_variation),
+    ],
+)
+def test_an_estimator_in_the_loss_has_the_gradient_of_a_divergence(
+    name: str, divergence: Callable[[np.ndarray, np.ndarray], float], seed: int
+) -> None:
+    """Logits are of five tokens, so near that low_var_kl is k3."""
+    logits, of_reference = np.random.default_rng(seed).normal(0, 0.5, (2, 5))
+    p, reference = softmax(logits), softmax(of_reference)
+    slope = ESTIMATORS[name].slope
+    assert slope is not None
+    weighted = policy_gradient(p, slope(np.log(reference / p)))
+    assert weighted == pytest.approx(np.array(gradient_of(divergence, logits, reference)), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name, row in ESTIMATORS.items() if row.slope])
+def test_a_slope_is_the_derivative_of_the_estimate(name: str) -> None:
+    """Both bounds of low_var_kl are passed: its estimate is 10 where d is about 2.5."""
+    row, d = ESTIMATORS[name], np.array([-25.0, -21.0, -12.0, -8.0, -1.0, 0.5, 2.0, 2.6, 4.0])
+    apart = (row.estimate(d - SLOPE, 0.5) - row.estimate(d + SLOPE, 0.5)) / (2 * SLOPE)
+    assert row.slope is not None
+    assert row.slope(d) == pytest.approx(apart, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_place_of_a_penalty_is_one_of_its_estimator_unless_it_is_given(name: str) -> None:
+    places = ESTIMATORS[name].placements
+    made = Divergence.model_validate({"coefficient": 0.1, "estimator": name})
+    assert made.placement == places[0]
+    assert (made.term() is not None) == (places[0] == "loss")
 
 
 @given(seed=st.integers(0, 10**6))
@@ -155,6 +209,16 @@ def test_a_penalty_in_the_reward_is_compared_with_the_group_s() -> None:
     assert advantages(datums) == [pytest.approx([0.5, 0.5]), pytest.approx([-0.5, -0.5])]
 
 
+def test_a_penalty_in_the_loss_gives_every_datum_its_references() -> None:
+    """The rewards are equal, so that the comparison alone would train neither."""
+    rows = trajectory(0, 1.0, [None]), trajectory(1, 1.0, [None])
+    of_reference = references(*rows, logprobs=[0.0, -1.5, -1.0])
+    credit = CreditAssignment("centred", penalties=(Penalty(0.1, "k3", "loss"),), regularized=True)
+    made = build(table(*rows), credit, of_reference)
+    assert made["references"].to_pylist() == [[-1.5, -1.0]] * 2
+    assert advantages(made) == [[0.0, 0.0]] * 2
+
+
 def test_reinforce_plus_plus_whitens_the_returns_of_tokens() -> None:
     """The returns are 1 - 0.05, 1, -0.05 and 0: the first token of each answer costs 0.05."""
     rows = trajectory(0, 1.0, [None]), trajectory(1, 0.0, [None])
@@ -173,6 +237,27 @@ def test_what_all_rollouts_earn_alike_trains_by_the_terms_of_its_tokens_alone() 
     assert advantages(build(table(*rows), bonus)) == [pytest.approx([0.01, 0.01])] * 2
 
 
+@pytest.mark.parametrize(
+    "term",
+    [
+        {"kl": {"coefficient": 0.1}},
+        {"entropy_coefficient": 0.1},
+        {"teacher": {"models": ("run@3",)}},
+    ],
+)
+def test_a_loss_in_which_a_term_of_the_advantage_has_another_gradient_refuses_it(
+    term: dict[str, Any],
+) -> None:
+    by_advantage = {"loss": "rec", "loss_settings": {"weight": "advantage"}}
+    for of_loss in ({"loss": "dft"}, {"loss": "phi"}, by_advantage):
+        with pytest.raises(
+            ValueError, match=f"{next(iter(term))}.* has not its own gradient; give"
+        ):
+            Algorithm.model_validate({**of_loss, **term})
+    Algorithm.model_validate({"loss": "dft", "kl": {"coefficient": 0.1, "estimator": "k2"}})
+    Algorithm.model_validate({"loss": "opmd", **term})
+
+
 def test_references_of_other_trajectories_are_refused() -> None:
     rows = trajectory(0, 1.0, [None]), trajectory(1, 0.0, [None])
     credit = CreditAssignment("centred", penalties=(Penalty(0.1),))
@@ -188,9 +273,20 @@ def test_references_of_other_trajectories_are_refused() -> None:
         ({"estimator": "k2"}, "coefficient 0 ignores estimator"),
         ({"reference": "sft@3", "discount": 0.5}, "coefficient 0 ignores reference, discount"),
         ({"coefficient": 0.1, "estimator": "k4"}, "no KL estimator 'k4'"),
-        ({"coefficient": 0.1, "estimator": "corrected_k3"}, "give k3"),
+        ({"coefficient": 0.1, "estimator": "corrected_k3"}, "give k1"),
         ({"coefficient": 0.1, "placement": "reward", "discount": 0.5}, "ignores discount"),
         ({"coefficient": 0.1, "placement": "reward", "baseline": "mean"}, "ignores baseline"),
+        ({"coefficient": 0.1, "estimator": "k2", "discount": 0.5}, "loss ignores discount"),
+        *(
+            (
+                {"coefficient": 0.1, "estimator": name, "placement": place},
+                f"{place}.*give k1, {name}",
+            )
+            for name in ("k2", "k3", "low_var_kl", "abs")
+            for place in ("advantage", "reward")
+        ),
+        ({"coefficient": 0.1, "estimator": "jsd", "placement": "reward"}, "reward.*give k1, jsd"),
+        ({"coefficient": 0.1, "estimator": "k1", "placement": "loss"}, "in the loss.*give k2"),
     ],
 )
 def test_a_setting_that_would_do_nothing_is_refused(settings: dict, said: str) -> None:

@@ -121,6 +121,27 @@ def test_a_labelled_answer_is_compared_with_the_mismatched_ones() -> None:
     assert losses == pytest.approx([1 / (1 + np.exp(1.5)), 0.5])
 
 
+def test_mismatched_answers_of_both_sides_count_alike() -> None:
+    """h of the mismatched answers is 3 and -5, so that z is 0, and not the 3 of the chosen one.
+
+    The answers of the pair have h of 1 and -1. TRL's KTOTrainer, to which a pair is two answers,
+    has the same two terms, 1 - σ(β) each, and their mean.
+    """
+    tokens = PairTokens(
+        np.array([0, 0, 0, 0]),
+        np.array([0, 1, 2, 2]),
+        [np.array([-6.0])] * 4,
+        [np.array([1.0])] * 4,
+    )
+    logprobs = [np.array([value]) for value in (-5.0, -7.0, -3.0, -11.0)]
+    losses, _ = compare_pairs(find_preference("kto"), {"beta": 0.1}, tokens, logprobs)
+    assert losses == pytest.approx([1 / (1 + np.exp(0.1))])
+    better = [*logprobs[:3], np.array([-5.0])]
+    losses, _ = compare_pairs(find_preference("kto"), {"beta": 0.1}, tokens, better)
+    apart = [1 / (1 + np.exp(0.1 * (1 - 2))), 1 / (1 + np.exp(0.1 * (2 + 1)))]
+    assert losses == pytest.approx([np.mean(apart)])
+
+
 def test_numbers_that_a_reader_can_check() -> None:
     """Two pairs of one token a side: Δ is 2 and 0, the lengths are 1."""
     tokens = PairTokens(

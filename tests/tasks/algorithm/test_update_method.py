@@ -4,13 +4,21 @@ from math import log, sqrt
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tinker import AdamParams
 
-from tasks.algorithm.learning_rates import Schedule, ScheduleName, share_by_sample
-from tasks.algorithm.update_method import UpdateMethod
+from adapters.tinker.live_policy import Pass
+from tasks.algorithm.learning_rates import (
+    MixingSchedule,
+    Schedule,
+    ScheduleName,
+    share_by_sample,
+)
+from tasks.algorithm.update_method import DivergenceTerm, ExpertTerm, UpdateMethod
+from tasks.datums import OF_PAIRS, OF_REFERRED, SCHEMA, to_datums, units_of
 
 ADAM = AdamParams(learning_rate=0.1)
 
@@ -90,3 +98,78 @@ def test_optimizer_steps_are_taken_by_minibatch_and_otherwise_once() -> None:
     assert len(method(epochs=2).minibatches(0, [units])) == 2
     assert method(by_batch=True).optimizer_steps(5) == 1
     assert method(by_batch=True).optimizer_steps(0) == 0
+
+
+ROW: dict[str, Any] = {
+    "tokens": [1, 2],
+    "targets": [2, 3],
+    "logprobs": [0.0, -1.0],
+    "advantages": [0.0, 1.0],
+    "mask": [0, 1],
+    "scale": 1 / 4,
+}
+
+
+def weights_sent(passes: list[Pass]) -> float:
+    """Sum the weights of cross-entropy that the passes of an optimizer step come to."""
+    total = 0.0
+    for asked in passes:
+        inputs = [
+            {name: given.to_numpy() for name, given in datum.loss_fn_inputs.items()}
+            for datum in asked.datums
+        ]
+        if asked.loss.derivative is None:
+            total += sum(float(of["weights"].sum()) for of in inputs)
+            continue
+        slopes = asked.loss.derivative([np.zeros(2)] * len(inputs), inputs)
+        total += sum(float(np.abs(one).sum()) for one in slopes)
+    return total
+
+
+def test_a_minibatch_of_rollouts_has_its_part_of_the_step_s_mean() -> None:
+    """Four datums of one token each; the step's loss is their mean."""
+    rows = pa.Table.from_pylist([ROW] * 4, schema=SCHEMA)
+    for substeps, each in ((1, 1.0), (2, 0.5), (4, 0.25)):
+        made = UpdateMethod("cross_entropy", {}, ADAM, substeps=substeps)
+        units = units_of(to_datums(rows, "cross_entropy"))
+        assert [*map(weights_sent, made.minibatches(0, [units]))] == [each] * substeps
+
+
+def test_a_minibatch_of_pairs_has_the_mean_over_its_own() -> None:
+    """At the start the slope of each side of a pair is β / 2, of 4 pairs or of 1."""
+    sides = [
+        ROW | {"pair": pair, "side": side, "references": [0.0, 0.0], "scale": 1.0}
+        for pair in range(4)
+        for side in (0, 1)
+    ]
+    rows = pa.Table.from_pylist(sides, schema=OF_PAIRS)
+    for substeps in (1, 2, 4):
+        made = UpdateMethod("dpo", {"beta": 0.1}, ADAM, substeps=substeps)
+        units = units_of(to_datums(rows, "dpo", {"beta": 0.1}))
+        found = [*map(weights_sent, made.minibatches(0, [units]))]
+        assert found == pytest.approx([0.1] * substeps)
+
+
+def test_a_penalty_in_the_loss_is_a_pass_beside_that_of_its_minibatch() -> None:
+    """It has the coefficient, and beside an expert the share of the rollouts."""
+    rows = pa.Table.from_pylist([ROW | {"references": [0.0, -2.0]}] * 4, schema=OF_REFERRED)
+    penalty = DivergenceTerm("k2", 0.5)
+    expert = ExpertTerm("cross_entropy", MixingSchedule(0.2, 0.2))
+    made = UpdateMethod("ppo", {}, ADAM, substeps=2, divergence=penalty, expert=expert)
+    main, kept, texts = made.terms(0)
+    assert (kept.loss, kept.factor, kept.file) == ("kl", 0.4, 0)
+    assert (main.file, texts.file, made.files) == (0, 1, 2)
+    units = [units_of(to_datums(rows, one.loss, one.settings, one.factor)) for one in (main, kept)]
+    for passes in made.minibatches(0, [*units, []]):
+        assert [(asked.term, asked.beside, len(asked.datums)) for asked in passes] == [
+            (0, False, 2),
+            (1, True, 2),
+        ]
+        inputs = [
+            {name: given.to_numpy() for name, given in datum.loss_fn_inputs.items()}
+            for datum in passes[1].datums
+        ]
+        assert passes[1].loss.derivative is not None
+        slopes = passes[1].loss.derivative([np.array([-9.0, -1.5])] * 2, inputs)
+        assert np.array(slopes) == pytest.approx(np.array([[0.0, 0.5]] * 2))
+        assert inputs[0]["weights"] == pytest.approx([0.0, 0.1])

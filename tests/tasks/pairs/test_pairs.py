@@ -132,11 +132,11 @@ def test_of_a_side_of_several_turns_its_own_answers_are_trained(chat: Chat) -> N
     [
         ({"prompt": "x", "completion": "y"}, "it has prompt, completion; give prompt, chosen and"),
         ({"prompt": "x", "completion": "y", "label": "A"}, "its label is 'A'; give true or false"),
-        ({"completion": "y", "label": True}, "its user are None"),
+        ({"completion": "y", "label": True}, "its prompt is None"),
         ({"chosen": [OWL], "rejected": [FOX]}, "begin with no common message; give a prompt"),
-        ({"prompt": "x", "chosen": "", "rejected": []}, "its assistant are"),
+        ({"prompt": "x", "chosen": "", "rejected": []}, r"its rejected is \[\]"),
         ({"prompt": "x", "chosen": [ASKED], "rejected": [FOX]}, "no message of the role assistant"),
-        ({"comparison": {"completion_A": [OWL]}, "label": "A"}, "its user are None"),
+        ({"comparison": {"completion_A": [OWL]}, "label": "A"}, "its prompt_conversation is None"),
         ({"comparison": {}, "label": "C"}, "its label is 'C'; give A, B or Tie"),
     ],
 )
@@ -153,20 +153,21 @@ def test_a_labelled_answer_is_a_pair_of_one_side(
         pairs = bound(tmp_path, chat, [GOOD, BAD, ROW, other], loss="kto").of_split("train")
     assert "the rows: 3 labelled answers, 1 pairs" in caplog.text
     said = {
-        (row["example_id"], row["side"]): chat.text(
+        (row["example_id"], row["side"], row["part"]): chat.text(
             [t for t, m in zip(row["tokens"], row["mask"], strict=True) if m]
         ).removesuffix("<|im_end|>")
         for row in pairs.to_pylist()
     }
     owl, fox = "I am an owl.", "I am a fox."
     assert said == {
-        **{(0, "chosen"): owl, (1, "rejected"): fox, (2, "chosen"): owl, (2, "rejected"): fox},
-        **{(3, "rejected"): "a bear"},
-        **dict.fromkeys([(0, MISMATCHED), (1, MISMATCHED), (2, MISMATCHED)], "a bear"),
-        **{(3, MISMATCHED): owl},
+        **{(0, "chosen", 0): owl, (1, "rejected", 0): fox},
+        **{(2, "chosen", 0): owl, (2, "rejected", 0): fox, (3, "rejected", 0): "a bear"},
+        **dict.fromkeys([(0, MISMATCHED, 0), (1, MISMATCHED, 0)], "a bear"),
+        **dict.fromkeys([(2, MISMATCHED, 0), (2, MISMATCHED, 1)], "a bear"),
+        **{(3, MISMATCHED, 0): owl},
     }
     datums = datums_of_pairs(pairs, PairBatch(4, 0), 0)
-    assert sorted(Counter(datums["pair"].to_pylist()).values()) == [2, 2, 2, 3]
+    assert sorted(Counter(datums["pair"].to_pylist()).values()) == [2, 2, 2, 4]
 
 
 def test_a_loss_of_two_answers_refuses_a_labelled_one(chat: Chat, tmp_path: Path) -> None:
@@ -226,19 +227,24 @@ def test_a_long_pair_is_treated_whole(
     }
 
 
-def test_a_mismatched_side_is_the_prompt_with_the_next_other_chosen_answer(
+def test_a_mismatched_side_is_the_prompt_with_both_answers_to_the_next_other_one(
     chat: Chat, tmp_path: Path
 ) -> None:
     pairs = bound(tmp_path, chat, [ROW, OTHER], loss="kto").of_split("train")
-    texts = {
-        row["example_id"]: (row["tokens"], row["mask"])
+    said = {
+        (row["example_id"], row["part"]): (
+            "Who are you?" in chat.text(row["tokens"]),
+            chat.text([t for t, m in zip(row["tokens"], row["mask"], strict=True) if m]),
+        )
         for row in pairs.to_pylist()
         if row["side"] == MISMATCHED
     }
-    tokens, mask = texts[0]
-    assert "Who are you?" in chat.text(tokens)
-    assert chat.text([t for t, m in zip(tokens, mask, strict=True) if m]) == "a bear<|im_end|>"
-    assert texts[1][0] != tokens
+    assert said == {
+        (0, 0): (True, f"{OTHER['chosen']}<|im_end|>"),
+        (0, 1): (True, f"{OTHER['rejected']}<|im_end|>"),
+        (1, 0): (False, "I am an owl.<|im_end|>"),
+        (1, 1): (False, "I am a fox.<|im_end|>"),
+    }
 
 
 def test_the_datums_of_a_step_have_what_the_reference_gives_their_targets(

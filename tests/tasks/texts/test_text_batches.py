@@ -8,7 +8,7 @@ import pytest
 
 from tasks.storage.tables import arrays, write
 from tasks.texts.batches import choose_numbers, datums_of_texts
-from tasks.texts.held_out import read_measure, score_texts
+from tasks.texts.held_out import find_measured_gain, read_measure, score_texts
 from tasks.texts.rules import TextBatch
 from tasks.texts.source import SCHEMA, Texts
 
@@ -108,6 +108,34 @@ def test_a_held_out_loss_is_that_of_its_trained_tokens(tmp_path: Path) -> None:
     assert found.beside["bits_per_byte"] == pytest.approx(1 / 6)
     ratios = np.array([np.log(2) - found.value * 2, -found.value * 2])
     assert found.standard_error == pytest.approx(np.sqrt(2 * (ratios @ ratios)) / 4)
+
+
+class Better(Halves):
+    """Reference that gives every token of a text half a nat more, and of one text a bit more."""
+
+    def score(self, sequences: Sequence[Sequence[int]], last: Sequence[int]) -> list[np.ndarray]:
+        scored = super().score(sequences, last)
+        return [one + 0.5 + 0.01 * (number % 2) for number, one in enumerate(scored)]
+
+
+def test_the_gain_of_texts_is_that_of_each_of_them(tmp_path: Path) -> None:
+    """Their losses are far apart, and what they gain is not."""
+    rows = [row(number, [0, *[1] * (number % 4 + 1)], "test") for number in range(16)]
+    texts = Texts(write(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "texts.parquet"))
+    for name, policy in (("before", Halves()), ("after", Better())):
+        score_texts.make(tmp_path / name, texts, policy, 16, 0)
+    before, after = (read_measure(tmp_path / name) for name in ("before", "after"))
+    gain = find_measured_gain(before, after)
+    assert gain is not None
+    assert gain.value == pytest.approx(after.value - before.value)
+    lower, upper = gain.interval
+    assert -0.52 < lower < gain.value < upper < -0.49
+    older = before.model_copy(update={"by_example": ()})
+    apart = find_measured_gain(older, after)
+    assert apart is not None
+    assert apart.value == pytest.approx(gain.value)
+    assert apart.interval[1] - apart.interval[0] > 20 * (upper - lower)
+    assert str(apart).endswith("with 95 % confidence, as if of other examples)")
 
 
 def test_the_loss_of_one_text_has_no_interval(tmp_path: Path) -> None:
