@@ -21,7 +21,7 @@ from flows.runtime.flow_runs import StagesSummary, completed, name_of_run, summa
 from flows.train import train
 from tasks.checkpoints import read_step
 from tasks.evaluations import headline, read_evaluation
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.reports.artifacts import Artifacts
 from tasks.storage.run_folder import folder_of
 from tasks.storage.stages import StageResult, stage_results, write_stages

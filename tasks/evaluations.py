@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from tasks.comparison.differences import interval_of_ratio
-from tasks.metrics import COST
+from tasks.recording.step_log import COST
 from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written

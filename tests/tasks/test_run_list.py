@@ -8,7 +8,7 @@ from adapters.calls import POLICY
 from adapters.process.terminal import hanging
 from tasks.checkpoints import Ledger
 from tasks.evaluations import ScoredRollout, score
-from tasks.metrics import record_metrics
+from tasks.recording.step_log import record_metrics
 from tasks.reports.board.run_list import count, list_runs, runs_table
 from tasks.storage.json_files import write_json
 from tasks.storage.manifest import bind_run, write_manifest

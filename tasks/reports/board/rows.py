@@ -9,7 +9,7 @@ from pathlib import Path
 
 from adapters.errors import UserError
 from tasks.checkpoints import read_held_out
-from tasks.metrics import COST, spent_seconds
+from tasks.recording.step_log import COST, spent_seconds
 from tasks.recording.views import UNREADABLE
 from tasks.reports.curves import (
     HeldOutScore,

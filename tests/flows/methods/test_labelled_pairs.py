@@ -21,7 +21,7 @@ from flows.recipe.recipe import Recipe
 from flows.train import train
 from tasks.evaluations import read_evaluation
 from tasks.examples.reading import DatasetError
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import folder_of
 from tests.support.door.stand_in import CHAT, END, StandIn, letters
 from tests.support.processes import ROOT
