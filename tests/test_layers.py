@@ -44,7 +44,7 @@ ARROWS = {
         "pairs": {MODULES, "algorithm", "examples", "recording", "recovery", "storage", "texts"},
         "reports": {MODULES, "recording", "storage", "algorithm", "texts"},
         "tracking": {MODULES, "algorithm", "recording", "reports", "storage"},
-        "exports": {MODULES, "reports", "storage"},
+        "exports": {MODULES, "recording", "reports", "storage"},
     },
     "adapters": {
         MODULES: set(),

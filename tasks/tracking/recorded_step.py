@@ -9,7 +9,7 @@ from typing import Any
 from adapters.calls import POLICY
 from adapters.tracking.tracker import Row, SavedWeights, TrackedCall
 from tasks.checkpoints import Ledger
-from tasks.evaluations import read_evaluation
+from tasks.recording.scores import read_evaluation
 from tasks.recording.spans import LLM
 from tasks.recording.step_log import Metrics, read_metrics
 from tasks.recording.transcripts import Transcript, read_transcripts

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from adapters.calls import POLICY, JsonObject
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.evaluations import Score, score_spans
+from tasks.evaluations import score_spans
 from tasks.metrics import StepFiles, measure
+from tasks.recording.scores import Score
 from tasks.recording.spans import Span, table
 from tasks.recording.step_log import Metrics
 from tasks.reports.transcripts import read_games, transcripts
