@@ -27,13 +27,14 @@ from tasks.storage.run_folder import RunFolder
 class BoardRow:
     """A run in the board's table, with the keys by which its recipe differs from its agent's.
 
-    `doing` says what a running one does.
+    `held_out` has its first and its last held-out score, and `doing` says what a running one does.
     """
 
     run: BoundRun
     differences: Sequence[tuple[str, str]]
     totals: RunTotals | None
     state: str
+    held_out: Sequence[HeldOutScore] = ()
     doing: str = ""
     trouble: str = ""
 
@@ -71,19 +72,24 @@ def read_row(run: BoundRun, differences: Sequence[tuple[str, str]]) -> BoardRow:
         totals, is_held = read_totals(run), run.folder.is_held()
         steps = int(str(run.keys["steps"]))
         state = describe_state(run.folder, totals.done, steps, is_held)
+        held_out = _held_out_ends(run)
         doing = str(ProgressReader(run.folder).look()) if state == "running" else ""
     except BROKEN as error:
         return BoardRow(run, differences, None, kind_of(error), trouble=explain(error))
-    return BoardRow(run, differences, totals, state, doing)
+    return BoardRow(run, differences, totals, state, held_out, doing)
 
 
 def last_reward(run: BoundRun) -> float:
     """Return the last held-out reward, by which runs are ranked; none is the least."""
     try:
-        scores = _read_ends(run.folder, version_of([evaluations_folder(run.folder)]))
+        scores = _held_out_ends(run)
     except BROKEN:
         scores = ()
     return scores[-1].reward if scores and run.keys is not None else float("-inf")
+
+
+def _held_out_ends(run: BoundRun) -> Sequence[HeldOutScore]:
+    return _read_ends(run.folder, version_of([evaluations_folder(run.folder)]))
 
 
 @lru_cache(MOST_RUNS)

@@ -1,6 +1,6 @@
 """A run → its totals, of which the files are read that have changed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import fsum
@@ -10,7 +10,7 @@ from adapters.errors import UserError
 from tasks.checkpoints import read_held_out
 from tasks.recording.step_log import COST, spent_seconds
 from tasks.recording.views import UNREADABLE
-from tasks.reports.curves import HeldOutScore, first_and_last, read_step_curves
+from tasks.reports.curves import read_metric_curves
 from tasks.storage.checksums import Damaged
 from tasks.storage.files import FileVersions, version_of
 from tasks.storage.keys import Json, flatten
@@ -50,7 +50,7 @@ class BoundRun:
 
 @dataclass(frozen=True)
 class RunTotals:
-    """Totals of a run: its steps, its first and its last held-out score, its tokens.
+    """Totals of a run: its steps, its last reward, its tokens.
 
     `measured` is the first and the last held-out value in words, of whatever the run measures.
     `cost` is in US dollars, that of the roles that no policy answers; None if no price is known.
@@ -59,7 +59,6 @@ class RunTotals:
 
     done: int
     reward: float | None
-    held_out: Sequence[HeldOutScore]
     measured: str
     tokens: float
     cost: float | None
@@ -114,12 +113,11 @@ def _read_bound(run: RunFolder, _version: FileVersions) -> BoundRun:
 
 @lru_cache(MOST_RUNS)
 def _read_totals(run: RunFolder, _version: FileVersions) -> RunTotals:
-    curves = read_step_curves(run)
+    curves = read_metric_curves(run)
     costs = [row[key] for row in curves.metrics for key in row if key.startswith(COST)]
     return RunTotals(
         done=len(curves.metrics),
         reward=curves.metrics[-1].get("reward/mean") if curves.metrics else None,
-        held_out=first_and_last(curves.scores),
         measured=str(read_held_out(run)),
         tokens=curves.tokens[-1],
         cost=fsum(costs) if costs else None,
