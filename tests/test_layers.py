@@ -48,7 +48,7 @@ ARROWS = {
     },
     "adapters": {
         MODULES: set(),
-        "network": {MODULES},
+        "network": {MODULES, "process"},
         "process": {MODULES},
         "clients": {MODULES},
         "tracking": {MODULES},
