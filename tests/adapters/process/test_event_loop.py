@@ -9,7 +9,7 @@ from pathlib import Path
 
 from adapters.process.running_clock import LONGEST_TICK
 
-WAIT_SECONDS, STILL_SECONDS = LONGEST_TICK + 2, LONGEST_TICK + 4
+WAIT_SECONDS, STILL_SECONDS = LONGEST_TICK + 2, LONGEST_TICK + 3
 
 PROGRAM = """
 import asyncio, sys
@@ -33,8 +33,8 @@ run_event_loop(main())
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\nconnection: close\r\n\r\nplayed"
 
 
-def ask_and_stand_still(answer: bytes) -> str:
-    """Return what a client says that stands still for longer than it waits for an answer."""
+def ask_and_stand_still(answer: bytes, seconds: float) -> str:
+    """Return what a client says that is answered while it stands still."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         subprocess.Popen(
@@ -57,14 +57,14 @@ def ask_and_stand_still(answer: bytes) -> str:
             assert client.stdout.readline() == "asked\n"
             client.send_signal(signal.SIGSTOP)
             connection.sendall(answer)
-            time.sleep(STILL_SECONDS)
+            time.sleep(seconds)
             client.send_signal(signal.SIGCONT)
             return client.communicate(timeout=60)[0]
 
 
 def test_a_client_that_stood_still_reads_the_answer_that_came_meanwhile() -> None:
-    assert ask_and_stand_still(ANSWER) == "played\n"
+    assert ask_and_stand_still(ANSWER, STILL_SECONDS) == "played\n"
 
 
 def test_a_client_that_is_not_answered_still_gives_up_by_its_own_timeout() -> None:
-    assert "httpx.ReadTimeout" in ask_and_stand_still(b"")
+    assert "httpx.ReadTimeout" in ask_and_stand_still(b"", 1)
