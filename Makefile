@@ -50,7 +50,7 @@ smollm-seeds: $(READY) ## train the small real model by three seeds
 test: $(READY) ## run the tests, three files at a time
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-SHORT_STORIES := $(addprefix tests/stories/test_,kills.py crash_windows.py deployment.py sweep_by_workers.py wheel.py) \
+SHORT_STORIES := $(addprefix tests/stories/test_,kills.py crash_windows.py deployment.py sweep_by_workers.py standstill.py wheel.py) \
 	tests/flows/methods tests/flows/test_stages.py \
 	tests/flows/test_deploy.py tests/flows/test_new_project.py tests/test_notebook.py \
 	$(foreach form,run_speed durability,"tests/benchmarks/test_short_forms.py::test_a_benchmark_prints_what_it_measures[$(form)]")

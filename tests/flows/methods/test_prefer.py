@@ -28,9 +28,9 @@ from flows.train import train
 from tasks.algorithm.preferences import MISMATCHED, SIDES
 from tasks.datums import to_datums, units_of
 from tasks.examples.reading import DatasetError
-from tasks.metrics import read_metrics
 from tasks.pairs.source import SCORED_AT_ONCE
 from tasks.recording.queries import answer
+from tasks.recording.step_log import read_metrics
 from tasks.reports.board.run_list import runs_table
 from tasks.reports.page import render_report
 from tasks.reports.verification import find_damage
